@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Makes a Debian 12 / Ubuntu machine ready to build, test and run virtshim: system packages, /dev/kvm's rights, .venv.
+# Safe to run again: each step looks first and does only what is missing. Run as root from the project's top directory.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+[ "$(id -u)" = 0 ] || die "needs root: it installs packages and prepares the machine. Try: sudo make setup"
+command -v apt-get >/dev/null || die "knows only Debian and Ubuntu (apt-get is missing); install the packages listed in $0 by hand"
+
+PACKAGES=(
+  # the product: hypervisor, CNI plugins, network tools
+  libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients qemu-system-x86 qemu-utils
+  containernetworking-plugins iproute2 iptables nftables
+  # building libvirt-python and the virtual environment
+  python3 python3-venv python3-dev libvirt-dev pkg-config gcc make
+  # the demo guest
+  busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils kmod
+  # real neighbours for tests and the demo
+  docker-registry skopeo openssh-client curl iputils-ping systemd dbus
+)
+
+missing=()
+for package in "${PACKAGES[@]}"; do
+  dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
+done
+if [ "${#missing[@]}" -gt 0 ]; then
+  say "installing ${#missing[@]} packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  # A container or a build machine has no init to start services in; nothing here needs them running.
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# /dev/kvm as 0600 root:root makes libvirt probe QEMU anew at every look-up (4 s each); 0660 root:kvm is the distribution's own rule.
+if [ -e /dev/kvm ] && [ "$(stat -c '%a %G' /dev/kvm)" != "660 kvm" ]; then
+  say "/dev/kvm: setting root:kvm 0660, as the distribution's udev rule would"
+  chgrp kvm /dev/kvm && chmod 0660 /dev/kvm
+fi
+
+stamp=.venv/.installed-from
+wanted=$(cat pyproject.toml requirements.lock "$0" | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+  say "building .venv"
+  rm -rf .venv
+  /usr/bin/python3 -m venv .venv
+  .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+  .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  echo "$wanted" > "$stamp"
+fi
+say "ready"

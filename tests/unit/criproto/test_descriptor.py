@@ -1,0 +1,175 @@
+"""The compiled contract equals the published CRI descriptor, and the generated code is what the .proto text makes.
+
+cri_v1_descriptor.json lists the messages, fields, enums and RPCs of the published API. Each comparison is an equality of
+whole tables, so anything missing, extra or different on either side fails and is named in the diff.
+"""
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from criproto import generate
+from criproto.runtime_v1 import api_pb2, api_pb2_grpc
+
+PUBLISHED: dict[str, Any] = json.loads(Path(__file__).with_name("cri_v1_descriptor.json").read_text())
+PACKAGE = "runtime.v1"
+
+
+def compiled_file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto()
+    api_pb2.DESCRIPTOR.CopyToProto(file)
+    return file
+
+
+COMPILED = compiled_file()
+
+
+def messages_of(
+    prefix: str, messages: Any, *, map_entries: bool = False
+) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
+    """Messages with their full names, nested ones too. The hidden entry types of maps come only when asked for."""
+    for message in messages:
+        if message.options.map_entry == map_entries:
+            yield f"{prefix}.{message.name}", message
+        yield from messages_of(f"{prefix}.{message.name}", message.nested_type, map_entries=map_entries)
+
+
+MESSAGES = dict(messages_of(PACKAGE, COMPILED.message_type))
+MAP_ENTRIES = dict(messages_of(PACKAGE, COMPILED.message_type, map_entries=True))
+
+
+def type_of(field: descriptor_pb2.FieldDescriptorProto) -> tuple[str, str]:
+    """The kind and the type of a field, in the words of the published table."""
+    kinds = {field.TYPE_MESSAGE: "message", field.TYPE_ENUM: "enum"}
+    if field.type in kinds:
+        return kinds[field.type], field.type_name.removeprefix(".")
+    return "scalar", descriptor_pb2.FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+
+
+def described(field: descriptor_pb2.FieldDescriptorProto) -> dict[str, Any]:
+    """A compiled field in the shape of the published table."""
+    kind, type_name = type_of(field)
+    label = "repeated" if field.label == field.LABEL_REPEATED else "singular"
+    row = {"name": field.name, "number": field.number, "json_name": field.json_name}
+    if type_name in MAP_ENTRIES:
+        key, value = MAP_ENTRIES[type_name].field
+        row |= {"kind": "map", "label": "map", "type": "map"}
+        row |= {"map_key_type": type_of(key)[1], "map_value_type": type_of(value)[1]}
+    else:
+        row |= {"kind": kind, "label": label, "type": type_name}
+    row |= {option: True for option in ("deprecated", "debug_redact") if getattr(field.options, option)}
+    return row
+
+
+def published_fields() -> dict[str, dict[str, Any]]:
+    return {
+        f"{message}.{field['name']}": {key: value for key, value in field.items() if key != "since"}
+        for message, facts in PUBLISHED["messages"].items()
+        for field in facts["fields"]
+    }
+
+
+def enums() -> Iterator[tuple[str, descriptor_pb2.EnumDescriptorProto]]:
+    yield from ((f"{PACKAGE}.{enum.name}", enum) for enum in COMPILED.enum_type)
+    for name, message in MESSAGES.items():
+        yield from ((f"{name}.{enum.name}", enum) for enum in message.enum_type)
+
+
+def test_the_file_is_proto3_in_the_published_package() -> None:
+    assert (COMPILED.package, COMPILED.syntax) == (PUBLISHED["package"], PUBLISHED["syntax"])
+
+
+def test_the_published_table_is_whole() -> None:
+    fields = [field for message in PUBLISHED["messages"].values() for field in message["fields"]]
+    counts = PUBLISHED["counts"]
+    assert len(PUBLISHED["messages"]) == counts["messages"] == 175
+    assert len(fields) == counts["fields"]
+    assert sum(len(enum["values"]) for enum in PUBLISHED["enums"].values()) == counts["enum_values"]
+    assert sum(len(service["rpcs"]) for service in PUBLISHED["services"].values()) == counts["rpcs"] == 43
+
+
+def test_every_published_message_is_compiled_and_no_other() -> None:
+    assert MESSAGES.keys() == PUBLISHED["messages"].keys()
+
+
+def test_every_field_has_its_published_number_type_label_and_options() -> None:
+    compiled = {
+        f"{name}.{field.name}": described(field) for name, message in MESSAGES.items() for field in message.field
+    }
+    assert compiled == published_fields()
+
+
+def test_there_are_no_oneofs_reserved_numbers_or_extensions_as_in_the_published_table() -> None:
+    for name, message in MESSAGES.items():
+        assert not message.oneof_decl, name
+        assert not message.reserved_range, name
+        assert not message.reserved_name, name
+        assert not message.extension_range, name
+    assert not COMPILED.extension
+
+
+def test_every_enum_has_its_published_values_and_no_other() -> None:
+    compiled = {name: [(value.name, value.number) for value in enum.value] for name, enum in enums()}
+    published = {
+        name: [(value["name"], value["number"]) for value in enum["values"]]
+        for name, enum in PUBLISHED["enums"].items()
+    }
+    assert compiled == published
+
+
+def test_every_rpc_has_its_published_path_types_and_streaming_directions() -> None:
+    compiled = {
+        f"/{PACKAGE}.{service.name}/{rpc.name}": (
+            rpc.input_type.removeprefix("."),
+            rpc.output_type.removeprefix("."),
+            rpc.client_streaming,
+            rpc.server_streaming,
+        )
+        for service in COMPILED.service
+        for rpc in service.method
+    }
+    published = {
+        rpc["path"]: (rpc["request"], rpc["response"], rpc["client_streaming"], rpc["server_streaming"])
+        for service in PUBLISHED["services"].values()
+        for rpc in service["rpcs"]
+    }
+    assert compiled == published
+
+
+@pytest.mark.parametrize("service", ["RuntimeService", "ImageService"])
+def test_stub_and_servicer_have_every_rpc(service: str) -> None:
+    names = {rpc["name"] for rpc in PUBLISHED["services"][f"{PACKAGE}.{service}"]["rpcs"]}
+    servicer = getattr(api_pb2_grpc, f"{service}Servicer")
+    assert names == {name for name in vars(servicer) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("contract", generate.CONTRACTS, ids=lambda contract: contract.package)
+def test_generating_twice_gives_the_same_bytes(contract: generate.Contract) -> None:
+    assert generate.generated_files(contract) == generate.generated_files(contract)
+
+
+def test_the_generated_files_are_up_to_date() -> None:
+    assert generate.stale_files() == [], "run: python -m criproto.generate"
+
+
+def test_a_changed_generated_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = generate.CONTRACTS[0]
+    (tmp_path / contract.proto).write_bytes((Path(generate.__file__).parent / contract.proto).read_bytes())
+    monkeypatch.setattr(generate, "_HERE", tmp_path)
+    monkeypatch.setattr(generate, "CONTRACTS", (contract,))
+    generate.write_files()
+    assert generate.stale_files() == []
+    (tmp_path / contract.package / "api_pb2.py").write_text("changed\n")
+    (tmp_path / contract.package / "left_over_pb2.py").write_text("")
+    assert generate.stale_files() == [f"{contract.package}/api_pb2.py", f"{contract.package}/left_over_pb2.py"]
+
+
+def test_generated_modules_import_each_other_by_their_package() -> None:
+    module = importlib.import_module("criproto.runtime_v1.api_pb2_grpc")
+    text = Path(module.__file__ or "").read_text()
+    assert "from criproto.runtime_v1 import api_pb2" in text

@@ -1,0 +1,145 @@
+"""The container, which is one virtual machine: its record, and which phase may follow which. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from virtshim.domain.errors import WrongState
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+
+
+class ContainerPhase(enum.Enum):
+    """CREATING rows are a journal: written before disk, seed or domain exist, never shown to callers."""
+
+    CREATING = "creating"
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+    REMOVING = "removing"
+
+
+_NEXT: Mapping[ContainerPhase, frozenset[ContainerPhase]] = {
+    ContainerPhase.CREATING: frozenset({ContainerPhase.CREATED, ContainerPhase.REMOVING}),
+    ContainerPhase.CREATED: frozenset({ContainerPhase.RUNNING, ContainerPhase.EXITED, ContainerPhase.REMOVING}),
+    ContainerPhase.RUNNING: frozenset({ContainerPhase.EXITED, ContainerPhase.REMOVING}),
+    ContainerPhase.EXITED: frozenset({ContainerPhase.REMOVING}),
+    ContainerPhase.REMOVING: frozenset({ContainerPhase.REMOVING}),
+}
+
+
+class ExitReason(enum.Enum):
+    """The reason texts that kubelet and people know from containerd."""
+
+    COMPLETED = "Completed"
+    ERROR = "Error"
+    OOM_KILLED = "OOMKilled"
+    START_ERROR = "StartError"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a container ended. `finished_at` in nanoseconds since the epoch."""
+
+    code: int
+    reason: ExitReason
+    finished_at: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """LinuxContainerResources, CRI units; 0 or "" mean unset."""
+
+    cpu_shares: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
+    memory_limit_bytes: int = 0
+    memory_swap_limit_bytes: int = 0
+    oom_score_adj: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    container_path: str
+    host_path: str
+    readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerConfig:
+    """ContainerConfig as kubelet sent it, without what the other records hold. `image` is the reference in the request,
+    `user_image` the text of the pod spec (shown in status), `log_path` relative to the sandbox's log directory."""
+
+    image: str
+    user_image: str = ""
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    working_dir: str = ""
+    envs: tuple[tuple[str, bytes], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    log_path: str = ""
+    stdin: bool = False
+    stdin_once: bool = False
+    tty: bool = False
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerName:
+    """What kubelet repeats when it repeats CreateContainer. `attempt` is the restart count."""
+
+    name: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (attempt {self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Times are nanoseconds since the epoch, 0 while it has not happened. `image_ref` is the repo digest (or the id)
+    shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute."""
+
+    id: ContainerId
+    sandbox_id: SandboxId
+    name: ContainerName
+    config: ContainerConfig
+    image: ImageDigest
+    image_ref: str
+    domain_uuid: str
+    created_at: int
+    log_file: str = ""
+    phase: ContainerPhase = ContainerPhase.CREATING
+    started_at: int = 0
+    exit: Exit | None = None
+
+    def _to(self, phase: ContainerPhase) -> Container:
+        if phase not in _NEXT[self.phase]:
+            raise WrongState(f"container {self.id} is {self.phase.value}: it cannot become {phase.value}")
+        return dataclasses.replace(self, phase=phase)
+
+    def created(self) -> Container:
+        return self._to(ContainerPhase.CREATED)
+
+    def running(self, started_at: int) -> Container:
+        return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=started_at)
+
+    def exited(self, how: Exit) -> Container:
+        return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=how)
+
+    def removing(self) -> Container:
+        return self._to(ContainerPhase.REMOVING)
+
+    @property
+    def is_visible(self) -> bool:
+        return self.phase is not ContainerPhase.CREATING

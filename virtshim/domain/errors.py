@@ -1,0 +1,85 @@
+"""The errors of the product: each carries a kind, facts for people, and nothing of the library that failed.
+
+    ShimError                    kind
+      InvalidRequest             INVALID              a field is missing or wrong; the message names it and the remedy
+      NotFound                   NOT_FOUND            no such sandbox, container or image
+      AlreadyExists              ALREADY_EXISTS       the name is taken by something different
+      WrongState                 FAILED_PRECONDITION  the object is there but cannot do this now
+      DeadlineExceeded           DEADLINE             the caller's time, or an outside step's own limit, is over
+      Unavailable                UNAVAILABLE          libvirt, tapmanager or a registry cannot be reached; try again
+      ResourceExhausted          EXHAUSTED            no disk, no memory, no address left
+      PermissionRefused          PERMISSION           credentials refused
+      Unimplemented              UNIMPLEMENTED        the product does not do this (yet)
+      Aborted                    ABORTED              another call on the same object won; repeat
+      InternalError              INTERNAL             an outside program failed in a way nobody can act on by asking again
+
+`virtshim.cri.status` is the one place that turns kinds into gRPC codes.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Kind(enum.Enum):
+    INVALID = "invalid"
+    NOT_FOUND = "not-found"
+    ALREADY_EXISTS = "already-exists"
+    FAILED_PRECONDITION = "failed-precondition"
+    DEADLINE = "deadline"
+    UNAVAILABLE = "unavailable"
+    EXHAUSTED = "exhausted"
+    PERMISSION = "permission"
+    UNIMPLEMENTED = "unimplemented"
+    ABORTED = "aborted"
+    INTERNAL = "internal"
+
+
+class ShimError(Exception):
+    """Base of all errors a caller may see; `str()` is written for a person: what, why, what to do."""
+
+    kind = Kind.INTERNAL
+
+
+class InvalidRequest(ShimError):
+    kind = Kind.INVALID
+
+
+class NotFound(ShimError):
+    kind = Kind.NOT_FOUND
+
+
+class AlreadyExists(ShimError):
+    kind = Kind.ALREADY_EXISTS
+
+
+class WrongState(ShimError):
+    kind = Kind.FAILED_PRECONDITION
+
+
+class DeadlineExceeded(ShimError):
+    kind = Kind.DEADLINE
+
+
+class Unavailable(ShimError):
+    kind = Kind.UNAVAILABLE
+
+
+class ResourceExhausted(ShimError):
+    kind = Kind.EXHAUSTED
+
+
+class PermissionRefused(ShimError):
+    kind = Kind.PERMISSION
+
+
+class Unimplemented(ShimError):
+    kind = Kind.UNIMPLEMENTED
+
+
+class Aborted(ShimError):
+    kind = Kind.ABORTED
+
+
+class InternalError(ShimError):
+    kind = Kind.INTERNAL

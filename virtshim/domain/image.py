@@ -1,0 +1,54 @@
+"""VM images: what the store holds and how callers name them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from virtshim.domain.ids import ImageDigest
+
+
+class DiskFormat(enum.Enum):
+    QCOW2 = "qcow2"
+    RAW = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One stored disk. `digest` names the content and is the image id in all CRI fields; `tags` are the names by which
+    it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
+    `virtual_size` the guest-visible bytes."""
+
+    digest: ImageDigest
+    tags: tuple[str, ...]
+    repo_digests: tuple[str, ...]
+    size: int
+    virtual_size: int
+    format: DiskFormat
+    pulled_at: int
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What kubelet passes with PullImage; used for that one pull, never stored, never logged."""
+
+    username: str = ""
+    password: str = ""
+    auth: str = ""
+    server_address: str = ""
+    identity_token: str = ""
+    registry_token: str = ""
+
+    def __repr__(self) -> str:
+        return "Credentials(<hidden>)"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemUse:
+    """Bytes and inodes that our files take on the file system mounted at `mountpoint`; `timestamp` in ns."""
+
+    mountpoint: str
+    used_bytes: int
+    inodes_used: int
+    timestamp: int

@@ -1,0 +1,63 @@
+"""Where everything of this node lives. Every path is computed from an id alone, so any clean-up can be repeated. No I/O.
+
+    state_dir/                       survives a reboot, root only
+      state.db                       SQLite
+      images/                        disks by digest; searchable by the QEMU user
+      containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos
+    run_dir/                         gone after a reboot
+      virtshim.sock  virtshim.lock   the CRI socket and who serves it
+      tapmanager.sock
+      vm/<short id>/                 console.sock  agent.sock
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.domain.ids import ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    state_dir: str
+    run_dir: str
+
+    @property
+    def database(self) -> str:
+        return f"{self.state_dir}/state.db"
+
+    @property
+    def images(self) -> str:
+        return f"{self.state_dir}/images"
+
+    @property
+    def containers(self) -> str:
+        return f"{self.state_dir}/containers"
+
+    @property
+    def sockets(self) -> str:
+        return f"{self.run_dir}/vm"
+
+    def container_dir(self, container: ContainerId) -> str:
+        return f"{self.containers}/{container}"
+
+    def root_disk(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/root.qcow2"
+
+    def seed_iso(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/seed.iso"
+
+    def console_log(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/console.log"
+
+    def console_position(self, container: ContainerId) -> str:
+        return f"{self.container_dir(container)}/console.pos"
+
+    def socket_dir(self, container: ContainerId) -> str:
+        return f"{self.sockets}/{container.short}"
+
+    def console_socket(self, container: ContainerId) -> str:
+        return f"{self.socket_dir(container)}/console.sock"
+
+    def agent_socket(self, container: ContainerId) -> str:
+        return f"{self.socket_dir(container)}/agent.sock"

@@ -1,0 +1,47 @@
+"""A pod's network as tapmanager made it: what the guest's NICs must look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`destination` is a CIDR; `gateway` None means on-link."""
+
+    destination: str
+    gateway: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One guest NIC. `name` is the CNI interface's name in the netns, `mac` the one the guest must use,
+    `addresses` CIDRs (`10.88.0.5/16`) the guest must carry."""
+
+    name: str
+    mac: str
+    mtu: int
+    addresses: tuple[str, ...]
+    routes: tuple[Route, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dns:
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodNetwork:
+    """The result of attaching a pod. `ips` are bare addresses, primary first; `fetch_key` is the secret with which
+    this pod's vmwrapper, and nobody else, gets the tap descriptors."""
+
+    netns: str
+    interfaces: tuple[Interface, ...]
+    ips: tuple[str, ...]
+    dns: Dns
+    fetch_key: str
+
+    def __repr__(self) -> str:  # keeps the key out of logs
+        return f"PodNetwork(netns={self.netns!r}, ips={self.ips!r})"

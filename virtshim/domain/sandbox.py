@@ -1,0 +1,112 @@
+"""The pod sandbox: its record, and which phase may follow which. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from virtshim.domain.errors import WrongState
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.network import Dns, PodNetwork
+
+
+class SandboxPhase(enum.Enum):
+    """CREATING rows are a journal: written before the network is touched, never shown to callers.
+
+    CRI shows READY as SANDBOX_READY and everything later as SANDBOX_NOTREADY.
+    """
+
+    CREATING = "creating"
+    READY = "ready"
+    NOT_READY = "not-ready"
+    REMOVING = "removing"
+
+
+_NEXT: Mapping[SandboxPhase, frozenset[SandboxPhase]] = {
+    SandboxPhase.CREATING: frozenset({SandboxPhase.READY, SandboxPhase.NOT_READY, SandboxPhase.REMOVING}),
+    SandboxPhase.READY: frozenset({SandboxPhase.NOT_READY, SandboxPhase.REMOVING}),
+    SandboxPhase.NOT_READY: frozenset({SandboxPhase.NOT_READY, SandboxPhase.REMOVING}),
+    SandboxPhase.REMOVING: frozenset({SandboxPhase.REMOVING}),
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PodKey:
+    """What kubelet repeats when it repeats RunPodSandbox: at most one live sandbox has it."""
+
+    namespace: str
+    name: str
+    uid: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name} (uid {self.uid}, attempt {self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class PortMapping:
+    """`protocol` is tcp, udp or sctp; `host_port` 0 means that no host port is wanted."""
+
+    protocol: str
+    container_port: int
+    host_port: int
+    host_ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxConfig:
+    """PodSandboxConfig as kubelet sent it. Labels and annotations must come back byte for byte: kubelet finds its pods by
+    them."""
+
+    hostname: str = ""
+    log_directory: str = ""
+    dns: Dns = Dns()
+    port_mappings: tuple[PortMapping, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+    runtime_handler: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes."""
+
+    id: SandboxId
+    key: PodKey
+    config: SandboxConfig
+    created_at: int
+    phase: SandboxPhase = SandboxPhase.CREATING
+    network: PodNetwork | None = None
+    network_released: bool = False
+    reason: str = ""
+
+    def _to(self, phase: SandboxPhase) -> Sandbox:
+        if phase not in _NEXT[self.phase]:
+            raise WrongState(f"sandbox {self.id} is {self.phase.value}: it cannot become {phase.value}")
+        return dataclasses.replace(self, phase=phase)
+
+    def ready(self, network: PodNetwork) -> Sandbox:
+        return dataclasses.replace(self._to(SandboxPhase.READY), network=network)
+
+    def not_ready(self, reason: str) -> Sandbox:
+        """The first reason is kept: it is the one that tells what happened."""
+        return dataclasses.replace(self._to(SandboxPhase.NOT_READY), reason=self.reason or reason)
+
+    def released(self) -> Sandbox:
+        """The network is known to be gone."""
+        return dataclasses.replace(self, network_released=True)
+
+    def removing(self) -> Sandbox:
+        return self._to(SandboxPhase.REMOVING)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.phase is SandboxPhase.READY
+
+    @property
+    def is_visible(self) -> bool:
+        """Half-made sandboxes are not listed: a list must show only what a caller was told, or may still be told, of."""
+        return self.phase is not SandboxPhase.CREATING

@@ -1,0 +1,115 @@
+"""VmSpec: what to boot, not how. The hypervisor adapter turns it into libvirt XML."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from dataclasses import dataclass
+
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import DiskFormat
+
+
+class DiskBus(enum.Enum):
+    SCSI = "scsi"
+    VIRTIO = "virtio"
+
+
+class CpuModel(enum.Enum):
+    """DEFAULT leaves the choice to the node; HOST_MODEL is libvirt's host-model; HOST_PASSTHROUGH needs KVM."""
+
+    DEFAULT = ""
+    HOST_MODEL = "host-model"
+    HOST_PASSTHROUGH = "host-passthrough"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """`path` is a file readable (and, unless `readonly`, writable) by the QEMU user. Disks are attached in list order:
+    the first is the boot disk. `serial` shows in the guest below /dev/disk/by-id. `cdrom` is a read-only ISO."""
+
+    path: str
+    format: DiskFormat
+    serial: str
+    readonly: bool = False
+    cdrom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimits:
+    """CRI units: shares as in cgroup v1, quota and period in microseconds for the whole container; 0 means unset."""
+
+    shares: int = 0
+    quota: int = 0
+    period: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VmSpec:
+    """One virtual machine. `memory_bytes` is what the guest gets. `console_socket`, `console_log` and `agent_socket` are
+    host paths: QEMU listens on the sockets and appends every console byte to the log. `fetch_key` and
+    `tapmanager_socket` are for vmwrapper, which brings the NICs; an empty key means no network."""
+
+    uuid: uuid.UUID
+    name: str
+    container_id: ContainerId
+    sandbox_id: SandboxId
+    vcpus: int
+    memory_bytes: int
+    disk_bus: DiskBus
+    disks: tuple[Disk, ...]
+    console_socket: str
+    console_log: str
+    agent_socket: str
+    cpu: CpuLimits = CpuLimits()
+    cpu_model: CpuModel = CpuModel.DEFAULT
+    smbios_uuid: bool = False
+    title: str = ""
+    fetch_key: str = ""
+    tapmanager_socket: str = ""
+
+    def __repr__(self) -> str:  # keeps the key out of logs
+        return f"VmSpec({self.name!r}, uuid={self.uuid})"
+
+
+class Power(enum.Enum):
+    """ABSENT: no such domain. OFF: defined, not running. PAUSED includes a stop on an I/O error."""
+
+    ABSENT = "absent"
+    OFF = "off"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SHUTTING_DOWN = "shutting-down"
+    CRASHED = "crashed"
+
+
+class OffReason(enum.Enum):
+    """Why a domain is off, as libvirt tells it."""
+
+    UNKNOWN = "unknown"
+    SHUTDOWN = "shutdown"
+    DESTROYED = "destroyed"
+    CRASHED = "crashed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PowerState:
+    power: Power
+    reason: OffReason = OffReason.UNKNOWN
+
+    @property
+    def is_on(self) -> bool:
+        """True while a QEMU process exists for it."""
+        return self.power in (Power.RUNNING, Power.PAUSED, Power.SHUTTING_DOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedDomain:
+    """A libvirt domain that carries our mark and this node's id."""
+
+    uuid: uuid.UUID
+    name: str
+    container_id: ContainerId
+    sandbox_id: SandboxId
+    state: PowerState

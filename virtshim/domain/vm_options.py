@@ -1,0 +1,36 @@
+"""VmOptions: what a pod's annotations ask of its virtual machine, in one typed value (see `virtshim.domain.annotations`)."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from virtshim.domain.vm import CpuModel, DiskBus
+
+
+class SeedType(enum.Enum):
+    """The cloud-init data source that the seed ISO is made for."""
+
+    NOCLOUD = "nocloud"
+
+
+@dataclass(frozen=True, slots=True)
+class VmOptions:
+    """`vcpus` None: from the CPU limit. `root_volume_bytes` 0: the image's own size. `user_data_script` replaces every
+    generated user-data. `system_uuid` becomes the domain's and the SMBIOS UUID."""
+
+    vcpus: int | None = None
+    disk_bus: DiskBus = DiskBus.SCSI
+    cpu_model: CpuModel = CpuModel.DEFAULT
+    root_volume_bytes: int = 0
+    system_uuid: uuid.UUID | None = None
+    seed_type: SeedType = SeedType.NOCLOUD
+    meta_data: Mapping[str, Any] = field(default_factory=dict)
+    user_data: Mapping[str, Any] = field(default_factory=dict)
+    user_data_overwrite: bool = False
+    user_data_script: str = ""
+    ssh_keys: tuple[str, ...] = ()
+    force_dhcp: bool = False

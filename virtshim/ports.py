@@ -1,0 +1,200 @@
+"""The Protocols between the services and the outside. `virtshim.app` is the only place that knows who implements them.
+
+Rules for every port: values of `virtshim.domain` in and out, never a type of the library behind it; errors are
+`virtshim.domain.errors`; each delete is "make sure it is gone" and may be called twice; timeouts are seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from virtshim.domain.container import Container
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse, Image
+from virtshim.domain.network import Dns, Interface, PodNetwork
+from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox
+from virtshim.domain.vm import Disk, OwnedDomain, PowerState, VmSpec
+from virtshim.domain.vm_options import VmOptions
+
+
+class Clock(Protocol):
+    def now_ns(self) -> int:
+        """Wall clock, nanoseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that never jumps."""
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """True if the event was set within that time."""
+
+
+class Records(Protocol):
+    """The journal: every change is on disk when the call returns. Reads come from memory and are cheap.
+
+    `add_*` raises AlreadyExists for a taken id; `replace_*` raises NotFound if the row is gone; `delete_*` is idempotent.
+    Lists are in order of creation.
+    """
+
+    def add_sandbox(self, sandbox: Sandbox) -> None: ...
+    def replace_sandbox(self, sandbox: Sandbox) -> None: ...
+    def delete_sandbox(self, sandbox: SandboxId) -> None: ...
+    def sandboxes(self) -> Sequence[Sandbox]: ...
+    def sandbox(self, sandbox: SandboxId) -> Sandbox | None: ...
+
+    def add_container(self, container: Container) -> None: ...
+    def replace_container(self, container: Container) -> None: ...
+    def delete_container(self, container: ContainerId) -> None: ...
+    def containers(self) -> Sequence[Container]: ...
+    def container(self, container: ContainerId) -> Container | None: ...
+
+    def put_image(self, image: Image) -> None:
+        """Adds or replaces, by digest."""
+
+    def delete_image(self, digest: ImageDigest) -> None: ...
+    def images(self) -> Sequence[Image]: ...
+
+
+class Hypervisor(Protocol):
+    """Virtual machines. Errors: Unavailable (libvirt cannot be reached), NotFound, WrongState, InternalError."""
+
+    def define(self, spec: VmSpec) -> None:
+        """Makes the domain, with our owner mark; replaces an earlier definition of the same UUID that is ours. A UUID or
+        name of a foreign domain is AlreadyExists."""
+
+    def start(self, domain: uuid.UUID) -> None:
+        """Boots it; returns when QEMU runs. WrongState if it runs already."""
+
+    def ask_to_shut_down(self, domain: uuid.UUID) -> None:
+        """ACPI power button. No error if it is off or gone already."""
+
+    def destroy(self, domain: uuid.UUID) -> None:
+        """Ends QEMU now. No error if it is off or gone."""
+
+    def undefine(self, domain: uuid.UUID) -> None:
+        """Removes the definition of a domain that is off. No error if it is gone."""
+
+    def power(self, domain: uuid.UUID) -> PowerState:
+        """Read from libvirt, never from memory. ABSENT if there is no such domain."""
+
+    def owned(self) -> Sequence[OwnedDomain]:
+        """All domains that carry this node's mark."""
+
+    def watching(self, domain: uuid.UUID) -> AbstractContextManager[threading.Event]:
+        """An event that is set at each life-cycle event of the domain. Enter before acting; an event is a hint: read
+        `power` after it."""
+
+    def on_power_event(self, callback: Callable[[uuid.UUID], None]) -> None:
+        """`callback` is called from one worker thread (never libvirt's event thread) for each life-cycle event."""
+
+    def trouble(self) -> str:
+        """Why VMs cannot be run now, for people; "" if they can. Answers at once, from memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    sandbox: SandboxId
+    pod: PodKey
+    dns: Dns
+    port_mappings: tuple[PortMapping, ...] = ()
+
+
+class PodNetworks(Protocol):
+    """Pod networks, by way of tapmanager. Errors: Unavailable (tapmanager is not there), InternalError (a CNI plugin
+    failed; the message carries its words), DeadlineExceeded."""
+
+    def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
+        """Network namespace, CNI ADD, bridge and tap, DHCP. On error nothing is left, or `release` must still be called
+        (it always may). A second attach of an attached sandbox returns the same network."""
+
+    def release(self, sandbox: SandboxId, timeout: float) -> None:
+        """CNI DEL and everything gone. No error if there was nothing."""
+
+    def attached(self, timeout: float) -> frozenset[SandboxId]:
+        """The sandboxes for which anything exists, half-made ones included."""
+
+    def trouble(self) -> str:
+        """Why no pod network can be made now (tapmanager gone, no CNI config); "" if one can. Answers within 1 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedImage:
+    """What a pull brought: `tag` is the full `name:tag` to list it under ("" when pulled by digest), `repo_digest` the
+    `name@sha256:...` form ("" if the source has none)."""
+
+    digest: ImageDigest
+    tag: str
+    repo_digest: str
+    size: int
+    virtual_size: int
+    format: DiskFormat
+
+
+class ImageFiles(Protocol):
+    """Disk files by digest, and the sources they come from."""
+
+    def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
+        """Downloads, checks the digest, verifies with qemu-img, stores. Always contacts the source (credentials must be
+        checked each time); content already there is not stored twice. Concurrent fetches of one content are safe.
+        Errors: InvalidRequest (malformed reference; unusable or dangerous image), NotFound, PermissionRefused,
+        Unavailable, ResourceExhausted, DeadlineExceeded (`cancelled` was set). A failure leaves nothing behind."""
+
+    def path(self, digest: ImageDigest) -> str:
+        """Absolute path of the stored file, whether or not it is there."""
+
+    def delete(self, digest: ImageDigest) -> None: ...
+
+    def stored(self) -> frozenset[ImageDigest]:
+        """Digests of all complete files."""
+
+    def sweep(self) -> None:
+        """Removes half-made files of an earlier process. Called once at start, before any fetch."""
+
+    def use(self) -> FilesystemUse: ...
+
+
+class RootDisks(Protocol):
+    """Copy-on-write root disks."""
+
+    def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
+        """A qcow2 on top of the image, guest-visible size max(image, size_bytes). Replaces a half-made one."""
+
+    def delete(self, container: ContainerId) -> None:
+        """Removes the container's whole state directory: disk, seed, raw console log."""
+
+    def existing(self) -> frozenset[ContainerId]:
+        """Containers that have a state directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRequest:
+    """What cloud-init is told. `interfaces` empty, or `options.force_dhcp`, leaves network-config out."""
+
+    container: ContainerId
+    pod: PodKey
+    hostname: str
+    options: VmOptions
+    interfaces: tuple[Interface, ...]
+    dns: Dns
+
+
+class GuestSeeds(Protocol):
+    """cloud-init seed ISOs."""
+
+    def create(self, request: SeedRequest) -> Disk:
+        """Writes the ISO into the container's directory (made if missing)."""
+
+
+class Consoles(Protocol):
+    """Serial console to CRI log."""
+
+    def open(self, container: ContainerId, log_file: str) -> None:
+        """From now on console bytes go to `log_file` ("" discards them) in CRI format; the file (and its directory) exists
+        on return. Continues where an earlier process stopped. No error if open already."""
+
+    def finish(self, container: ContainerId) -> None:
+        """Writes what is left (the VM is off), then stops following. No error if not open."""
