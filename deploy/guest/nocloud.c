@@ -129,7 +129,7 @@ static void print_routes(const char *device, const struct node *routes)
 	/* Routes without a gateway first: the others may need them to reach theirs. */
 	for (int direct = 1; direct >= 0; direct--)
 		for (size_t n = 0; n < routes->count; n++)
-			if (!*first_of(routes->values[n], (const char *[]){"via", "gateway", NULL}) == direct)
+			if ((*first_of(routes->values[n], (const char *[]){"via", "gateway", NULL}) == 0) == direct)
 				print_route(device, routes->values[n]);
 }
 

@@ -460,7 +460,6 @@ static struct node *parse_mapping(struct parser *p, int at)
 static struct node *parse_block(struct parser *p, int least, int parent)
 {
 	int at = column(p), binary, slot;
-	struct node *node;
 
 	if (!*p->at || at < least || (at == 0 && ends_document(p->at)))
 		return &nothing;

@@ -1,13 +1,13 @@
 """Where everything of this node lives. Every path is computed from an id alone, so any clean-up can be repeated. No I/O.
 
-    state_dir/                       survives a reboot, root only
-      state.db                       SQLite
-      images/                        disks by digest; searchable by the QEMU user
-      containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos
-    run_dir/                         gone after a reboot
-      virtshim.sock  virtshim.lock   the CRI socket and who serves it
-      tapmanager.sock
-      vm/<short id>/                 console.sock  agent.sock
+state_dir/                       survives a reboot, root only
+  state.db                       SQLite
+  images/                        disks by digest; searchable by the QEMU user
+  containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos
+run_dir/                         gone after a reboot
+  virtshim.sock  virtshim.lock   the CRI socket and who serves it
+  tapmanager.sock
+  vm/<short id>/                 console.sock  agent.sock
 """
 
 from __future__ import annotations

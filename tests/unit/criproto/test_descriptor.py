@@ -1,7 +1,7 @@
 """The compiled contract equals the published CRI descriptor, and the generated code is what the .proto text makes.
 
-cri_v1_descriptor.json lists the messages, fields, enums and RPCs of the published API. Each comparison is an equality of
-whole tables, so anything missing, extra or different on either side fails and is named in the diff.
+cri_v1_descriptor.json lists the messages, fields, enums and RPCs of the published API. Each comparison is an equality
+of whole tables, so anything missing, extra or different on either side fails and is named in the diff.
 """
 
 import importlib
@@ -51,11 +51,12 @@ def type_of(field: descriptor_pb2.FieldDescriptorProto) -> tuple[str, str]:
     return "scalar", descriptor_pb2.FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
 
 
-def described(field: descriptor_pb2.FieldDescriptorProto) -> dict[str, Any]:
-    """A compiled field in the shape of the published table."""
+def described(message: str, field: descriptor_pb2.FieldDescriptorProto) -> dict[str, Any]:
+    """A compiled field in the shape of the published table. Generated code leaves JSON names to the descriptor pool."""
+    json_name = api_pb2.DESCRIPTOR.pool.FindFieldByName(f"{message}.{field.name}").json_name
     kind, type_name = type_of(field)
     label = "repeated" if field.label == field.LABEL_REPEATED else "singular"
-    row = {"name": field.name, "number": field.number, "json_name": field.json_name}
+    row = {"name": field.name, "number": field.number, "json_name": json_name}
     if type_name in MAP_ENTRIES:
         key, value = MAP_ENTRIES[type_name].field
         row |= {"kind": "map", "label": "map", "type": "map"}
@@ -99,7 +100,7 @@ def test_every_published_message_is_compiled_and_no_other() -> None:
 
 def test_every_field_has_its_published_number_type_label_and_options() -> None:
     compiled = {
-        f"{name}.{field.name}": described(field) for name, message in MESSAGES.items() for field in message.field
+        f"{name}.{field.name}": described(name, field) for name, message in MESSAGES.items() for field in message.field
     }
     assert compiled == published_fields()
 

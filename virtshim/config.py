@@ -1,0 +1,186 @@
+"""The one table of settings. Order, low to high: defaults, the TOML file, its drop-ins (`config.toml.d/*.toml` beside it),
+the environment (`VIRTSHIM_LIBVIRT__URI=...`). Unknown keys and bad values are errors, all told together."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.layout import Layout
+
+DEFAULT_FILE = "/etc/virtshim/config.toml"
+
+_Path = Annotated[str, Field(pattern=r"^/", description="absolute path")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Paths(_Section):
+    """[paths]"""
+
+    state_dir: _Path = Field("/var/lib/virtshim", description="records, images, disks; survives a reboot")
+    run_dir: _Path = Field("/run/virtshim", description="sockets; gone after a reboot")
+
+
+class Cri(_Section):
+    """[cri]"""
+
+    socket: str = Field("", description="CRI socket; default RUN_DIR/virtshim.sock")
+    runtime_handlers: tuple[str, ...] = Field(
+        ("virtshim",), description="RuntimeClass handlers this node answers to, beside the default one"
+    )
+    cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = Field(
+        "auto", description="what RuntimeConfig tells kubelet; auto: systemd where systemd runs the machine"
+    )
+    max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
+    stop_timeout: float = Field(30.0, gt=0, description="seconds that undo and clean-up steps may take")
+
+
+class Libvirt(_Section):
+    """[libvirt]"""
+
+    uri: str = Field("qemu:///system", description="qemu:///system, or qemu:///embed?root=DIR")
+    domain_type: Literal["auto", "kvm", "qemu"] = Field(
+        "auto", description="auto boots a probe guest once to see whether KVM really works; qemu is TCG"
+    )
+    emulator: _Path = Field("/usr/bin/qemu-system-x86_64", description="the real QEMU")
+    vmwrapper: _Path = Field("/usr/libexec/virtshim/vmwrapper", description="what libvirt starts in QEMU's place")
+    qemu_user: str = Field("libvirt-qemu", description="unprivileged user that QEMU runs as")
+    qemu_group: str = Field("kvm", description="its group")
+
+
+class Tapmanager(_Section):
+    """[tapmanager]: read by tapmanager from the same file."""
+
+    socket: str = Field("", description="default RUN_DIR/tapmanager.sock")
+    state_dir: str = Field("", description="its ledger; default STATE_DIR/tapmanager")
+    netns_dir: _Path = Field("/run/netns", description="where network namespaces are mounted")
+    cni_conf_dir: _Path = Field("/etc/cni/net.d", description="CNI configuration; the first file by name is used")
+    cni_bin_dir: tuple[_Path, ...] = Field(
+        ("/opt/cni/bin", "/usr/lib/cni"), description="where CNI plugins are looked for"
+    )
+
+
+class Images(_Section):
+    """[images]"""
+
+    download_protocol: Literal["https", "http"] = Field(
+        "https", description="for image names that are URLs without scheme"
+    )
+    translations_dir: _Path = Field("/etc/virtshim/images", description="Virtlet image translation files")
+    insecure_registries: tuple[str, ...] = Field((), description="host[:port] of registries spoken to without TLS")
+    max_bytes: ByteSize = Field(ByteSize(1 << 40), description="largest disk, as published and as the guest sees it")
+    progress_timeout: float = Field(60.0, gt=0, description="seconds without a byte after which a pull is given up")
+
+
+class Vm(_Section):
+    """[vm]"""
+
+    default_memory: ByteSize = Field(
+        ByteSize(1 << 30), description="guest memory of a container without a memory limit"
+    )
+    min_memory: ByteSize = Field(
+        ByteSize(32 << 20), description="a smaller memory limit is refused: no guest boots in it"
+    )
+    max_vcpus: int = Field(64, ge=1, le=255, description="more vCPUs than this are refused")
+
+
+class Log(_Section):
+    """[log]"""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON lines")
+
+
+class Settings(BaseSettings):
+    """A frozen value; build it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="VIRTSHIM_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    paths: Paths = Paths()
+    cri: Cri = Cri()
+    libvirt: Libvirt = Libvirt()
+    tapmanager: Tapmanager = Tapmanager()
+    images: Images = Images()
+    vm: Vm = Vm()
+    log: Log = Log()
+
+    @field_validator("paths")
+    @classmethod
+    def _room_for_sockets(cls, paths: Paths) -> Paths:
+        # sun_path holds 107 bytes; the longest socket is RUN_DIR/vm/<20>/console.sock.
+        if len(paths.run_dir.encode()) > 60:
+            raise ValueError(f"run_dir is {len(paths.run_dir.encode())} bytes long; Unix sockets allow for 60 at most")
+        return paths
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings  # the environment wins over the file, which comes in as init values
+
+    def layout(self) -> Layout:
+        return Layout(state_dir=self.paths.state_dir, run_dir=self.paths.run_dir)
+
+    @property
+    def cri_socket(self) -> str:
+        return self.cri.socket or f"{self.paths.run_dir}/virtshim.sock"
+
+    @property
+    def tapmanager_socket(self) -> str:
+        return self.tapmanager.socket or f"{self.paths.run_dir}/tapmanager.sock"
+
+    @property
+    def tapmanager_state(self) -> str:
+        return self.tapmanager.state_dir or f"{self.paths.state_dir}/tapmanager"
+
+
+def load(file: str | None = None, overrides: dict[str, Any] | None = None) -> Settings:
+    """Reads `file` (must be there), or the default one if it is there, its drop-ins, and the environment. Raises
+    InvalidRequest that names every bad key at once."""
+    values: dict[str, Any] = {}
+    path = Path(file or DEFAULT_FILE)
+    if file is not None or path.exists():
+        values = _read(path)
+        for drop_in in sorted(Path(f"{path}.d").glob("*.toml")):
+            values = merged(values, _read(drop_in))
+    try:
+        return Settings(**merged(values, overrides or {}))
+    except ValidationError as exc:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}" for error in exc.errors(include_url=False)
+        )
+        raise InvalidRequest(f"configuration {path}: {faults}. `virtshim config schema` lists all settings") from exc
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise InvalidRequest(f"configuration {path} cannot be read: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise InvalidRequest(f"configuration {path} is not TOML: {exc}") from exc
+
+
+def merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """`high` laid over `low`, table by table."""
+    out = dict(low)
+    for key, value in high.items():
+        below = out.get(key)
+        out[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return out

@@ -1,0 +1,232 @@
+"""CreateContainer: disk, seed and libvirt definition; nothing runs yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import os.path
+import re
+import secrets
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.annotations import parse_vm_options
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import Image
+from virtshim.domain.layout import Layout
+from virtshim.domain.network import Dns
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.vm import CpuLimits, Disk, VmSpec
+from virtshim.domain.vm_options import VmOptions
+from virtshim.ports import Clock, GuestSeeds, Hypervisor, ImageFiles, Records, RootDisks, SeedRequest
+from virtshim.services.clock import Stamps
+from virtshim.services.images import ImageUse
+from virtshim.services.inflight import Inflight, PodLocks
+from virtshim.services.rollback import Rollback
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Node limits: bytes and counts."""
+
+    default_memory: int
+    min_memory: int
+    max_vcpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateContainer:
+    records: Records
+    hypervisor: Hypervisor
+    files: ImageFiles
+    images: ImageUse
+    disks: RootDisks
+    seeds: GuestSeeds
+    clock: Clock
+    stamps: Stamps
+    locks: PodLocks
+    inflight: Inflight[ContainerId]
+    layout: Layout
+    sizes: Sizes
+    tapmanager_socket: str
+
+    def create(
+        self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
+    ) -> ContainerId:
+        """Returns the id of a CREATED container. A repeat returns the first's id; the same name with something different
+        is AlreadyExists."""
+        key = (sandbox_id, name)
+        left = deadline.left(self.clock.monotonic())
+        return self.inflight.run(key, config, lambda: self._create(sandbox_id, name, config, deadline), timeout=left)
+
+    def _create(
+        self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
+    ) -> ContainerId:
+        with self.locks.held(sandbox_id):
+            sandbox = self.records.sandbox(sandbox_id)
+            if sandbox is None:
+                raise NotFound(f"no such pod sandbox: {sandbox_id}")
+            if not sandbox.is_ready:
+                raise WrongState(f"pod sandbox {sandbox_id} is not ready ({sandbox.reason or sandbox.phase.value})")
+            earlier = self._earlier(sandbox_id, name, config)
+            if earlier is not None:
+                return earlier
+            options = parse_vm_options(sandbox.config.annotations)
+            memory = memory_for(config, self.sizes)
+            vcpus = vcpus_for(options, config, self.sizes)
+            log_file = log_file_for(sandbox, config)
+            deadline.check(self.clock.monotonic(), "the container was made")
+            with self.images.pinned(config.image) as image:
+                container = Container(
+                    id=ContainerId(secrets.token_hex(32)),
+                    sandbox_id=sandbox_id,
+                    name=name,
+                    config=config,
+                    image=image.digest,
+                    image_ref=image.repo_digests[0] if image.repo_digests else image.digest.value,
+                    domain_uuid="",
+                    created_at=self.stamps.next(),
+                    log_file=log_file,
+                )
+                domain = options.system_uuid or container.id.domain_uuid()
+                container = dataclasses.replace(container, domain_uuid=str(domain))
+                self._refuse_taken_uuid(domain, options)
+                self.records.add_container(container)  # from here on the record keeps the image
+            self._make(container, sandbox, image, options, memory, vcpus)
+            return container.id
+
+    def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
+        for other in self.records.containers():
+            if other.sandbox_id == sandbox and other.name == name:
+                if other.phase is ContainerPhase.CREATED and other.config == config:
+                    return other.id
+                raise AlreadyExists(
+                    f"container {name} exists already in sandbox {sandbox}: {other.id} ({other.phase.value}); remove it first"
+                )
+        return None
+
+    def _refuse_taken_uuid(self, domain: uuid.UUID, options: VmOptions) -> None:
+        if options.system_uuid is None:
+            return
+        for other in self.records.containers():
+            if other.domain_uuid == str(domain):
+                raise AlreadyExists(
+                    f"VirtletSystemUUID {domain} is used by container {other.id} already; a UUID names one VM on a node"
+                )
+
+    def _make(
+        self, container: Container, sandbox: Sandbox, image: Image, options: VmOptions, memory: int, vcpus: int
+    ) -> None:
+        with Rollback() as undo:
+            undo.add("record", lambda: self._forget(container, undo))
+            undo.add("files", lambda: self.disks.delete(container.id))
+            root = self.disks.create(container.id, image, self.files.path(image.digest), options.root_volume_bytes)
+            seed = self.seeds.create(_seed_request(container, sandbox, options))
+            undo.add("domain", lambda: self.hypervisor.undefine(uuid.UUID(container.domain_uuid)))
+            self.hypervisor.define(self._vm(container, sandbox, options, (root, seed), memory, vcpus))
+            self.records.replace_container(container.created())
+            undo.commit()
+        log.info(
+            "container.created", container=container.id.short, sandbox=sandbox.id.short, image=str(image.digest)[:19]
+        )
+
+    def _forget(self, container: Container, undo: Rollback) -> None:
+        if undo.clean:
+            self.records.delete_container(container.id)
+        else:  # kubelet's RemoveContainer, or the next start of virtshim, finishes it
+            self.records.replace_container(container.removing())
+
+    def _vm(
+        self,
+        container: Container,
+        sandbox: Sandbox,
+        options: VmOptions,
+        disks: tuple[Disk, ...],
+        memory: int,
+        vcpus: int,
+    ) -> VmSpec:
+        resources = container.config.resources
+        network = sandbox.network
+        return VmSpec(
+            uuid=uuid.UUID(container.domain_uuid),
+            name=domain_name(container),
+            container_id=container.id,
+            sandbox_id=sandbox.id,
+            vcpus=vcpus,
+            memory_bytes=memory,
+            disk_bus=options.disk_bus,
+            disks=disks,
+            console_socket=self.layout.console_socket(container.id),
+            console_log=self.layout.console_log(container.id),
+            agent_socket=self.layout.agent_socket(container.id),
+            cpu=CpuLimits(resources.cpu_shares, resources.cpu_quota, resources.cpu_period),
+            cpu_model=options.cpu_model,
+            smbios_uuid=options.system_uuid is not None,
+            title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
+            fetch_key=network.fetch_key if network else "",
+            tapmanager_socket=self.tapmanager_socket if network else "",
+        )
+
+
+def memory_for(config: ContainerConfig, sizes: Sizes) -> int:
+    """Guest memory in bytes: the container's limit, or the node's default. Raises InvalidRequest for less than boots."""
+    limit = config.resources.memory_limit_bytes
+    if limit <= 0:
+        return sizes.default_memory
+    if limit < sizes.min_memory:
+        raise InvalidRequest(
+            f"resources.limits.memory is {limit} bytes; a virtual machine needs {sizes.min_memory} at least "
+            "(vm.min_memory in the node's configuration)"
+        )
+    return limit
+
+
+def vcpus_for(options: VmOptions, config: ContainerConfig, sizes: Sizes) -> int:
+    """vCPUs: the annotation, else the CPU limit rounded up, else 1. Raises InvalidRequest for more than the node allows."""
+    resources = config.resources
+    if options.vcpus is not None:
+        wanted, source = options.vcpus, "annotation VirtletVCPUCount"
+    elif resources.cpu_quota > 0:
+        wanted, source = -(-resources.cpu_quota // (resources.cpu_period or 100_000)), "resources.limits.cpu"
+    else:
+        return 1
+    if wanted > sizes.max_vcpus:
+        raise InvalidRequest(f"{source} asks for {wanted} vCPUs; this node allows {sizes.max_vcpus} (vm.max_vcpus)")
+    return wanted
+
+
+def log_file_for(sandbox: Sandbox, config: ContainerConfig) -> str:
+    """Absolute path of the CRI log, "" if none is wanted. Raises InvalidRequest for a path that leaves the directory."""
+    if not config.log_path or not sandbox.config.log_directory:
+        return ""
+    directory = sandbox.config.log_directory
+    if not os.path.isabs(directory):
+        raise InvalidRequest(f"sandbox_config.log_directory must be absolute: {directory[:200]!r}")
+    parts = config.log_path.split("/")
+    if os.path.isabs(config.log_path) or ".." in parts or "\0" in config.log_path + directory:
+        raise InvalidRequest(f"config.log_path must stay below the log directory: {config.log_path[:200]!r}")
+    return os.path.normpath(os.path.join(directory, config.log_path))
+
+
+def domain_name(container: Container) -> str:
+    """libvirt's name of the VM: for people first; unique by the id in it."""
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "-", container.name.name)[:30]
+    return f"virtshim-{container.id.value[:12]}-{readable}"
+
+
+def _seed_request(container: Container, sandbox: Sandbox, options: VmOptions) -> SeedRequest:
+    network = sandbox.network
+    return SeedRequest(
+        container=container.id,
+        pod=sandbox.key,
+        hostname=sandbox.config.hostname or sandbox.key.name,
+        options=options,
+        interfaces=network.interfaces if network else (),
+        dns=network.dns if network else Dns(),
+    )

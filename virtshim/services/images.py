@@ -1,0 +1,118 @@
+"""Images: pull, status, list, remove; and which of them containers still need."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import structlog
+
+from virtshim.domain.errors import Aborted, NotFound
+from virtshim.domain.ids import ImageDigest
+from virtshim.domain.image import Credentials, FilesystemUse, Image
+from virtshim.domain.image_name import find_image
+from virtshim.ports import Clock, FetchedImage, ImageFiles, Records
+
+log = structlog.get_logger(__name__)
+
+# A RemoveImage may take the file between its download and its record: the pull then starts over, this often.
+_ATTEMPTS = 3
+
+
+class ImageUse:
+    """The image table. One lock orders what changes it; downloads run outside that lock."""
+
+    def __init__(self, records: Records, files: ImageFiles, clock: Clock) -> None:
+        self._records = records
+        self._files = files
+        self._clock = clock
+        self._lock = threading.RLock()
+
+    def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
+        """Always contacts the source. The image is listed when this returns."""
+        for _ in range(_ATTEMPTS):
+            fetched = self._files.fetch(reference, credentials, cancelled)
+            with self._lock:
+                if fetched.digest in self._files.stored():
+                    image = self._record(fetched)
+                    log.info("image.pulled", image=reference, digest=str(image.digest), bytes=image.size)
+                    return image
+        raise Aborted(f"image {reference!r} was removed as fast as it was pulled; repeat the pull")
+
+    def _record(self, fetched: FetchedImage) -> Image:
+        """A tag names one image: it is taken from the one that had it before."""
+        old: Image | None = None
+        for image in self._records.images():
+            if image.digest == fetched.digest:
+                old = image
+            elif fetched.tag and fetched.tag in image.tags:
+                tags = tuple(tag for tag in image.tags if tag != fetched.tag)
+                self._records.put_image(dataclasses.replace(image, tags=tags))
+        image = Image(
+            digest=fetched.digest,
+            tags=_with(old.tags if old else (), fetched.tag),
+            repo_digests=_with(old.repo_digests if old else (), fetched.repo_digest),
+            size=fetched.size,
+            virtual_size=fetched.virtual_size,
+            format=fetched.format,
+            pulled_at=self._clock.now_ns(),
+        )
+        self._records.put_image(image)
+        return image
+
+    def find(self, reference: str) -> Image | None:
+        """By id, unique id prefix, tag or digest; None if it is not here."""
+        return find_image(self._records.images(), reference)
+
+    def all(self) -> Sequence[Image]:
+        return self._records.images()
+
+    @contextmanager
+    def pinned(self, reference: str) -> Iterator[Image]:
+        """The image cannot be removed inside the block; write a container record in it, which keeps the file afterwards.
+        Raises NotFound."""
+        with self._lock:
+            image = self.find(reference)
+            if image is None:
+                raise NotFound(f"image {reference[:300]!r} is not on this node; pull it first")
+            yield image
+
+    def remove(self, reference: str) -> None:
+        """With all its names. No error if it is not here. The file stays while a container uses it."""
+        with self._lock:
+            image = self.find(reference)
+            if image is None:
+                return
+            self._records.delete_image(image.digest)
+            self.collect(image.digest)
+        log.info("image.removed", image=reference, digest=str(image.digest))
+
+    def collect(self, digest: ImageDigest) -> None:
+        """Deletes the file if neither an image record nor a container needs it."""
+        with self._lock:
+            if any(image.digest == digest for image in self._records.images()):
+                return
+            if any(container.image == digest for container in self._records.containers()):
+                return
+            self._files.delete(digest)
+
+    def collect_all(self) -> None:
+        """At start: files that nothing needs, and records whose file is gone."""
+        self._files.sweep()
+        with self._lock:
+            stored = self._files.stored()
+            for image in self._records.images():
+                if image.digest not in stored:
+                    log.warning("image.file.missing", digest=str(image.digest))
+                    self._records.delete_image(image.digest)
+            for digest in stored:
+                self.collect(digest)
+
+    def filesystem(self) -> FilesystemUse:
+        return self._files.use()
+
+
+def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple(sorted({*names, name} - {""}))

@@ -1,0 +1,79 @@
+"""One running call per key, and one lock per pod.
+
+kubelet gives a call up at its deadline and repeats it. The first goes on; the repeat joins it and gets its result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from virtshim.domain.errors import AlreadyExists, DeadlineExceeded
+from virtshim.domain.ids import SandboxId
+
+R = TypeVar("R")
+
+
+class Inflight(Generic[R]):
+    """`what` is compared between a running call and its repeat: same key with something different is AlreadyExists."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Hashable, tuple[object, Future[R]]] = {}
+
+    def run(self, key: Hashable, what: object, call: Callable[[], R], timeout: float) -> R:
+        """Runs `call`, or waits up to `timeout` seconds for the one that runs already."""
+        mine: Future[R] = Future()
+        with self._lock:
+            running = self._running.setdefault(key, (what, mine))
+        if running[1] is not mine:
+            return self._join(key, what, running, timeout)
+        try:
+            result = call()
+        except BaseException as exc:
+            self._forget(key)
+            mine.set_exception(exc)
+            raise
+        self._forget(key)
+        mine.set_result(result)
+        return result
+
+    def _join(self, key: Hashable, what: object, running: tuple[object, Future[R]], timeout: float) -> R:
+        if running[0] != what:
+            raise AlreadyExists(f"{key} is being made with a different configuration; remove it first or wait")
+        try:
+            return running[1].result(timeout=timeout)
+        except FutureTimeout as exc:
+            raise DeadlineExceeded(f"{key} is still being made by an earlier call; repeat this one") from exc
+
+    def _forget(self, key: Hashable) -> None:
+        with self._lock:
+            del self._running[key]
+
+
+class PodLocks:
+    """Calls that change one pod take turns; pods never wait for each other. Re-entrant within a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[SandboxId, tuple[threading.RLock, int]] = {}
+
+    @contextmanager
+    def held(self, sandbox: SandboxId) -> Iterator[None]:
+        with self._lock:
+            lock, users = self._locks.get(sandbox, (threading.RLock(), 0))
+            self._locks[sandbox] = (lock, users + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                lock, users = self._locks[sandbox]
+                if users == 1:
+                    del self._locks[sandbox]
+                else:
+                    self._locks[sandbox] = (lock, users - 1)

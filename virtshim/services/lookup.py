@@ -1,0 +1,58 @@
+"""From what a caller typed to a record: full ids and unique prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from virtshim.domain.container import Container
+from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sandbox import Sandbox
+from virtshim.ports import Records
+
+
+class _Record(Protocol):
+    @property
+    def id(self) -> SandboxId | ContainerId: ...
+
+    @property
+    def is_visible(self) -> bool: ...
+
+
+T = TypeVar("T", bound=_Record)
+
+
+def find_sandbox(records: Records, text: str) -> Sandbox | None:
+    """None if nothing matches; InvalidRequest if several do, or if `text` is empty."""
+    return _by_prefix(records.sandboxes(), text, "pod sandbox")
+
+
+def find_container(records: Records, text: str) -> Container | None:
+    """As `find_sandbox`."""
+    return _by_prefix(records.containers(), text, "container")
+
+
+def get_sandbox(records: Records, text: str) -> Sandbox:
+    """Raises NotFound."""
+    found = find_sandbox(records, text)
+    if found is None:
+        raise NotFound(f"no such pod sandbox: {text[:80]!r}")
+    return found
+
+
+def get_container(records: Records, text: str) -> Container:
+    """Raises NotFound."""
+    found = find_container(records, text)
+    if found is None:
+        raise NotFound(f"no such container: {text[:80]!r}")
+    return found
+
+
+def _by_prefix(records: Iterable[T], text: str, what: str) -> T | None:
+    if not text:
+        raise InvalidRequest(f"the {what} id is empty")
+    matches = [record for record in records if record.is_visible and record.id.value.startswith(text)]
+    if len(matches) > 1:
+        raise InvalidRequest(f"{what} id {text!r} is ambiguous: {len(matches)} match; give more digits")
+    return matches[0] if matches else None

@@ -1,0 +1,120 @@
+"""Start-up: makes records and the world agree. Nothing is answered to callers before this is through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from virtshim.domain.container import Container, Exit, ExitReason
+from virtshim.domain.errors import ShimError
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.vm import OwnedDomain
+from virtshim.ports import Clock, Consoles, Hypervisor, PodNetworks, Records, RootDisks
+from virtshim.services.exits import Exits
+from virtshim.services.images import ImageUse
+from virtshim.services.recover_plan import Found, plan
+from virtshim.services.remove_container import RemoveContainer
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """`timeout`: seconds for each call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    networks: PodNetworks
+    consoles: Consoles
+    disks: RootDisks
+    images: ImageUse
+    exits: Exits
+    remove_container: RemoveContainer
+    clock: Clock
+    timeout: float
+
+    def run(self, *, rebooted: bool) -> None:
+        """Raises what reading raises (then nothing was changed). A failed repair of one item is logged and the others go
+        on: the item's record stays, so nothing is forgotten."""
+        found = Found(
+            sandboxes=self.records.sandboxes(),
+            containers=self.records.containers(),
+            domains=self.hypervisor.owned(),
+            networks=self.networks.attached(self.timeout),
+            directories=self.disks.existing(),
+            rebooted=rebooted,
+        )
+        todo = plan(found)
+        self._each("stray domain", todo.stray_domains, self._drop_domain)
+        self._each("half-made container", todo.undo_containers, self.remove_container.remove)
+        self._each("stray directory", todo.stray_directories, self._drop_directory)
+        self._each("started container", todo.adopt, self._adopt)
+        self._each("running container", todo.follow, self._follow)
+        self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
+        self._each("half-made sandbox", todo.undo_sandboxes, self._undo_sandbox)
+        self._each("sandbox without network", todo.lost_networks, self._lost_network)
+        self._each("stray network", todo.stray_networks, self._drop_network)
+        self.images.collect_all()
+        log.info(
+            "recovered", sandboxes=len(found.sandboxes), containers=len(found.containers), running=len(todo.follow)
+        )
+
+    def _each(self, what: str, items: Iterable[T], repair: Callable[[T], object]) -> None:
+        for item in items:
+            try:
+                repair(item)
+                log.info("recover.done", what=what, item=_name(item))
+            except ShimError as exc:
+                log.error("recover.failed", what=what, item=_name(item), error=str(exc))
+
+    def _drop_domain(self, domain: OwnedDomain) -> None:
+        self.hypervisor.destroy(domain.uuid)
+        self.hypervisor.undefine(domain.uuid)
+
+    def _drop_directory(self, container: ContainerId) -> None:
+        self.disks.delete(container)
+
+    def _adopt(self, container: Container) -> None:
+        """Killed between libvirt's start and our record."""
+        self.consoles.open(container.id, container.log_file)
+        self.records.replace_container(container.running(self.clock.now_ns()))
+
+    def _follow(self, container: Container) -> None:
+        self.consoles.open(container.id, container.log_file)
+
+    def _settle(self, container: Container) -> None:
+        self.consoles.open(container.id, container.log_file)  # what it wrote while we were away
+        self.exits.settle(container.id)
+
+    def _settle_rebooted(self, container: Container) -> None:
+        self.consoles.open(container.id, container.log_file)
+        self.consoles.finish(container.id)
+        how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
+        self.records.replace_container(container.exited(how))
+
+    def _undo_sandbox(self, sandbox: Sandbox) -> None:
+        self.networks.release(sandbox.id, self.timeout)
+        self.records.delete_sandbox(sandbox.id)
+
+    def _lost_network(self, sandbox: Sandbox) -> None:
+        """kubelet replaces a sandbox that is not ready; its own StopPodSandbox releases what CNI still holds."""
+        self.records.replace_sandbox(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
+
+    def _drop_network(self, sandbox: SandboxId) -> None:
+        self.networks.release(sandbox, self.timeout)
+
+
+def _name(item: object) -> str:
+    match item:
+        case Sandbox(id=found) | Container(id=found):
+            return found.short
+        case OwnedDomain(name=name):
+            return name
+        case _:
+            return str(item)

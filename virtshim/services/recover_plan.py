@@ -1,0 +1,63 @@
+"""What to do at start: records and what exists -> actions. Pure; deletes only on positive evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sandbox import Sandbox, SandboxPhase
+from virtshim.domain.vm import OwnedDomain
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was read. Each part was read without error, or there is no plan at all."""
+
+    sandboxes: Sequence[Sandbox]
+    containers: Sequence[Container]
+    domains: Sequence[OwnedDomain]
+    networks: frozenset[SandboxId]
+    directories: frozenset[ContainerId]
+    rebooted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `settle`: records that say RUNNING
+    (or CREATED with a VM that runs: `adopt`) and must be compared with libvirt. `stray_*`: ours by mark, without a record."""
+
+    undo_sandboxes: tuple[Sandbox, ...]
+    undo_containers: tuple[Container, ...]
+    lost_networks: tuple[Sandbox, ...]
+    adopt: tuple[Container, ...]
+    follow: tuple[Container, ...]
+    settle: tuple[Container, ...]
+    stray_domains: tuple[OwnedDomain, ...]
+    stray_networks: tuple[SandboxId, ...]
+    stray_directories: tuple[ContainerId, ...]
+
+
+def plan(found: Found) -> Plan:
+    known = {container.id for container in found.containers}
+    sandboxes = {sandbox.id for sandbox in found.sandboxes}
+    on = {domain.container_id for domain in found.domains if domain.state.is_on}
+    running = [c for c in found.containers if c.phase is ContainerPhase.RUNNING]
+    return Plan(
+        undo_sandboxes=tuple(s for s in found.sandboxes if s.phase in (SandboxPhase.CREATING, SandboxPhase.REMOVING)),
+        undo_containers=tuple(
+            c
+            for c in found.containers
+            if c.phase in (ContainerPhase.CREATING, ContainerPhase.REMOVING) or c.sandbox_id not in sandboxes
+        ),
+        lost_networks=tuple(
+            s for s in found.sandboxes if s.is_ready and (found.rebooted or s.id not in found.networks)
+        ),
+        adopt=tuple(c for c in found.containers if c.phase is ContainerPhase.CREATED and c.id in on),
+        follow=tuple(c for c in running if c.id in on),
+        settle=tuple(c for c in running if c.id not in on),
+        stray_domains=tuple(d for d in found.domains if d.container_id not in known),
+        stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
+        stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
+    )

@@ -1,0 +1,41 @@
+"""RemoveContainer: makes sure that VM, disk, seed and record are gone. The log file is kubelet's and stays."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import Container
+from virtshim.ports import Consoles, Hypervisor, Records, RootDisks
+from virtshim.services.images import ImageUse
+from virtshim.services.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveContainer:
+    records: Records
+    hypervisor: Hypervisor
+    consoles: Consoles
+    disks: RootDisks
+    images: ImageUse
+    locks: PodLocks
+
+    def remove(self, wanted: Container) -> None:
+        """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
+        with self.locks.held(wanted.sandbox_id):
+            container = self.records.container(wanted.id)
+            if container is None:
+                return
+            self.records.replace_container(container.removing())
+            domain = uuid.UUID(container.domain_uuid)
+            self.hypervisor.destroy(domain)
+            self.consoles.finish(container.id)
+            self.hypervisor.undefine(domain)
+            self.disks.delete(container.id)
+            self.records.delete_container(container.id)
+        self.images.collect(container.image)
+        log.info("container.removed", container=container.id.short)

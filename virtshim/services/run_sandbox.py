@@ -1,0 +1,82 @@
+"""RunPodSandbox: record, network namespace, CNI, IP. The VM itself comes with StartContainer."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.annotations import parse_vm_options
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import AlreadyExists, InvalidRequest
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.ports import AttachRequest, Clock, PodNetworks, Records
+from virtshim.services.clock import Stamps
+from virtshim.services.inflight import Inflight, PodLocks
+from virtshim.services.rollback import Rollback
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSandbox:
+    """`undo_timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline."""
+
+    records: Records
+    networks: PodNetworks
+    clock: Clock
+    stamps: Stamps
+    locks: PodLocks
+    inflight: Inflight[SandboxId]
+    handlers: frozenset[str]
+    undo_timeout: float
+
+    def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
+        """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
+        something different is AlreadyExists."""
+        if config.runtime_handler and config.runtime_handler not in self.handlers:
+            known = ", ".join(sorted(self.handlers)) or "none"
+            raise InvalidRequest(
+                f"runtime_handler {config.runtime_handler!r} is not known on this node (known: {known}); "
+                "add it to cri.runtime_handlers or correct the RuntimeClass"
+            )
+        parse_vm_options(config.annotations)  # a bad annotation fails here, where the pod's events show it first
+        left = deadline.left(self.clock.monotonic())
+        return self.inflight.run(key, config, lambda: self._run(key, config, deadline), timeout=left)
+
+    def _run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
+        for other in self.records.sandboxes():
+            if other.key == key:
+                if other.phase is SandboxPhase.READY and other.config == config:
+                    return other.id
+                raise AlreadyExists(
+                    f"a sandbox for pod {key} exists already: {other.id} ({other.phase.value}); remove it first"
+                )
+        deadline.check(self.clock.monotonic(), "the pod network was asked for")
+        sandbox = Sandbox(id=SandboxId(secrets.token_hex(32)), key=key, config=config, created_at=self.stamps.next())
+        with self.locks.held(sandbox.id):
+            return self._make(sandbox, deadline)
+
+    def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
+        """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own
+        StopPodSandbox and RemovePodSandbox finish the job."""
+        with Rollback() as undo:
+            self.records.add_sandbox(sandbox)
+            undo.add("record", lambda: self._forget(sandbox, undo))
+            undo.add("network", lambda: self.networks.release(sandbox.id, self.undo_timeout))
+            network = self.networks.attach(
+                AttachRequest(sandbox.id, sandbox.key, sandbox.config.dns, sandbox.config.port_mappings),
+                timeout=deadline.left(self.clock.monotonic()),
+            )
+            self.records.replace_sandbox(sandbox.ready(network))
+            undo.commit()
+        log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)
+        return sandbox.id
+
+    def _forget(self, sandbox: Sandbox, undo: Rollback) -> None:
+        if undo.clean:
+            self.records.delete_sandbox(sandbox.id)
+        else:
+            self.records.replace_sandbox(sandbox.not_ready("its set-up failed and could not be undone"))

@@ -1,0 +1,68 @@
+"""StartContainer: the VM boots."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.errors import NotFound, ShimError, WrongState
+from virtshim.ports import Clock, Consoles, Hypervisor, Records
+from virtshim.services.exits import Exits
+from virtshim.services.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartContainer:
+    records: Records
+    hypervisor: Hypervisor
+    consoles: Consoles
+    exits: Exits
+    clock: Clock
+    locks: PodLocks
+
+    def start(self, wanted: Container) -> None:
+        """Returns when QEMU runs. The log file exists by then. A failed start leaves the container EXITED with reason
+        StartError (as containerd does) and raises what went wrong."""
+        with self.locks.held(wanted.sandbox_id):
+            container = self.records.container(wanted.id)
+            if container is None:
+                raise NotFound(f"no such container: {wanted.id}")
+            self._refuse_unless_startable(container)
+            domain = uuid.UUID(container.domain_uuid)
+            try:
+                self.consoles.open(container.id, container.log_file)
+                self.hypervisor.start(domain)
+            except ShimError as exc:
+                self._failed(container, domain, exc)
+                raise
+            self.records.replace_container(container.running(self.clock.now_ns()))
+        log.info("container.started", container=container.id.short)
+        self.exits.settle(container.id)  # a guest that ended before the record said RUNNING sent its event too early
+
+    def _refuse_unless_startable(self, container: Container) -> None:
+        if container.phase is not ContainerPhase.CREATED:
+            raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
+        sandbox = self.records.sandbox(container.sandbox_id)
+        if sandbox is None or not sandbox.is_ready:
+            raise WrongState(f"the sandbox of container {container.id} is not ready")
+        for other in self.records.containers():
+            if other.sandbox_id == container.sandbox_id and other.phase is ContainerPhase.RUNNING:
+                raise WrongState(
+                    f"container {other.id} ({other.name.name}) runs in this pod already: a pod is one virtual machine, "
+                    "so its containers run one after another. Use one container, or init containers"
+                )
+
+    def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
+        log.warning("container.start.failed", container=container.id.short, error=str(error))
+        try:
+            self.hypervisor.destroy(domain)
+            self.consoles.finish(container.id)
+        except ShimError as exc:
+            log.warning("container.start.undo.failed", container=container.id.short, error=str(exc))
+        ended = Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error))
+        self.records.replace_container(container.exited(ended))

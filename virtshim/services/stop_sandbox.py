@@ -1,0 +1,53 @@
+"""StopPodSandbox: containers end, the network goes, the sandbox is NOT_READY. Safe to call for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import Sandbox, SandboxPhase
+from virtshim.ports import Clock, PodNetworks, Records
+from virtshim.services.inflight import PodLocks
+from virtshim.services.stop_container import StopContainer
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StopSandbox:
+    """`least`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
+
+    records: Records
+    networks: PodNetworks
+    stop_container: StopContainer
+    clock: Clock
+    locks: PodLocks
+    least: float
+
+    def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
+        """Containers get no grace: kubelet has stopped those it cared for. The network is released once; a failure is
+        raised and the next call tries again."""
+        self._stop_containers(wanted.id)
+        with self.locks.held(wanted.id):
+            sandbox = self.records.sandbox(wanted.id)
+            if sandbox is None:
+                return
+            self._stop_containers(sandbox.id)  # one that was started while we waited for the lock
+            if sandbox.phase is SandboxPhase.READY:
+                sandbox = sandbox.not_ready("stopped")
+                self.records.replace_sandbox(sandbox)
+            if sandbox.network_released:
+                return
+            timeout = max(self.least, deadline.left(self.clock.monotonic()))
+            self.networks.release(sandbox.id, timeout)
+            self.records.replace_sandbox(sandbox.released())
+        log.info("sandbox.stopped", sandbox=sandbox.id.short)
+
+    def _stop_containers(self, sandbox: SandboxId) -> None:
+        for container in self.records.containers():  # at most one runs: a pod is one virtual machine
+            if container.sandbox_id == sandbox and container.phase is ContainerPhase.RUNNING:
+                self.stop_container.stop(container, 0)

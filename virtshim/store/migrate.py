@@ -1,0 +1,56 @@
+"""Brings a database to this version's schema with Alembic; refuses one that a newer version wrote."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from sqlalchemy import Engine, text
+
+from virtshim.domain.errors import WrongState
+
+# The newest revision under migrations/versions; a test holds the two together. Known here so that an up-to-date
+# database starts without importing Alembic (0.15 s).
+HEAD = "0001"
+
+_SCRIPTS = os.path.join(os.path.dirname(__file__), "migrations")
+
+
+def migrate(engine: Engine) -> None:
+    """Raises WrongState for a database of an unknown (newer) version."""
+    if _current(engine) == HEAD:
+        return
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = Config()
+    config.set_main_option("script_location", _SCRIPTS.replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    current = _current(engine)
+    if current is not None:
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if current not in known:
+            raise WrongState(
+                f"the state database has schema version {current!r}, written by a newer virtshim; this version knows "
+                f"up to {HEAD!r}. Install that newer version again, or move the database away after draining the node"
+            )
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as exc:
+            raise WrongState(f"the state database cannot be brought to schema version {HEAD!r}: {exc}") from exc
+
+
+def _current(engine: Engine) -> str | None:
+    with engine.connect() as connection:
+        there = connection.execute(
+            text("select 1 from sqlite_master where type = 'table' and name = 'alembic_version'")
+        ).first()
+        if there is None:
+            return None
+        row = connection.execute(text("select version_num from alembic_version")).first()
+        return None if row is None else str(row[0])
