@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from virtshim.domain.container import Container
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
@@ -33,30 +33,41 @@ class Clock(Protocol):
         """True if the event was set within that time."""
 
 
+K_contra = TypeVar("K_contra", contravariant=True)
+R = TypeVar("R")
+
+
+class Table(Protocol[K_contra, R]):
+    """One kind of record, by id. Every change is on disk when the call returns; reads come from memory and are cheap."""
+
+    def add(self, record: R) -> None:
+        """Raises AlreadyExists for a taken id or name."""
+
+    def replace(self, record: R) -> None:
+        """Raises NotFound if the row is gone."""
+
+    def put(self, record: R) -> None:
+        """Adds or replaces."""
+
+    def delete(self, key: K_contra) -> None: ...
+
+    def get(self, key: K_contra) -> R | None: ...
+
+    def all(self) -> Sequence[R]:
+        """In order of creation."""
+
+
 class Records(Protocol):
-    """The journal: every change is on disk when the call returns. Reads come from memory and are cheap.
+    """The journal. Errors: ResourceExhausted (disk full), InternalError."""
 
-    `add_*` raises AlreadyExists for a taken id; `replace_*` raises NotFound if the row is gone; `delete_*` is idempotent.
-    Lists are in order of creation.
-    """
+    @property
+    def sandboxes(self) -> Table[SandboxId, Sandbox]: ...
 
-    def add_sandbox(self, sandbox: Sandbox) -> None: ...
-    def replace_sandbox(self, sandbox: Sandbox) -> None: ...
-    def delete_sandbox(self, sandbox: SandboxId) -> None: ...
-    def sandboxes(self) -> Sequence[Sandbox]: ...
-    def sandbox(self, sandbox: SandboxId) -> Sandbox | None: ...
+    @property
+    def containers(self) -> Table[ContainerId, Container]: ...
 
-    def add_container(self, container: Container) -> None: ...
-    def replace_container(self, container: Container) -> None: ...
-    def delete_container(self, container: ContainerId) -> None: ...
-    def containers(self) -> Sequence[Container]: ...
-    def container(self, container: ContainerId) -> Container | None: ...
-
-    def put_image(self, image: Image) -> None:
-        """Adds or replaces, by digest."""
-
-    def delete_image(self, digest: ImageDigest) -> None: ...
-    def images(self) -> Sequence[Image]: ...
+    @property
+    def images(self) -> Table[ImageDigest, Image]: ...
 
 
 class Hypervisor(Protocol):

@@ -31,7 +31,7 @@ if ldd "$busybox_binary" >/dev/null 2>&1; then die "$busybox_binary is not stati
 mkdir -p "$cache/debs"
 cache=$(cd "$cache" && pwd)
 work=$(mktemp -d "$cache/work.XXXXXX")
-#trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work"' EXIT
 
 # ---- packages ------------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ NOESCAPE 1
 LABEL linux
   KERNEL /vmlinuz
   INITRD /initramfs
-  APPEND console=ttyS0,115200 loglevel=6 mitigations=off audit=0 tsc=reliable no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0
+  APPEND console=ttyS0,115200 loglevel=6 mitigations=off nokaslr audit=0 tsc=reliable no_timer_check cryptomgr.notests random.trust_cpu=on net.ifnames=0
 CONFIG
 
 kilobytes=$(( ($(stat -c %s "$kernel_image") + $(stat -c %s "$work/initramfs")) / 1024 + 3072 ))
@@ -184,7 +184,8 @@ syslinux --install "$work/disk"
 mcopy -i "$work/disk" "$kernel_image" ::vmlinuz
 mcopy -i "$work/disk" "$work/initramfs" ::initramfs
 mcopy -i "$work/disk" "$work/syslinux.cfg" ::syslinux.cfg
-qemu-img convert -q -c -O qcow2 "$work/disk" "$work/disk.qcow2"
+# Not compressed: under emulation that costs a boot some 0.6 s and saves 11 MB.
+qemu-img convert -q -O qcow2 "$work/disk" "$work/disk.qcow2"
 mv "$work/disk.qcow2" "$out"
 echo "$inputs" > "$out.inputs"
 say "$out: $(( $(stat -c %s "$out") / 1024 )) KiB, kernel $version, initramfs $(( $(stat -c %s "$work/initramfs") / 1024 )) KiB"

@@ -69,7 +69,7 @@ class CreateContainer:
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
     ) -> ContainerId:
         with self.locks.held(sandbox_id):
-            sandbox = self.records.sandbox(sandbox_id)
+            sandbox = self.records.sandboxes.get(sandbox_id)
             if sandbox is None:
                 raise NotFound(f"no such pod sandbox: {sandbox_id}")
             if not sandbox.is_ready:
@@ -97,24 +97,25 @@ class CreateContainer:
                 domain = options.system_uuid or container.id.domain_uuid()
                 container = dataclasses.replace(container, domain_uuid=str(domain))
                 self._refuse_taken_uuid(domain, options)
-                self.records.add_container(container)  # from here on the record keeps the image
+                self.records.containers.add(container)  # from here on the record keeps the image
             self._make(container, sandbox, image, options, memory, vcpus)
             return container.id
 
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
-        for other in self.records.containers():
+        for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
                 if other.phase is ContainerPhase.CREATED and other.config == config:
                     return other.id
                 raise AlreadyExists(
-                    f"container {name} exists already in sandbox {sandbox}: {other.id} ({other.phase.value}); remove it first"
+                    f"container {name} exists already in sandbox {sandbox}: {other.id} ({other.phase.value}); "
+                    "remove it first"
                 )
         return None
 
     def _refuse_taken_uuid(self, domain: uuid.UUID, options: VmOptions) -> None:
         if options.system_uuid is None:
             return
-        for other in self.records.containers():
+        for other in self.records.containers.all():
             if other.domain_uuid == str(domain):
                 raise AlreadyExists(
                     f"VirtletSystemUUID {domain} is used by container {other.id} already; a UUID names one VM on a node"
@@ -130,7 +131,7 @@ class CreateContainer:
             seed = self.seeds.create(_seed_request(container, sandbox, options))
             undo.add("domain", lambda: self.hypervisor.undefine(uuid.UUID(container.domain_uuid)))
             self.hypervisor.define(self._vm(container, sandbox, options, (root, seed), memory, vcpus))
-            self.records.replace_container(container.created())
+            self.records.containers.replace(container.created())
             undo.commit()
         log.info(
             "container.created", container=container.id.short, sandbox=sandbox.id.short, image=str(image.digest)[:19]
@@ -138,9 +139,9 @@ class CreateContainer:
 
     def _forget(self, container: Container, undo: Rollback) -> None:
         if undo.clean:
-            self.records.delete_container(container.id)
+            self.records.containers.delete(container.id)
         else:  # kubelet's RemoveContainer, or the next start of virtshim, finishes it
-            self.records.replace_container(container.removing())
+            self.records.containers.replace(container.removing())
 
     def _vm(
         self,

@@ -27,11 +27,11 @@ class Exits:
     def settle(self, container: ContainerId, message: str = "") -> Container | None:
         """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
         None if it is gone. `message` tells what we did to it, if we ended it."""
-        found = self.records.container(container)
+        found = self.records.containers.get(container)
         if found is None:
             return None
         with self.locks.held(found.sandbox_id):
-            found = self.records.container(container)
+            found = self.records.containers.get(container)
             if found is None or found.phase is not ContainerPhase.RUNNING:
                 return found
             state = self.hypervisor.power(uuid.UUID(found.domain_uuid))
@@ -39,7 +39,7 @@ class Exits:
                 return found
             self.consoles.finish(container)
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
-            self.records.replace_container(ended)
+            self.records.containers.replace(ended)
             log.info(
                 "container.exited",
                 container=container.short,

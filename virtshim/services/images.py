@@ -44,12 +44,12 @@ class ImageUse:
     def _record(self, fetched: FetchedImage) -> Image:
         """A tag names one image: it is taken from the one that had it before."""
         old: Image | None = None
-        for image in self._records.images():
+        for image in self._records.images.all():
             if image.digest == fetched.digest:
                 old = image
             elif fetched.tag and fetched.tag in image.tags:
                 tags = tuple(tag for tag in image.tags if tag != fetched.tag)
-                self._records.put_image(dataclasses.replace(image, tags=tags))
+                self._records.images.put(dataclasses.replace(image, tags=tags))
         image = Image(
             digest=fetched.digest,
             tags=_with(old.tags if old else (), fetched.tag),
@@ -59,15 +59,15 @@ class ImageUse:
             format=fetched.format,
             pulled_at=self._clock.now_ns(),
         )
-        self._records.put_image(image)
+        self._records.images.put(image)
         return image
 
     def find(self, reference: str) -> Image | None:
         """By id, unique id prefix, tag or digest; None if it is not here."""
-        return find_image(self._records.images(), reference)
+        return find_image(self._records.images.all(), reference)
 
     def all(self) -> Sequence[Image]:
-        return self._records.images()
+        return self._records.images.all()
 
     @contextmanager
     def pinned(self, reference: str) -> Iterator[Image]:
@@ -85,16 +85,16 @@ class ImageUse:
             image = self.find(reference)
             if image is None:
                 return
-            self._records.delete_image(image.digest)
+            self._records.images.delete(image.digest)
             self.collect(image.digest)
         log.info("image.removed", image=reference, digest=str(image.digest))
 
     def collect(self, digest: ImageDigest) -> None:
         """Deletes the file if neither an image record nor a container needs it."""
         with self._lock:
-            if any(image.digest == digest for image in self._records.images()):
+            if any(image.digest == digest for image in self._records.images.all()):
                 return
-            if any(container.image == digest for container in self._records.containers()):
+            if any(container.image == digest for container in self._records.containers.all()):
                 return
             self._files.delete(digest)
 
@@ -103,10 +103,10 @@ class ImageUse:
         self._files.sweep()
         with self._lock:
             stored = self._files.stored()
-            for image in self._records.images():
+            for image in self._records.images.all():
                 if image.digest not in stored:
                     log.warning("image.file.missing", digest=str(image.digest))
-                    self._records.delete_image(image.digest)
+                    self._records.images.delete(image.digest)
             for digest in stored:
                 self.collect(digest)
 

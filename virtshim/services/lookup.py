@@ -25,12 +25,12 @@ T = TypeVar("T", bound=_Record)
 
 def find_sandbox(records: Records, text: str) -> Sandbox | None:
     """None if nothing matches; InvalidRequest if several do, or if `text` is empty."""
-    return _by_prefix(records.sandboxes(), text, "pod sandbox")
+    return _by_prefix(records.sandboxes.all(), text, "pod sandbox")
 
 
 def find_container(records: Records, text: str) -> Container | None:
     """As `find_sandbox`."""
-    return _by_prefix(records.containers(), text, "container")
+    return _by_prefix(records.containers.all(), text, "container")
 
 
 def get_sandbox(records: Records, text: str) -> Sandbox:

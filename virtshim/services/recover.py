@@ -43,8 +43,8 @@ class Recover:
         """Raises what reading raises (then nothing was changed). A failed repair of one item is logged and the others go
         on: the item's record stays, so nothing is forgotten."""
         found = Found(
-            sandboxes=self.records.sandboxes(),
-            containers=self.records.containers(),
+            sandboxes=self.records.sandboxes.all(),
+            containers=self.records.containers.all(),
             domains=self.hypervisor.owned(),
             networks=self.networks.attached(self.timeout),
             directories=self.disks.existing(),
@@ -71,7 +71,7 @@ class Recover:
                 repair(item)
                 log.info("recover.done", what=what, item=_name(item))
             except ShimError as exc:
-                log.error("recover.failed", what=what, item=_name(item), error=str(exc))
+                log.warning("recover.failed", what=what, item=_name(item), error=str(exc))
 
     def _drop_domain(self, domain: OwnedDomain) -> None:
         self.hypervisor.destroy(domain.uuid)
@@ -83,7 +83,7 @@ class Recover:
     def _adopt(self, container: Container) -> None:
         """Killed between libvirt's start and our record."""
         self.consoles.open(container.id, container.log_file)
-        self.records.replace_container(container.running(self.clock.now_ns()))
+        self.records.containers.replace(container.running(self.clock.now_ns()))
 
     def _follow(self, container: Container) -> None:
         self.consoles.open(container.id, container.log_file)
@@ -96,15 +96,15 @@ class Recover:
         self.consoles.open(container.id, container.log_file)
         self.consoles.finish(container.id)
         how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
-        self.records.replace_container(container.exited(how))
+        self.records.containers.replace(container.exited(how))
 
     def _undo_sandbox(self, sandbox: Sandbox) -> None:
         self.networks.release(sandbox.id, self.timeout)
-        self.records.delete_sandbox(sandbox.id)
+        self.records.sandboxes.delete(sandbox.id)
 
     def _lost_network(self, sandbox: Sandbox) -> None:
         """kubelet replaces a sandbox that is not ready; its own StopPodSandbox releases what CNI still holds."""
-        self.records.replace_sandbox(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
+        self.records.sandboxes.replace(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
 
     def _drop_network(self, sandbox: SandboxId) -> None:
         self.networks.release(sandbox, self.timeout)

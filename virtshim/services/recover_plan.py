@@ -25,8 +25,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `settle`: records that say RUNNING
-    (or CREATED with a VM that runs: `adopt`) and must be compared with libvirt. `stray_*`: ours by mark, without a record."""
+    """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `adopt`: CREATED in the record, but
+    the VM runs. `settle`: RUNNING in the record, but the VM is off. `stray_*`: ours by mark, without a record."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]

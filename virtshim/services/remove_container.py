@@ -27,15 +27,15 @@ class RemoveContainer:
     def remove(self, wanted: Container) -> None:
         """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
         with self.locks.held(wanted.sandbox_id):
-            container = self.records.container(wanted.id)
+            container = self.records.containers.get(wanted.id)
             if container is None:
                 return
-            self.records.replace_container(container.removing())
+            self.records.containers.replace(container.removing())
             domain = uuid.UUID(container.domain_uuid)
             self.hypervisor.destroy(domain)
             self.consoles.finish(container.id)
             self.hypervisor.undefine(domain)
             self.disks.delete(container.id)
-            self.records.delete_container(container.id)
+            self.records.containers.delete(container.id)
         self.images.collect(container.image)
         log.info("container.removed", container=container.id.short)

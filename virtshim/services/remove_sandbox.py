@@ -26,12 +26,12 @@ class RemoveSandbox:
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Idempotent. If the network cannot be released the record stays and the error is raised: nothing is forgotten."""
         with self.locks.held(wanted.id):
-            sandbox = self.records.sandbox(wanted.id)
+            sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
             self.stop_sandbox.stop(sandbox, deadline)
-            for container in self.records.containers():
+            for container in self.records.containers.all():
                 if container.sandbox_id == sandbox.id:
                     self.remove_container.remove(container)
-            self.records.delete_sandbox(sandbox.id)
+            self.records.sandboxes.delete(sandbox.id)
         log.info("sandbox.removed", sandbox=wanted.id.short)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 import structlog
 
@@ -27,7 +28,7 @@ class Rollback:
     def commit(self) -> None:
         self._steps.clear()
 
-    def __enter__(self) -> Rollback:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

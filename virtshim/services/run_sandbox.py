@@ -47,7 +47,7 @@ class RunSandbox:
         return self.inflight.run(key, config, lambda: self._run(key, config, deadline), timeout=left)
 
     def _run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
-        for other in self.records.sandboxes():
+        for other in self.records.sandboxes.all():
             if other.key == key:
                 if other.phase is SandboxPhase.READY and other.config == config:
                     return other.id
@@ -63,20 +63,20 @@ class RunSandbox:
         """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own
         StopPodSandbox and RemovePodSandbox finish the job."""
         with Rollback() as undo:
-            self.records.add_sandbox(sandbox)
+            self.records.sandboxes.add(sandbox)
             undo.add("record", lambda: self._forget(sandbox, undo))
             undo.add("network", lambda: self.networks.release(sandbox.id, self.undo_timeout))
             network = self.networks.attach(
                 AttachRequest(sandbox.id, sandbox.key, sandbox.config.dns, sandbox.config.port_mappings),
                 timeout=deadline.left(self.clock.monotonic()),
             )
-            self.records.replace_sandbox(sandbox.ready(network))
+            self.records.sandboxes.replace(sandbox.ready(network))
             undo.commit()
         log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)
         return sandbox.id
 
     def _forget(self, sandbox: Sandbox, undo: Rollback) -> None:
         if undo.clean:
-            self.records.delete_sandbox(sandbox.id)
+            self.records.sandboxes.delete(sandbox.id)
         else:
-            self.records.replace_sandbox(sandbox.not_ready("its set-up failed and could not be undone"))
+            self.records.sandboxes.replace(sandbox.not_ready("its set-up failed and could not be undone"))

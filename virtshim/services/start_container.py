@@ -29,7 +29,7 @@ class StartContainer:
         """Returns when QEMU runs. The log file exists by then. A failed start leaves the container EXITED with reason
         StartError (as containerd does) and raises what went wrong."""
         with self.locks.held(wanted.sandbox_id):
-            container = self.records.container(wanted.id)
+            container = self.records.containers.get(wanted.id)
             if container is None:
                 raise NotFound(f"no such container: {wanted.id}")
             self._refuse_unless_startable(container)
@@ -40,17 +40,17 @@ class StartContainer:
             except ShimError as exc:
                 self._failed(container, domain, exc)
                 raise
-            self.records.replace_container(container.running(self.clock.now_ns()))
+            self.records.containers.replace(container.running(self.clock.now_ns()))
         log.info("container.started", container=container.id.short)
         self.exits.settle(container.id)  # a guest that ended before the record said RUNNING sent its event too early
 
     def _refuse_unless_startable(self, container: Container) -> None:
         if container.phase is not ContainerPhase.CREATED:
             raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
-        sandbox = self.records.sandbox(container.sandbox_id)
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
-        for other in self.records.containers():
+        for other in self.records.containers.all():
             if other.sandbox_id == container.sandbox_id and other.phase is ContainerPhase.RUNNING:
                 raise WrongState(
                     f"container {other.id} ({other.name.name}) runs in this pod already: a pod is one virtual machine, "
@@ -65,4 +65,4 @@ class StartContainer:
         except ShimError as exc:
             log.warning("container.start.undo.failed", container=container.id.short, error=str(exc))
         ended = Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error))
-        self.records.replace_container(container.exited(ended))
+        self.records.containers.replace(container.exited(ended))

@@ -46,7 +46,7 @@ class StopContainer:
         """Returns when the container is not running any more. `grace` in seconds, 0 ends it at once. Overlapping calls
         share one stop and the shortest grace wins."""
         with self._locks.held(container.sandbox_id):  # behind a StartContainer that is under way
-            found = self._records.container(container.id)
+            found = self._records.containers.get(container.id)
             if found is None or found.phase is not ContainerPhase.RUNNING:
                 return
         until = self._clock.monotonic() + grace

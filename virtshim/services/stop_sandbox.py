@@ -33,21 +33,21 @@ class StopSandbox:
         raised and the next call tries again."""
         self._stop_containers(wanted.id)
         with self.locks.held(wanted.id):
-            sandbox = self.records.sandbox(wanted.id)
+            sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
             self._stop_containers(sandbox.id)  # one that was started while we waited for the lock
             if sandbox.phase is SandboxPhase.READY:
                 sandbox = sandbox.not_ready("stopped")
-                self.records.replace_sandbox(sandbox)
+                self.records.sandboxes.replace(sandbox)
             if sandbox.network_released:
                 return
             timeout = max(self.least, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
-            self.records.replace_sandbox(sandbox.released())
+            self.records.sandboxes.replace(sandbox.released())
         log.info("sandbox.stopped", sandbox=sandbox.id.short)
 
     def _stop_containers(self, sandbox: SandboxId) -> None:
-        for container in self.records.containers():  # at most one runs: a pod is one virtual machine
+        for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
             if container.sandbox_id == sandbox and container.phase is ContainerPhase.RUNNING:
                 self.stop_container.stop(container, 0)

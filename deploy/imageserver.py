@@ -1,0 +1,289 @@
+"""Places to pull VM images from: a directory by HTTP, and a real OCI registry with images pushed to it.
+
+For the demo and the tests. Everything listens on the loopback address, on a port the kernel chooses, and is gone when its
+``with`` block ends. Needs the packages docker-registry and skopeo for the registry; otherwise the standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import functools
+import gzip
+import hashlib
+import http.client
+import http.server
+import json
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+_START_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 5.0
+_QEMU_UID = 107  # what KubeVirt's documentation gives the file in a container disk
+
+
+class ImageServerError(Exception):
+    """A registry did not start, or an image could not be pushed."""
+
+
+# ---- HTTP -----------------------------------------------------------------------------------------------------------
+
+
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the caller's output is not an access log."""
+
+
+@contextlib.contextmanager
+def serve_directory(directory: Path) -> Iterator[str]:
+    """Serves a directory; gives the URL of its top, without a slash at the end."""
+    handler = functools.partial(_QuietHandler, directory=os.fspath(directory))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="image-http")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+# ---- registry -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A running registry: ``address`` is HOST:PORT, as it stands at the beginning of an image name."""
+
+    address: str
+    directory: Path
+    process_id: int
+
+    def log(self) -> str:
+        """What the registry has written, its access log included."""
+        return (self.directory / "log").read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def registry(users: Mapping[str, str] | None = None, directory: Path | None = None) -> Iterator[Registry]:
+    """Runs a registry (plain HTTP). With ``users`` (name to password) it asks for a name and password.
+
+    Without ``directory`` the images live in a temporary one; with it they stay there.
+    """
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="registry-")))
+        config = _write_registry_config(directory, users)
+        log = directory / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["docker-registry", "serve", os.fspath(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # The registry reads REGISTRY_... variables as settings; the caller's are not meant for it.
+                env={"PATH": os.environ.get("PATH", os.defpath), "OTEL_TRACES_EXPORTER": "none"},
+            )
+        stack.callback(_stop, process)
+        yield Registry(_wait_for_address(process, log), directory, process.pid)
+
+
+def _write_registry_config(directory: Path, users: Mapping[str, str] | None) -> Path:
+    settings: dict[str, Any] = {
+        "version": 0.1,
+        "log": {"level": "info", "accesslog": {"disabled": False}},
+        "storage": {
+            "filesystem": {"rootdirectory": os.fspath(directory / "images")},
+            "delete": {"enabled": True},
+        },
+        "http": {"addr": "127.0.0.1:0", "secret": base64.b64encode(os.urandom(16)).decode()},
+    }
+    if users is not None:
+        passwords = directory / "htpasswd"
+        passwords.write_text("".join(f"{name}:{_bcrypt(password)}\n" for name, password in users.items()))
+        settings["auth"] = {"htpasswd": {"realm": "registry", "path": os.fspath(passwords)}}
+    config = directory / "config.yml"
+    config.write_text(json.dumps(settings))  # JSON is YAML
+    return config
+
+
+def _bcrypt(password: str) -> str:
+    """The only kind of hash that the registry accepts; the C library's crypt knows it."""
+    library = ctypes.CDLL("libcrypt.so.1")
+    library.crypt_gensalt.restype = ctypes.c_char_p
+    library.crypt_gensalt.argtypes = [ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int]
+    library.crypt.restype = ctypes.c_char_p
+    library.crypt.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    salt: bytes | None = library.crypt_gensalt(b"$2b$", 4, os.urandom(16), 16)
+    hashed: bytes | None = library.crypt(password.encode(), salt) if salt else None
+    if hashed is None or not hashed.startswith(b"$2"):
+        raise ImageServerError("libcrypt.so.1 cannot make bcrypt hashes here")
+    return hashed.decode()
+
+
+def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        text = log.read_text(errors="replace")
+        if process.poll() is not None:
+            raise ImageServerError(f"docker-registry ended with status {process.returncode}: {text.strip()}")
+        found = re.search(r"listening on (127\.0\.0\.1:\d+)", text)
+        if found and _answers(found[1]):
+            return found[1]
+        time.sleep(0.02)
+    raise ImageServerError(f"docker-registry did not answer within {_START_TIMEOUT_S:.0f} s: {log.read_text().strip()}")
+
+
+def _answers(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=2)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", "/v2/")
+            return connection.getresponse().status in {200, 401}
+        except OSError:
+            return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+# ---- images ---------------------------------------------------------------------------------------------------------
+
+
+class _HashingWriter:
+    """Passes bytes on and hashes them."""
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self._target = target
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self._target.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._target.flush()
+
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def write_container_disk(directory: Path, disk: Path, tag: str = "latest") -> str:
+    """Writes an OCI image layout whose one layer holds ``disk/NAME``, and nothing else. Gives the manifest's digest.
+
+    The same disk gives the same digests.
+    """
+    blobs = directory / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    layer, diff_id = _write_layer(blobs, disk)
+    config = _write_blob(
+        blobs,
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+            "history": [{"created_by": f"ADD {disk.name} /disk/"}],
+        },
+        "application/vnd.oci.image.config.v1+json",
+    )
+    manifest = _write_blob(
+        blobs,
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": config,
+            "layers": [layer],
+        },
+        "application/vnd.oci.image.manifest.v1+json",
+    )
+    named = manifest | {"annotations": {"org.opencontainers.image.ref.name": tag}}
+    (directory / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
+    (directory / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    return str(manifest["digest"])
+
+
+def _write_layer(blobs: Path, disk: Path) -> tuple[dict[str, Any], str]:
+    temporary = blobs / "layer"
+    with temporary.open("wb") as file:
+        packed = _HashingWriter(file)
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=packed, mtime=0) as compressor:  # type: ignore[arg-type]  # write() is all it calls
+            plain = _HashingWriter(compressor)  # type: ignore[arg-type]  # GzipFile is no IO[bytes] to the checker
+            with tarfile.open(fileobj=plain, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[arg-type]  # as above
+                _add(archive, "disk", None)
+                _add(archive, f"disk/{disk.name}", disk)
+    digest = packed.digest()
+    size = temporary.stat().st_size
+    temporary.rename(blobs / digest.removeprefix("sha256:"))
+    media_type = "application/vnd.oci.image.layer.v1.tar+gzip"
+    return {"mediaType": media_type, "digest": digest, "size": size}, plain.digest()
+
+
+def _add(archive: tarfile.TarFile, name: str, content: Path | None) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.uid = entry.gid = _QEMU_UID
+    if content is None:
+        entry.type = tarfile.DIRTYPE
+        entry.mode = 0o555
+        archive.addfile(entry)
+        return
+    entry.mode = 0o440
+    entry.size = content.stat().st_size
+    with content.open("rb") as file:
+        archive.addfile(entry, file)
+
+
+def _write_blob(blobs: Path, document: Mapping[str, Any], media_type: str) -> dict[str, Any]:
+    data = json.dumps(document, sort_keys=True).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    (blobs / digest).write_bytes(data)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def push_container_disk(
+    server: str,
+    name: str,
+    disk: Path,
+    *,
+    tag: str = "latest",
+    credentials: tuple[str, str] | None = None,
+    docker_format: bool = False,
+) -> str:
+    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types.
+
+    Gives the digest of the manifest that the registry now has.
+    """
+    with tempfile.TemporaryDirectory(prefix="containerdisk-") as scratch:
+        work = Path(scratch)
+        write_container_disk(work / "layout", disk, tag)
+        login = base64.b64encode(":".join(credentials).encode()).decode() if credentials else None
+        (work / "auth.json").write_text(json.dumps({"auths": {server: {"auth": login}} if login else {}}))
+        # Without --insecure-policy skopeo wants a policy file that a minimal installation lacks.
+        command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
+        command += ["--authfile", str(work / "auth.json"), "--digestfile", str(work / "digest")]
+        command += ["--format", "v2s2" if docker_format else "oci"]
+        command += [f"oci:{work / 'layout'}:{tag}", f"docker://{server}/{name}:{tag}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise ImageServerError(f"skopeo could not push {server}/{name}:{tag}: {done.stderr.strip()}")
+        return (work / "digest").read_text().strip()

@@ -1,0 +1,100 @@
+"""CNI results, read strictly: what a plugin's standard output says about the pod's network. Pure.
+
+Covers the results of CNI 0.3.0 to 1.1.0, and the ip4/ip6 form of older plugins, which names no interfaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapmanager.fields import BadField, Json, as_object, objects, text, texts
+from tapmanager.pod import Dns, address, cidr, link_name, network
+
+
+@dataclass(frozen=True, slots=True)
+class CniInterface:
+    """`sandbox` is "" for an interface on the host's side."""
+
+    name: str
+    sandbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class CniAddress:
+    """`interface` is an index into the result's interfaces, None if the plugin names none."""
+
+    address: str
+    gateway: str | None
+    interface: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CniRoute:
+    destination: str
+    gateway: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CniResult:
+    interfaces: tuple[CniInterface, ...]
+    ips: tuple[CniAddress, ...]
+    routes: tuple[CniRoute, ...]
+    dns: Dns
+
+
+def parse_result(raw: Json) -> CniResult:
+    """Raises BadField naming the field that is wrong."""
+    interfaces = tuple(
+        _interface(item, f"interfaces[{at}]") for at, item in enumerate(objects(raw, "interfaces", "result"))
+    )
+    if "ips" in raw or not ("ip4" in raw or "ip6" in raw):
+        ips = tuple(_ip(item, f"ips[{at}]", len(interfaces)) for at, item in enumerate(objects(raw, "ips", "result")))
+        routes = _routes(objects(raw, "routes", "result"), "routes")
+    else:
+        families = [as_object(raw[name], name) for name in ("ip4", "ip6") if raw.get(name)]
+        ips = tuple(_old_ip(item) for item in families)
+        routes = tuple(route for item in families for route in _routes(objects(item, "routes", "result"), "routes"))
+    return CniResult(interfaces, ips, routes, _dns(as_object(raw.get("dns") or {}, "dns")))
+
+
+def _interface(item: Json, where: str) -> CniInterface:
+    return CniInterface(link_name(text(item, "name", where), f"{where}.name"), text(item, "sandbox", where, ""))
+
+
+def _ip(item: Json, where: str, interfaces: int) -> CniAddress:
+    index = item.get("interface")
+    if index is not None and not (isinstance(index, int) and -1 <= index < interfaces):
+        raise BadField(f"{where}.interface: {index!r} is not an index of the result's interfaces")
+    return CniAddress(
+        cidr(text(item, "address", where), f"{where}.address"),
+        _gateway(item, "gateway", where),
+        None if index is None or index < 0 else index,
+    )
+
+
+def _old_ip(item: Json) -> CniAddress:
+    return CniAddress(cidr(text(item, "ip", "ip4/ip6"), "ip4/ip6.ip"), _gateway(item, "gateway", "ip4/ip6"), None)
+
+
+def _routes(found: list[Json], where: str) -> tuple[CniRoute, ...]:
+    return tuple(
+        CniRoute(
+            network(text(item, "dst", f"{where}[{at}]"), f"{where}[{at}].dst"), _gateway(item, "gw", f"{where}[{at}]")
+        )
+        for at, item in enumerate(found)
+    )
+
+
+def _gateway(item: Json, name: str, where: str) -> str | None:
+    value = text(item, name, where, "")
+    return address(value, f"{where}.{name}") if value else None
+
+
+def _dns(item: Json) -> Dns:
+    """A name server that is no address cannot go into DHCP; the plugin's own domain comes first in the search list."""
+    servers = tuple(address(one, f"dns.nameservers[{at}]") for at, one in enumerate(texts(item, "nameservers", "dns")))
+    searches = texts(item, "search", "dns")
+    domain = text(item, "domain", "dns", "")
+    if domain and domain not in searches:
+        searches = (domain, *searches)
+    return Dns(servers, searches, texts(item, "options", "dns"))

@@ -1,0 +1,71 @@
+"""Typed reading of JSON objects from outside (requests, ledgers, CNI output): each error names the field. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+Json = Mapping[str, object]
+
+
+class BadField(ValueError):
+    """The message begins with the field's path."""
+
+
+def known(obj: Json, names: Collection[str], where: str) -> None:
+    """Raises BadField for a field that is not in `names`."""
+    for name in obj:
+        if name not in names:
+            raise BadField(f"{where}.{name}: unknown field")
+
+
+def as_object(value: object, where: str) -> Json:
+    if not isinstance(value, dict):
+        raise BadField(f"{where}: an object is wanted")
+    return value
+
+
+def as_text(value: object, where: str) -> str:
+    """A string that UTF-8 can carry, without NUL."""
+    if not isinstance(value, str) or "\0" in value:
+        raise BadField(f"{where}: a string is wanted")
+    try:
+        value.encode()  # JSON can spell lone surrogates
+    except UnicodeEncodeError as exc:
+        raise BadField(f"{where}: not valid Unicode") from exc
+    return value
+
+
+def text(obj: Json, name: str, where: str, default: str | None = None) -> str:
+    """A missing or null field is the default, if there is one."""
+    value = obj.get(name)
+    if value is None and default is not None:
+        return default
+    return as_text(value, f"{where}.{name}")
+
+
+def number(obj: Json, name: str, where: str, low: int, high: int) -> int:
+    """A whole number in low..high."""
+    value = obj.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadField(f"{where}.{name}: a whole number from {low} to {high} is wanted")
+    return value
+
+
+def objects(obj: Json, name: str, where: str) -> list[Json]:
+    """A list of objects; missing or null is an empty one."""
+    return [as_object(item, f"{where}.{name}[{at}]") for at, item in enumerate(items(obj, name, where))]
+
+
+def texts(obj: Json, name: str, where: str) -> tuple[str, ...]:
+    """A list of strings; missing or null is an empty one."""
+    return tuple(as_text(item, f"{where}.{name}[{at}]") for at, item in enumerate(items(obj, name, where)))
+
+
+def items(obj: Json, name: str, where: str) -> list[object]:
+    """A list; missing or null is an empty one."""
+    value = obj.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadField(f"{where}.{name}: a list is wanted")
+    return value

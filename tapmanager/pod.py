@@ -1,0 +1,218 @@
+"""The values tapmanager works with: what a pod asks for, and what its guest's NICs are. Pure; JSON in and out.
+
+`from_json` functions raise `fields.BadField`, whose message begins with the field's path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
+
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+# What may stand in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are narrower than this.
+_ARG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
+# Linux allows more, but nothing we or a sane plugin make needs it: dev_valid_name() forbids "/", ":" and white space.
+_LINK = re.compile(r"(?!\.\.?$)[!-.0-9;-~]{1,15}")
+
+
+def sandbox_id(value: str, where: str) -> str:
+    """64 lower-case hex digits: safe in a path."""
+    if not _HEX64.fullmatch(value):
+        raise BadField(f"{where}: not a sandbox id: {value[:80]!r} (64 hex digits wanted)")
+    return value
+
+
+def mac_address(value: str, where: str) -> str:
+    """Six octets, lower case, colons; not a group address."""
+    lowered = value.lower()
+    if not _MAC.fullmatch(lowered) or int(lowered[:2], 16) & 1:
+        raise BadField(f"{where}: not a unicast MAC address: {value[:40]!r}")
+    return lowered
+
+
+def link_name(value: str, where: str) -> str:
+    """A network interface's name: 1 to 15 printable characters without "/" and ":"."""
+    if not _LINK.fullmatch(value):
+        raise BadField(f"{where}: not an interface name: {value[:40]!r}")
+    return value
+
+
+def cidr(value: str, where: str) -> str:
+    """An address with its prefix length, in canonical spelling: `10.88.0.5/16`."""
+    try:
+        if "/" not in value:
+            raise ValueError("no prefix length")
+        return str(ipaddress.ip_interface(value))
+    except ValueError as exc:
+        raise BadField(f"{where}: not an address with a prefix length: {value[:60]!r}") from exc
+
+
+def network(value: str, where: str) -> str:
+    """A route's destination, host bits cleared: `0.0.0.0/0`."""
+    try:
+        return str(ipaddress.ip_network(value, strict=False))
+    except ValueError as exc:
+        raise BadField(f"{where}: not a network: {value[:60]!r}") from exc
+
+
+def address(value: str, where: str) -> str:
+    """A bare IP address in canonical spelling."""
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError as exc:
+        raise BadField(f"{where}: not an IP address: {value[:60]!r}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Dns:
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Dns:
+        known(obj, ("servers", "searches", "options"), where)
+        servers = tuple(address(s, f"{where}.servers[{at}]") for at, s in enumerate(texts(obj, "servers", where)))
+        return cls(servers, texts(obj, "searches", where), texts(obj, "options", where))
+
+
+@dataclass(frozen=True, slots=True)
+class PortMapping:
+    """`protocol` is tcp, udp or sctp; `host_port` 0 means that no host port is wanted."""
+
+    protocol: str
+    container_port: int
+    host_port: int
+    host_ip: str = ""
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> PortMapping:
+        known(obj, ("protocol", "container_port", "host_port", "host_ip"), where)
+        protocol = text(obj, "protocol", where)
+        if protocol not in ("tcp", "udp", "sctp"):
+            raise BadField(f"{where}.protocol: tcp, udp or sctp is wanted")
+        host_ip = text(obj, "host_ip", where, "")
+        return cls(
+            protocol,
+            number(obj, "container_port", where, 0, 65535),
+            number(obj, "host_port", where, 0, 65535),
+            address(host_ip, f"{where}.host_ip") if host_ip else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What attach is asked for. `namespace`, `name` and `uid` are safe in CNI_ARGS."""
+
+    sandbox: str
+    namespace: str
+    name: str
+    uid: str
+    dns: Dns = Dns()
+    port_mappings: tuple[PortMapping, ...] = ()
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Pod:
+        known(obj, ("sandbox", "pod", "dns", "port_mappings"), where)
+        pod = as_object(obj.get("pod"), f"{where}.pod")
+        known(pod, ("namespace", "name", "uid"), f"{where}.pod")
+        for name in ("namespace", "name", "uid"):
+            if not _ARG.fullmatch(text(pod, name, f"{where}.pod")):
+                raise BadField(f"{where}.pod.{name}: 1 to 253 letters, digits, and . _ : @ - are wanted")
+        return cls(
+            sandbox_id(text(obj, "sandbox", where), f"{where}.sandbox"),
+            text(pod, "namespace", f"{where}.pod"),
+            text(pod, "name", f"{where}.pod"),
+            text(pod, "uid", f"{where}.pod"),
+            Dns.from_json(as_object(obj.get("dns") or {}, f"{where}.dns"), f"{where}.dns"),
+            tuple(
+                PortMapping.from_json(item, f"{where}.port_mappings[{at}]")
+                for at, item in enumerate(objects(obj, "port_mappings", where))
+            ),
+        )
+
+    def to_json(self) -> Json:
+        return {
+            "sandbox": self.sandbox,
+            "pod": {"namespace": self.namespace, "name": self.name, "uid": self.uid},
+            "dns": dataclasses.asdict(self.dns),
+            "port_mappings": [dataclasses.asdict(mapping) for mapping in self.port_mappings],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`destination` is a CIDR; `gateway` None means on-link."""
+
+    destination: str
+    gateway: str | None = None
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Route:
+        known(obj, ("destination", "gateway"), where)
+        gateway = text(obj, "gateway", where, "")
+        return cls(
+            network(text(obj, "destination", where), f"{where}.destination"),
+            address(gateway, f"{where}.gateway") if gateway else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One guest NIC and what stands behind it in the pod's namespace.
+
+    `link` is the CNI interface, whose MAC the guest uses (`mac`) while the link itself got `link_mac`; both ends hang on
+    `bridge`, the guest's by `tap`. `addresses` and `routes` are what the guest must carry; `link_addresses` and
+    `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes.
+    """
+
+    link: str
+    mac: str
+    link_mac: str
+    bridge: str
+    bridge_mac: str
+    tap: str
+    mtu: int
+    addresses: tuple[str, ...]
+    routes: tuple[Route, ...]
+    link_addresses: tuple[str, ...]
+    link_routes: tuple[Route, ...]
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Nic:
+        known(obj, cls.__slots__, where)
+
+        def mac(name: str) -> str:
+            return mac_address(text(obj, name, where), f"{where}.{name}")
+
+        def link(name: str) -> str:
+            return link_name(text(obj, name, where), f"{where}.{name}")
+
+        def addresses(name: str) -> tuple[str, ...]:
+            return tuple(cidr(item, f"{where}.{name}[{at}]") for at, item in enumerate(texts(obj, name, where)))
+
+        def routes(name: str) -> tuple[Route, ...]:
+            found = enumerate(objects(obj, name, where))
+            return tuple(Route.from_json(item, f"{where}.{name}[{at}]") for at, item in found)
+
+        return cls(
+            link=link("link"),
+            mac=mac("mac"),
+            link_mac=mac("link_mac"),
+            bridge=link("bridge"),
+            bridge_mac=mac("bridge_mac"),
+            tap=link("tap"),
+            mtu=number(obj, "mtu", where, 68, 65535),
+            addresses=addresses("addresses"),
+            routes=routes("routes"),
+            link_addresses=addresses("link_addresses"),
+            link_routes=routes("link_routes"),
+        )
+
+    def to_json(self) -> Json:
+        return dataclasses.asdict(self)

@@ -1,0 +1,172 @@
+"""The wire between tapmanager and its callers (virtshim, vmwrapper): frames, and nothing about what they ask for.
+
+A frame is one SOCK_SEQPACKET message: a UTF-8 JSON object, with file descriptors beside it (SCM_RIGHTS). The kernel keeps
+message borders, so a frame arrives whole or not at all.
+
+    request   {"v": 1, "id": 7, "verb": "fetch", "timeout": 10.0, "args": {...}}
+    answer    {"v": 1, "id": 7, "ok": {...}}                              descriptors only here
+    error     {"v": 1, "id": 7, "error": {"kind": "not-found", "message": "..."}}
+
+`timeout` is in seconds: how long the caller will wait. An error's kind is one of `KINDS`, its message is for people.
+
+vmwrapper must start in a few ten milliseconds, so this module imports five cheap modules and no more: no dataclasses, no
+typing at run time.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VERSION = 1
+
+# Kernel default for a socket's send buffer is 208 KiB (net.core.wmem_default); a longer SEQPACKET message is EMSGSIZE.
+MAX_FRAME = 192 * 1024
+# The kernel's own limit is 253 descriptors a message (SCM_MAX_FD); a VM has a NIC or two.
+MAX_FDS = 64
+
+# The values of virtshim.domain.errors.Kind; a test compares the two.
+KINDS = frozenset(
+    {
+        "invalid",
+        "not-found",
+        "already-exists",
+        "failed-precondition",
+        "deadline",
+        "unavailable",
+        "exhausted",
+        "permission",
+        "unimplemented",
+        "aborted",
+        "internal",
+    }
+)
+
+
+class FrameError(Exception):
+    """What arrived is not a frame of this protocol, or what should be sent does not fit in one."""
+
+
+class RemoteError(Exception):
+    """The other side's error answer. `kind` is one of KINDS."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+def request(number: int, verb: str, args: Mapping[str, object], timeout: float) -> dict[str, object]:
+    """A request's body; `timeout` in seconds."""
+    return {"v": VERSION, "id": number, "verb": verb, "timeout": timeout, "args": args}
+
+
+def answer(number: int, ok: Mapping[str, object]) -> dict[str, object]:
+    return {"v": VERSION, "id": number, "ok": ok}
+
+
+def error(number: int, kind: str, message: str) -> dict[str, object]:
+    return {"v": VERSION, "id": number, "error": {"kind": kind, "message": message}}
+
+
+def encode(body: Mapping[str, object]) -> bytes:
+    """Raises FrameError for a body longer than MAX_FRAME."""
+    data = json.dumps(body, separators=(",", ":")).encode()
+    if len(data) > MAX_FRAME:
+        raise FrameError(f"a frame of {len(data)} bytes is longer than the limit of {MAX_FRAME}")
+    return data
+
+
+def decode(data: bytes) -> dict[str, object]:
+    """Raises FrameError for anything that is not a JSON object of our version."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise FrameError(f"a frame is not JSON: {exc}") from exc
+    if not isinstance(body, dict):
+        raise FrameError("a frame is not a JSON object")
+    if body.get("v") != VERSION:
+        raise FrameError(
+            f"a frame of protocol version {body.get('v')!r}, this side speaks {VERSION}: restart the older one"
+        )
+    return body
+
+
+def send_frame(sock: socket.socket, body: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+    """The descriptors stay the caller's: the receiver gets duplicates. Raises FrameError, OSError (TimeoutError too)."""
+    if len(fds) > MAX_FDS:
+        raise FrameError(f"{len(fds)} descriptors in one frame, {MAX_FDS} are the limit")
+    data = encode(body)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([data], rights)
+
+
+def recv_frame(sock: socket.socket) -> tuple[dict[str, object], list[int]] | None:
+    """The next frame and its descriptors (close-on-exec, owned by the caller); None at end of file.
+
+    A frame that was cut short closes the descriptors that did arrive and raises FrameError, as does one that is not ours.
+    """
+    # Not socket.recv_fds: it drops its flags argument, so descriptors would arrive inheritable (CPython gh-107898).
+    room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME, room, socket.MSG_CMSG_CLOEXEC)
+    fds = _rights(ancillary)
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise FrameError("a frame, or its descriptors, were cut short")  # noqa: TRY301  one place closes the descriptors
+        if not data:
+            close_all(fds)
+            return None
+        return decode(data), fds
+    except FrameError:
+        close_all(fds)
+        raise
+
+
+def _rights(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def call(path: str, verb: str, args: Mapping[str, object], timeout: float) -> tuple[dict[str, object], list[int]]:
+    """One request on a connection of its own: the answer's `ok` object and the descriptors (owned by the caller).
+
+    `timeout` in seconds bounds the whole exchange. Raises RemoteError (the other side's error), FrameError, TimeoutError,
+    ConnectionError or another OSError.
+    """
+    until = time.monotonic() + timeout
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(max(timeout, 0.001))
+        sock.connect(path)
+        send_frame(sock, request(1, verb, args, timeout))
+        sock.settimeout(max(until - time.monotonic(), 0.001))
+        received = recv_frame(sock)
+    if received is None:
+        raise ConnectionResetError("tapmanager closed the connection without an answer")
+    return _opened(*received)
+
+
+def _opened(body: dict[str, object], fds: list[int]) -> tuple[dict[str, object], list[int]]:
+    ok = body.get("ok")
+    if isinstance(ok, dict):
+        return ok, fds
+    close_all(fds)
+    trouble = body.get("error")
+    if not isinstance(trouble, dict):
+        raise FrameError("an answer with neither ok nor error")
+    kind = trouble.get("kind")
+    raise RemoteError(kind if kind in KINDS else "internal", str(trouble.get("message")))

@@ -1,0 +1,61 @@
+"""ImageService: convert, call one service, convert."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cri import to_domain, to_proto
+from virtshim.domain.errors import InvalidRequest
+from virtshim.services.images import ImageUse
+
+
+class ImageServicer(api_pb2_grpc.ImageServiceServicer):
+    """What is not defined here answers UNIMPLEMENTED."""
+
+    def __init__(self, images: ImageUse) -> None:
+        self._images = images
+
+    def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
+        del context
+        wanted = request.filter.image.image
+        if wanted:
+            found = self._images.find(wanted)
+            return pb.ListImagesResponse(images=[to_proto.image_item(found)] if found else [])
+        return pb.ListImagesResponse(images=[to_proto.image_item(image) for image in self._images.all()])
+
+    def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
+        """A missing image is an answer without `image`, never NotFound."""
+        del context
+        found = self._images.find(_reference(request.image))
+        if found is None:
+            return pb.ImageStatusResponse()
+        return pb.ImageStatusResponse(image=to_proto.image_item(found))
+
+    def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
+        reference = _reference(request.image)
+        credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
+        cancelled = threading.Event()
+        if not context.add_callback(cancelled.set):
+            cancelled.set()
+        image = self._images.pull(reference, credentials, cancelled)
+        return pb.PullImageResponse(image_ref=image.digest.value)
+
+    def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:
+        del context
+        self._images.remove(_reference(request.image))
+        return pb.RemoveImageResponse()
+
+    def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
+        del request, context
+        use = to_proto.filesystem(self._images.filesystem())
+        return pb.ImageFsInfoResponse(image_filesystems=[use], container_filesystems=[use])
+
+
+def _reference(spec: pb.ImageSpec) -> str:
+    if not spec.image:
+        raise InvalidRequest("image.image is empty")
+    return spec.image

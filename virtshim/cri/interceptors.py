@@ -1,0 +1,86 @@
+"""Round every call: log context, timing, and the mapping of errors to gRPC codes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+import structlog
+
+from virtshim.cri.status import STATUS
+from virtshim.domain.errors import Kind, ShimError
+
+if TYPE_CHECKING:
+    # The stubs make the handler generic for the checker only.
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+else:
+    _Handler = grpc.RpcMethodHandler
+
+log = structlog.get_logger(__name__)
+
+# kubelet asks these every second or so; a line for each would drown the log.
+_QUIET = frozenset(
+    {
+        "Version",
+        "Status",
+        "ListPodSandbox",
+        "ListContainers",
+        "PodSandboxStatus",
+        "ContainerStatus",
+        "ImageStatus",
+        "ListImages",
+    }
+    | {"ImageFsInfo", "RuntimeConfig"}
+)
+
+
+class Calls(grpc.ServerInterceptor):
+    """Requests are never logged: they hold secrets."""
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        handler = continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler  # the streams of this version are all unimplemented
+        method = handler_call_details.method.rpartition("/")[2]
+        return grpc.unary_unary_rpc_method_handler(
+            _guarded(method, handler.unary_unary),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _guarded(
+    method: str, inner: Callable[[Any, grpc.ServicerContext], Any]
+) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        with structlog.contextvars.bound_contextvars(rpc=method):
+            started = time.monotonic()
+            try:
+                response = inner(request, context)
+            except ShimError as exc:
+                log.warning("rpc.failed", kind=exc.kind.value, error=str(exc), ms=_ms(started))
+                _abort(context, exc.kind, str(exc))
+            except NotImplementedError:
+                _abort(context, Kind.UNIMPLEMENTED, f"virtshim does not implement {method} yet")
+            except Exception:
+                log.exception("rpc.crashed", ms=_ms(started))
+                _abort(context, Kind.INTERNAL, f"virtshim failed in {method}; its log has the details")
+            if method not in _QUIET:
+                log.info("rpc.done", ms=_ms(started))
+            return response
+
+    return call
+
+
+def _ms(started: float) -> float:
+    return round((time.monotonic() - started) * 1000, 1)
+
+
+def _abort(context: grpc.ServicerContext, kind: Kind, message: str) -> NoReturn:
+    context.abort(STATUS[kind], message)

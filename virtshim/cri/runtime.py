@@ -1,0 +1,222 @@
+"""RuntimeService: convert, call one service, convert."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cri import to_domain, to_proto
+from virtshim.domain.container import Container
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.sandbox import Sandbox
+from virtshim.ports import Clock, Records
+from virtshim.services.create_container import CreateContainer
+from virtshim.services.lookup import find_container, find_sandbox, get_container, get_sandbox
+from virtshim.services.node_status import NodeStatus
+from virtshim.services.queries import Filter, list_containers, list_sandboxes
+from virtshim.services.remove_container import RemoveContainer
+from virtshim.services.remove_sandbox import RemoveSandbox
+from virtshim.services.run_sandbox import RunSandbox
+from virtshim.services.start_container import StartContainer
+from virtshim.services.stop_container import StopContainer
+from virtshim.services.stop_sandbox import StopSandbox
+
+# A caller without a deadline gets kubelet's own (runtimeRequestTimeout); no step may wait for ever.
+_DEFAULT_DEADLINE = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The use cases that the servicer hands calls to."""
+
+    records: Records
+    clock: Clock
+    node: NodeStatus
+    run_sandbox: RunSandbox
+    stop_sandbox: StopSandbox
+    remove_sandbox: RemoveSandbox
+    create_container: CreateContainer
+    start_container: StartContainer
+    stop_container: StopContainer
+    remove_container: RemoveContainer
+
+
+class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
+    """What is not defined here answers UNIMPLEMENTED."""
+
+    def __init__(self, services: Services) -> None:
+        self._do = services
+
+    # --- node
+
+    def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionResponse:
+        del request, context
+        # kubelet wants exactly this `version`, whatever it sends.
+        return pb.VersionResponse(
+            version="0.1.0",
+            runtime_name="virtshim",
+            runtime_version=self._do.node.version,
+            runtime_api_version="v1",
+        )
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        del context
+        now = self._do.node.conditions()
+        conditions = [
+            pb.RuntimeCondition(type=c.name, status=not c.trouble, reason=c.reason, message=c.trouble) for c in now
+        ]
+        handlers = [
+            pb.RuntimeHandler(name=name, features=pb.RuntimeHandlerFeatures()) for name in ("", *self._do.node.handlers)
+        ]
+        response = pb.StatusResponse(
+            status=pb.RuntimeStatus(conditions=conditions),
+            runtime_handlers=handlers,
+            features=pb.RuntimeFeatures(),
+        )
+        if request.verbose:
+            response.info["config"] = json.dumps(self._do.node.facts())
+        return response
+
+    def RuntimeConfig(
+        self, request: pb.RuntimeConfigRequest, context: grpc.ServicerContext
+    ) -> pb.RuntimeConfigResponse:
+        del request, context
+        driver = pb.SYSTEMD if self._do.node.systemd_cgroups else pb.CGROUPFS
+        return pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=driver))
+
+    # --- sandboxes
+
+    def RunPodSandbox(
+        self, request: pb.RunPodSandboxRequest, context: grpc.ServicerContext
+    ) -> pb.RunPodSandboxResponse:
+        if not request.HasField("config"):
+            raise InvalidRequest("RunPodSandbox: config is missing")
+        key = to_domain.sandbox_key(request.config)
+        config = to_domain.sandbox_config(request.config, request.runtime_handler)
+        made = self._do.run_sandbox.run(key, config, self._deadline(context))
+        return pb.RunPodSandboxResponse(pod_sandbox_id=made.value)
+
+    def StopPodSandbox(
+        self, request: pb.StopPodSandboxRequest, context: grpc.ServicerContext
+    ) -> pb.StopPodSandboxResponse:
+        found = find_sandbox(self._do.records, request.pod_sandbox_id)
+        if found is not None:
+            self._do.stop_sandbox.stop(found, self._deadline(context))
+        return pb.StopPodSandboxResponse()
+
+    def RemovePodSandbox(
+        self, request: pb.RemovePodSandboxRequest, context: grpc.ServicerContext
+    ) -> pb.RemovePodSandboxResponse:
+        found = find_sandbox(self._do.records, request.pod_sandbox_id)
+        if found is not None:
+            self._do.remove_sandbox.remove(found, self._deadline(context))
+        return pb.RemovePodSandboxResponse()
+
+    def PodSandboxStatus(
+        self, request: pb.PodSandboxStatusRequest, context: grpc.ServicerContext
+    ) -> pb.PodSandboxStatusResponse:
+        del context
+        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
+        info = _sandbox_info(sandbox) if request.verbose else {}
+        return pb.PodSandboxStatusResponse(status=to_proto.sandbox_status(sandbox), info=info)
+
+    def ListPodSandbox(
+        self, request: pb.ListPodSandboxRequest, context: grpc.ServicerContext
+    ) -> pb.ListPodSandboxResponse:
+        del context
+        wanted = request.filter
+        found = list_sandboxes(self._do.records, Filter(id=wanted.id, labels=wanted.label_selector))
+        items = [to_proto.sandbox_item(sandbox) for sandbox in found]
+        if wanted.HasField("state"):
+            items = [item for item in items if item.state == wanted.state.state]
+        return pb.ListPodSandboxResponse(items=items)
+
+    # --- containers
+
+    def CreateContainer(
+        self, request: pb.CreateContainerRequest, context: grpc.ServicerContext
+    ) -> pb.CreateContainerResponse:
+        if not request.HasField("config"):
+            raise InvalidRequest("CreateContainer: config is missing")
+        name = to_domain.container_name(request.config)
+        config = to_domain.container_config(request.config)
+        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
+        made = self._do.create_container.create(sandbox.id, name, config, self._deadline(context))
+        return pb.CreateContainerResponse(container_id=made.value)
+
+    def StartContainer(
+        self, request: pb.StartContainerRequest, context: grpc.ServicerContext
+    ) -> pb.StartContainerResponse:
+        del context
+        self._do.start_container.start(get_container(self._do.records, request.container_id))
+        return pb.StartContainerResponse()
+
+    def StopContainer(
+        self, request: pb.StopContainerRequest, context: grpc.ServicerContext
+    ) -> pb.StopContainerResponse:
+        del context
+        found = find_container(self._do.records, request.container_id)
+        if found is not None:
+            self._do.stop_container.stop(found, max(0, request.timeout))
+        return pb.StopContainerResponse()
+
+    def RemoveContainer(
+        self, request: pb.RemoveContainerRequest, context: grpc.ServicerContext
+    ) -> pb.RemoveContainerResponse:
+        del context
+        found = find_container(self._do.records, request.container_id)
+        if found is not None:
+            self._do.remove_container.remove(found)
+        return pb.RemoveContainerResponse()
+
+    def ContainerStatus(
+        self, request: pb.ContainerStatusRequest, context: grpc.ServicerContext
+    ) -> pb.ContainerStatusResponse:
+        del context
+        container = get_container(self._do.records, request.container_id)
+        info = self._container_info(container) if request.verbose else {}
+        return pb.ContainerStatusResponse(status=to_proto.container_status(container), info=info)
+
+    def ListContainers(
+        self, request: pb.ListContainersRequest, context: grpc.ServicerContext
+    ) -> pb.ListContainersResponse:
+        del context
+        wanted = request.filter
+        found = list_containers(
+            self._do.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
+        )
+        items = [to_proto.container_item(container) for container in found]
+        if wanted.HasField("state"):
+            items = [item for item in items if item.state == wanted.state.state]
+        return pb.ListContainersResponse(containers=items)
+
+    # ---
+
+    def _deadline(self, context: grpc.ServicerContext) -> Deadline:
+        seconds = min(context.time_remaining(), _DEFAULT_DEADLINE)  # about 9e18 when the client set none
+        return Deadline.after(self._do.clock.monotonic(), seconds)
+
+    def _container_info(self, container: Container) -> Mapping[str, str]:
+        """What `crictl inspect` shows beside the status; no secrets."""
+        facts = self._do.node.container_facts(container)
+        return {"info": json.dumps(facts)}
+
+
+def _sandbox_info(sandbox: Sandbox) -> Mapping[str, str]:
+    network = sandbox.network
+    facts = {
+        "phase": sandbox.phase.value,
+        "reason": sandbox.reason,
+        "netns": network.netns if network else "",
+        "interfaces": [
+            {"name": i.name, "mac": i.mac, "mtu": i.mtu, "addresses": list(i.addresses)}
+            for i in (network.interfaces if network else ())
+        ],
+    }
+    return {"info": json.dumps(facts)}

@@ -1,0 +1,176 @@
+"""CRI messages -> domain values. Pure. All faults of one message are told in one InvalidRequest."""
+
+from __future__ import annotations
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.image import Credentials
+from virtshim.domain.network import Dns
+from virtshim.domain.sandbox import PodKey, PortMapping, SandboxConfig
+
+_PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
+_MAX_TEXT = 4096
+
+
+class _Faults:
+    """Collects what is wrong, then raises it all."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self._faults: list[str] = []
+
+    def add(self, fault: str) -> None:
+        self._faults.append(fault)
+
+    def require(self, condition: object, fault: str) -> None:
+        if not condition:
+            self._faults.append(fault)
+
+    def done(self) -> None:
+        if self._faults:
+            raise InvalidRequest(f"{self._call}: " + "; ".join(self._faults))
+
+
+def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
+    faults = _Faults("RunPodSandbox")
+    faults.require(
+        config.HasField("metadata"), "config.metadata is missing (name, namespace, uid and attempt are needed)"
+    )
+    faults.done()
+    meta = config.metadata
+    for field in ("name", "namespace", "uid"):
+        value = getattr(meta, field)
+        faults.require(value, f"config.metadata.{field} is empty")
+        faults.require(
+            len(value) <= _MAX_TEXT and "\0" not in value, f"config.metadata.{field} is too long or holds NUL"
+        )
+    faults.done()
+    return PodKey(meta.namespace, meta.name, meta.uid, meta.attempt)
+
+
+def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> SandboxConfig:
+    """Raises InvalidRequest for what a virtual machine cannot honour."""
+    faults = _Faults("RunPodSandbox")
+    _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
+    for name in sorted(config.linux.sysctls):
+        faults.add(f"config.linux.sysctls[{name}] cannot be set in a virtual machine yet; set it in the guest's image")
+    directory = config.log_directory
+    faults.require(
+        not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"
+    )
+    ports = tuple(_port(mapping, faults) for mapping in config.port_mappings)
+    faults.done()
+    dns = config.dns_config
+    return SandboxConfig(
+        hostname=config.hostname,
+        log_directory=directory,
+        dns=Dns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options)),
+        port_mappings=ports,
+        labels=dict(config.labels),
+        annotations=dict(config.annotations),
+        cgroup_parent=config.linux.cgroup_parent,
+        runtime_handler=runtime_handler,
+    )
+
+
+def _refuse_host_namespaces(options: pb.NamespaceOption, where: str, faults: _Faults) -> None:
+    for field, pod_field in (("network", "hostNetwork"), ("pid", "hostPID"), ("ipc", "hostIPC")):
+        if getattr(options, field) == pb.NODE:
+            faults.add(
+                f"{where}.namespace_options.{field} is NODE: a virtual machine cannot share the host's; "
+                f"remove {pod_field} from the pod"
+            )
+    users = options.userns_options
+    if options.HasField("userns_options") and (users.mode == pb.POD and (users.uids or users.gids)):
+        faults.add(
+            f"{where}.namespace_options.userns_options: user namespaces do not apply to a VM; remove hostUsers: false"
+        )
+
+
+def _port(mapping: pb.PortMapping, faults: _Faults) -> PortMapping:
+    for field in ("container_port", "host_port"):
+        value = getattr(mapping, field)
+        faults.require(0 <= value <= 65535, f"config.port_mappings.{field} {value} is not a port")
+    protocol = _PROTOCOLS.get(mapping.protocol)
+    faults.require(protocol, f"config.port_mappings.protocol {mapping.protocol} is unknown")
+    return PortMapping(protocol or "tcp", mapping.container_port, mapping.host_port, mapping.host_ip)
+
+
+def container_name(config: pb.ContainerConfig) -> ContainerName:
+    faults = _Faults("CreateContainer")
+    faults.require(config.HasField("metadata"), "config.metadata is missing (name and attempt are needed)")
+    faults.done()
+    name = config.metadata.name
+    faults.require(name, "config.metadata.name is empty")
+    faults.require(len(name) <= _MAX_TEXT and "\0" not in name, "config.metadata.name is too long or holds NUL")
+    faults.done()
+    return ContainerName(name, config.metadata.attempt)
+
+
+def container_config(config: pb.ContainerConfig) -> ContainerConfig:
+    """Raises InvalidRequest for what cannot be honoured. Security settings of ordinary pods (capabilities, seccomp, masked
+    paths) are accepted: they speak of processes on the host, and the guest has a kernel of its own."""
+    faults = _Faults("CreateContainer")
+    faults.require(config.image.image, "config.image.image is empty")
+    for device in config.devices:
+        faults.add(f"config.devices: {device.host_path or device.container_path}: devices cannot be passed to a VM yet")
+    for cdi in config.CDI_devices:
+        faults.add(f"config.CDI_devices: {cdi.name}: devices cannot be passed to a VM yet")
+    _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
+    mounts = tuple(_mount(mount, faults) for mount in config.mounts)
+    resources = _resources(config.linux.resources, faults)
+    faults.done()
+    return ContainerConfig(
+        image=config.image.image,
+        user_image=config.image.user_specified_image,
+        command=tuple(config.command),
+        args=tuple(config.args),
+        working_dir=config.working_dir,
+        envs=tuple((env.key, env.value) for env in config.envs),
+        mounts=mounts,
+        labels=dict(config.labels),
+        annotations=dict(config.annotations),
+        log_path=config.log_path,
+        stdin=config.stdin,
+        stdin_once=config.stdin_once,
+        tty=config.tty,
+        resources=resources,
+    )
+
+
+def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
+    faults.require(mount.container_path, "config.mounts.container_path is empty")
+    if mount.propagation != pb.PROPAGATION_PRIVATE:
+        faults.add(f"config.mounts[{mount.container_path}].propagation: mounts do not propagate into a VM; use None")
+    if mount.image.image:
+        faults.add(f"config.mounts[{mount.container_path}].image: image volumes are not supported yet")
+    return Mount(mount.container_path, mount.host_path, mount.readonly)
+
+
+def _resources(resources: pb.LinuxContainerResources, faults: _Faults) -> Resources:
+    for field in ("cpu_period", "cpu_shares", "memory_limit_in_bytes"):
+        faults.require(getattr(resources, field) >= 0, f"config.linux.resources.{field} is negative")
+    return Resources(
+        cpu_shares=resources.cpu_shares,
+        cpu_quota=resources.cpu_quota,
+        cpu_period=resources.cpu_period,
+        memory_limit_bytes=resources.memory_limit_in_bytes,
+        memory_swap_limit_bytes=resources.memory_swap_limit_in_bytes,
+        oom_score_adj=resources.oom_score_adj,
+        cpuset_cpus=resources.cpuset_cpus,
+        cpuset_mems=resources.cpuset_mems,
+        hugepage_limits={limit.page_size: limit.limit for limit in resources.hugepage_limits},
+        unified=dict(resources.unified),
+    )
+
+
+def credentials(auth: pb.AuthConfig) -> Credentials:
+    return Credentials(
+        username=auth.username,
+        password=auth.password,
+        auth=auth.auth,
+        server_address=auth.server_address,
+        identity_token=auth.identity_token,
+        registry_token=auth.registry_token,
+    )

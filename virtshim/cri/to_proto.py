@@ -1,0 +1,151 @@
+"""Domain values -> CRI messages. Pure. Fields whose absence kubelet does not survive are always filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.container import Container, ContainerPhase, Resources
+from virtshim.domain.image import FilesystemUse, Image
+from virtshim.domain.sandbox import Sandbox
+
+_CONTAINER_STATE = {
+    ContainerPhase.CREATING: pb.CONTAINER_CREATED,
+    ContainerPhase.CREATED: pb.CONTAINER_CREATED,
+    ContainerPhase.RUNNING: pb.CONTAINER_RUNNING,
+    ContainerPhase.EXITED: pb.CONTAINER_EXITED,
+}
+
+
+def _sandbox_metadata(sandbox: Sandbox) -> pb.PodSandboxMetadata:
+    key = sandbox.key
+    return pb.PodSandboxMetadata(name=key.name, uid=key.uid, namespace=key.namespace, attempt=key.attempt)
+
+
+def sandbox_state(sandbox: Sandbox) -> pb.PodSandboxState.ValueType:
+    return pb.SANDBOX_READY if sandbox.is_ready else pb.SANDBOX_NOTREADY
+
+
+def container_state(container: Container) -> pb.ContainerState.ValueType:
+    """A container under removal shows what it was: it had an end, or it never ran."""
+    if container.phase is ContainerPhase.REMOVING:
+        return pb.CONTAINER_EXITED if container.exit else pb.CONTAINER_UNKNOWN
+    return _CONTAINER_STATE[container.phase]
+
+
+def sandbox_item(sandbox: Sandbox) -> pb.PodSandbox:
+    return pb.PodSandbox(
+        id=sandbox.id.value,
+        metadata=_sandbox_metadata(sandbox),
+        state=sandbox_state(sandbox),
+        created_at=sandbox.created_at,
+        labels=sandbox.config.labels,
+        annotations=sandbox.config.annotations,
+        runtime_handler=sandbox.config.runtime_handler,
+    )
+
+
+def sandbox_status(sandbox: Sandbox) -> pb.PodSandboxStatus:
+    ips: Sequence[str] = sandbox.network.ips if sandbox.network else ()
+    return pb.PodSandboxStatus(
+        id=sandbox.id.value,
+        metadata=_sandbox_metadata(sandbox),
+        state=sandbox_state(sandbox),
+        created_at=sandbox.created_at,
+        network=pb.PodSandboxNetworkStatus(
+            ip=ips[0] if ips else "", additional_ips=[pb.PodIP(ip=ip) for ip in ips[1:]]
+        ),
+        linux=pb.LinuxPodSandboxStatus(
+            namespaces=pb.Namespace(options=pb.NamespaceOption(network=pb.POD, pid=pb.CONTAINER, ipc=pb.POD))
+        ),
+        labels=sandbox.config.labels,
+        annotations=sandbox.config.annotations,
+        runtime_handler=sandbox.config.runtime_handler,
+    )
+
+
+def _container_metadata(container: Container) -> pb.ContainerMetadata:
+    return pb.ContainerMetadata(name=container.name.name, attempt=container.name.attempt)
+
+
+def container_item(container: Container) -> pb.Container:
+    return pb.Container(
+        id=container.id.value,
+        pod_sandbox_id=container.sandbox_id.value,
+        metadata=_container_metadata(container),
+        image=_image_spec(container),
+        image_ref=container.image_ref,
+        state=container_state(container),
+        created_at=container.created_at,
+        labels=container.config.labels,
+        annotations=container.config.annotations,
+        image_id=container.image.value,
+    )
+
+
+def _image_spec(container: Container) -> pb.ImageSpec:
+    config = container.config
+    return pb.ImageSpec(image=config.user_image or config.image, user_specified_image=config.user_image)
+
+
+def container_status(container: Container) -> pb.ContainerStatus:
+    ended = container.exit
+    return pb.ContainerStatus(
+        id=container.id.value,
+        metadata=_container_metadata(container),
+        state=container_state(container),
+        created_at=container.created_at,
+        started_at=container.started_at,
+        finished_at=ended.finished_at if ended else 0,
+        exit_code=ended.code if ended else 0,
+        image=_image_spec(container),
+        image_ref=container.image_ref,
+        reason=ended.reason.value if ended else "",
+        message=ended.message if ended else "",
+        labels=container.config.labels,
+        annotations=container.config.annotations,
+        mounts=[
+            pb.Mount(container_path=m.container_path, host_path=m.host_path, readonly=m.readonly)
+            for m in container.config.mounts
+        ],
+        log_path=container.log_file,
+        resources=pb.ContainerResources(linux=_resources(container.config.resources)),
+        image_id=container.image.value,
+    )
+
+
+def _resources(resources: Resources) -> pb.LinuxContainerResources:
+    return pb.LinuxContainerResources(
+        cpu_period=resources.cpu_period,
+        cpu_quota=resources.cpu_quota,
+        cpu_shares=resources.cpu_shares,
+        memory_limit_in_bytes=resources.memory_limit_bytes,
+        oom_score_adj=resources.oom_score_adj,
+        cpuset_cpus=resources.cpuset_cpus,
+        cpuset_mems=resources.cpuset_mems,
+        hugepage_limits=[
+            pb.HugepageLimit(page_size=size, limit=limit) for size, limit in resources.hugepage_limits.items()
+        ],
+        unified=resources.unified,
+        memory_swap_limit_in_bytes=resources.memory_swap_limit_bytes,
+    )
+
+
+def image_item(image: Image) -> pb.Image:
+    return pb.Image(
+        id=image.digest.value,
+        repo_tags=image.tags,
+        repo_digests=image.repo_digests,
+        size=image.size,
+        spec=pb.ImageSpec(image=image.digest.value),
+        pinned=image.pinned,
+    )
+
+
+def filesystem(use: FilesystemUse) -> pb.FilesystemUsage:
+    return pb.FilesystemUsage(
+        timestamp=use.timestamp,
+        fs_id=pb.FilesystemIdentifier(mountpoint=use.mountpoint),
+        used_bytes=pb.UInt64Value(value=use.used_bytes),
+        inodes_used=pb.UInt64Value(value=use.inodes_used),
+    )

@@ -1,0 +1,117 @@
+"""YAML (or JSON) text from a stranger -> a plain mapping, within bounds. No I/O.
+
+What comes out holds only dict, list, str, int, float, bool, None, bytes, date and datetime, is a tree (aliases are
+copied out) and is bounded in depth and size, so that it can be merged and written again without more checks.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Final
+
+import yaml
+
+from virtshim.domain.errors import InvalidRequest
+
+MAX_TEXT_BYTES: Final = 256 * 1024
+_MAX_DEPTH: Final = 64
+# Characters and nodes after aliases are copied out. Text without aliases cannot reach it.
+_MAX_WEIGHT: Final = 2 * MAX_TEXT_BYTES
+# Reading, and writing, longer ones takes time that grows with the square of their length.
+_MAX_INTEGER_CHARS: Final = 400
+_INTEGER_TAG: Final = "tag:yaml.org,2002:int"
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+# PyYAML's constructors raise all of these for text such as `!!int ""`, `!!bool x`, `!!timestamp x` or `0000-01-01`.
+_UNREADABLE: Final = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+
+
+def parse_mapping(text: str) -> dict[str, Any]:
+    """The mapping; {} for empty text or null. InvalidRequest says where the text is wrong, never what it holds."""
+    try:
+        _check_depth(text)
+        loaded = _load(text)
+    except _UNREADABLE as error:
+        raise InvalidRequest(f"not valid YAML{_place(error)}; correct it") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise InvalidRequest("not a YAML mapping; write `key: value` lines")
+    if not all(isinstance(key, str) for key in loaded):
+        raise InvalidRequest("a key of the mapping is not text; put it in quotes")
+    return loaded
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f" at line {mark.line + 1}, column {mark.column + 1} ({str(error.problem)[:100]})"
+    return ""
+
+
+def _check_depth(text: str) -> None:
+    """Before anything recursive sees the text."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise InvalidRequest(f"nested more than {_MAX_DEPTH} levels deep; make it flatter")
+
+
+def _load(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _weight(node, {})
+        return _plain(loader.construct_document(node))
+    finally:
+        loader.dispose()
+
+
+def _weight(node: yaml.Node, known: dict[int, int | None]) -> int:
+    """Size once all aliases are copied out; each node is visited once. A node inside itself is refused."""
+    if id(node) in known:
+        weight = known[id(node)]
+        if weight is None:
+            raise InvalidRequest("an alias stands inside its own anchor; write the value out")
+        return weight
+    known[id(node)] = None
+    total = 1
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag == _INTEGER_TAG and len(node.value) > _MAX_INTEGER_CHARS:
+            raise InvalidRequest("a number is too large; put it in quotes")
+        total += len(node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        total += sum(_weight(child, known) for child in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        total += sum(_weight(key, known) + _weight(value, known) for key, value in node.value)
+    if total > _MAX_WEIGHT:
+        raise InvalidRequest("too large once its aliases are written out; use fewer aliases")
+    known[id(node)] = total
+    return total
+
+
+def _plain(value: Any) -> Any:
+    """A copy in which nothing is shared."""
+    if isinstance(value, dict):
+        return {_plain_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair is a ValueError
+        return value
+    if value is None or isinstance(value, bool | int | float | bytes | datetime.date):
+        return value
+    raise InvalidRequest(f"a value of the YAML type {type(value).__name__} is not allowed; write a list or a mapping")
+
+
+def _plain_key(key: Any) -> Any:
+    if key is None or isinstance(key, str | bool | int | float):
+        return _plain(key)
+    raise InvalidRequest("a key is neither text nor a number; put it in quotes")

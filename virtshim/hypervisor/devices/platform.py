@@ -1,0 +1,35 @@
+"""The small devices every VM gets. Pure."""
+
+from __future__ import annotations
+
+from lxml import etree
+
+_BALLOON_STATS_SECONDS = 10
+
+
+def entropy() -> etree._Element:
+    """virtio-rng fed from /dev/urandom: first boots do not wait for entropy."""
+    element = etree.Element("rng", model="virtio")
+    etree.SubElement(element, "backend", model="random").text = "/dev/urandom"
+    return element
+
+
+def balloon() -> etree._Element:
+    """Gives memory readings, and hands pages the guest has freed back to the host."""
+    element = etree.Element("memballoon", model="virtio", autodeflate="on", freePageReporting="on")
+    etree.SubElement(element, "stats", period=str(_BALLOON_STATS_SECONDS))
+    return element
+
+
+def panic() -> etree._Element:
+    """pvpanic: a guest kernel's panic ends the VM as `crashed` instead of leaving it spinning."""
+    return etree.Element("panic", model="isa")
+
+
+def no_usb() -> etree._Element:
+    """q35 gets a USB controller unless told otherwise; nothing here is on USB."""
+    return etree.Element("controller", type="usb", index="0", model="none")
+
+
+def virtio_serial() -> etree._Element:
+    return etree.Element("controller", type="virtio-serial", index="0")

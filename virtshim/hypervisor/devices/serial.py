@@ -1,0 +1,35 @@
+"""The serial console and the guest-agent channel. Pure.
+
+libvirt binds both sockets itself and hands QEMU the descriptors (the same for the log), so the directories need not be open to
+the QEMU user.
+
+libvirt treats a channel *it* knows as `org.qemu.guest_agent.0` as its own: it connects to the socket as soon as the guest opens
+the port, and QEMU serves one client. So libvirt knows ours by another name, and only the guest sees the agent's.
+"""
+
+from __future__ import annotations
+
+from lxml import etree
+
+from virtshim.hypervisor.xmltext import absolute_path, socket_path
+
+AGENT_ALIAS = "ua-agent"
+AGENT_PORT = "org.qemu.guest_agent.0"
+_HOST_NAME = "virtshim.agent"
+
+
+def console(socket: str, log: str) -> etree._Element:
+    """QEMU listens on `socket` and appends every byte to `log`, whether or not anyone is connected."""
+    element = etree.Element("serial", type="unix")
+    etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "console socket"))
+    etree.SubElement(element, "log", file=absolute_path(log, "console log"), append="on")
+    etree.SubElement(element, "target", type="isa-serial", port="0")
+    return element
+
+
+def agent(socket: str) -> etree._Element:
+    element = etree.Element("channel", type="unix")
+    etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "guest agent socket"))
+    etree.SubElement(element, "target", type="virtio", name=_HOST_NAME)
+    etree.SubElement(element, "alias", name=AGENT_ALIAS)
+    return element

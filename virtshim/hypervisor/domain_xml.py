@@ -1,0 +1,120 @@
+"""VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
+
+A q35 machine with SeaBIOS. libvirt puts each virtio device on a PCIe root port of its own, the ports on slots 1 and up of the
+root bus. Slots 0x10 to 0x1b of that bus are vmwrapper's: it adds the NICs there (`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lxml import etree
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.vm import VmSpec
+from virtshim.hypervisor import mark
+from virtshim.hypervisor.devices import cpu, disk, platform, serial
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
+
+_QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+
+# Less than this and SeaBIOS does not come up.
+_SMALLEST_MEMORY = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """What is the same for all VMs of a node. `node` is the id in the owner mark, `emulator` what libvirt runs (vmwrapper),
+    `qemu` the binary that vmwrapper runs in turn."""
+
+    node: str
+    domain_type: DomainType
+    emulator: str
+    qemu: str
+    cgroups: Cgroups
+
+    def __post_init__(self) -> None:
+        if not self.node:
+            raise InvalidRequest("the node id is empty: VMs of this node could not be told from others")
+        printable(self.node, "node id")
+
+
+def build(spec: VmSpec, profile: NodeProfile) -> str:
+    """The definition as text. InvalidRequest, naming the field, if the spec holds what libvirt cannot be given."""
+    domain = etree.Element("domain", type=profile.domain_type.value, nsmap={"qemu": _QEMU_NAMESPACE})
+    _text(domain, "name", domain_name(spec.name))
+    _text(domain, "uuid", str(spec.uuid))
+    if spec.title:
+        _text(domain, "title", printable(spec.title, "title"))
+    domain.append(mark.to_element(mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)))
+    _memory(domain, spec.memory_bytes)
+    domain.append(cpu.vcpus(spec.vcpus))
+    if (tuning := cpu.tuning(spec.cpu, spec.vcpus, profile.cgroups)) is not None:
+        domain.append(tuning)
+    _system(domain, spec)
+    domain.append(cpu.model(spec.cpu_model, profile.domain_type, spec.vcpus))
+    domain.append(cpu.clock())
+    _text(domain, "on_poweroff", "destroy")
+    _text(domain, "on_reboot", "restart")
+    _text(domain, "on_crash", "destroy")
+    domain.append(_devices(spec, profile))
+    if profile.domain_type is not DomainType.TEST:
+        _for_qemu(domain, spec, profile)
+    return etree.tostring(domain, pretty_print=True, encoding="unicode")
+
+
+def _text(parent: etree._Element, tag: str, value: str) -> None:
+    etree.SubElement(parent, tag).text = value
+
+
+def _memory(domain: etree._Element, wanted: int) -> None:
+    if wanted < _SMALLEST_MEMORY:
+        raise InvalidRequest(f"{wanted} bytes of memory are too few for a VM: set a memory limit of at least 4Mi, a real guest wants 128Mi")
+    etree.SubElement(domain, "memory", unit="KiB").text = str(wanted >> 10)
+
+
+def _system(domain: etree._Element, spec: VmSpec) -> None:
+    os_element = etree.Element("os")
+    etree.SubElement(os_element, "type", arch="x86_64", machine="q35").text = "hvm"
+    if spec.smbios_uuid:
+        sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
+        entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")
+        entry.text = str(spec.uuid)
+        etree.SubElement(os_element, "smbios", mode="sysinfo")
+    domain.append(os_element)
+    features = etree.SubElement(domain, "features")
+    etree.SubElement(features, "acpi")
+    etree.SubElement(features, "apic")
+
+
+def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
+    devices = etree.Element("devices")
+    _text(devices, "emulator", absolute_path(profile.emulator, "emulator"))
+    devices.extend(disk.build(spec.disks, spec.disk_bus))
+    devices.append(platform.virtio_serial())
+    devices.append(platform.no_usb())
+    devices.append(serial.console(spec.console_socket, spec.console_log))
+    devices.append(serial.agent(spec.agent_socket))
+    devices.append(platform.balloon())
+    devices.append(platform.entropy())
+    devices.append(platform.panic())
+    return devices
+
+
+def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile) -> None:
+    """What vmwrapper reads from its environment, and the port name that only the guest may see (see devices/serial.py)."""
+    environment = {"VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"), "VIRTSHIM_SANDBOX": spec.sandbox_id.value}
+    if spec.fetch_key:
+        environment["VIRTSHIM_FETCH_KEY"] = printable(spec.fetch_key, "fetch key")
+        environment["VIRTSHIM_TAPMANAGER"] = absolute_path(spec.tapmanager_socket, "tapmanager socket")
+    commandline = etree.SubElement(domain, _qemu("commandline"))
+    for name, value in environment.items():
+        etree.SubElement(commandline, _qemu("env"), name=name, value=value)
+    device = etree.SubElement(etree.SubElement(domain, _qemu("override")), _qemu("device"), alias=serial.AGENT_ALIAS)
+    frontend = etree.SubElement(device, _qemu("frontend"))
+    etree.SubElement(frontend, _qemu("property"), name="name", type="string", value=serial.AGENT_PORT)
+
+
+def _qemu(tag: str) -> str:
+    return f"{{{_QEMU_NAMESPACE}}}{tag}"

@@ -1,0 +1,55 @@
+"""What may go into domain XML as text or attribute value. Pure. Refusals name the field and the remedy."""
+
+from __future__ import annotations
+
+import re
+
+from virtshim.domain.errors import InvalidRequest
+
+# XML 1.0 "Char", less the line breaks: libvirt refuses them in titles, and they have no business in a name or path.
+_NOT_ALLOWED = re.compile("[^\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+_SERIAL = re.compile(r"[A-Za-z0-9_.+ -]*")
+
+# sun_path is 108 bytes with its closing zero byte.
+_LONGEST_SOCKET_PATH = 107
+
+
+def printable(value: str, what: str) -> str:
+    """`value`, if XML can carry it and it is one line."""
+    if found := _NOT_ALLOWED.search(value):
+        raise InvalidRequest(
+            f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which a VM definition cannot carry: remove control characters"
+        )
+    return value
+
+
+def domain_name(value: str) -> str:
+    """A name that libvirt, file names made from it and a shell's user can all live with."""
+    if not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            f"not a VM name: {value[:80]!r} (1 to 200 of A-Z a-z 0-9 . _ + - wanted, the first a letter or a digit)"
+        )
+    return value
+
+
+def disk_serial(value: str, longest: int) -> str:
+    """A serial number that reaches the guest whole."""
+    if not _SERIAL.fullmatch(value) or len(value) > longest:
+        raise InvalidRequest(f"not a disk serial for this bus: {value[:80]!r} (at most {longest} of A-Z a-z 0-9 _ . + - wanted)")
+    return value
+
+
+def absolute_path(value: str, what: str) -> str:
+    if not value.startswith("/"):
+        raise InvalidRequest(f"{what} {value[:200]!r} is not an absolute path")
+    return printable(value, what)
+
+
+def socket_path(value: str, what: str) -> str:
+    """An absolute path that fits into a socket address."""
+    if len(value.encode("utf-8", "surrogateescape")) > _LONGEST_SOCKET_PATH:
+        raise InvalidRequest(
+            f"{what} {value!r} is longer than the {_LONGEST_SOCKET_PATH} bytes of a Unix socket address: choose a shorter run_dir"
+        )
+    return absolute_path(value, what)

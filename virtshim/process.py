@@ -1,0 +1,159 @@
+"""The one door through which the daemon runs other programs.
+
+A program gets an argument list (never a shell line), a clean environment, /dev/null as stdin, umask 077 and a process group
+of its own. When `run` returns or raises, nothing of that group is left: a program that must outlive the call has to leave
+the group itself (setsid), or be started by somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from virtshim.domain.errors import DeadlineExceeded, InternalError
+
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+_CHUNK = 1 << 16
+_CANCEL_POLL = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Kernel limits for a program that reads hostile data: bytes of address space, seconds of CPU time. Core dumps are off.
+    They are set before the program starts, by prlimit(1) of util-linux."""
+
+    address_space: int
+    cpu_seconds: int
+
+    def argv(self) -> list[str]:
+        return ["prlimit", f"--as={self.address_space}", f"--cpu={self.cpu_seconds}", "--core=0", "--"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`returncode` is negative for a signal. `stdout` and `stderr` are the first bytes, at most the limit asked for;
+    `cut` says that there was more."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    cut: bool
+
+    def words(self) -> str:
+        """The program's last words for an error message: one line, printable, at most 400 characters."""
+        text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
+        line = " ".join(text.split())
+        said = "".join(char if char.isprintable() else "?" for char in line[-400:])
+        return said or f"nothing said, exit code {self.returncode}"
+
+
+@dataclass(slots=True)
+class _Captured:
+    """The kept beginning of one output stream."""
+
+    limit: int
+    data: bytearray
+    cut: bool = False
+
+    def take(self, chunk: bytes) -> None:
+        room = self.limit - len(self.data)
+        self.data += chunk[:room]
+        self.cut = self.cut or len(chunk) > room
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    limits: Limits | None = None,
+    environment: Mapping[str, str] | None = None,
+    cancelled: threading.Event | None = None,
+    output_limit: int = 1 << 20,
+) -> Finished:
+    """Runs `argv` to its end and returns what it said, whatever its exit code.
+
+    `timeout` is in seconds; `environment` is added to the clean one; output beyond `output_limit` bytes a stream is read and
+    dropped. Secrets do not belong in `argv`: every local user can read it. Raises DeadlineExceeded (time over or `cancelled`
+    set; the whole process group is killed) and InternalError (it cannot be started).
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        child = subprocess.Popen(
+            [*(limits.argv() if limits else ()), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env={**_ENVIRONMENT, **(environment or {})},
+            start_new_session=True,
+            umask=0o077,
+        )
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "an argument holds a NUL byte"
+        raise InternalError(f"cannot run {argv[0]}: {reason}; is its package installed?") from exc
+    assert child.stdout is not None
+    assert child.stderr is not None
+    out, err = _Captured(output_limit, bytearray()), _Captured(output_limit, bytearray())
+    try:
+        with child.stdout, child.stderr:
+            _collect(child.pid, {child.stdout: out, child.stderr: err}, argv[0], deadline, cancelled)
+    finally:
+        # Not reaped yet, so the number still names this group, whoever is left in it.
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return Finished(child.returncode, bytes(out.data), bytes(err.data), out.cut or err.cut)
+
+
+def _collect(
+    pid: int,
+    streams: Mapping[IO[bytes], _Captured],
+    name: str,
+    deadline: float,
+    cancelled: threading.Event | None,
+) -> None:
+    """Reads until the program itself has ended; what it left running may hold the pipes open and is not waited for."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pidfd, selectors.EVENT_READ)
+            for stream, captured in streams.items():
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_READ, captured)
+            ended = False
+            while not ended:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(f"{name} took too long and was killed")
+                if cancelled is not None and cancelled.is_set():
+                    raise DeadlineExceeded(f"{name} was stopped: the caller gave up")
+                ready = selector.select(left if cancelled is None else min(left, _CANCEL_POLL))
+                ended = any(key.fd == pidfd for key, _ in ready)
+                for key, _ in ready:
+                    if key.data is not None and not _drain(key.fd, key.data, to_the_end=ended):
+                        selector.unregister(key.fileobj)
+            for key in list(selector.get_map().values()):
+                if key.data is not None:
+                    _drain(key.fd, key.data, to_the_end=True)
+    finally:
+        os.close(pidfd)
+
+
+def _drain(fd: int, captured: _Captured, *, to_the_end: bool) -> bool:
+    """Takes what is there (one chunk, or all of it). False at end of file."""
+    while True:
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        captured.take(chunk)
+        if not to_the_end:
+            return True

@@ -1,0 +1,53 @@
+"""What the node tells of itself: version, conditions, handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container
+from virtshim.domain.layout import Layout
+from virtshim.ports import Hypervisor, PodNetworks
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`trouble` is for people, "" if all is well; `reason` is one CamelCase word for machines."""
+
+    name: str
+    trouble: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    version: str
+    node_id: str
+    handlers: Sequence[str]
+    systemd_cgroups: bool
+    hypervisor: Hypervisor
+    networks: PodNetworks
+    layout: Layout
+
+    def conditions(self) -> Sequence[Condition]:
+        """kubelet wants both. Never waits for libvirt."""
+        runtime = self.hypervisor.trouble()
+        network = self.networks.trouble()
+        return (
+            Condition("RuntimeReady", runtime, "HypervisorUnavailable" if runtime else ""),
+            Condition("NetworkReady", network, "NetworkPluginNotReady" if network else ""),
+        )
+
+    def facts(self) -> Mapping[str, object]:
+        return {"version": self.version, "nodeId": self.node_id, "stateDir": self.layout.state_dir}
+
+    def container_facts(self, container: Container) -> Mapping[str, object]:
+        return {
+            "sandboxID": container.sandbox_id.value,
+            "domainUUID": container.domain_uuid,
+            "phase": container.phase.value,
+            "rootDisk": self.layout.root_disk(container.id),
+            "consoleLog": self.layout.console_log(container.id),
+            "consoleSocket": self.layout.console_socket(container.id),
+            "agentSocket": self.layout.agent_socket(container.id),
+        }

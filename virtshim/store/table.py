@@ -1,0 +1,108 @@
+"""One kind of record in SQLite and in memory. Implements `virtshim.ports.Table`.
+
+A write goes to the database first and to memory after it is committed; reads never touch the database.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Delete, Engine, Update, delete, select, update
+from sqlalchemy import Table as SqlTable
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+_SQLITE_FULL = 13  # https://www.sqlite.org/rescode.html
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping(Generic[K, R]):
+    """How one kind of record lies in its SQL table. `key_of` the id, `key_text` its column value, `columns` the whole row
+    (`document` among them), `parse` a document back to the record, `order` the column that lists go by."""
+
+    table: SqlTable
+    what: str
+    key_of: Callable[[R], K]
+    key_text: Callable[[K], str]
+    columns: Callable[[R], dict[str, Any]]
+    parse: Callable[[str], R]
+    order: str
+
+
+class SqliteTable(Generic[K, R]):
+    """Safe to use from any thread; `lock` is shared by all tables of one database."""
+
+    def __init__(self, engine: Engine, lock: threading.Lock, mapping: Mapping[K, R]) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._map = mapping
+        self._key_column = next(iter(mapping.table.primary_key))
+        with engine.connect() as connection:
+            rows = connection.execute(select(mapping.table.c.document).order_by(mapping.table.c[mapping.order]))
+            records = [mapping.parse(document) for (document,) in rows]
+        self._memory = {mapping.key_of(record): record for record in records}
+
+    def add(self, record: R) -> None:
+        key = self._map.key_of(record)
+        self._write(
+            insert(self._map.table).values(**self._map.columns(record)), lambda: self._memory.__setitem__(key, record)
+        )
+
+    def replace(self, record: R) -> None:
+        key = self._map.key_of(record)
+        statement = update(self._map.table).where(self._key_column == self._map.key_text(key))
+        changed = self._write(
+            statement.values(**self._map.columns(record)), lambda: self._memory.__setitem__(key, record)
+        )
+        if not changed:
+            raise NotFound(f"{self._map.what} {self._map.key_text(key)} is gone")
+
+    def put(self, record: R) -> None:
+        key = self._map.key_of(record)
+        columns = self._map.columns(record)
+        statement = insert(self._map.table).values(**columns)
+        self._write(
+            statement.on_conflict_do_update(index_elements=[self._key_column], set_=columns),
+            lambda: self._memory.__setitem__(key, record),
+        )
+
+    def delete(self, key: K) -> None:
+        self._write(
+            delete(self._map.table).where(self._key_column == self._map.key_text(key)),
+            lambda: self._memory.pop(key, None),
+        )
+
+    def get(self, key: K) -> R | None:
+        return self._memory.get(key)
+
+    def all(self) -> Sequence[R]:
+        return list(self._memory.values())
+
+    def _write(self, statement: Insert | Update | Delete, remember: Callable[[], object]) -> int:
+        """One transaction; memory follows after the commit and before anyone else may write. Returns the rows changed."""
+        with self._lock:
+            try:
+                with self._engine.begin() as connection:
+                    changed = int(connection.execute(statement).rowcount)
+            except IntegrityError as exc:
+                raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
+            except OperationalError as exc:
+                raise database_trouble(exc) from exc
+            if changed:
+                remember()
+            return changed
+
+
+def database_trouble(exc: OperationalError) -> ShimError:
+    """The domain's error for what SQLite says; by code, not by text."""
+    if getattr(exc.orig, "sqlite_errorcode", 0) & 0xFF == _SQLITE_FULL:
+        return ResourceExhausted("the state database cannot grow: the disk is full. Free space and repeat the call")
+    return InternalError(f"the state database cannot be used: {exc.orig}")
