@@ -17,6 +17,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -25,7 +26,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 5.0
@@ -42,7 +43,7 @@ class ImageServerError(Exception):
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Say nothing: the caller's output is not an access log."""
 
 
@@ -169,25 +170,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 # ---- images ---------------------------------------------------------------------------------------------------------
 
 
-class _HashingWriter:
-    """Passes bytes on and hashes them."""
-
-    def __init__(self, target: IO[bytes]) -> None:
-        self._target = target
-        self._hash = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self._hash.update(data)
-        self._target.write(data)
-        return len(data)
-
-    def flush(self) -> None:
-        self._target.flush()
-
-    def digest(self) -> str:
-        return f"sha256:{self._hash.hexdigest()}"
-
-
 def write_container_disk(directory: Path, disk: Path, tag: str = "latest") -> str:
     """Writes an OCI image layout whose one layer holds ``disk/NAME``, and nothing else. Gives the manifest's digest.
 
@@ -224,19 +206,27 @@ def write_container_disk(directory: Path, disk: Path, tag: str = "latest") -> st
 
 
 def _write_layer(blobs: Path, disk: Path) -> tuple[dict[str, Any], str]:
-    temporary = blobs / "layer"
-    with temporary.open("wb") as file:
-        packed = _HashingWriter(file)
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=packed, mtime=0) as compressor:  # type: ignore[arg-type]  # write() is all it calls
-            plain = _HashingWriter(compressor)  # type: ignore[arg-type]  # GzipFile is no IO[bytes] to the checker
-            with tarfile.open(fileobj=plain, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[arg-type]  # as above
-                _add(archive, "disk", None)
-                _add(archive, f"disk/{disk.name}", disk)
-    digest = packed.digest()
-    size = temporary.stat().st_size
-    temporary.rename(blobs / digest.removeprefix("sha256:"))
+    plain, packed = blobs / "layer.tar", blobs / "layer.tar.gz"
+    with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as archive:
+        _add(archive, "disk", None)
+        _add(archive, f"disk/{disk.name}", disk)
+    with (
+        plain.open("rb") as source,
+        packed.open("wb") as target,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=target, mtime=0) as compressor,
+    ):
+        shutil.copyfileobj(source, compressor, 1 << 20)
+    diff_id, digest = _digest(plain), _digest(packed)
+    plain.unlink()
+    size = packed.stat().st_size
+    packed.rename(blobs / digest.removeprefix("sha256:"))
     media_type = "application/vnd.oci.image.layer.v1.tar+gzip"
-    return {"mediaType": media_type, "digest": digest, "size": size}, plain.digest()
+    return {"mediaType": media_type, "digest": digest, "size": size}, diff_id
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _add(archive: tarfile.TarFile, name: str, content: Path | None) -> None:

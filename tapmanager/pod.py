@@ -44,12 +44,13 @@ def link_name(value: str, where: str) -> str:
 
 def cidr(value: str, where: str) -> str:
     """An address with its prefix length, in canonical spelling: `10.88.0.5/16`."""
+    bad = f"{where}: not an address with a prefix length: {value[:60]!r}"
+    if "/" not in value:
+        raise BadField(bad)
     try:
-        if "/" not in value:
-            raise ValueError("no prefix length")
         return str(ipaddress.ip_interface(value))
     except ValueError as exc:
-        raise BadField(f"{where}: not an address with a prefix length: {value[:60]!r}") from exc
+        raise BadField(bad) from exc
 
 
 def network(value: str, where: str) -> str:

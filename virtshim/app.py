@@ -70,11 +70,9 @@ class App:
         records = self.adapters.records
         boot = boot_id()
         before = records.node_fact("boot")
+        self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
         self.recover.run(rebooted=before is not None and before != boot)
         records.set_node_fact("boot", boot)
-        self.adapters.hypervisor.on_power_event(self.events.changed)
-        for container in records.containers.all():  # what ended between recovery and the subscription
-            self.services.stop_container.exits.settle(container.id)
 
 
 def boot_id() -> str:
@@ -163,4 +161,6 @@ def build(settings: Settings) -> App:
     layout = settings.layout()
     for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
         os.makedirs(directory, mode=0o711, exist_ok=True)
-    raise NotImplementedError(ImageFileStore, LibvirtHypervisor, PodNetworkClient, RootDiskStore, SeedStore, ConsoleLogs, SystemClock)
+    raise NotImplementedError(
+        ImageFileStore, LibvirtHypervisor, PodNetworkClient, RootDiskStore, SeedStore, ConsoleLogs, SystemClock
+    )

@@ -22,6 +22,8 @@ from virtshim.domain.errors import DeadlineExceeded, InternalError
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _CHUNK = 1 << 16
 _CANCEL_POLL = 0.2
+# More than a pipe holds (1 MiB, fs.pipe-max-size): enough to take what a program left, and an end if somebody still writes.
+_PIPE_CHUNKS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,10 @@ def run(
             umask=0o077,
         )
     except (OSError, ValueError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "an argument holds a NUL byte"
-        raise InternalError(f"cannot run {argv[0]}: {reason}; is its package installed?") from exc
+        name, reason = (
+            (exc.filename, exc.strerror) if isinstance(exc, OSError) else (argv[0], "an argument holds a NUL byte")
+        )
+        raise InternalError(f"cannot run {name}: {reason}; is its package installed?") from exc
     assert child.stdout is not None
     assert child.stderr is not None
     out, err = _Captured(output_limit, bytearray()), _Captured(output_limit, bytearray())
@@ -126,28 +130,29 @@ def _collect(
             for stream, captured in streams.items():
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ, captured)
-            ended = False
-            while not ended:
+            while True:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceeded(f"{name} took too long and was killed")
                 if cancelled is not None and cancelled.is_set():
                     raise DeadlineExceeded(f"{name} was stopped: the caller gave up")
                 ready = selector.select(left if cancelled is None else min(left, _CANCEL_POLL))
-                ended = any(key.fd == pidfd for key, _ in ready)
+                if any(key.fd == pidfd for key, _ in ready):
+                    break
                 for key, _ in ready:
-                    if key.data is not None and not _drain(key.fd, key.data, to_the_end=ended):
+                    if not _drain(key.fd, key.data, chunks=1):
                         selector.unregister(key.fileobj)
+            os.killpg(pid, signal.SIGKILL)
             for key in list(selector.get_map().values()):
                 if key.data is not None:
-                    _drain(key.fd, key.data, to_the_end=True)
+                    _drain(key.fd, key.data, chunks=_PIPE_CHUNKS)
     finally:
         os.close(pidfd)
 
 
-def _drain(fd: int, captured: _Captured, *, to_the_end: bool) -> bool:
-    """Takes what is there (one chunk, or all of it). False at end of file."""
-    while True:
+def _drain(fd: int, captured: _Captured, *, chunks: int) -> bool:
+    """Takes what is there, at most that many chunks. False at end of file."""
+    for _ in range(chunks):
         try:
             chunk = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -155,5 +160,4 @@ def _drain(fd: int, captured: _Captured, *, to_the_end: bool) -> bool:
         if not chunk:
             return False
         captured.take(chunk)
-        if not to_the_end:
-            return True
+    return True

@@ -37,6 +37,7 @@ class Exits:
             state = self.hypervisor.power(uuid.UUID(found.domain_uuid))
             if state.is_on:
                 return found
+            self.consoles.open(container, found.log_file)  # not open if it ended while virtshim was away
             self.consoles.finish(container)
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
             self.records.containers.replace(ended)

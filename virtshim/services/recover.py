@@ -89,7 +89,6 @@ class Recover:
         self.consoles.open(container.id, container.log_file)
 
     def _settle(self, container: Container) -> None:
-        self.consoles.open(container.id, container.log_file)  # what it wrote while we were away
         self.exits.settle(container.id)
 
     def _settle_rebooted(self, container: Container) -> None:

@@ -1,0 +1,163 @@
+"""Network namespaces with a name: make, remove, run a function inside. Knows nothing of what is in them.
+
+unshare(2) and setns(2) change the calling thread only, and there is no way back without CAP_SYS_ADMIN mistakes; so both happen
+in a thread that ends right after. Sockets, taps and netlink handles stay in the namespace they were made in and may be used
+from any thread. (`IPRoute(netns=...)` forks, which is unsafe in a process with threads.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from tapmanager.errors import NetError, internal
+
+T = TypeVar("T")
+
+_CLONE_NEWNET = 0x40000000
+_MS_BIND = 4096
+_MS_REC = 16384
+_MS_SHARED = 1 << 20
+_MNT_DETACH = 2
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
+
+PREFIX = "virtshim-"
+
+
+def path_of(netns_dir: str, sandbox: str) -> str:
+    """Computed from the id alone, so that clean-up needs no record. `sandbox` is a checked id: 64 hex digits."""
+    return os.path.join(netns_dir, PREFIX + sandbox[:20])
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
+    libc.unshare.argtypes = (ctypes.c_int,)
+    libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+    libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    return libc
+
+
+def _check(result: int, doing: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{doing}: {os.strerror(code)}")
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    _check(_libc().mount(source.encode(), target.encode(), b"none", flags, None), f"mount on {target}")
+
+
+def prepare_dir(netns_dir: str) -> None:
+    """Makes the directory a shared mount, as `ip netns add` does: what is mounted below is then seen by programs in other
+    mount namespaces, and `ip netns exec` works. Raises OSError."""
+    os.makedirs(netns_dir, mode=0o755, exist_ok=True)
+    # iproute2 takes the same lock on the same directory, so that two do not stack two mounts.
+    lock = os.open(netns_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            _mount("", netns_dir, _MS_SHARED | _MS_REC)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:  # EINVAL: not a mount point yet
+                raise
+            _mount(netns_dir, netns_dir, _MS_BIND | _MS_REC)
+            _mount("", netns_dir, _MS_SHARED | _MS_REC)
+    finally:
+        os.close(lock)
+
+
+def exists(path: str) -> bool:
+    """True if a network namespace is mounted there; a bare file left by a crash is not one."""
+    try:
+        return os.stat(path).st_dev == os.stat("/proc/self/ns/net").st_dev
+    except FileNotFoundError:
+        return False
+
+
+def create(path: str) -> None:
+    """A new namespace at `path`, with lo up. Raises NetError if something is there already, OSError."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+    except FileExistsError as exc:
+        raise NetError("already-exists", f"{path} exists already; remove it with: ip netns del {os.path.basename(path)}") from exc
+    try:
+        _in_thread(lambda: _unshare_onto(path))
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _unshare_onto(path: str) -> None:
+    _check(_libc().unshare(_CLONE_NEWNET), "unshare the network namespace")
+    _bring_lo_up()
+    _mount("/proc/thread-self/ns/net", path, _MS_BIND)
+
+
+def _bring_lo_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        name, flags = struct.unpack_from("16sh", fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sh22x", b"lo", 0)))
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", name, flags | _IFF_UP))
+
+
+def delete(path: str) -> None:
+    """Makes sure that neither mount nor file is there. The namespace itself lives on while a process or descriptor uses it.
+
+    Raises OSError.
+    """
+    while _libc().umount2(path.encode(), _MNT_DETACH) == 0:
+        pass  # two mounts may be stacked if two programs used the same name
+    code = ctypes.get_errno()
+    if code not in (errno.EINVAL, errno.ENOENT):
+        raise OSError(code, f"umount {path}: {os.strerror(code)}")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def run_inside(path: str, work: Callable[[], T]) -> T:
+    """`work()` in the namespace at `path`; its result or exception. Raises NetError if there is no namespace."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise NetError("not-found", f"the network namespace {path} is gone; remove the pod, it is made anew") from exc
+    try:
+
+        def enter() -> T:
+            _check(_libc().setns(fd, _CLONE_NEWNET), f"setns to {path}")
+            return work()
+
+        return _in_thread(enter)
+    finally:
+        os.close(fd)
+
+
+def _in_thread(work: Callable[[], T]) -> T:
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as exc:  # noqa: BLE001  handed to the caller, whatever it is
+            failed.append(exc)
+
+    thread = threading.Thread(target=run, name="in-netns")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    if not done:
+        raise internal("the helper thread ended without a result")
+    return done[0]

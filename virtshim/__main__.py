@@ -1,0 +1,5 @@
+"""`python -m virtshim`."""
+
+from virtshim.cli.main import main
+
+main()

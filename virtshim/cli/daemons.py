@@ -1,0 +1,82 @@
+"""Child daemons of `up` and `down`: started with a readiness socket, restarted when they die, ended in order."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtshim.domain.errors import Unavailable, WrongState
+
+_START_LIMIT = 120.0
+_STOP_LIMIT = 20.0
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One child. It runs in a session of its own, so that Ctrl-C reaches it only through us, in the right order."""
+
+    name: str
+    argv: Sequence[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, limit: float = _START_LIMIT) -> None:
+        """Returns when it has said READY=1 (sd_notify(3)). Raises Unavailable if it ends or is silent instead."""
+        with (
+            tempfile.TemporaryDirectory(prefix="virtshim-up-") as directory,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as ready,
+        ):
+            ready.bind(f"{directory}/notify")
+            environment = {k: v for k, v in os.environ.items() if k not in ("WATCHDOG_USEC", "WATCHDOG_PID")}
+            environment["NOTIFY_SOCKET"] = f"{directory}/notify"
+            self.process = subprocess.Popen(
+                list(self.argv), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            )
+            self._await(ready, self.process, time.monotonic() + limit)
+
+    def _await(self, ready: socket.socket, process: subprocess.Popen[bytes], until: float) -> None:
+        while True:
+            if select.select([ready], [], [], 0.05)[0] and b"READY=1" in ready.recv(4096).split(b"\n"):
+                return
+            code = process.poll()
+            if code is not None:
+                raise Unavailable(f"{self.name} ended with code {code} before it was ready; its messages are above")
+            if time.monotonic() > until:
+                self.stop()
+                raise Unavailable(f"{self.name} was not ready within {_START_LIMIT:g} s")
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL after a while: both daemons survive either."""
+        process = self.process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def tapmanager_daemon(config_file: str) -> Daemon:
+    return Daemon("tapmanager", (sys.executable, "-m", "tapmanager", "--config", config_file))
+
+
+def virtshim_daemon(config_file: str) -> Daemon:
+    return Daemon("virtshim", (sys.executable, "-m", "virtshim", "serve", "--config", config_file))
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        raise WrongState("a node needs root (network namespaces, libvirt's system driver); run it with sudo")

@@ -1,0 +1,99 @@
+"""`virtshim down`: everything that `up --dir DIR` made goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+
+from rich.console import Console
+
+from virtshim import app as composition
+from virtshim import config
+from virtshim.cli.daemons import need_root, tapmanager_daemon
+from virtshim.cli.node_dir import NodeDir
+from virtshim.cli.up import holder, take_lock
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
+from virtshim.observe.logsetup import set_up_logging
+from virtshim.process import run
+from virtshim.services.clock import SystemClock
+
+_STOP_LIMIT = 60.0
+_POD_LIMIT = 120.0
+
+
+def down_command(directory: str, *, everything: bool) -> None:
+    """Raises ShimError if something could not be removed; what is left then is named, and the call can be repeated."""
+    need_root()
+    console = Console(stderr=True, highlight=False)
+    node = NodeDir.of(directory)
+    if not os.path.exists(node.config_file):
+        if os.path.isdir(node.path) and everything and not os.listdir(node.path):
+            os.rmdir(node.path)
+            return
+        raise InvalidRequest(f"--dir {node.path}: no node was ever started there (config.toml is missing)")
+    os.makedirs(node.run, mode=0o711, exist_ok=True)
+    _stop_node(node, console)
+    lock = take_lock(node)
+    try:
+        _remove_pods(node, console)
+        _remove_bridge(node)
+    finally:
+        os.close(lock)
+    for path in (node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
+        shutil.rmtree(path, ignore_errors=True)
+    if everything:
+        shutil.rmtree(node.path)
+    console.print("down: nothing is left" + ("" if everything else f" but images and settings in {node.path}"))
+
+
+def _stop_node(node: NodeDir, console: Console) -> None:
+    """Ends the `up` that holds the lock, and only that one."""
+    until = time.monotonic() + _STOP_LIMIT
+    told, clock, never = False, SystemClock(), threading.Event()
+    while True:
+        try:
+            os.close(take_lock(node))
+            return
+        except WrongState:
+            pid = holder(node)
+            if not told and pid > 1:
+                console.print(f"down: stopping the node (pid {pid})")
+                os.kill(pid, signal.SIGTERM)
+                told = True
+            if time.monotonic() > until:
+                raise
+            clock.wait(never, 0.1)
+
+
+def _remove_pods(node: NodeDir, console: Console) -> None:
+    settings = config.load(node.config_file)
+    set_up_logging("warning", "text")
+    tapmanager = tapmanager_daemon(node.config_file)
+    tapmanager.start()
+    try:
+        with composition.built(settings) as app:
+            app.recovered()
+            clock = SystemClock()
+            failures: list[str] = []
+            for sandbox in app.adapters.records.sandboxes.all():
+                try:
+                    app.services.remove_sandbox.remove(sandbox, Deadline.after(clock.monotonic(), _POD_LIMIT))
+                    console.print(f"down: removed pod {sandbox.key.namespace}/{sandbox.key.name}")
+                except ShimError as exc:
+                    failures.append(f"pod {sandbox.key}: {exc}")
+            left = app.adapters.networks.attached(_POD_LIMIT)
+            failures.extend(f"network of sandbox {sandbox}" for sandbox in left)
+            if failures:
+                raise WrongState("could not remove " + "; ".join(failures) + ". Repeat `virtshim down`")
+    finally:
+        tapmanager.stop()
+
+
+def _remove_bridge(node: NodeDir) -> None:
+    """The CNI bridge plugin leaves its bridge behind; the name is ours alone."""
+    if os.path.isdir(f"/sys/class/net/{node.bridge}"):
+        run(["ip", "link", "delete", node.bridge], timeout=10)

@@ -1,0 +1,107 @@
+"""The `virtshim` command. Each subcommand is one module; this one parses arguments and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from virtshim.domain.errors import Kind, ShimError
+
+app = typer.Typer(
+    help="A Kubernetes CRI runtime: each pod is a virtual machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
+_Dir = Annotated[str, typer.Option("--dir", help="everything of this node lives below it; the QEMU user must reach it")]
+
+
+@app.command()
+def serve(config: _ConfigFile = None) -> None:
+    """Serve CRI on a Unix socket (the installed way; tapmanager runs beside it)."""
+    from virtshim.cli.serve import serve_command
+
+    serve_command(config)
+
+
+@app.command()
+def up(
+    directory: _Dir,
+    config: Annotated[str | None, typer.Option("--config", help="TOML laid over the defaults")] = None,
+    cni_conf_dir: Annotated[str | None, typer.Option(help="use this CNI configuration, not a generated bridge")] = None,
+    cni_bin_dir: Annotated[str | None, typer.Option(help="where CNI plugins are")] = None,
+    domain_type: Annotated[str | None, typer.Option(help="auto, kvm or qemu (TCG)")] = None,
+    pod_cidr: Annotated[str, typer.Option(help="addresses of the generated bridge network")] = "10.88.0.0/16",
+) -> None:
+    """Run a whole node in the foreground under DIR. Ctrl-C stops the daemons and leaves the VMs running."""
+    from virtshim.cli.up import NodeOptions, up_command
+
+    raise typer.Exit(up_command(NodeOptions(directory, config, cni_conf_dir, cni_bin_dir, domain_type, pod_cidr)))
+
+
+@app.command()
+def down(
+    directory: _Dir,
+    everything: Annotated[bool, typer.Option("--all", help="remove DIR itself too, images included")] = False,
+) -> None:
+    """Remove every pod, VM, netns, tap and bridge that `up --dir DIR` made; its daemons are stopped first."""
+    from virtshim.cli.down import down_command
+
+    down_command(directory, everything=everything)
+
+
+@app.command()
+def check(
+    config: _ConfigFile = None, json: Annotated[bool, typer.Option("--json", help="for programs")] = False
+) -> None:
+    """Look whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
+    from virtshim.cli.check import check as check_command
+
+    raise typer.Exit(check_command(config, as_json=json))
+
+
+config_app = typer.Typer(help="Show the settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+@config_app.command("show")
+def config_show(config: _ConfigFile = None) -> None:
+    """The settings in force, as JSON."""
+    from virtshim import config as settings
+
+    print(settings.load(config).model_dump_json(indent=2))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """All settings with their defaults and meaning, as JSON Schema."""
+    import json as json_module
+
+    from virtshim import config as settings
+
+    print(json_module.dumps(settings.Settings.model_json_schema(), indent=2))
+
+
+@app.command()
+def version() -> None:
+    """The version of this installation."""
+    from importlib.metadata import version as installed
+
+    print(installed("virtshim"))
+
+
+# sysexits.h: 64 usage, 69 service unavailable, 70 software, 75 try again, 78 configuration.
+_EXIT_CODES = {Kind.INVALID: 78, Kind.UNAVAILABLE: 69, Kind.FAILED_PRECONDITION: 75}
+
+
+def main() -> None:
+    """Entry point. A ShimError is one line on standard error, never a traceback."""
+    try:
+        app()
+    except ShimError as exc:
+        print(f"virtshim: {exc}", file=sys.stderr)
+        sys.exit(_EXIT_CODES.get(exc.kind, 70))

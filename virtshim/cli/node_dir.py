@@ -1,0 +1,168 @@
+"""A node below one directory: what `up` writes there and `down` takes away.
+
+DIR/config.toml          the settings, written anew by each `up`
+DIR/state  DIR/run       paths.state_dir and paths.run_dir
+DIR/libvirt              root of the embedded libvirt driver
+DIR/cni                  generated CNI configuration and address leases
+DIR/bin/vmwrapper
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from virtshim import config as settings_table
+from virtshim.domain.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    directory: str
+    config: str | None = None
+    cni_conf_dir: str | None = None
+    cni_bin_dir: str | None = None
+    domain_type: str | None = None
+    pod_cidr: str = "10.88.0.0/16"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDir:
+    """Paths and names that follow from the directory alone."""
+
+    path: str
+
+    @classmethod
+    def of(cls, directory: str) -> NodeDir:
+        return cls(os.path.realpath(directory))
+
+    @property
+    def config_file(self) -> str:
+        return f"{self.path}/config.toml"
+
+    @property
+    def state(self) -> str:
+        return f"{self.path}/state"
+
+    @property
+    def run(self) -> str:
+        return f"{self.path}/run"
+
+    @property
+    def libvirt(self) -> str:
+        return f"{self.path}/libvirt"
+
+    @property
+    def cni(self) -> str:
+        return f"{self.path}/cni"
+
+    @property
+    def vmwrapper(self) -> str:
+        return f"{self.path}/bin/vmwrapper"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.run}/up.lock"
+
+    @property
+    def mark(self) -> str:
+        """Tells the bridges and networks of several node directories on one machine apart."""
+        return hashlib.sha256(self.path.encode()).hexdigest()[:8]
+
+    @property
+    def bridge(self) -> str:
+        """Interface names hold 15 bytes."""
+        return f"vs-{self.mark}"
+
+
+def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
+    """Makes the directories, the CNI configuration and config.toml; returns the settings. Raises InvalidRequest."""
+    for directory in (node.path, node.state, node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
+        os.makedirs(directory, mode=0o711, exist_ok=True)
+    conf_dir = options.cni_conf_dir
+    if conf_dir is None:
+        conf_dir = f"{node.cni}/net.d"
+        os.makedirs(conf_dir, mode=0o755, exist_ok=True)
+        _write(f"{conf_dir}/10-virtshim.conflist", json.dumps(bridge_network(node, options.pod_cidr), indent=2))
+    values = node_settings(node, conf_dir, options)
+    if options.config is not None:
+        values = settings_table.merged(values, _toml(options.config))
+    _write(node.config_file, to_toml(values))
+    return settings_table.load(node.config_file)
+
+
+def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
+    """A CNI 1.0.0 configuration list: one bridge with addresses of its own, NAT to the outside, host ports."""
+    try:
+        subnet = ipaddress.ip_network(pod_cidr)
+    except ValueError as exc:
+        raise InvalidRequest(f"--pod-cidr {pod_cidr!r}: {exc}; write a network such as 10.88.0.0/16") from exc
+    if subnet.num_addresses < 8:
+        raise InvalidRequest(f"--pod-cidr {pod_cidr!r} holds too few addresses; /29 or larger is needed")
+    default = "0.0.0.0/0" if subnet.version == 4 else "::/0"
+    return {
+        "cniVersion": "1.0.0",
+        "name": f"virtshim-{node.mark}",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": node.bridge,
+                "isGateway": True,
+                "ipMasq": True,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": str(subnet)}]],
+                    "routes": [{"dst": default}],
+                    "dataDir": f"{node.cni}/leases",
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "paths": {"state_dir": node.state, "run_dir": node.run},
+        "cri": {"cgroup_driver": "cgroupfs"},
+        "libvirt": {"uri": f"qemu:///embed?root={node.libvirt}", "vmwrapper": node.vmwrapper},
+        "tapmanager": {"cni_conf_dir": conf_dir},
+        "log": {"format": "auto"},
+    }
+    if options.cni_bin_dir is not None:
+        values["tapmanager"]["cni_bin_dir"] = [options.cni_bin_dir]
+    if options.domain_type is not None:
+        values["libvirt"]["domain_type"] = options.domain_type
+    return values
+
+
+def _toml(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise InvalidRequest(f"--config {path}: {exc}") from exc
+
+
+def to_toml(values: dict[str, Any]) -> str:
+    """Tables of plain values only: all that our settings have."""
+    lines: list[str] = []
+    for table, content in values.items():
+        if not isinstance(content, dict):
+            raise InvalidRequest(f"--config: {table} must be a table, such as [{table}]")
+        lines.append(f"[{table}]")
+        # JSON's strings, numbers, booleans and arrays are TOML's too.
+        lines.extend(f"{key} = {json.dumps(value)}" for key, value in content.items())
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _write(path: str, text: str) -> None:
+    temporary = f"{path}.new"
+    Path(temporary).write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

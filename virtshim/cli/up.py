@@ -1,0 +1,97 @@
+"""`virtshim up`: a whole node in the foreground."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from types import FrameType
+
+from rich.console import Console
+from vmwrapper.bundle import write_bundle
+
+from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
+from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
+from virtshim.domain.errors import ShimError, WrongState
+
+__all__ = ["NodeOptions", "up_command"]
+
+_LOOK_EVERY = 0.5
+_RESTARTS = 5
+
+
+def up_command(options: NodeOptions) -> int:
+    """Returns the exit code. Raises ShimError for what keeps a node from starting."""
+    need_root()
+    console = Console(stderr=True, highlight=False)
+    node = NodeDir.of(options.directory)
+    os.makedirs(node.run, mode=0o711, exist_ok=True)
+    lock = take_lock(node)
+    try:
+        settings = write_node(node, options)
+        write_bundle(node.vmwrapper)
+        stopping = threading.Event()
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            stopping.set()
+
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        daemons = (tapmanager_daemon(node.config_file), virtshim_daemon(node.config_file))
+        try:
+            for daemon in daemons:
+                console.print(f"up: starting {daemon.name}")
+                daemon.start()
+            console.print(f"up: ready; CRI socket unix://{settings.cri_socket}")
+            console.print("up: Ctrl-C stops the daemons and leaves the VMs running")
+            return _watch(daemons, stopping, console)
+        finally:
+            for daemon in reversed(daemons):
+                daemon.stop()
+            console.print("up: stopped")
+    finally:
+        os.close(lock)
+
+
+def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Console) -> int:
+    """Restarts what dies, until told to stop; gives up on one that keeps dying."""
+    restarts = 0
+    while not stopping.wait(_LOOK_EVERY):
+        for daemon in daemons:
+            if daemon.is_running or stopping.is_set():
+                continue
+            restarts += 1
+            if restarts > _RESTARTS:
+                console.print(f"up: {daemon.name} keeps ending; giving up. The VMs run on")
+                return 1
+            console.print(f"up: {daemon.name} ended; starting it again")
+            try:
+                daemon.start()
+            except ShimError as exc:
+                console.print(f"up: {exc}")
+    return 0
+
+
+def take_lock(node: NodeDir) -> int:
+    """A descriptor that holds the directory. Raises WrongState naming the holder."""
+    descriptor = os.open(node.lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
+        raise WrongState(
+            f"a node runs in {node.path} already (pid {holder(node)}); stop it with Ctrl-C or SIGTERM"
+        ) from exc
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def holder(node: NodeDir) -> int:
+    """Process id in the lock file, 0 if there is none."""
+    try:
+        with open(node.lock, encoding="ascii") as file:
+            return int(file.read(16) or 0)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,178 @@
+"""One connection to libvirt that comes back by itself. Owns opening, losing and reopening; must not know what a VM is.
+
+A thread of its own opens the connection, waits until it is lost, closes it and tries again with growing pauses. Calls never wait
+for it: without a connection they fail at once with Unavailable, and `trouble` says why from memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import libvirt
+from lxml import etree
+
+from virtshim.domain.errors import InternalError, Unavailable
+from virtshim.hypervisor.errors import code_of, talking_to_libvirt, translated, words_of
+from virtshim.hypervisor.events import start_event_loop
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 10.0
+
+# A libvirtd that does not answer for 5 x 5 s is given up, and with it every call that waits for it.
+_KEEPALIVE_INTERVAL: Final = 5
+_KEEPALIVE_COUNT: Final = 5
+
+# What drivers inside this process (embedded QEMU, test) answer where only a remote one has something to do.
+_NOT_HERE: Final = frozenset({libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_INTERNAL_ERROR})
+
+
+class Connection:
+    """`start` once, then `using` from any thread. `on_open` callbacks run on the connection's own thread with each new
+    connection, before others can use it; what they raise as ShimError makes it be tried again."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._opened = threading.Event()
+        self._closing = False
+        self._conn: libvirt.virConnect | None = None
+        self._trouble = f"libvirt at {uri} has not been connected yet"
+        self._on_open: list[Callable[[libvirt.virConnect], None]] = []
+        self._thread: threading.Thread | None = None
+
+    def on_open(self, callback: Callable[[libvirt.virConnect], None]) -> None:
+        """Before `start`."""
+        self._on_open.append(callback)
+
+    def start(self) -> None:
+        """Begins connecting; returns at once."""
+        start_event_loop()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep_open, name="libvirt-connection", daemon=True)
+                self._thread.start()
+
+    def wait_open(self, seconds: float) -> bool:
+        """True once there is a connection."""
+        return self._opened.wait(seconds)
+
+    def trouble(self) -> str:
+        """Why there is no connection; "" if there is one."""
+        with self._lock:
+            return self._trouble
+
+    def close(self) -> None:
+        """VMs run on; a second call does nothing."""
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None:
+            thread.join()
+
+    @contextlib.contextmanager
+    def using(self, what: str) -> Iterator[libvirt.virConnect]:
+        """The connection for a few calls. libvirt's errors become ours; one because the connection went is Unavailable."""
+        with self._lock:
+            conn, trouble = self._conn, self._trouble
+        if conn is None:
+            raise Unavailable(f"{what}: {trouble}")
+        try:
+            yield conn
+        except libvirt.libvirtError as exc:
+            if _is_alive(conn):
+                raise translated(what, exc) from exc
+            self._wake.set()
+            raise Unavailable(f"{what}: the connection to libvirt was lost: {words_of(exc)}") from exc
+
+    def qemu_ids(self) -> tuple[int, int]:
+        """(uid, gid) that libvirt runs QEMU as: who must be able to reach disk files. (0, 0) where libvirt has none."""
+        with self.using("ask libvirt who runs QEMU") as conn:
+            capabilities = etree.fromstring(conn.getCapabilities().encode())
+        for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
+            uid, _, gid = (label.text or "").lstrip("+").partition(":")
+            try:
+                return int(uid), int(gid.lstrip("+"))
+            except ValueError as exc:
+                raise InternalError(f"libvirt names QEMU's user as {label.text!r}; numbers wanted") from exc
+        return 0, 0
+
+    def _keep_open(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._closing:
+            if self._conn is None and not self._try_to_open():
+                self._wake.wait(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                if not self._closing:
+                    self._wake.clear()
+                continue
+            pause = _FIRST_PAUSE
+            self._wake.wait()
+            self._wake.clear()
+            self._drop_if_lost()
+        self._drop(f"the connection to libvirt at {self._uri} is closed")
+
+    def _try_to_open(self) -> bool:
+        conn: libvirt.virConnect | None = None
+        try:
+            with talking_to_libvirt(f"libvirt at {self._uri} cannot be reached"):
+                conn = libvirt.open(self._uri)
+                self._watch(conn)
+            for callback in self._on_open:
+                callback(conn)
+        except Exception as exc:
+            _close(conn)
+            with self._lock:
+                new, self._trouble = str(exc) != self._trouble, str(exc)
+            if new:
+                _log.warning("%s", exc, exc_info=not isinstance(exc, Unavailable))
+            return False
+        with self._lock:
+            self._conn, self._trouble = conn, ""
+        self._opened.set()
+        _log.info("connected to libvirt at %s", self._uri)
+        return True
+
+    def _watch(self, conn: libvirt.virConnect) -> None:
+        """Asks to be told of the connection's end, where it can end."""
+        try:
+            conn.setKeepAlive(_KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT)
+            conn.registerCloseCallback(self._ended, None)
+        except libvirt.libvirtError as exc:
+            if code_of(exc) not in _NOT_HERE:
+                raise
+
+    def _ended(self, _conn: libvirt.virConnect, _reason: int, _opaque: object) -> None:
+        """libvirt's event thread: hands over."""
+        self._wake.set()
+
+    def _drop_if_lost(self) -> None:
+        if self._conn is not None and not self._closing and not _is_alive(self._conn):
+            _log.warning("the connection to libvirt at %s was lost", self._uri)
+            self._drop(f"the connection to libvirt at {self._uri} was lost")
+
+    def _drop(self, trouble: str) -> None:
+        with self._lock:
+            conn, self._conn, self._trouble = self._conn, None, trouble
+        self._opened.clear()
+        _close(conn)
+
+
+def _is_alive(conn: libvirt.virConnect) -> bool:
+    try:
+        return bool(conn.isAlive())
+    except libvirt.libvirtError:
+        return False
+
+
+def _close(conn: libvirt.virConnect | None) -> None:
+    if conn is not None:
+        with contextlib.suppress(libvirt.libvirtError):
+            conn.close()

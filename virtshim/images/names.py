@@ -1,0 +1,131 @@
+"""Where a reference comes from: a web server or an OCI registry. Pure.
+
+http://..., https://...            that URL
+virtlet.cloud/NAME                 Virtlet's rules: NAME by a translation rule, else NAME is a URL without scheme
+a name in a translation rule       the rule's URL
+host/path.{qcow2,qcow,img,raw}     a URL without scheme
+all else                           an OCI registry
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.image_name import URL_SCHEMES, ImageName
+from virtshim.images.translations import TranslationFile, Transport, translate
+
+VIRTLET_PREFIX = "virtlet.cloud/"
+
+_DISK_SUFFIXES = (".qcow2", ".qcow", ".img", ".raw")
+# The OCI distribution grammar: a repository, its components in lower case.
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
+_MAX_REPOSITORY = 255
+# A name without a registry means this one; its API is served by another host than its name says.
+_DEFAULT_REGISTRY = "docker.io"
+_DEFAULT_REGISTRY_API = "registry-1.docker.io"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLocation:
+    """One file on a web server. `name` is what the caller wrote; its tag means nothing, its digest must be the file's."""
+
+    name: ImageName
+    url: str
+    transport: Transport = Transport()
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLocation:
+    """One image in a registry. `registry` is the name people use, `api` the host[:port] that is asked."""
+
+    name: ImageName
+    registry: str
+    api: str
+    repository: str
+
+    @property
+    def reference(self) -> str:
+        """Digest or tag, as the registry's manifest URL wants it."""
+        return self.name.digest or self.name.tag
+
+
+def resolve(name: ImageName, files: Sequence[TranslationFile], default_scheme: str) -> HttpLocation | RegistryLocation:
+    """`default_scheme` ("https" or "http") is for URLs without scheme. Raises InvalidRequest."""
+    if name.is_url:
+        return HttpLocation(name, name.name)
+    bare = name.name.removeprefix(VIRTLET_PREFIX)
+    found = translate(bare, files)
+    if found is not None:
+        url = found.url if "://" in found.url else f"{default_scheme}://{found.url}"
+        if not _usable(url):
+            raise InvalidRequest(
+                f"image {bare!r}: its rule in {found.file} gives {found.url[:200]!r}, which is not an http(s) URL; "
+                "correct the rule"
+            )
+        return HttpLocation(name, url, found.transport)
+    if bare != name.name:
+        if "/" not in bare:
+            raise InvalidRequest(
+                f"image {bare!r} is in no image translation file and is not host/path; add a rule for it or write the host"
+            )
+        return HttpLocation(name, f"{default_scheme}://{bare}")
+    host, slash, path = bare.partition("/")
+    if slash and path.endswith(_DISK_SUFFIXES) and _is_host(host):
+        return HttpLocation(name, f"{default_scheme}://{bare}")
+    return _registry(name)
+
+
+def _registry(name: ImageName) -> RegistryLocation:
+    host, slash, path = name.name.partition("/")
+    if not slash or not _is_host(host):
+        host, path = _DEFAULT_REGISTRY, name.name
+    if host in (_DEFAULT_REGISTRY, f"index.{_DEFAULT_REGISTRY}"):
+        repository = path if "/" in path else f"library/{path}"
+        host, api = _DEFAULT_REGISTRY, _DEFAULT_REGISTRY_API
+    else:
+        repository, api = path, host
+    if len(repository) > _MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):
+        raise InvalidRequest(
+            f"{name.name[:300]!r} is neither an image file's URL nor a registry's repository (lower-case letters, digits and "
+            f"single separators, at most {_MAX_REPOSITORY} characters)"
+        )
+    return RegistryLocation(name, host, api, repository)
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses, port and brackets aside."""
+    bare = host_of(host)
+    if bare == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(authority: str) -> str:
+    """`host[:port]` or `[v6][:port]` without port and brackets, in lower case."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower()
+
+
+def _is_host(component: str) -> bool:
+    """The rule of the OCI reference grammar for the first component of a name."""
+    return "." in component or ":" in component or component == "localhost"
+
+
+def _usable(url: str) -> bool:
+    if not url.startswith(URL_SCHEMES):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.username is None and parts.port != 0
+    except ValueError:
+        return False

@@ -1,0 +1,253 @@
+"""Virtlet's image translation files: parsing them and looking a name up. Pure: text in, values out.
+
+One YAML document a file, either Virtlet's plain form or its VirtletImageMapping object, of which `spec` is taken:
+
+    prefix: prod                    # optional: only names below prod/, and prod/ is cut
+    translations:
+    - name: fedora                  # the whole name, tag and digest not counted
+      url: https://host/fedora.qcow2
+    - regex: 'centos/(\\d+)'         # found anywhere in the name; $1, ${1}, ${word} in the URL, $$ for a dollar
+      url: http://host/centos-$1.qcow2
+      transport: slow               # optional: an entry of transports; "" is the default of this file
+    transports:
+      slow:
+        timeout: 30000              # ms for the whole download; absent or 0: no limit
+        maxRedirects: 2             # default 9
+        proxy: http://host:3128
+        tls:
+          insecure: true            # the server's certificate is not checked
+          serverName: other.host    # the name its certificate must carry
+          certificates:             # PEM text; without a key it is a CA, with a key the client's own
+          - cert: ...
+            key: ...
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from virtshim.domain.errors import InvalidRequest
+
+DEFAULT_MAX_REDIRECTS = 9
+
+# Go's regexp.Expand: $name takes the longest run of letters, digits and underscores.
+_REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsProfile:
+    """`cas` are PEM texts trusted besides the system's; `client` is (certificate, key) in PEM."""
+
+    cas: tuple[str, ...] = ()
+    client: tuple[str, str] | None = None
+    server_name: str = ""
+    insecure: bool = False
+
+    def __repr__(self) -> str:  # keeps the key out of logs
+        return f"TlsProfile(server_name={self.server_name!r}, insecure={self.insecure})"
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How to download. `timeout` is in seconds for all of it, None for no limit; `proxy` "" leaves it to the environment."""
+
+    timeout: float | None = None
+    max_redirects: int = DEFAULT_MAX_REDIRECTS
+    proxy: str = field(default="", repr=False)
+    tls: TlsProfile = TlsProfile()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Exactly one of `name` and `regex` is set."""
+
+    url: str
+    transport: str
+    name: str = ""
+    regex: re.Pattern[str] | None = None
+
+    def expand(self, match: re.Match[str]) -> str:
+        """The URL with Go's $ references replaced; a reference to no group becomes nothing."""
+
+        def replacement(reference: re.Match[str]) -> str:
+            if reference[1]:
+                return "$"
+            group = reference[2] or reference[3]
+            try:
+                return match[int(group) if group.isdigit() else group] or ""
+            except IndexError:
+                return ""
+
+        return _REFERENCE.sub(replacement, self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationFile:
+    """One file's rules, in its order."""
+
+    file: str
+    prefix: str
+    rules: tuple[Rule, ...]
+    transports: Mapping[str, Transport]
+
+    def transport(self, rule: Rule) -> Transport:
+        """The rule's profile; without a name, the file's default or the built-in one."""
+        return self.transports.get(rule.transport, Transport())
+
+    def local(self, name: str) -> str | None:
+        """The name below this file's prefix, or None if it is not below it."""
+        if not self.prefix:
+            return name
+        return name.removeprefix(f"{self.prefix}/") if name.startswith(f"{self.prefix}/") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """`url` as the rule in `file` makes it; it may lack a scheme."""
+
+    url: str
+    transport: Transport
+    file: str
+
+
+def translate(name: str, files: Sequence[TranslationFile]) -> Translated | None:
+    """The first rule for `name` (without tag and digest): exact names of all files before regexes of all files, files in the
+    given order, rules in theirs."""
+    below = [(file, local) for file in files if (local := file.local(name)) is not None]
+    for file, local in below:
+        for rule in file.rules:
+            if rule.regex is None and rule.name == local:
+                return Translated(rule.url, file.transport(rule), file.file)
+    for file, local in below:
+        for rule in file.rules:
+            if rule.regex is not None and (match := rule.regex.search(local)):
+                return Translated(rule.expand(match), file.transport(rule), file.file)
+    return None
+
+
+def parse_translations(text: str, file: str) -> TranslationFile:
+    """Raises InvalidRequest naming `file`, the place in it and what is wrong."""
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise InvalidRequest(f"image translation file {file}{where}: not YAML; correct or remove the file") from exc
+    top = _Node(document if document is not None else {}, file, "the document")
+    if top.has("spec"):
+        top.only("apiVersion", "kind", "metadata", "spec")
+        top = top.node("spec")
+    top.only("prefix", "translations", "transports")
+    transports = {name: _transport(node) for name, node in top.nodes_by_name("transports")}
+    rules = tuple(_rule(node, transports) for node in top.nodes("translations"))
+    return TranslationFile(file, top.text("prefix").strip("/"), rules, transports)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A YAML mapping with its place, so that every complaint names file and place."""
+
+    value: Any
+    file: str
+    place: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, dict) or not all(isinstance(key, str) for key in self.value):
+            raise self.wrong("must be a mapping with words as keys")
+
+    def wrong(self, what: str) -> InvalidRequest:
+        return InvalidRequest(f"image translation file {self.file}: {self.place} {what}; correct or remove the file")
+
+    def has(self, key: str) -> bool:
+        return key in self.value
+
+    def only(self, *keys: str) -> None:
+        if unknown := sorted(set(self.value) - set(keys)):
+            raise self.wrong(f"has the unknown key {unknown[0]!r}, known are {', '.join(keys)}")
+
+    def text(self, key: str) -> str:
+        value = self.value.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(f"has a {key} that is not a text")
+        return value or ""
+
+    def number(self, key: str, default: int) -> int:
+        value = self.value.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.wrong(f"has a {key} that is not a whole number from 0")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.value.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(f"has a {key} that is neither true nor false")
+        return bool(value)
+
+    def node(self, key: str) -> _Node:
+        return _Node({} if self.value.get(key) is None else self.value[key], self.file, key)
+
+    def nodes(self, key: str) -> list[_Node]:
+        value = [] if self.value.get(key) is None else self.value[key]
+        if not isinstance(value, list):
+            raise self.wrong(f"has {key} that are not a list")
+        return [_Node(item, self.file, f"entry {number} of {key}") for number, item in enumerate(value, start=1)]
+
+    def nodes_by_name(self, key: str) -> list[tuple[str, _Node]]:
+        return [(name, _Node(item or {}, self.file, f"{key} {name!r}")) for name, item in self.node(key).value.items()]
+
+
+def _rule(node: _Node, transports: Mapping[str, Transport]) -> Rule:
+    node.only("name", "regex", "url", "transport")
+    name, regex, url, transport = (node.text(key) for key in ("name", "regex", "url", "transport"))
+    if bool(name) == bool(regex):
+        raise node.wrong("needs either a name or a regex")
+    if not url:
+        raise node.wrong("has no url")
+    if transport and transport not in transports:
+        raise node.wrong(f"names the transport {transport!r}, which the file does not have")
+    if not regex:
+        return Rule(url, transport, name=name)
+    try:
+        return Rule(url, transport, regex=re.compile(regex))
+    except (re.error, RecursionError, OverflowError) as exc:
+        raise node.wrong(f"has a bad regex ({exc})") from exc
+
+
+def _transport(node: _Node) -> Transport:
+    node.only("timeout", "maxRedirects", "proxy", "tls")
+    milliseconds = node.number("timeout", 0)
+    proxy = node.text("proxy")
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise node.wrong("has a proxy that is not an http:// or https:// URL; others are not supported")
+    return Transport(
+        timeout=milliseconds / 1000 if milliseconds else None,
+        max_redirects=node.number("maxRedirects", DEFAULT_MAX_REDIRECTS),
+        proxy=proxy,
+        tls=_tls(node),
+    )
+
+
+def _tls(transport: _Node) -> TlsProfile:
+    node = transport.node("tls")
+    node.only("certificates", "serverName", "insecure")
+    cas: list[str] = []
+    clients: list[tuple[str, str]] = []
+    for certificate in node.nodes("certificates"):
+        certificate.only("cert", "key")
+        cert, key = certificate.text("cert"), certificate.text("key")
+        if not cert:
+            raise certificate.wrong("has no cert")
+        if key:
+            clients.append((cert, key))
+        else:
+            cas.append(cert)
+    if len(clients) > 1:
+        raise node.wrong("has more than one certificate with a key; only one client certificate is supported")
+    return TlsProfile(tuple(cas), clients[0] if clients else None, node.text("serverName"), node.flag("insecure"))

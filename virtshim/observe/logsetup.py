@@ -1,0 +1,39 @@
+"""Logging: structlog events to standard error, as text for people or as JSON lines for collectors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+
+def set_up_logging(level: str, form: str) -> None:
+    """`form` is auto, text or json; auto is text on a terminal. Standard library loggers come out the same way."""
+    if form == "auto":
+        form = "text" if sys.stderr.isatty() else "json"
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    render: Any
+    if form == "text":
+        render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    else:
+        shared.append(structlog.processors.dict_tracebacks)
+        render = structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=render, foreign_pre_chain=shared))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("urllib3", "oras", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
