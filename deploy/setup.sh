@@ -17,7 +17,7 @@ PACKAGES=(
   # building libvirt-python and the virtual environment
   python3 python3-venv python3-dev libvirt-dev pkg-config gcc make
   # the demo guest
-  busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils kmod
+  busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils zstd kmod
   # real neighbours for tests and the demo
   docker-registry skopeo openssh-client curl iputils-ping systemd dbus
 )

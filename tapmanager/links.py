@@ -84,7 +84,11 @@ def _address(message: Any) -> str:
 def _route(message: Any, index: int) -> Iterator[KernelRoute]:
     attr = message.get_attr
     field = message.__getitem__
-    if attr("RTA_OIF") != index or field("type") != _UNICAST or field("family") not in (socket.AF_INET, socket.AF_INET6):
+    if (
+        attr("RTA_OIF") != index
+        or field("type") != _UNICAST
+        or field("family") not in (socket.AF_INET, socket.AF_INET6)
+    ):
         return
     any_address = "0.0.0.0" if field("family") == socket.AF_INET else "::"  # noqa: S104  a destination, nothing is bound
     destination = ipaddress.ip_network(f"{attr('RTA_DST') or any_address}/{field('dst_len')}")

@@ -92,7 +92,9 @@ def create(path: str) -> None:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError as exc:
-        raise NetError("already-exists", f"{path} exists already; remove it with: ip netns del {os.path.basename(path)}") from exc
+        raise NetError(
+            "already-exists", f"{path} exists already; remove it with: ip netns del {os.path.basename(path)}"
+        ) from exc
     try:
         _in_thread(lambda: _unshare_onto(path))
     except BaseException:

@@ -2,7 +2,8 @@
 # Builds a small bootable VM image from the distribution's own packages: SeaBIOS, syslinux, the distribution's kernel for
 # clouds, and one initramfs with busybox, the QEMU guest agent and an SSH server. What the guest does is in ./init.
 #
-#   build.sh OUT.qcow2      (GUEST_CACHE: where downloaded packages stay; default: guest-cache beside OUT.qcow2)
+#   build.sh OUT.qcow2      (GUEST_CACHE: where downloaded packages stay; default: guest-cache beside OUT.qcow2;
+#                            remove that directory to take newer packages)
 #
 # Nothing is mounted and nothing outside OUT's directory and the cache is changed. A second run with the same inputs does nothing.
 set -euo pipefail
@@ -17,9 +18,8 @@ out=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cache=${GUEST_CACHE:-$(dirname "$out")/guest-cache}
 
 inputs=$(cd "$here" && cat build.sh init udhcpc shutdown inittab devices.c nocloud.c yaml.c yaml.h | sha256sum | cut -d' ' -f1)
-if [ -e "$out" ] && [ "$(cat "$out.inputs" 2>/dev/null || true)" = "$inputs" ]; then
-  exit 0
-fi
+up_to_date() { [ -e "$out" ] && [ "$(cat "$out.inputs" 2>/dev/null || true)" = "$inputs" ]; }
+if up_to_date; then exit 0; fi
 
 [ "$(dpkg --print-architecture)" = amd64 ] || die "knows only amd64"
 for tool in gcc busybox syslinux mcopy mkfs.vfat cpio qemu-img modprobe depmod objcopy apt-get; do
@@ -30,6 +30,10 @@ if ldd "$busybox_binary" >/dev/null 2>&1; then die "$busybox_binary is not stati
 
 mkdir -p "$cache/debs"
 cache=$(cd "$cache" && pwd)
+# Of two runs at once the second waits and finds the work done.
+exec 9> "$cache/lock"
+flock 9
+if up_to_date; then exit 0; fi
 work=$(mktemp -d "$cache/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
@@ -51,7 +55,8 @@ fetch() {
   local wanted library
   if [ -e "$cache/debs/complete" ]; then return; fi
   find_kernel || { apt-get update -qq && find_kernel; } || die "no kernel package in the package lists (apt-get update)"
-  wanted=("$kernel" qemu-guest-agent dropbear-bin)
+  wanted=("$kernel" qemu-guest-agent)
+  if known dropbear-bin; then wanted+=(dropbear-bin); else say "no package dropbear-bin: the guest will have no SSH server"; fi
   if known "linux-modules-${kernel#linux-image-}"; then wanted+=("linux-modules-${kernel#linux-image-}"); fi
   # The C library is the machine's own; of the others those that are not installed are brought too.
   for library in $(depends_of qemu-guest-agent; depends_of dropbear-bin; depends_of libtomcrypt1); do
@@ -91,14 +96,14 @@ gcc -Os -Wall -Wextra -s -o "$root/sbin/devices" "$here/devices.c"
 gcc -Os -Wall -Wextra -s -o "$root/sbin/nocloud" "$here/nocloud.c" "$here/yaml.c"
 
 install -m 0755 "$(find "$packages/usr" -name qemu-ga -type f | head -n 1)" "$root/usr/sbin/qemu-ga"
-install -m 0755 "$packages/usr/sbin/dropbear" "$root/usr/sbin/dropbear"
-install -m 0755 "$packages/usr/bin/dropbearkey" "$root/usr/bin/dropbearkey"
+if [ -e "$packages/usr/sbin/dropbear" ]; then install -m 0755 "$packages/usr/sbin/dropbear" "$root/usr/sbin/dropbear"; fi
 # A terminal for a command that was started without one.
 install -m 0755 "$(command -v script)" "$root/usr/bin/script"
 
 # Shared libraries, those of the downloaded packages included, flat in /lib64.
 library_path=$(find "$packages" -name '*.so*' -printf '%h\n' | grep -v /modules/ | sort -u | paste -sd:)
-for binary in "$root"/sbin/{devices,nocloud} "$root"/usr/sbin/{qemu-ga,dropbear} "$root"/usr/bin/{dropbearkey,script}; do
+for binary in "$root"/sbin/{devices,nocloud} "$root"/usr/sbin/{qemu-ga,dropbear} "$root/usr/bin/script"; do
+  [ -e "$binary" ] || continue
   needed=$(LD_LIBRARY_PATH=$library_path ldd "$binary")
   case $needed in *'not found'*) die "a library is missing for ${binary##*/}: $needed" ;; esac
   for library in $(grep -o '/[^ ]*\.so[^ ]*' <<< "$needed"); do
@@ -140,8 +145,8 @@ on_demand=(vfat nls_ascii nls_cp437 nls_utf8 nls_iso8859-1 fuse virtiofs 9p 9pne
 
 tree=$packages/lib/modules/$version
 [ -d "$tree" ] || tree=$packages/usr/lib/modules/$version
-find "$tree" -name '*.ko.zst' -exec unzstd -q --rm {} +
-find "$tree" -name '*.ko.xz' -exec unxz {} +
+find "$tree" -name '*.ko.zst' -exec zstd -q -d --rm {} +
+find "$tree" -name '*.ko.xz' -exec xz -d {} +
 mkdir -p "$work/all/lib/modules" "$root/lib/modules/$version"
 ln -s "$tree" "$work/all/lib/modules/$version"
 depmod -b "$work/all" "$version"

@@ -51,7 +51,11 @@ def build(datagram: Datagram) -> bytes:
     pseudo = datagram.source.packed + datagram.target.packed + struct.pack("!BBH", 0, _UDP, length)
     total = _checksum(pseudo + udp) or 0xFFFF  # 0 would say "no checksum"
     udp = udp[:6] + struct.pack("!H", total) + udp[8:]
-    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, _UDP, 0) + datagram.source.packed + datagram.target.packed
+    ip = (
+        struct.pack("!BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, _UDP, 0)
+        + datagram.source.packed
+        + datagram.target.packed
+    )
     ip = ip[:10] + struct.pack("!H", _checksum(ip)) + ip[12:]
     return datagram.target_mac + datagram.source_mac + struct.pack("!H", _ETHERTYPE_IPV4) + ip + udp
 

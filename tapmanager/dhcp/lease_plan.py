@@ -48,7 +48,9 @@ def lease_for(nic: Nic, dns: Dns, pod_name: str) -> Lease | None:
     found = [ipaddress.IPv4Interface(address) for address in nic.addresses if ":" not in address]
     if not found:
         return None
-    routes = tuple(_route(route) for route in nic.routes if ":" not in route.destination and ":" not in (route.gateway or ""))
+    routes = tuple(
+        _route(route) for route in nic.routes if ":" not in route.destination and ":" not in (route.gateway or "")
+    )
     gateways = [router for _, router in routes if router != packet.ANY]
     default = [router for to, router in routes if to.prefixlen == 0 and router != packet.ANY]
     return Lease(
@@ -121,7 +123,9 @@ def _refuse(request: Message, lease: Lease, wanted: IPv4Address) -> Message:
         packet.OPT_MESSAGE: words.encode("ascii"),
         **_echo(request),
     }
-    return Message(packet.BOOTREPLY, request.xid, request.chaddr, request.flags | packet.BROADCAST_FLAG, options=options)
+    return Message(
+        packet.BOOTREPLY, request.xid, request.chaddr, request.flags | packet.BROADCAST_FLAG, options=options
+    )
 
 
 def _grant(request: Message, lease: Lease, kind: int) -> Message:
@@ -175,7 +179,8 @@ def _configuration(lease: Lease) -> dict[int, bytes]:
     search = packet.encode_search(lease.searches)
     if search:
         # Clients that do not know 119 (busybox) make their search list of 15.
-        options[packet.OPT_DOMAIN] = lease.searches[0].rstrip(".").encode("ascii", "ignore")
+        first = next(domain for domain in lease.searches if packet.encode_search((domain,)))
+        options[packet.OPT_DOMAIN] = first.rstrip(".").encode("ascii")
         options[packet.OPT_SEARCH] = search
     return options
 

@@ -8,6 +8,7 @@ flooded is not read for the rest of its second.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import selectors
@@ -28,6 +29,8 @@ _PACKET_OUTGOING = 4
 _RECEIVE_BUFFER = 64 * 1024
 # Requests of one guest served in a second; a boot takes two to four.
 _PER_SECOND = 32
+# Errors after which the socket lives on: ENETDOWN is told once when the tap goes down; the others are of one frame.
+_PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.EMSGSIZE, errno.EINTR})
 
 # Classic BPF (linux/filter.h), as `tcpdump -d 'udp dst port 67 and not fragment'` would have it: code, jump if true, if false, operand.
 _FILTER = (
@@ -129,12 +132,12 @@ class DhcpServer:
         while not self._stopping:
             ready = self._selector.select(timeout=max(0.0, refill_at - self._clock()) if self._is_paused() else None)
             with self._lock:
-                for key, _ in ready:
-                    if key.fd in self._served:
-                        self._turn(key.fd)
                 if self._clock() >= refill_at:
                     self._refill()
                     refill_at = self._clock() + 1.0
+                for key, _ in ready:
+                    if key.fd in self._served:
+                        self._turn(key.fd)
 
     def _is_paused(self) -> bool:
         with self._lock:
@@ -158,17 +161,11 @@ class DhcpServer:
         except BlockingIOError:
             pass
         except OSError as exc:
-            # ENETDOWN is told once when the tap goes down, and the socket lives on; anything else will not end.
-            self._failed(fd, served, exc)
+            log.info("dhcp.socket_error sandbox=%s error=%s", served.owner, exc)
+            if exc.errno not in _PASSING:
+                self._drop(fd)
         served.left -= 1
         if served.left <= 0 and fd in self._served:
             log.warning("dhcp.flooded sandbox=%s per_second=%d", served.owner, _PER_SECOND)
             served.paused = True
             self._selector.unregister(fd)
-
-    def _failed(self, fd: int, served: _Served, exc: OSError) -> None:
-        import errno
-
-        log.info("dhcp.socket_error sandbox=%s error=%s", served.owner, exc)
-        if exc.errno not in (errno.ENETDOWN, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EMSGSIZE):
-            self._drop(fd)

@@ -10,6 +10,7 @@ import base64
 import binascii
 import dataclasses
 import difflib
+import itertools
 import json
 import re
 import uuid
@@ -55,11 +56,10 @@ def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
     problems: list[str] = []
     for key in sorted(annotations):
         reader = _READERS.get(key)
+        if reader is None and not _is_ours(key):
+            continue
         try:
-            if reader is not None:
-                options = reader(options, _bounded(annotations[key]))
-            elif key.startswith(_OWN_PREFIX) or ("/" not in key and key.lower().startswith(_VIRTLET_PREFIX)):
-                raise InvalidRequest(_unknown(key))
+            options = (reader or _unknown(key))(options, _bounded(annotations[key]))
         except InvalidRequest as error:
             problems.append(f"annotation {_shown(key)}: {error}"[:_MAX_PROBLEM_CHARS])
     if problems:
@@ -76,11 +76,18 @@ def _report(problems: list[str]) -> str:
     return f"{len(problems)} annotations are wrong: " + ", ".join(listed)
 
 
-def _unknown(key: str) -> str:
-    spelled = {known.lower(): known for known in _READERS}
-    near = difflib.get_close_matches(key[:100].lower(), spelled, n=1, cutoff=0.7)
-    remedy = f"did you mean {spelled[near[0]]}?" if near else "remove it, or correct its name"
-    return f"there is no such annotation; {remedy}"
+def _is_ours(key: str) -> bool:
+    return key.startswith(_OWN_PREFIX) or ("/" not in key and key.lower().startswith(_VIRTLET_PREFIX))
+
+
+def _unknown(key: str) -> _Reader:
+    def read(_options: VmOptions, _text: str) -> VmOptions:
+        spelled = {known.lower(): known for known in _READERS}
+        near = difflib.get_close_matches(key[:100].lower(), spelled, n=1, cutoff=0.7)
+        remedy = f"did you mean {spelled[near[0]]}?" if near else "remove it, or correct its name"
+        raise InvalidRequest(f"there is no such annotation; {remedy}")
+
+    return read
 
 
 def _shown(text: str) -> str:
@@ -191,7 +198,7 @@ def _ssh_key(number: int, line: str) -> str:
     if not line.isprintable():
         raise InvalidRequest(f"line {number} has control characters; write one public key a line")
     words = line.split(" ")
-    for kind, blob in zip(words, words[1:], strict=False):
+    for kind, blob in itertools.pairwise(words):
         if _KEY_TYPE.fullmatch(kind) and _is_base64(blob):
             return line
     raise InvalidRequest(
@@ -244,7 +251,7 @@ def _ignored(options: VmOptions, _text: str) -> VmOptions:
     return options
 
 
-_READERS: Final[Mapping[str, Callable[[VmOptions, str], VmOptions]]] = {
+_READERS: Final[Mapping[str, _Reader]] = {
     # Says which runtime the pod is for; a CRI proxy reads it.
     "kubernetes.io/target-runtime": _ignored,
     "VirtletVCPUCount": _vcpus,

@@ -40,7 +40,5 @@ def parse_bytes(text: str, largest: int = _LARGEST) -> int:
 
 def _scaled(number: int, exponent: int) -> int:
     """`number` times ten to the `exponent`, rounded up; cheap for any exponent."""
-    bounded = max(-_EXPONENT_RANGE, min(_EXPONENT_RANGE, exponent))
-    if bounded >= 0:
-        return number * 10**bounded
-    return -(-number // 10**-bounded)
+    power: int = 10 ** min(abs(exponent), _EXPONENT_RANGE)
+    return number * power if exponent >= 0 else -(-number // power)

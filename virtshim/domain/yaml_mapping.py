@@ -6,7 +6,7 @@ copied out) and is bounded in depth and size, so that it can be merged and writt
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from typing import Any, Final
 
 import yaml
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         value.encode()  # half a surrogate pair is a ValueError
         return value
-    if value is None or isinstance(value, bool | int | float | bytes | datetime.date):
+    if value is None or isinstance(value, bool | int | float | bytes | dt.date):
         return value
     raise InvalidRequest(f"a value of the YAML type {type(value).__name__} is not allowed; write a list or a mapping")
 

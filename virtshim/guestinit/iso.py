@@ -57,7 +57,7 @@ def _make_directory(path: str) -> None:
     os.makedirs(os.path.dirname(path), mode=0o711, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
-        os.chmod(path, 0o711)
+        os.chmod(path, 0o711)  # noqa: S103
 
 
 def _replace(path: str, content: bytes) -> None:

@@ -1,7 +1,9 @@
-"""One connection to libvirt that comes back by itself. Owns opening, losing and reopening; must not know what a VM is.
+"""One connection to libvirt that comes back by itself. Owns opening, losing and reopening; must not know what a
+VM is.
 
-A thread of its own opens the connection, waits until it is lost, closes it and tries again with growing pauses. Calls never wait
-for it: without a connection they fail at once with Unavailable, and `trouble` says why from memory.
+A thread of its own opens the connection, waits until it is lost, closes it and tries again with growing pauses.
+Calls never wait for it: without a connection they fail at once with Unavailable, and `trouble` says why from
+memory.
 """
 
 from __future__ import annotations
@@ -33,8 +35,7 @@ _NOT_HERE: Final = frozenset({libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_INTERN
 
 
 class Connection:
-    """`start` once, then `using` from any thread. `on_open` callbacks run on the connection's own thread with each new
-    connection, before others can use it; what they raise as ShimError makes it be tried again."""
+    """`start` once, then `using` from any thread."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -44,12 +45,15 @@ class Connection:
         self._closing = False
         self._conn: libvirt.virConnect | None = None
         self._trouble = f"libvirt at {uri} has not been connected yet"
-        self._on_open: list[Callable[[libvirt.virConnect], None]] = []
+        self._prepare: list[Callable[[libvirt.virConnect], None]] = []
+        self._announce: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
 
-    def on_open(self, callback: Callable[[libvirt.virConnect], None]) -> None:
-        """Before `start`."""
-        self._on_open.append(callback)
+    def on_open(self, prepare: Callable[[libvirt.virConnect], None], announce: Callable[[], None]) -> None:
+        """Call before `start`. For each new connection, on the connection's own thread: `prepare` before others
+        can use it (an error makes it be closed and tried again), `announce` as soon as they can."""
+        self._prepare.append(prepare)
+        self._announce.append(announce)
 
     def start(self) -> None:
         """Begins connecting; returns at once."""
@@ -79,7 +83,8 @@ class Connection:
 
     @contextlib.contextmanager
     def using(self, what: str) -> Iterator[libvirt.virConnect]:
-        """The connection for a few calls. libvirt's errors become ours; one because the connection went is Unavailable."""
+        """The connection for a few calls. libvirt's errors become ours; one because the connection went is
+        Unavailable."""
         with self._lock:
             conn, trouble = self._conn, self._trouble
         if conn is None:
@@ -93,7 +98,8 @@ class Connection:
             raise Unavailable(f"{what}: the connection to libvirt was lost: {words_of(exc)}") from exc
 
     def qemu_ids(self) -> tuple[int, int]:
-        """(uid, gid) that libvirt runs QEMU as: who must be able to reach disk files. (0, 0) where libvirt has none."""
+        """(uid, gid) that libvirt runs QEMU as: who must be able to reach disk files. (0, 0) where libvirt has
+        none."""
         with self.using("ask libvirt who runs QEMU") as conn:
             capabilities = etree.fromstring(conn.getCapabilities().encode())
         for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
@@ -125,9 +131,9 @@ class Connection:
             with talking_to_libvirt(f"libvirt at {self._uri} cannot be reached"):
                 conn = libvirt.open(self._uri)
                 self._watch(conn)
-            for callback in self._on_open:
-                callback(conn)
-        except Exception as exc:
+                for prepare in self._prepare:
+                    prepare(conn)
+        except Exception as exc:  # noqa: BLE001  the edge of a thread that must never end
             _close(conn)
             with self._lock:
                 new, self._trouble = str(exc) != self._trouble, str(exc)
@@ -137,6 +143,8 @@ class Connection:
         with self._lock:
             self._conn, self._trouble = conn, ""
         self._opened.set()
+        for announce in self._announce:
+            announce()
         _log.info("connected to libvirt at %s", self._uri)
         return True
 

@@ -1,7 +1,8 @@
 """VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
 
-A q35 machine with SeaBIOS. libvirt puts each virtio device on a PCIe root port of its own, the ports on slots 1 and up of the
-root bus. Slots 0x10 to 0x1b of that bus are vmwrapper's: it adds the NICs there (`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
+A q35 machine with SeaBIOS. libvirt puts each virtio device on a PCIe root port of its own, the ports on slots 1
+and up of the root bus. Slots 0x10 to 0x1b of that bus are vmwrapper's: it adds the NICs there
+(`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _SMALLEST_MEMORY = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """What is the same for all VMs of a node. `node` is the id in the owner mark, `emulator` what libvirt runs (vmwrapper),
-    `qemu` the binary that vmwrapper runs in turn."""
+    """What is the same for all VMs of a node. `node` is the id in the owner mark, `emulator` what libvirt runs
+    (vmwrapper), `qemu` the binary that vmwrapper runs in turn."""
 
     node: str
     domain_type: DomainType
@@ -70,7 +71,9 @@ def _text(parent: etree._Element, tag: str, value: str) -> None:
 
 def _memory(domain: etree._Element, wanted: int) -> None:
     if wanted < _SMALLEST_MEMORY:
-        raise InvalidRequest(f"{wanted} bytes of memory are too few for a VM: set a memory limit of at least 4Mi, a real guest wants 128Mi")
+        raise InvalidRequest(
+            f"{wanted} bytes of memory are too few for a VM: set a memory limit of at least 4Mi, a real guest wants 128Mi"
+        )
     etree.SubElement(domain, "memory", unit="KiB").text = str(wanted >> 10)
 
 
@@ -103,8 +106,12 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
 
 
 def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile) -> None:
-    """What vmwrapper reads from its environment, and the port name that only the guest may see (see devices/serial.py)."""
-    environment = {"VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"), "VIRTSHIM_SANDBOX": spec.sandbox_id.value}
+    """What vmwrapper reads from its environment, and the port name that only the guest may see (see
+    devices/serial.py)."""
+    environment = {
+        "VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"),
+        "VIRTSHIM_SANDBOX": spec.sandbox_id.value,
+    }
     if spec.fetch_key:
         environment["VIRTSHIM_FETCH_KEY"] = printable(spec.fetch_key, "fetch key")
         environment["VIRTSHIM_TAPMANAGER"] = absolute_path(spec.tapmanager_socket, "tapmanager socket")

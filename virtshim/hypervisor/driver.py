@@ -1,7 +1,7 @@
 """Virtual machines by way of libvirt: implements `virtshim.ports.Hypervisor`.
 
-Every look-up checks the owner mark: a domain without it, or with another node's id, does not exist for us, whatever its UUID
-(a pod may choose one). So nothing here can end, change or remove a foreign VM.
+Every look-up checks the owner mark: a domain without it, or with another node's id, does not exist for us,
+whatever its UUID (a pod may choose one). So nothing here can end, change or remove a foreign VM.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import contextlib
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import libvirt
 
@@ -27,6 +28,10 @@ from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.power import ABSENT, to_power
 
 _log = logging.getLogger(__name__)
+
+_Key = TypeVar("_Key", str, bytes)
+
+_NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,6 @@ _QEMU_FLAGS = _Flags(
 )
 _TEST_FLAGS = _Flags(shut_down=0, undefine=0)
 
-# It is off, or became so while we asked.
-_NOT_RUNNING = frozenset({libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN})
-
 
 class LibvirtHypervisor:
     """Make it before `connection.start()`: it has to hear of each new connection."""
@@ -59,7 +61,7 @@ class LibvirtHypervisor:
         self._profile = profile
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
-        connection.on_open(self._subscribe)
+        connection.on_open(self._subscribe, self._events.some_were_lost)
 
     def close(self) -> None:
         """Ends the worker thread of `on_power_event`. The connection is closed by whoever made it."""
@@ -76,37 +78,31 @@ class LibvirtHypervisor:
             self._find(conn, domain).create()
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
-        with self._connection.using(f"shut down VM {domain}") as conn, _off_or_gone_is_fine():
+        # WrongState: it is off, or became so while we asked.
+        with contextlib.suppress(NotFound, WrongState), self._connection.using(f"shut down VM {domain}") as conn:
             self._find(conn, domain).shutdownFlags(self._flags.shut_down)
 
     def destroy(self, domain: uuid.UUID) -> None:
-        # libvirt bounds this itself: SIGTERM, SIGKILL after 10 s, an error after 15 s.
-        with self._connection.using(f"destroy VM {domain}") as conn, _off_or_gone_is_fine():
+        # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
+        with contextlib.suppress(NotFound, WrongState), self._connection.using(f"destroy VM {domain}") as conn:
             self._find(conn, domain).destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
 
     def undefine(self, domain: uuid.UUID) -> None:
-        with self._connection.using(f"undefine VM {domain}") as conn, contextlib.suppress(NotFound):
-            found = self._find(conn, domain)
-            if found.isActive():
-                raise WrongState(f"VM {domain} is running: it must be off before its definition is removed")
-            self._remove(found)
+        with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
+            self._remove(self._find(conn, domain))
 
     def power(self, domain: uuid.UUID) -> PowerState:
-        with self._connection.using(f"read the state of VM {domain}") as conn:
-            try:
+        try:
+            with self._connection.using(f"read the state of VM {domain}") as conn:
                 state, reason = self._find(conn, domain).state()
-            except NotFound:
-                return ABSENT
-            except libvirt.libvirtError as exc:
-                if code_of(exc) == libvirt.VIR_ERR_NO_DOMAIN:
-                    return ABSENT
-                raise
-            return to_power(state, reason)
+        except NotFound:
+            return ABSENT
+        return to_power(int(state), int(reason))
 
     def owned(self) -> Sequence[OwnedDomain]:
         with self._connection.using("list VMs") as conn:
             rows = conn.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0)
-            found = [self._owned_domain(domain, stats) for domain, stats in rows]
+            found = [self._owned(domain, stats) for domain, stats in rows]
         return [domain for domain in found if domain is not None]
 
     def watching(self, domain: uuid.UUID) -> AbstractContextManager[threading.Event]:
@@ -118,13 +114,88 @@ class LibvirtHypervisor:
     def trouble(self) -> str:
         return self._connection.trouble()
 
-    # -- inside
-
     def _subscribe(self, conn: libvirt.virConnect) -> None:
-        with contextlib.ExitStack():
-            conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
-        self._events.some_were_lost()
+        conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
 
-    def _on_lifecycle(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, _event: int, _detail: int, _: object) -> None:
+    def _on_lifecycle(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
         """libvirt's event thread: hands over."""
-        self._events.happened(uuid.UUID(bytes=domain.UUID()))
+        self._events.happened(uuid.UUID(domain.UUIDString()))
+
+    def _make_room(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
+        """Removes an earlier definition of ours with this UUID; refuses when UUID or name belong to something
+        else."""
+        if (existing := _lookup(conn.lookupByUUID, spec.uuid.bytes)) is not None:
+            if not self._is_ours(existing):
+                raise AlreadyExists(
+                    f"VM {spec.name}: a libvirt domain with UUID {spec.uuid} exists ({existing.name()!r})"
+                    " and is not this node's: choose another UUID for the pod, or remove that domain"
+                )
+            self._remove(existing)
+        if (namesake := _lookup(conn.lookupByName, spec.name)) is not None:
+            raise AlreadyExists(
+                f"VM {spec.name}: a libvirt domain of that name exists with UUID {namesake.UUIDString()}:"
+                " remove or rename it"
+            )
+
+    def _remove(self, domain: libvirt.virDomain) -> None:
+        # Undefining a running domain would leave it running without a definition.
+        if domain.isActive():
+            raise WrongState(
+                f"VM {domain.name()} is running: it must be off before its definition is removed or replaced"
+            )
+        domain.undefineFlags(self._flags.undefine)
+
+    def _find(self, conn: libvirt.virConnect, domain: uuid.UUID) -> libvirt.virDomain:
+        found = conn.lookupByUUID(domain.bytes)
+        if not self._is_ours(found):
+            raise NotFound(f"VM {domain} is not one of this node's")
+        return found
+
+    def _is_ours(self, domain: libvirt.virDomain) -> bool:
+        text = _mark_text(domain)
+        if text is None:
+            return False
+        try:
+            return mark.node_of(text) == self._profile.node
+        except InvalidRequest:
+            return False
+
+    def _owned(self, domain: libvirt.virDomain, stats: Mapping[str, Any]) -> OwnedDomain | None:
+        """None for a foreign domain, one that has just gone, and one whose mark is damaged."""
+        text = _mark_text(domain)
+        if text is None:
+            return None
+        try:
+            owner = mark.from_text(text)
+        except InvalidRequest as exc:
+            _log.warning("libvirt domain %s has a damaged owner mark and is left alone: %s", domain.name(), exc)
+            return None
+        if owner.node != self._profile.node:
+            return None
+        return OwnedDomain(
+            uuid=uuid.UUID(domain.UUIDString()),
+            name=domain.name(),
+            container_id=owner.container_id,
+            sandbox_id=owner.sandbox_id,
+            state=to_power(stats["state.state"], stats["state.reason"]),
+        )
+
+
+def _lookup(by: Callable[[_Key], libvirt.virDomain], key: _Key) -> libvirt.virDomain | None:
+    try:
+        return by(key)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) == libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise
+
+
+def _mark_text(domain: libvirt.virDomain) -> str | None:
+    """The owner mark; None if there is none or the domain has just gone. Any other error is raised: a mark that
+    cannot be read is not an absent one."""
+    try:
+        return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, mark.NAMESPACE)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) in _NO_MARK:
+            return None
+        raise

@@ -1,7 +1,8 @@
 """libvirt's event thread, and who is told about life-cycle events. Must not call libvirt from the event thread.
 
-`libvirt thread -> Lifecycle.happened -> waiters are set at once, callbacks get it from the worker thread`. An event is a hint:
-whoever gets one reads the state again. So several events of one domain that wait together are told once.
+`libvirt thread -> Lifecycle.happened -> waiters are set at once, callbacks get it from the worker thread`. An
+event is a hint: whoever gets one reads the state again. So several events of one domain that wait together are
+told once.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def start_event_loop() -> None:
-    """Registers libvirt's own event loop and runs it on a daemon thread; libvirt has one a process, so once. Must come before
-    the first connection is opened. Also stops libvirt from printing every error to stderr: they are raised as well."""
+    """Registers libvirt's own event loop and runs it on a daemon thread; libvirt has one a process, so once.
+    Must come before the first connection is opened. Also stops libvirt from printing every error to stderr:
+    they are raised as well."""
     libvirt.registerErrorHandler(_ignore_error, None)
     libvirt.virEventRegisterDefaultImpl()
     threading.Thread(target=_run_events, name="libvirt-events", daemon=True).start()
@@ -42,8 +44,8 @@ def _run_events() -> None:
 
 
 class Lifecycle:
-    """Hands life-cycle events to waiters and callbacks. `everything` lists the domains to tell about when events may have
-    been lost (after a reconnect); it is called from the worker thread and may call libvirt."""
+    """Hands life-cycle events to waiters and callbacks. `everything` lists the domains to tell about when
+    events may have been lost (after a reconnect); it is called from the worker thread and may call libvirt."""
 
     def __init__(self, everything: Callable[[], Iterable[uuid.UUID]]) -> None:
         self._everything = everything

@@ -1,6 +1,8 @@
-"""The owner mark: a metadata element in the domain XML that says which node, container and sandbox a domain is for.
+"""The owner mark: a metadata element in the domain XML that says which node, container and sandbox a domain is
+for.
 
-Only a domain with this element *and* this node's id is ours; everything else on the host is foreign and never touched. Pure.
+Only a domain with this element *and* this node's id is ours; everything else on the host is foreign and never
+touched. Pure.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import re
 
 from virtshim.domain.errors import InvalidRequest
 
-# XML 1.0 "Char", less the line breaks: libvirt refuses them in titles, and they have no business in a name or path.
+# XML 1.0 "Char", less the line breaks: libvirt refuses them in titles, and they have no business in a name or
+# path.
 _NOT_ALLOWED = re.compile("[^\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 _SERIAL = re.compile(r"[A-Za-z0-9_.+ -]*")
@@ -19,7 +20,8 @@ def printable(value: str, what: str) -> str:
     """`value`, if XML can carry it and it is one line."""
     if found := _NOT_ALLOWED.search(value):
         raise InvalidRequest(
-            f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which a VM definition cannot carry: remove control characters"
+            f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which a VM definition cannot carry:"
+            " remove control characters"
         )
     return value
 
@@ -36,7 +38,9 @@ def domain_name(value: str) -> str:
 def disk_serial(value: str, longest: int) -> str:
     """A serial number that reaches the guest whole."""
     if not _SERIAL.fullmatch(value) or len(value) > longest:
-        raise InvalidRequest(f"not a disk serial for this bus: {value[:80]!r} (at most {longest} of A-Z a-z 0-9 _ . + - wanted)")
+        raise InvalidRequest(
+            f"not a disk serial for this bus: {value[:80]!r} (at most {longest} of A-Z a-z 0-9 _ . + - wanted)"
+        )
     return value
 
 
@@ -50,6 +54,7 @@ def socket_path(value: str, what: str) -> str:
     """An absolute path that fits into a socket address."""
     if len(value.encode("utf-8", "surrogateescape")) > _LONGEST_SOCKET_PATH:
         raise InvalidRequest(
-            f"{what} {value!r} is longer than the {_LONGEST_SOCKET_PATH} bytes of a Unix socket address: choose a shorter run_dir"
+            f"{what} {value!r} is longer than the {_LONGEST_SOCKET_PATH} bytes of a Unix socket address:"
+            " choose a shorter run_dir"
         )
     return absolute_path(value, what)

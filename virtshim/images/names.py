@@ -92,8 +92,8 @@ def _registry(name: ImageName) -> RegistryLocation:
         repository, api = path, host
     if len(repository) > _MAX_REPOSITORY or not _REPOSITORY.fullmatch(repository):
         raise InvalidRequest(
-            f"{name.name[:300]!r} is neither an image file's URL nor a registry's repository (lower-case letters, digits and "
-            f"single separators, at most {_MAX_REPOSITORY} characters)"
+            f"{name.name[:300]!r} is neither an image file's URL nor a registry's repository (lower-case letters, digits "
+            f"and single separators, at most {_MAX_REPOSITORY} characters)"
         )
     return RegistryLocation(name, host, api, repository)
 

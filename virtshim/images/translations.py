@@ -134,7 +134,7 @@ def parse_translations(text: str, file: str) -> TranslationFile:
     """Raises InvalidRequest naming `file`, the place in it and what is wrong."""
     try:
         document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as exc:
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise InvalidRequest(f"image translation file {file}{where}: not YAML; correct or remove the file") from exc
@@ -200,7 +200,10 @@ class _Node:
         return [_Node(item, self.file, f"entry {number} of {key}") for number, item in enumerate(value, start=1)]
 
     def nodes_by_name(self, key: str) -> list[tuple[str, _Node]]:
-        return [(name, _Node(item or {}, self.file, f"{key} {name!r}")) for name, item in self.node(key).value.items()]
+        return [
+            (name, _Node({} if item is None else item, self.file, f"{key} {name!r}"))
+            for name, item in self.node(key).value.items()
+        ]
 
 
 def _rule(node: _Node, transports: Mapping[str, Transport]) -> Rule:

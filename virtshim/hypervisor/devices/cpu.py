@@ -27,8 +27,8 @@ class DomainType(enum.Enum):
 
 
 class Cgroups(enum.Enum):
-    """Which cgroups libvirt manages for a VM. OFF: none (`cgroup_controllers = [ ]`): then it refuses all tuning, and the
-    pod's own cgroup holds the limits."""
+    """Which cgroups libvirt manages for a VM. OFF: none (`cgroup_controllers = [ ]`): then it refuses all
+    tuning, and the pod's own cgroup holds the limits."""
 
     OFF = "off"
     V1 = "v1"
@@ -44,10 +44,13 @@ def vcpus(count: int) -> etree._Element:
 
 
 def model(wanted: CpuModel, domain_type: DomainType, count: int) -> etree._Element:
-    """One socket with all cores: guests that limit sockets see them all. By default a guest gets all the node has: the host's
-    own CPU under KVM, everything that QEMU can translate without it (distributions refuse to run on QEMU's plain qemu64)."""
+    """One socket with all cores: guests that limit sockets see them all. By default a guest gets all the node
+    has: the host's own CPU under KVM, everything that QEMU can translate without it (distributions refuse to
+    run on QEMU's plain qemu64)."""
     if wanted is CpuModel.HOST_PASSTHROUGH and domain_type is DomainType.QEMU:
-        raise InvalidRequest("CPU model host-passthrough needs KVM, and this node runs VMs without it: choose host-model or none")
+        raise InvalidRequest(
+            "CPU model host-passthrough needs KVM, and this node runs VMs without it: choose host-model or none"
+        )
     if wanted is CpuModel.HOST_MODEL:
         element = etree.Element("cpu", mode="host-model", check="partial")
     elif domain_type is DomainType.KVM or wanted is CpuModel.HOST_PASSTHROUGH:
@@ -74,7 +77,8 @@ def tuning(limits: CpuLimits, count: int, cgroups: Cgroups) -> etree._Element | 
         return None
     if limits.shares > 0:
         shares = min(max(limits.shares, 2), 262_144)
-        # libvirt writes the number into cpu.weight as it is; kubelet's own conversion keeps us in step with other pods.
+        # libvirt writes the number into cpu.weight as it is; kubelet's own conversion keeps us in step with
+        # other pods.
         value = shares if cgroups is Cgroups.V1 else 1 + (shares - 2) * 9999 // 262_142
         etree.SubElement(element, "shares").text = str(value)
     if limits.quota > 0:

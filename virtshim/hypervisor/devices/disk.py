@@ -2,18 +2,19 @@
 
 Choices, each for a reason:
 
-- `cache='writeback'` said aloud: the guest's flushes are honoured, so nothing is lost that the guest was told is safe, and the
-  shared base image stays in the host's page cache once instead of being read again for every pod (`none` would go round it, and
-  fails at start on file systems without O_DIRECT).
+- `cache='writeback'` said aloud: the guest's flushes are honoured, so nothing is lost that the guest was told
+  is safe, and the shared base image stays in the host's page cache once instead of being read again for every
+  pod (`none` would go round it, and fails at start on file systems without O_DIRECT).
 - `discard='unmap'`: space freed in the guest is freed on the host. Not for read-only disks.
-- The driver type is always explicit: a guest must not be able to turn its raw disk into a qcow2 that names a host file. A raw
-  disk says it has no backing file. A qcow2 disk leaves its backing chain to libvirt, which follows only formats that are
-  recorded in the (host-written) header and refuses the rest.
-- `relabel='no'`: the files already belong to whom they must (`Disk.path` promises it). libvirt would otherwise give the *shared*
-  base image to the QEMU user on each start, who could then change it for every other pod. The whole backing chain inherits it.
-- A seed ISO is a SCSI CD-ROM beside SCSI disks. With virtio-blk there is no CD-ROM; it becomes a read-only disk, because a guest
-  that wants virtio-blk need not have any other driver (Debian's cloud kernel has no AHCI), and cloud-init goes by the file
-  system's label.
+- The driver type is always explicit: a guest must not be able to turn its raw disk into a qcow2 that names a
+  host file. A raw disk says it has no backing file. A qcow2 disk leaves its backing chain to libvirt, which
+  follows only formats that are recorded in the (host-written) header and refuses the rest.
+- `relabel='no'`: the files already belong to whom they must (`Disk.path` promises it). libvirt would otherwise
+  give the *shared* base image to the QEMU user on each start, who could then change it for every other pod. The
+  whole backing chain inherits it.
+- A seed ISO is a SCSI CD-ROM beside SCSI disks. With virtio-blk there is no CD-ROM; it becomes a read-only
+  disk, because a guest that wants virtio-blk need not have any other driver (Debian's cloud kernel has no
+  AHCI), and cloud-init goes by the file system's label.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LONGEST_SERIAL = {DiskBus.SCSI: 36, DiskBus.VIRTIO: 20}
 _PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd"}
 
-# virtio-blk: one root port a disk, and slots 0x10 to 0x1b of the root bus stay free for the NICs. SCSI: units of one controller.
+# virtio-blk: one root port a disk, and slots 0x10 to 0x1b of the root bus stay free for the NICs. SCSI: units
+# of one controller.
 MOST_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: 26}
 
 
@@ -47,7 +49,8 @@ def target_name(prefix: str, index: int) -> str:
 
 
 def build(disks: Sequence[Disk], bus: DiskBus) -> list[etree._Element]:
-    """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the boot disk."""
+    """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the
+    boot disk."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
     if len(disks) > MOST_DISKS[bus]:

@@ -1,10 +1,11 @@
 """The serial console and the guest-agent channel. Pure.
 
-libvirt binds both sockets itself and hands QEMU the descriptors (the same for the log), so the directories need not be open to
-the QEMU user.
+libvirt binds both sockets itself and hands QEMU the descriptors (the same for the log), so the directories need
+not be open to the QEMU user.
 
-libvirt treats a channel *it* knows as `org.qemu.guest_agent.0` as its own: it connects to the socket as soon as the guest opens
-the port, and QEMU serves one client. So libvirt knows ours by another name, and only the guest sees the agent's.
+libvirt treats a channel *it* knows as `org.qemu.guest_agent.0` as its own: it connects to the socket as soon as
+the guest opens the port, and QEMU serves one client. So libvirt knows ours by another name, and only the guest
+sees the agent's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,33 @@
+# virtshim: each pod is a virtual machine. All targets want root on Debian 12 or Ubuntu.
+PYTHON := .venv/bin/python
+DIR ?= /var/lib/virtshim-up
+
+.PHONY: demo test bench setup guest up down lint clean
+
+demo: guest            ## a VM pod through the CRI socket, step by step
+	$(PYTHON) deploy/demo.py
+
+test: guest            ## every test this machine can run
+	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+bench: guest           ## measures the promises; writes bench/results.json
+	$(PYTHON) -m tests.bench $(BENCH_ARGS)
+
+setup:                 ## system packages, machine preparation, .venv
+	deploy/setup.sh
+
+guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2
+	deploy/guest/build.sh build/guest.qcow2
+	deploy/guest/build-null.sh build/null.qcow2
+
+up: setup              ## a node for trying things, in the foreground below DIR
+	.venv/bin/virtshim up --dir $(DIR)
+
+down:                  ## removes all that `make up` made
+	.venv/bin/virtshim down --dir $(DIR)
+
+lint: setup            ## formats, then checks style, types and import contracts
+	.venv/bin/ruff format . && $(PYTHON) -m pytest tests/policy
+
+clean:
+	rm -rf build dist bench/results.json

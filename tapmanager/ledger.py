@@ -1,0 +1,182 @@
+"""Who owns what: one JSON file a sandbox, written before the world is touched and deleted last.
+
+A file is replaced atomically (temporary file, fsync, rename, fsync of the directory), so it is always whole: the old one or
+the new one. A file that cannot be read is kept and reported; it is never taken for "nothing there".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tapmanager.cni_conf import NetworkConf, conf_from_json
+from tapmanager.errors import NetError, internal
+from tapmanager.fields import BadField, Json, as_object, known, objects, text, texts
+from tapmanager.pod import Dns, Nic, Pod, address, sandbox_id
+
+_VERSION = 1
+_SUFFIX = ".json"
+_TEMPORARY = ".new-"
+_FIELDS = ("version", "phase", "pod", "netns", "conf", "bin_dirs", "result", "nics", "ips", "dns", "fetch_key")
+
+
+class Phase(enum.Enum):
+    """ATTACHING: anything from nothing to everything may exist. ATTACHED: all of it does. RELEASING: what ATTACHING says."""
+
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    RELEASING = "releasing"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result (None: not
+    known to have ended), the NICs (empty: links untouched). `fetch_key` is 64 hex digits."""
+
+    phase: Phase
+    pod: Pod
+    netns: str
+    conf: NetworkConf
+    bin_dirs: tuple[str, ...]
+    fetch_key: str
+    result: Json | None = None
+    nics: tuple[Nic, ...] = ()
+    ips: tuple[str, ...] = ()
+    dns: Dns = Dns()
+
+    def __repr__(self) -> str:  # keeps the key out of logs
+        return f"Entry({self.pod.sandbox}, {self.phase.value})"
+
+
+def to_json(entry: Entry) -> Json:
+    return {
+        "version": _VERSION,
+        "phase": entry.phase.value,
+        "pod": entry.pod.to_json(),
+        "netns": entry.netns,
+        "conf": entry.conf.to_json(),
+        "bin_dirs": list(entry.bin_dirs),
+        "result": entry.result,
+        "nics": [nic.to_json() for nic in entry.nics],
+        "ips": list(entry.ips),
+        "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
+        "fetch_key": entry.fetch_key,
+    }
+
+
+def from_json(raw: Json) -> Entry:
+    """Raises BadField."""
+    known(raw, _FIELDS, "ledger")
+    if raw.get("version") != _VERSION:
+        raise BadField(f"ledger.version: {raw.get('version')!r}, this program knows {_VERSION}")
+    phase = text(raw, "phase", "ledger")
+    if phase not in {one.value for one in Phase}:
+        raise BadField(f"ledger.phase: {phase[:20]!r}")
+    result = raw.get("result")
+    return Entry(
+        phase=Phase(phase),
+        pod=Pod.from_json(as_object(raw.get("pod"), "ledger.pod"), "ledger.pod"),
+        netns=text(raw, "netns", "ledger"),
+        conf=conf_from_json(as_object(raw.get("conf"), "ledger.conf")),
+        bin_dirs=texts(raw, "bin_dirs", "ledger"),
+        fetch_key=text(raw, "fetch_key", "ledger"),
+        result=None if result is None else as_object(result, "ledger.result"),
+        nics=tuple(Nic.from_json(nic, f"ledger.nics[{at}]") for at, nic in enumerate(objects(raw, "nics", "ledger"))),
+        ips=tuple(address(ip, f"ledger.ips[{at}]") for at, ip in enumerate(texts(raw, "ips", "ledger"))),
+        dns=Dns.from_json(as_object(raw.get("dns"), "ledger.dns"), "ledger.dns"),
+    )
+
+
+class Ledger:
+    """The files below `folder` (made 0700 if missing). The caller has one lock a sandbox; other sandboxes do not matter."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def prepare(self) -> None:
+        """Makes the folder and removes half-written temporary files of a killed process. Raises OSError."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        for name in os.listdir(self._folder):
+            if name.startswith(_TEMPORARY):
+                os.unlink(os.path.join(self._folder, name))
+
+    def path(self, sandbox: str) -> str:
+        return os.path.join(self._folder, sandbox + _SUFFIX)
+
+    def sandboxes(self) -> Sequence[str]:
+        """All that have a file, readable or not. Raises OSError."""
+        found = []
+        for name in os.listdir(self._folder):
+            with contextlib.suppress(BadField):
+                if name.endswith(_SUFFIX):
+                    found.append(sandbox_id(name.removesuffix(_SUFFIX), "file name"))
+        return sorted(found)
+
+    def read(self, sandbox: str) -> Entry | None:
+        """None only if there is no file. Raises NetError (internal) naming the file if it cannot be read."""
+        path = self.path(sandbox)
+        try:
+            with open(path, "rb") as file:
+                entry = from_json(as_object(json.loads(file.read()), "ledger"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as exc:
+            raise _unreadable(path, exc) from exc
+        if entry.pod.sandbox != sandbox:
+            raise _unreadable(path, BadField("ledger.pod.sandbox: another sandbox than the file's name says"))
+        return entry
+
+    def write(self, entry: Entry) -> None:
+        """On disk when it returns. Raises NetError (exhausted on a full disk, else internal)."""
+        path = self.path(entry.pod.sandbox)
+        data = json.dumps(to_json(entry), indent=1).encode()
+        try:
+            fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)  # 0600
+            try:
+                with open(fd, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(temporary, path)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                raise
+            self._sync_folder()
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+
+    def delete(self, sandbox: str) -> None:
+        """No error if there is none. Raises NetError."""
+        path = self.path(sandbox)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            self._sync_folder()
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+
+    def _sync_folder(self) -> None:
+        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _unreadable(path: str, why: Exception) -> NetError:
+    return internal(
+        f"the network record {path} cannot be read ({why}), so nothing of that pod is touched; restore the file, or remove "
+        "by hand what the pod had (ip netns del, the CNI plugin's lease) and then the file"
+    )
+
+
+def _cannot_write(path: str, exc: OSError) -> NetError:
+    kind = "exhausted" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "internal"
+    return NetError(kind, f"the network record {path} cannot be written: {exc.strerror}")

@@ -1,0 +1,93 @@
+"""What all tests share: the machine's areas, and the check that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests"), str(PROJECT / "tests" / "e2e")]
+
+from leaks import Snapshot  # noqa: E402  needs the path above
+
+# Areas that touch the machine: their tests are followed by a leak check.
+_OUTSIDE = ("network", "guest", "e2e", "faults", "images", "devices")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--strict-areas", action="store_true", help="fail if an area was skipped that this machine could have run"
+    )
+
+
+def missing_for(area: str) -> str:
+    """Why tests of that area cannot run on this machine, "" if they can."""
+    if area in ("network", "guest", "e2e", "devices") and os.geteuid() != 0:
+        return "needs root"
+    if area in ("guest", "e2e"):
+        for program in ("qemu-system-x86_64", "qemu-img"):
+            if not shutil.which(program):
+                return f"needs {program}; run make setup"
+        if not (PROJECT / "build" / "guest.qcow2").exists():
+            return "needs build/guest.qcow2; run make guest"
+    if area == "network" and not Path("/usr/lib/cni/bridge").exists():
+        return "needs the CNI plugins; run make setup"
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers():
+        why = missing_for(mark.name)
+        if why:
+            pytest.skip(f"AREA {mark.name} NOT TESTED: {why}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        _REPORTED.append((report.nodeid, report.longrepr[2]))
+
+
+_REPORTED: list[tuple[str, str]] = []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A machine that has root and the packages must not skip: a skip there is a hole in the gate."""
+    if session.config.getoption("--strict-areas") and _REPORTED and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--strict-areas"):
+        for name, why in _REPORTED:
+            terminalreporter.write_line(f"SKIPPED, AND THAT FAILS THE GATE: {name}: {why}", red=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test of an outside area the machine is as it was: netns, links, processes, mounts, descriptors, leases."""
+    if not any(request.node.get_closest_marker(area) for area in _OUTSIDE):
+        yield
+        return
+    # Session fixtures (a running node) come first, so that they are part of the picture on both sides.
+    for name in ("node",):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
+    before = Snapshot.take()
+    yield
+    left = before.settled(seconds=10)
+    assert not left, "left behind: " + "; ".join(left)
+
+
+@pytest.fixture(scope="session")
+def guest_image() -> Path:
+    return PROJECT / "build" / "guest.qcow2"
+
+
+@pytest.fixture(scope="session")
+def null_image() -> Path:
+    return PROJECT / "build" / "null.qcow2"

@@ -1,0 +1,69 @@
+"""A real node: `virtshim up` in a process of its own, real CNI, libvirt's embedded driver, QEMU by TCG."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from imageserver import Registry, push_container_disk, registry, serve_directory
+from leaks import Snapshot
+from node import Node
+from podclient import PodClient
+
+
+@pytest.fixture(scope="session")
+def node_root() -> Iterator[str]:
+    """Below /var/tmp, where QEMU's unprivileged user may go."""
+    directory = tempfile.mkdtemp(prefix="virtshim-test-", dir="/var/tmp")
+    os.chmod(directory, 0o711)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def node(node_root: str) -> Iterator[Node]:
+    """One node for all tests; after the last one `virtshim down` must leave the machine as it was before the first."""
+    before = Snapshot.take()
+    node = Node(f"{node_root}/n", pod_cidr="10.88.0.0/16")
+    node.up()
+    # The bridge comes with the first pod and stays until `down`: make it part of every test's picture.
+    node.make_bridge()
+    yield node
+    node.stop()
+    node.down()
+    left = before.settled(seconds=10)
+    assert not left, "virtshim down left behind: " + "; ".join(left)
+    assert not os.path.exists(node.directory)
+
+
+@pytest.fixture
+def cri(node: Node) -> Iterator[PodClient]:
+    """The node's CRI socket. Pods that the test leaves are removed."""
+    with PodClient(node.socket) as client:
+        yield client
+        for pod in client.pods():
+            client.remove_pod(pod.id)
+        assert not client.containers()
+
+
+@pytest.fixture(scope="session")
+def image_url(guest_image: Path) -> Iterator[str]:
+    """Where the demo guest and the null guest are served, as an image name: URL without scheme."""
+    with serve_directory(guest_image.parent) as url:
+        yield url.removeprefix("http://")
+
+
+@pytest.fixture(scope="session")
+def oci_registry() -> Iterator[Registry]:
+    with registry() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def container_disk(oci_registry: Registry, guest_image: Path) -> str:
+    """The demo guest as a containerDisk image in a real registry: its reference."""
+    return push_container_disk(oci_registry, guest_image, "guest", "v1")

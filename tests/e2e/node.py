@@ -1,0 +1,82 @@
+"""Runs `virtshim up` and `down` as an operator would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from podclient import PodClient, pod_config, wait_until
+
+VIRTSHIM = [sys.executable, "-m", "virtshim"]
+
+
+class Node:
+    def __init__(self, directory: str, pod_cidr: str, config: str = "") -> None:
+        self.directory = directory
+        self.pod_cidr = pod_cidr
+        self.socket = f"{directory}/run/virtshim.sock"
+        self.output = Path(f"{directory}.log")
+        self._config = Path(f"{directory}.toml")
+        self._config.write_text('[images]\ndownload_protocol = "http"\n' + config)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        """Returns when the CRI socket serves."""
+        self.output.write_text("")
+        with self.output.open("ab") as file:
+            self.process = subprocess.Popen(
+                [
+                    *VIRTSHIM, "up", "--dir", self.directory, "--pod-cidr", self.pod_cidr,
+                    "--domain-type", "qemu", "--config", str(self._config),
+                ],
+                stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
+        process = self.process
+        wait_until(lambda: "up: ready" in self.log() or process.poll() is not None, 90, "the node is ready")
+        assert process.poll() is None, self.log()
+
+    def log(self) -> str:
+        return self.output.read_text()
+
+    def stop(self, how: int = signal.SIGINT) -> None:
+        """Ctrl-C: the daemons end, the VMs stay."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            assert self.process.wait(60) == 0, self.log()
+            self.process = None
+
+    def down(self) -> None:
+        done = subprocess.run(
+            [*VIRTSHIM, "down", "--dir", self.directory, "--all"], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+
+    def daemons(self) -> dict[str, int]:
+        """Process ids of the node's two daemons."""
+        assert self.process is not None
+        found = {}
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            found["tapmanager" if b"tapmanager" in command else "virtshim"] = int(child)
+        return found
+
+    def make_bridge(self) -> None:
+        with PodClient(self.socket) as client:
+            pod = client.run_pod(pod_config("bridge", f"{self.directory}/logs"))
+            client.remove_pod(pod)
+
+    def qemu_pids(self) -> set[int]:
+        """QEMU processes of this node's VMs."""
+        found = set()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    command = Path(f"/proc/{entry}/cmdline").read_bytes()
+                except OSError:
+                    continue
+                if b"qemu-system" in command.split(b"\0")[0] and self.directory.encode() in command:
+                    found.add(int(entry))
+        return found

@@ -1,0 +1,86 @@
+"""VMs outlive the daemons."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import grpc
+import pytest
+from criproto.runtime_v1 import api_pb2 as pb
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+from node import VIRTSHIM
+from test_pod_lifecycle import SerialConsole, boot, ping
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.faults]
+
+
+def test_ctrl_c_leaves_vms_running_and_a_second_up_picks_them_up(node, image_url):
+    with PodClient(node.socket) as cri:
+        pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "survivor")
+        address = cri.pod_ip(pod)
+    pids = node.qemu_pids()
+    node.stop(signal.SIGINT)
+    assert node.qemu_pids() == pids
+    assert ping(address)
+    console = SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock")
+    console.type("echo said while aw''ay")
+    node.up()
+    with PodClient(node.socket) as cri:
+        assert cri.status(container).state == pb.CONTAINER_RUNNING
+        assert cri.pod_ip(pod) == address
+        wait_for_log(log, "said while away", 10)
+        assert sum("virtshim-guest: ready" in line for line in log_lines(log)) == 1, "nothing is doubled"
+        cri.stop(container, 60)
+        assert cri.status(container).exit_code == 0
+        cri.remove_pod(pod)
+
+
+def test_a_vm_that_ended_while_the_node_was_down_is_exited_afterwards(node, image_url):
+    with PodClient(node.socket) as cri:
+        pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2", "quitter")
+    node.stop()
+    SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock").type("poweroff")
+    wait_until(lambda: not node.qemu_pids(), 30, "QEMU has ended")
+    node.up()
+    with PodClient(node.socket) as cri:
+        assert cri.status(container).state == pb.CONTAINER_EXITED
+        cri.remove_pod(pod)
+
+
+@pytest.mark.parametrize("daemon", ["virtshim", "tapmanager"])
+def test_a_killed_daemon_is_started_again_and_loses_nothing(node, image_url, daemon):
+    with PodClient(node.socket) as cri:
+        config = pod_config("steady", f"{node.directory}/logs/steady")
+        pod = cri.run_pod(config)
+        container = cri.create(pod, container_config(cri.pull(f"{image_url}/null.qcow2"), 64 << 20), config)
+        cri.start(container)
+        wait_for_log(cri.status(container).log_path, "null guest", 20)
+    pids = node.qemu_pids()
+    victim = node.daemons()[daemon]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: node.daemons().get(daemon, victim) != victim, 30, f"{daemon} runs again")
+    with PodClient(node.socket) as cri:
+        wait_until(lambda: answers(cri), 30, "the CRI socket serves")
+        assert cri.status(container).state == pb.CONTAINER_RUNNING
+        assert node.qemu_pids() == pids
+        second = cri.run_pod(pod_config("later", f"{node.directory}/logs/later"))
+        cri.remove_pod(second)
+        cri.remove_pod(pod)
+
+
+def answers(cri: PodClient) -> bool:
+    try:
+        status = cri.runtime.Status(pb.StatusRequest(), timeout=2).status
+    except grpc.RpcError:
+        return False
+    return all(condition.status for condition in status.conditions)
+
+
+def test_a_second_node_in_the_same_directory_is_refused(node):
+    done = subprocess.run([*VIRTSHIM, "up", "--dir", node.directory], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert str(node.process.pid) in done.stderr
+    assert "Traceback" not in done.stderr

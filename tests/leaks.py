@@ -1,0 +1,82 @@
+"""A picture of the machine: what a test could leave behind. Only this process's children and our own names are looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    netns: frozenset[str]
+    links: frozenset[str]
+    bridge_ports: frozenset[str]
+    processes: frozenset[str]
+    mounts: frozenset[str]
+    descriptors: int
+    nat_chains: frozenset[str]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        links = set(os.listdir("/sys/class/net"))
+        return cls(
+            netns=frozenset(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else frozenset(),
+            links=frozenset(links),
+            bridge_ports=frozenset(link for link in links if os.path.exists(f"/sys/class/net/{link}/brport")),
+            processes=frozenset(_processes()),
+            mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
+            descriptors=len(os.listdir("/proc/self/fd")),
+            nat_chains=frozenset(_nat_chains()),
+        )
+
+    def left(self) -> list[str]:
+        """What is there now and was not before."""
+        now = Snapshot.take()
+        found: list[str] = []
+        for kind in ("netns", "links", "bridge_ports", "processes", "mounts", "nat_chains"):
+            new = getattr(now, kind) - getattr(self, kind)
+            found.extend(f"{kind}: {item}" for item in sorted(new))
+        # A few descriptors belong to caches of libraries (gRPC, logging) and come once.
+        if now.descriptors > self.descriptors + 8:
+            found.append(f"descriptors: {self.descriptors} before, {now.descriptors} now")
+        return found
+
+    def settled(self, seconds: float) -> list[str]:
+        """Waits for the kernel to finish what was ended (a veth goes with its netns, a moment later)."""
+        until = time.monotonic() + seconds
+        while (found := self.left()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+
+_PROGRAMS = ("qemu-system", "tapmanager", "virtshim", "vmwrapper", "docker-registry", "qemu-img")
+
+
+def _processes() -> list[str]:
+    """Programs of ours that run, as `pid command`."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        program = " ".join(command.split()[:4])
+        if state != "Z" and any(name in program for name in _PROGRAMS) and "pytest" not in command:
+            found.append(f"{entry} {command[:120]}")
+    return found
+
+
+def _nat_chains() -> list[str]:
+    """Per-pod chains of CNI's masquerading; the plugins' own top-level chains stay by their design."""
+    result = subprocess.run(["iptables", "-t", "nat", "-S"], capture_output=True, text=True, check=False)
+    return [
+        line
+        for line in result.stdout.splitlines()
+        if line.startswith("-N CNI-") and not line.startswith(("-N CNI-HOSTPORT", "-N CNI-DN"))
+    ]

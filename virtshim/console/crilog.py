@@ -1,0 +1,91 @@
+"""Console bytes -> lines of a CRI container log. No I/O.
+
+A log line is `<RFC 3339 time, nine fraction digits> stdout <F|P> <content>`. F ends a line of the guest; P is a piece that
+the next line continues, so that glueing the contents of the P lines to the F line after them gives the guest's line.
+Everything a console shows is stdout. Bytes are kept as they are, except the newline and one carriage return before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+MAX_CONTENT: Final = 16 * 1024
+
+
+def timestamp(nanoseconds: int) -> bytes:
+    """Always as long, so that lines written again after a crash take as much room as before."""
+    seconds, fraction = divmod(nanoseconds, 1_000_000_000)
+    return b"%04d-%02d-%02dT%02d:%02d:%02d.%09dZ" % (*time.gmtime(seconds)[:6], fraction)
+
+
+class LineCutter:
+    """Holds back what may still become part of a line. What comes out depends on the bytes and the calls of `flush`, not
+    on how the bytes were cut into pieces by `feed`."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    @property
+    def held(self) -> int:
+        """Bytes fed but not given out: at most MAX_CONTENT + 1."""
+        return len(self._held)
+
+    @property
+    def can_flush(self) -> bool:
+        return self._held not in (b"", b"\r")
+
+    def feed(self, data: bytes, stamp: bytes) -> bytes:
+        """The log lines that `data` completes."""
+        text = self._held + data
+        end = text.rfind(b"\n") + 1
+        lines = _full(text[:end], stamp) if end else b""
+        pieces: list[bytes] = []
+        self._held = text[end:]
+        while _must_split(self._held):
+            pieces.append(self._held[:MAX_CONTENT])
+            self._held = self._held[MAX_CONTENT:]
+        return lines + _partial(pieces, stamp)
+
+    def flush(self, stamp: bytes) -> bytes:
+        """The unfinished line as P; a carriage return at its end is held, for a newline may follow."""
+        ready = self._held.removesuffix(b"\r")
+        self._held = self._held[len(ready) :]
+        return _partial([ready] if ready else [], stamp)
+
+    def end(self, stamp: bytes) -> bytes:
+        """Everything held, as P: nothing will follow."""
+        rest, self._held = self._held, b""
+        return _partial(_pieces(rest), stamp)
+
+
+def _must_split(text: bytes) -> bool:
+    """A carriage return just beyond the limit may be the one before a newline, which does not count."""
+    return len(text) > MAX_CONTENT + 1 or (len(text) == MAX_CONTENT + 1 and not text.endswith(b"\r"))
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    return (text[start : start + MAX_CONTENT] for start in range(0, len(text), MAX_CONTENT))
+
+
+def _partial(pieces: Iterable[bytes], stamp: bytes) -> bytes:
+    return b"".join(b"%b stdout P %b\n" % (stamp, piece) for piece in pieces)
+
+
+def _full(text: bytes, stamp: bytes) -> bytes:
+    """`text` ends with a newline."""
+    contents = text.replace(b"\r\n", b"\n").split(b"\n")
+    contents.pop()
+    if max(map(len, contents)) > MAX_CONTENT:
+        return b"".join(_long(content, stamp) for content in contents)
+    # Floods come this way: no work per line in Python.
+    head = b"%b stdout F " % stamp
+    return head + (b"\n" + head).join(contents) + b"\n"
+
+
+def _long(content: bytes, stamp: bytes) -> bytes:
+    pieces = list(_pieces(content)) or [b""]
+    return _partial(pieces[:-1], stamp) + b"%b stdout F %b\n" % (stamp, pieces[-1])

@@ -1,0 +1,128 @@
+"""The three files of one console: what QEMU wrote, the CRI log, and how far the one is in the other.
+
+Methods raise OSError, which the tail retries; only `LogFile.open` raises errors for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import Final, Self
+
+from virtshim.console.position import ENCODED_BYTES, Position, decode, encode
+from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+# Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
+_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class _OwnedFile:
+    """One descriptor, closed once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._fd = descriptor
+
+    def close(self) -> None:
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class LogFile(_OwnedFile):
+    """The CRI log, open for appending."""
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Made (0640) if missing, its directory too (0755)."""
+        if not os.path.isabs(path):
+            raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
+        try:
+            _make_directory(os.path.dirname(path))
+            log = cls(_open_log(path))
+        except OSError as error:
+            raise for_people(f"log file {path} cannot be opened", error) from error
+        if not stat.S_ISREG(os.fstat(log._fd).st_mode):
+            log.close()
+            raise InvalidRequest(f"log file {path} is not a regular file; remove it")
+        return log
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._fd)
+
+    def append(self, text: bytes) -> None:
+        """All of it; after an error a part may be there."""
+        rest = memoryview(text)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def cut_back(self, size: int) -> None:
+        """Removes what is behind `size`; a shorter file stays as it is."""
+        if os.fstat(self._fd).st_size > size:
+            os.ftruncate(self._fd, size)
+
+
+def _make_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o755)  # noqa: S103 (kubelet and log collectors read it), whatever the umask
+
+
+def _open_log(path: str) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | _CAREFULLY
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o640)
+        os.fchmod(descriptor, 0o640)
+        return descriptor
+    return os.open(path, flags | os.O_CREAT, 0o640)
+
+
+def for_people(what: str, error: OSError) -> ShimError:
+    if error.errno == errno.ELOOP:
+        return InvalidRequest(f"{what}: it is a symbolic link, which is not followed; remove it")
+    if error.errno in _NO_SPACE:
+        return ResourceExhausted(f"{what}: {error.strerror}; free space on that file system")
+    return InternalError(f"{what}: {error.strerror}")
+
+
+class PositionFile(_OwnedFile):
+    """The recorded position, overwritten in place."""
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Made if missing, the container's directory too (0711: the QEMU user passes through it)."""
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory):
+            os.makedirs(directory, mode=0o711, exist_ok=True)
+            os.chmod(directory, 0o711)  # noqa: S103
+        return cls(os.open(path, os.O_RDWR | os.O_CREAT | _CAREFULLY, 0o600))
+
+    def load(self) -> Position | None:
+        """None if nothing (readable) was saved."""
+        return decode(os.pread(self._fd, ENCODED_BYTES, 0))
+
+    def save(self, position: Position) -> None:
+        os.pwrite(self._fd, encode(position), 0)
+
+
+class RawLog(_OwnedFile):
+    """What QEMU appends to; it may not be there yet. May be opened again after `close`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(-1)
+        self.path = path
+
+    def open(self) -> bool:
+        """True if it can be read now."""
+        if self._fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = os.open(self.path, os.O_RDONLY | _CAREFULLY)
+        return self._fd >= 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._fd, size, offset)
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._fd)

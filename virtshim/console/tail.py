@@ -1,0 +1,242 @@
+"""One console on its way into its CRI log. Thread-safe; each call does a bounded amount of work."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from dataclasses import dataclass
+from typing import Final, Self
+
+import structlog
+
+from virtshim.console.crilog import LineCutter, timestamp
+from virtshim.console.files import LogFile, PositionFile, RawLog, for_people
+from virtshim.console.position import Position
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.ports import Clock
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+# Bytes between two records of the position. Each empty line of the guest becomes some 45 bytes in memory.
+_PIECE: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`turn_bytes`: what one console may write before the others have their turn. `gap`: seconds between two rounds, so
+    that floods leave the processor to others. `flush_after`: seconds that an unfinished line waits for its end.
+    `retry_after`: seconds until a failed write is tried again. `sweep_every`, `sweep_unwatched_every`: seconds between
+    looks at consoles of which the kernel reported nothing; the latter while some cannot be watched."""
+
+    turn_bytes: int = 1024 * 1024
+    gap: float = 0.01
+    flush_after: float = 0.5
+    retry_after: float = 2.0
+    sweep_every: float = 5.0
+    sweep_unwatched_every: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`more`: there is more to read. `due`: when, on the monotonic clock, a turn is wanted in any case."""
+
+    more: bool = False
+    due: float | None = None
+
+
+class Tail:
+    """Reads the raw log, writes the CRI log, records the position after each batch. Bytes that were read but are in no log
+    line yet are not recorded: whoever continues reads them again."""
+
+    def __init__(
+        self, container: ContainerId, raw: RawLog, log: LogFile, position: PositionFile, clock: Clock, pace: Pace
+    ) -> None:
+        self._container = container
+        self._raw = raw
+        self._log = log
+        self._position = position
+        self._clock = clock
+        self._pace = pace
+        self._lock = threading.Lock()
+        self._cutter = LineCutter()
+        self._done = self._agreed()
+        self._read_to = self._done.offset
+        self._flush_at: float | None = None
+        self._retry_at: float | None = None
+        self._log_failing = False
+        self._position_failing = False
+        self._closed = False
+
+    @classmethod
+    def open(cls, container: ContainerId, log_file: str, layout: Layout, clock: Clock, pace: Pace) -> Self:
+        """Continues where an earlier process stopped. InvalidRequest, ResourceExhausted or InternalError if a file cannot be
+        opened."""
+        with contextlib.ExitStack() as undo:
+            log = LogFile.open(log_file)
+            undo.callback(log.close)
+            try:
+                position = PositionFile.open(layout.console_position(container))
+                undo.callback(position.close)
+                tail = cls(container, RawLog(layout.console_log(container)), log, position, clock, pace)
+            except OSError as error:
+                raise for_people(f"the console of container {container} cannot be followed", error) from error
+            undo.pop_all()
+        return tail
+
+    @property
+    def raw_path(self) -> str:
+        return self._raw.path
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def turn(self) -> Turn:
+        """Writes what is there, up to `turn_bytes`."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._closed:
+                return Turn()
+            if self._retry_at is not None and now < self._retry_at:
+                return Turn(due=self._retry_at)
+            try:
+                self._rewind_after_failure()
+                more = self._copy(self._pace.turn_bytes)
+                if not more and self._flush_at is not None and now >= self._flush_at:
+                    self._commit(self._cutter.flush(self._stamp()))
+                    self._flush_at = None
+            except OSError as error:
+                return Turn(due=self._failed(error))
+            self._log_failing = False
+            return Turn(more, self._flush_at)
+
+    def finish(self) -> None:
+        """Writes all that is there, the unfinished line too, and closes. What cannot be written is left to a later
+        `open`."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._rewind_after_failure()
+                if self._raw.open():
+                    self._copy(self._raw.status().st_size)
+                self._commit(self._cutter.end(self._stamp()))
+            except OSError as error:
+                _log.error("console.log.incomplete", container=self._container.short, error=str(error))
+            self._close()
+
+    def close(self) -> None:
+        """Stops in the middle; a later `open` continues."""
+        with self._lock:
+            self._close()
+
+    # --- below: with the lock held --------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._closed = True
+        for file in (self._raw, self._log, self._position):
+            file.close()
+
+    def _stamp(self) -> bytes:
+        return timestamp(self._clock.now_ns())
+
+    def _agreed(self) -> Position:
+        """What the record says, put right with the log that is there. A log that is not the recorded one was rotated or
+        removed meanwhile; this one is then continued at its end."""
+        saved = self._position.load()
+        status = self._log.status()
+        if saved and (saved.log_device, saved.log_inode) == (status.st_dev, status.st_ino):
+            self._log.cut_back(saved.log_size)
+        agreed = dataclasses.replace(
+            saved or Position(),
+            log_device=status.st_dev,
+            log_inode=status.st_ino,
+            log_size=self._log.status().st_size,
+        )
+        self._position.save(agreed)
+        return agreed
+
+    def _copy(self, budget: int) -> bool:
+        """True if the budget ended before the bytes did."""
+        if not self._raw.open():
+            return False
+        self._start_again_if_replaced()
+        while budget > 0:
+            data = self._raw.read(self._read_to, min(_PIECE, budget))
+            if not data:
+                self._let_go_if_removed()
+                return False
+            budget -= len(data)
+            self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        self._read_to += len(data)
+        text = self._cutter.feed(data, self._stamp())
+        self._commit(text)
+        if not self._cutter.can_flush:
+            self._flush_at = None
+        elif text or self._flush_at is None:
+            self._flush_at = self._clock.monotonic() + self._pace.flush_after
+
+    def _commit(self, text: bytes) -> None:
+        """First the log, then the record; between them a kill leaves more in the log than recorded, never less."""
+        if not text:
+            return
+        self._log.append(text)
+        self._record(
+            dataclasses.replace(
+                self._done, offset=self._read_to - self._cutter.held, log_size=self._log.status().st_size
+            )
+        )
+
+    def _record(self, position: Position) -> None:
+        """A record that cannot be saved does no harm: the older one is as true, only less."""
+        self._done = position
+        try:
+            self._position.save(position)
+            self._position_failing = False
+        except OSError as error:
+            if not self._position_failing:
+                _log.warning("console.position.failed", container=self._container.short, error=str(error))
+            self._position_failing = True
+
+    def _start_again_if_replaced(self) -> None:
+        """The raw log is another file than the recorded one, or became shorter: everything in it is new."""
+        status = self._raw.status()
+        if self._done.raw_inode not in (0, status.st_ino) or status.st_size < self._read_to:
+            _log.warning("console.raw.replaced", container=self._container.short, offset=self._read_to)
+            self._start_again()
+        self._done = dataclasses.replace(self._done, raw_inode=status.st_ino)
+
+    def _let_go_if_removed(self) -> None:
+        if self._raw.status().st_nlink == 0:
+            self._raw.close()
+            self._start_again()
+
+    def _start_again(self) -> None:
+        self._commit(self._cutter.end(self._stamp()))
+        self._read_to = 0
+        self._record(dataclasses.replace(self._done, offset=0, raw_inode=0))
+
+    def _failed(self, error: OSError) -> float:
+        """Said once, however often it is tried again."""
+        if not self._log_failing:
+            _log.warning("console.log.failed", container=self._container.short, error=str(error))
+        self._log_failing = True
+        with contextlib.suppress(OSError):
+            self._log.cut_back(self._done.log_size)
+        self._flush_at = None
+        self._retry_at = self._clock.monotonic() + self._pace.retry_after
+        return self._retry_at
+
+    def _rewind_after_failure(self) -> None:
+        """Back to the end of the last batch that is whole."""
+        if self._retry_at is None:
+            return
+        self._log.cut_back(self._done.log_size)
+        self._cutter = LineCutter()
+        self._read_to = self._done.offset
+        self._retry_at = None

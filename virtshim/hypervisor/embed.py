@@ -1,0 +1,125 @@
+"""The embedded libvirt driver: a directory of its own for libvirt inside this process, with its own qemu.conf.
+
+For `virtshim up`, demos and tests: no daemon, nothing of the machine's libvirt is read or changed. One process
+may have a directory open; VMs outlive it, and the next process to open the directory finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import stat
+import tempfile
+from dataclasses import dataclass
+
+from virtshim.domain.errors import InvalidRequest
+
+# Users and groups that distributions make for QEMU: Debian and Ubuntu; Fedora, RHEL, SUSE, Arch.
+_KNOWN_USERS = (("libvirt-qemu", "kvm"), ("qemu", "qemu"))
+
+# Below it libvirt makes lib/qemu/domain-<number>-<20 characters>/monitor.sock, which must fit into a socket
+# address.
+_LONGEST_ROOT = 45
+
+_QEMU_CONF = """\
+# Written by virtshim at each start: change virtshim's configuration instead.
+user = "{user}"
+group = "{group}"
+# Disk files belong to whom they must already (no relabelling per disk); this is for QEMU's own directories and
+# sockets.
+dynamic_ownership = 1
+remember_owner = 0
+security_driver = "none"
+security_default_confined = 0
+seccomp_sandbox = 1
+# The pod's cgroup holds QEMU and its limits.
+cgroup_controllers = [ ]
+# No mount namespace a VM: it would hide device nodes that come later.
+namespaces = [ ]
+# No virtlogd: libvirt opens the log files and hands QEMU the descriptors.
+stdio_handler = "file"
+max_core = 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class QemuUser:
+    """Who QEMU runs as."""
+
+    name: str
+    group: str
+    uid: int
+    gid: int
+
+
+def qemu_user(name: str = "", group: str = "") -> QemuUser:
+    """The named user and group, or the distribution's own for QEMU."""
+    for user_name, group_name in ((name, group),) if name else _KNOWN_USERS:
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwnam(user_name)
+            entry = grp.getgrnam(group_name) if group_name else grp.getgrgid(user.pw_gid)
+            return QemuUser(user_name, entry.gr_name, user.pw_uid, entry.gr_gid)
+    if name:
+        raise InvalidRequest(f"there is no user {name!r} or no group {group!r} to run QEMU as")
+    tried = ", ".join(user_name for user_name, _ in _KNOWN_USERS)
+    raise InvalidRequest(
+        f"there is no user to run QEMU as (looked for {tried}): install libvirt's QEMU driver or name one"
+    )
+
+
+def prepare(root: str, user: QemuUser) -> str:
+    """Makes `root` ready and returns the URI to open. InvalidRequest if QEMU could not work below it."""
+    root = os.path.abspath(root)
+    if len(os.fsencode(root)) > _LONGEST_ROOT:
+        raise InvalidRequest(
+            f"{root} is too long for libvirt's socket paths below it ({_LONGEST_ROOT} bytes at most):"
+            " choose a shorter directory"
+        )
+    if any(character in root for character in "?&#%;= "):
+        raise InvalidRequest(
+            f"{root!r} contains a character that a libvirt URI cannot carry: choose a plainer directory"
+        )
+    os.makedirs(root, mode=0o755, exist_ok=True)
+    # QEMU's user passes through, and looks at nothing.
+    os.chmod(root, 0o711)  # noqa: S103
+    require_reachable(root, user)
+    configuration = os.path.join(root, "etc")
+    os.makedirs(configuration, mode=0o755, exist_ok=True)
+    _replace(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group))
+    return f"qemu:///embed?root={root}"
+
+
+def require_reachable(directory: str, user: QemuUser) -> None:
+    """InvalidRequest, naming the directory in the way, if `user` cannot pass down to `directory`."""
+    path = "/"
+    for part in ("", *directory.strip("/").split("/")):
+        path = os.path.join(path, part)
+        found = os.stat(path)
+        if found.st_uid == user.uid:
+            bit = stat.S_IXUSR
+        elif found.st_gid == user.gid:
+            bit = stat.S_IXGRP
+        else:
+            bit = stat.S_IXOTH
+        if not found.st_mode & bit:
+            raise InvalidRequest(
+                f"{path} keeps out {user.name}, the user that QEMU runs as, so VMs cannot use {directory}:"
+                f" choose a directory elsewhere, or chmod o+x {path}"
+            )
+
+
+def _replace(path: str, text: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".qemu.conf.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,79 @@
+"""Looking a host up and connecting to it, so that a pull can be given up at any moment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.images.pull_watch import PullWatch
+
+_POLL = 0.2
+
+
+def dial(host: str, port: int, timeout: float, watch: PullWatch) -> socket.socket:
+    """A connected socket, whose waits all look at the watch. Raises OSError, or what the watch raises. Link-local addresses
+    are refused: they are a cloud's metadata service, which no pod author may read through this daemon."""
+    deadline = time.monotonic() + timeout
+    failure: OSError = OSError(f"no address for {host}")
+    for family, kind, protocol, _, address in _addresses(host, port, deadline, watch):
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+            raise InvalidRequest(f"{host} is at a link-local address; images are not fetched from there")
+        connecting = socket.socket(family, kind, protocol)
+        try:
+            _connect(connecting, address, deadline, watch)
+            connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch.guard(connecting)
+            return connecting
+        except OSError as exc:
+            connecting.close()
+            failure = exc
+        except ShimError:
+            connecting.close()
+            raise
+    raise failure
+
+
+def _connect(connecting: socket.socket, address: Any, deadline: float, watch: PullWatch) -> None:
+    connecting.setblocking(False)
+    try:
+        connecting.connect(address)
+    except BlockingIOError:
+        poll = select.poll()
+        poll.register(connecting, select.POLLOUT)
+        while not poll.poll(_POLL * 1000):
+            watch.check()
+            if time.monotonic() >= deadline:
+                raise TimeoutError("timed out while connecting") from None
+        if error := connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error)) from None
+
+
+def _addresses(host: str, port: int, deadline: float, watch: PullWatch) -> list[Any]:
+    """getaddrinfo cannot be interrupted, so a thread does it; an abandoned one ends with the resolver's timeout."""
+    answer: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+
+    def resolve() -> None:
+        try:
+            answer.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as exc:
+            answer.put(exc if isinstance(exc, OSError) else OSError(f"{host} is not a host name"))
+
+    threading.Thread(target=resolve, name="image-pull-resolve", daemon=True).start()
+    while True:
+        watch.check()
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"timed out looking up {host}")
+        try:
+            found = answer.get(timeout=_POLL)
+        except queue.Empty:
+            continue
+        if isinstance(found, OSError):
+            raise found
+        return found

@@ -1,0 +1,88 @@
+"""Writes a downloaded disk to a file and digests it on the way. Owns the open descriptor, not the file's name."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from types import TracebackType
+from typing import Self
+
+from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.domain.ids import ImageDigest
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_ZEROS = bytes(1 << 18)
+
+
+class DiskWriter:
+    """A context manager. `max_bytes` is the largest disk that is taken."""
+
+    def __init__(self, path: str, name: str, max_bytes: int) -> None:
+        self._name = name
+        self._max_bytes = max_bytes
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._size
+
+    def digest(self) -> ImageDigest:
+        """Of all bytes so far."""
+        return ImageDigest(f"sha256:{self._hash.hexdigest()}")
+
+    def expect(self, size: int) -> None:
+        """The source announces `size` bytes: refuse now what could not be stored in the end."""
+        self._limit(size)
+        room = os.fstatvfs(self._fd)
+        if size > room.f_bavail * room.f_frsize:
+            raise self._no_room()
+
+    def write(self, data: bytes) -> None:
+        """Appends; a stretch of zeros becomes a hole."""
+        self._limit(self._size + len(data))
+        self._hash.update(data)
+        try:
+            if data == _ZEROS[: len(data)]:
+                os.lseek(self._fd, len(data), os.SEEK_CUR)
+            else:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(self._fd, view) :]
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        self._size += len(data)
+
+    def finish(self) -> None:
+        """Everything is on disk when this returns."""
+        try:
+            os.ftruncate(self._fd, self._size)
+            os.fsync(self._fd)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def _limit(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise InvalidRequest(
+                f"image {self._name!r} is larger than {self._max_bytes} bytes, this node's limit; "
+                "use a smaller image or raise images.max_bytes"
+            )
+
+    def _failed(self, exc: OSError) -> ResourceExhausted | InternalError:
+        if exc.errno in _FULL:
+            return self._no_room()
+        return InternalError(f"image {self._name!r} cannot be written: {exc.strerror}")
+
+    def _no_room(self) -> ResourceExhausted:
+        return ResourceExhausted(f"image {self._name!r} does not fit on this node's image file system; free some space")

@@ -1,0 +1,285 @@
+"""HTTP for one pull: every wait can be cancelled, redirects never leave TLS, secrets never reach an error text.
+
+urllib3 itself rather than requests: the trust store is the system's (an operator's own CA counts), ~/.netrc is not read, and
+connections can be dialled here, which is what lets a pull be cancelled while it connects.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import urllib.request
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
+from urllib3.exceptions import SSLError as TlsError
+
+from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.images.dialing import dial
+from virtshim.images.names import is_loopback
+from virtshim.images.pull_watch import PullWatch
+from virtshim.images.translations import TlsProfile, Transport
+
+CONNECT_TIMEOUT = 10.0
+CHUNK = 1 << 18
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_BROKEN = (HTTPError, http.client.HTTPException, OSError, ValueError)
+
+
+def shown(url: str) -> str:
+    """The URL for people: a query may be a signature, and user information a password."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
+
+
+class Answer:
+    """One response. A context manager: leaving it closes the connection if the body was not read to its end."""
+
+    def __init__(self, url: str, response: urllib3.BaseHTTPResponse, watch: PullWatch) -> None:
+        self.url = url
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+        self._watch = watch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._response.close()
+
+    def length(self) -> int | None:
+        """The body's length as the server announces it, None if it does not."""
+        text = self.headers.get("Content-Length", "")
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    def read(self) -> bytes:
+        """The next bytes as they came over the wire, b"" at the end. A body shorter than announced is Unavailable."""
+        try:
+            chunk = self._response.read1(CHUNK, decode_content=False)
+        except _BROKEN as exc:
+            self._watch.check()
+            raise Unavailable(f"download from {shown(self.url)} broke off ({type(exc).__name__}); try again") from exc
+        self._watch.moved()
+        return chunk
+
+    def all(self, limit: int) -> bytes:
+        """The whole body. InvalidRequest if it is longer than `limit` bytes."""
+        body = bytearray()
+        while chunk := self.read():
+            body += chunk
+            if len(body) > limit:
+                raise InvalidRequest(f"{shown(self.url)} answers with more than {limit} bytes where few are expected")
+        return bytes(body)
+
+
+class HttpClient:
+    """One pull's connections, kept alive between its requests. A context manager; use it from one thread."""
+
+    def __init__(self, watch: PullWatch, transport: Transport, read_timeout: float) -> None:
+        self._watch = watch
+        self._transport = transport
+        self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=read_timeout)
+        self._pools: dict[str, urllib3.PoolManager] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pool in self._pools.values():
+            pool.clear()
+
+    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
+        """GET, following redirects. An Authorization header goes to the first host only. Raises Unavailable (cannot be
+        reached, breaks off), InvalidRequest (a redirect leads from https to http, to no http(s) URL, or there are too
+        many of them); the status is the caller's to judge."""
+        first, wanted = url, dict(headers)
+        for _ in range(self._transport.max_redirects + 1):
+            answer = self.request("GET", url, wanted)
+            if answer.status not in _REDIRECTS or "Location" not in answer.headers:
+                return answer
+            with answer:
+                url = _next_url(url, answer.headers["Location"])
+            if _origin(url) != _origin(first):
+                wanted.pop("Authorization", None)
+        raise InvalidRequest(f"{shown(first)} redirects more than {self._transport.max_redirects} times")
+
+    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+        """One request, no redirect followed."""
+        self._watch.check()
+        try:
+            response = self._pool(url).request(
+                method,
+                url,
+                body=body,
+                headers={"Accept-Encoding": "identity", "User-Agent": "virtshim", **headers},
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+                timeout=self._timeout,
+            )
+        except TlsError as exc:
+            self._watch.check()
+            raise Unavailable(
+                f"{_host(url)}: TLS failed ({_reason(exc)}); a private CA must be in this node's trust store"
+            ) from exc
+        except _BROKEN as exc:
+            self._watch.check()
+            raise Unavailable(
+                f"{_host(url)} cannot be reached ({_reason(exc)}); check the name and the network"
+            ) from exc
+        self._watch.moved()
+        return Answer(url, response, self._watch)
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        """One pool a proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
+        proxy = self._transport.proxy or _environment_proxy(url)
+        tls = url.startswith("https://") or proxy.startswith("https://")
+        key = f"{tls} {proxy}"
+        if key not in self._pools:
+            options: dict[str, Any] = {"num_pools": 8, "maxsize": 2}
+            if tls:
+                options["ssl_context"] = tls_context(self._transport.tls)
+                if self._transport.tls.server_name:
+                    options["server_hostname"] = self._transport.tls.server_name
+            self._pools[key] = _guarded(_pool_for(proxy, options), self._watch)
+        return self._pools[key]
+
+
+def tls_context(profile: TlsProfile) -> ssl.SSLContext:
+    """Trusts the profile's CAs, or the system's if it has none. Raises InvalidRequest for PEM texts that are none."""
+    try:
+        context = ssl.create_default_context(cadata="\n".join(profile.cas) or None)
+        if profile.client:
+            # The ssl module wants files; these live in memory only.
+            certificate, key = (_memory_file(text) for text in profile.client)
+            try:
+                context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=_no_password)
+            finally:
+                os.close(certificate)
+                os.close(key)
+    except (ssl.SSLError, OSError, ValueError) as exc:
+        raise InvalidRequest(
+            "a certificate or key in the image's transport is not usable PEM; correct its file"
+        ) from exc
+    if profile.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _guarded(manager: urllib3.PoolManager, watch: PullWatch) -> urllib3.PoolManager:
+    """Makes the manager's connections through `dial`. `_new_conn` is where urllib3's own SOCKS support hooks in, too."""
+
+    def new_connection(connection: HTTPConnection) -> socket.socket:
+        timeout = connection.timeout
+        seconds = timeout if isinstance(timeout, (int, float)) else CONNECT_TIMEOUT
+        connected = dial(connection.host.strip("[]"), connection.port or connection.default_port, seconds, watch)
+        connected.settimeout(seconds)
+        return connected
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            return new_connection(self)
+
+    class Secure(HTTPSConnection):
+        def _new_conn(self) -> socket.socket:
+            return new_connection(self)
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = Secure
+
+    manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+    return manager
+
+
+def _pool_for(proxy: str, options: dict[str, Any]) -> urllib3.PoolManager:
+    if not proxy:
+        return urllib3.PoolManager(**options)
+    parts = urlsplit(proxy)
+    headers = None
+    if parts.username is not None:
+        headers = urllib3.make_headers(proxy_basic_auth=f"{parts.username}:{parts.password or ''}")
+    return urllib3.ProxyManager(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", proxy_headers=headers, **options)
+
+
+def _environment_proxy(url: str) -> str:
+    """http_proxy, https_proxy and no_proxy as curl reads them; never for loopback addresses."""
+    parts = urlsplit(url)
+    proxies = urllib.request.getproxies_environment()
+    proxy = proxies.get(parts.scheme, proxies.get("all", ""))
+    if not proxy or is_loopback(parts.netloc) or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    if "://" not in proxy:
+        return f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        raise InvalidRequest(
+            "the proxy in this daemon's environment is not http:// or https://; others are not supported"
+        )
+    return proxy
+
+
+def _next_url(url: str, location: str) -> str:
+    following = urljoin(url, location)
+    try:
+        parts = urlsplit(following)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidRequest(f"{shown(url)} redirects to something that is not an http(s) URL")
+    if url.startswith("https://") and not following.startswith("https://"):
+        raise InvalidRequest(f"{shown(url)} redirects from https to http ({shown(following)}), which is refused")
+    return following
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _reason(exc: BaseException) -> str:
+    """The innermost cause's system text; never the URL, which urllib3's own texts repeat."""
+    inner: BaseException | None = exc
+    while inner is not None:
+        if isinstance(inner, ssl.SSLCertVerificationError):
+            return inner.verify_message
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        if isinstance(inner, TimeoutError):
+            return "timed out"
+        inner = inner.__cause__ or inner.__context__
+    return type(exc).__name__
+
+
+def _memory_file(text: str) -> int:
+    fd = os.memfd_create("pem", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(text.encode())
+    return fd
+
+
+def _no_password() -> str:
+    """Without it OpenSSL would ask the terminal for an encrypted key's password."""
+    raise InvalidRequest("a key in the image's transport is encrypted; store it without a passphrase")

@@ -1,0 +1,93 @@
+"""Ends a download that nobody waits for or that does not move.
+
+A thread that is blocked in a read cannot look at an event, so a second one does: when the pull is cancelled, makes no
+progress or has used up its time, it shuts the pull's sockets down, which wakes the reader at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
+
+_LOOK_EVERY = 0.2
+
+
+class PullWatch:
+    """Guards one pull; a context manager. Times are in seconds; `progress_timeout` is the longest time without a byte."""
+
+    def __init__(self, name: str, cancelled: threading.Event, progress_timeout: float) -> None:
+        self._name = name
+        self._cancelled = cancelled
+        self._progress_timeout = progress_timeout
+        self._end = float("inf")
+        self._moved_at = time.monotonic()
+        self._verdict: ShimError | None = None
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="image-pull-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        with self._lock:
+            for guarded in self._sockets:
+                guarded.close()
+            self._sockets.clear()
+
+    def limit(self, seconds: float) -> None:
+        """From now on the pull may take that long in all."""
+        self._end = time.monotonic() + seconds
+
+    def guard(self, connected: socket.socket) -> None:
+        """This socket is shut down when the pull must end."""
+        with self._lock:
+            self._sockets.append(connected.dup())
+        self.check()
+
+    def moved(self) -> None:
+        """Bytes arrived. Raises like `check`."""
+        self._moved_at = time.monotonic()
+        self.check()
+
+    def check(self) -> None:
+        """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled."""
+        if self._verdict is None and self._cancelled.is_set():
+            self._verdict = DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
+        if self._verdict is not None:
+            raise self._verdict
+
+    def _look(self) -> None:
+        while not self._done.wait(_LOOK_EVERY):
+            self._verdict = self._verdict or self._judge(time.monotonic())
+            if self._verdict is not None:
+                self._cut()
+
+    def _judge(self, now: float) -> ShimError | None:
+        if self._cancelled.is_set():
+            return DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
+        if now >= self._end:
+            return DeadlineExceeded(f"pull of image {self._name!r} took longer than its transport's timeout allows")
+        if now - self._moved_at > self._progress_timeout:
+            return Unavailable(
+                f"pull of image {self._name!r}: the source sent nothing for {self._progress_timeout:g} s; try again"
+            )
+        return None
+
+    def _cut(self) -> None:
+        with self._lock:
+            for guarded in self._sockets:
+                with contextlib.suppress(OSError):
+                    guarded.shutdown(socket.SHUT_RDWR)
