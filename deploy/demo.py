@@ -38,12 +38,12 @@ def node(directory: str) -> Iterator[str]:
     settings.write_text('[images]\ndownload_protocol = "http"\n', encoding="utf-8")  # the image is served on loopback
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*VIRTSHIM, "up", "--dir", f"{directory}/node", "--config", str(settings)],
+            [*VIRTSHIM, "up", "--dir", f"{directory}/n", "--config", str(settings)],
             stdout=file,
             stderr=file,
             start_new_session=True,
         )
-    socket = f"{directory}/node/run/virtshim.sock"
+    socket = f"{directory}/n/run/virtshim.sock"
     try:
         wait_until(lambda: "up: ready" in log.read_text() or process.poll() is not None, 60, "the node is ready")
         if process.poll() is not None:
@@ -56,7 +56,7 @@ def node(directory: str) -> Iterator[str]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(60)
-        subprocess.run([*VIRTSHIM, "down", "--dir", f"{directory}/node", "--all"], check=True)
+        subprocess.run([*VIRTSHIM, "down", "--dir", f"{directory}/n", "--all"], check=True)
 
 
 def demo(directory: str) -> None:

@@ -15,7 +15,7 @@ PACKAGES=(
   libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients qemu-system-x86 qemu-utils
   containernetworking-plugins iproute2 iptables nftables
   # building libvirt-python and the virtual environment
-  python3 python3-venv python3-dev libvirt-dev pkg-config gcc make
+  python3 python3-venv python3-dev libvirt-dev pkg-config gcc libc6-dev make
   # the demo guest
   busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils zstd kmod
   # real neighbours for tests and the demo
@@ -40,14 +40,18 @@ if [ -e /dev/kvm ] && [ "$(stat -c '%a %G' /dev/kvm)" != "660 kvm" ]; then
   chgrp kvm /dev/kvm && chmod 0660 /dev/kvm
 fi
 
-stamp=.venv/.installed-from
-wanted=$(cat pyproject.toml requirements.lock "$0" | sha256sum | cut -d' ' -f1)
-if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+# The virtual environment: anew when the lock changes, the project itself (an editable install) when pyproject.toml does.
+locked=$(sha256sum requirements.lock | cut -d' ' -f1)
+if [ "$(cat .venv/.locked 2>/dev/null || true)" != "$locked" ]; then
   say "building .venv"
   rm -rf .venv
   /usr/bin/python3 -m venv .venv
   .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+  echo "$locked" > .venv/.locked
+fi
+described=$(sha256sum pyproject.toml | cut -d' ' -f1)
+if [ "$(cat .venv/.described 2>/dev/null || true)" != "$described" ]; then
   .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-  echo "$wanted" > "$stamp"
+  echo "$described" > .venv/.described
 fi
 say "ready"

@@ -67,25 +67,15 @@ class Cni:
         try:
             conf = self.load()
             for kind in (*conf.types(), *conf.ipam_types()):
-                self._find(kind)
+                _find(kind, self._bin_dirs)
         except NetError as exc:
             return str(exc)
         return ""
 
-    def _find(self, kind: str) -> str:
-        for folder in self._bin_dirs:
-            path = os.path.join(folder, kind)
-            if os.path.isfile(path) and os.access(path, os.X_OK):
-                return path
-        where = ", ".join(self._bin_dirs)
-        raise unavailable(
-            f'CNI plugin "{kind}" is not in {where}; install it (containernetworking-plugins) or the network add-on'
-        )
-
     def add(self, conf: NetworkConf, pod_at: Attachment, until: float) -> Json:
         """The chain's last result. Raises NetError; whatever it raises, `delete` must follow."""
         for kind in conf.types():
-            self._find(kind)
+            _find(kind, pod_at.bin_dirs)
         result: Json | None = None
         for plugin in conf.plugins:
             out = self._run("ADD", conf, plugin, pod_at, result, until)
@@ -122,7 +112,7 @@ class Cni:
     ) -> bytes:
         kind = str(plugin["type"])
         what = f'CNI plugin "{kind}" of network "{conf.name}"'
-        path = self._find(kind)
+        path = _find(kind, pod_at.bin_dirs)
         started = time.monotonic()
         limit = min(self._plugin_timeout, until - started)
         if limit <= 0:
@@ -165,3 +155,13 @@ def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[i
                 os.killpg(plugin.pid, signal.SIGKILL)
             raise
         return plugin.returncode, out, err
+
+
+def _find(kind: str, bin_dirs: Sequence[str]) -> str:
+    for folder in bin_dirs:
+        path = os.path.join(folder, kind)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    where = ", ".join(bin_dirs)
+    remedy = "install it (containernetworking-plugins, or the network add-on)"
+    raise unavailable(f'CNI plugin "{kind}" is not in {where}; {remedy}')

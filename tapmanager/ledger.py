@@ -36,8 +36,8 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result (None: not
-    known to have ended), the NICs (empty: links untouched). `fetch_key` is 64 hex digits."""
+    """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result
+    (None: not known to have ended), the NICs (empty: links untouched). `fetch_key` is 64 hex digits."""
 
     phase: Phase
     pod: Pod

@@ -1,7 +1,7 @@
 """Bridges, taps and what hangs on them, in one pod's namespace. Each public function must run inside it (netns.run_inside).
 
-The only importer of pyroute2, which has no types: its `Any` stays here. All of `build` can be undone by `restore` from the plan alone, from any
-half-made state.
+The only importer of pyroute2, which has no types: its `Any` stays here. All of `build` can be undone by `restore` from the
+plan alone, from any half-made state.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _route(message: Any, index: int) -> Iterator[KernelRoute]:
 
 
 def build(nics: Sequence[Nic], tap_owner: int) -> None:
-    """Makes bridges and taps, and hands each CNI interface's MAC and addresses over to the guest. Raises NetError, OSError."""
+    """Makes bridges and taps; each CNI interface's MAC and addresses become the guest's. Raises NetError, OSError."""
     _guard_dhcp()
     _quiet_namespace()
     with IPRoute() as ipr:
@@ -176,8 +176,8 @@ def _set_mac(ipr: Any, link: int, mac: str) -> None:
 
 
 def restore(nics: Sequence[Nic]) -> list[str]:
-    """Puts the CNI interfaces back as the plugins left them: DEL of bridge and ptp reads the addresses off the interface to know
-    which masquerading rules to remove. What could not be put back is told, not raised: DEL must be tried anyway."""
+    """Puts the CNI interfaces back as the plugins left them: DEL of bridge and ptp reads the addresses off the interface to
+    know which masquerading rules to remove. What could not be put back is told, not raised: DEL must be tried anyway."""
     trouble: list[str] = []
     with IPRoute() as ipr:
         for nic in nics:
@@ -270,4 +270,5 @@ def _raise_for(code: int) -> None:
 
 
 def _no_guard(why: str) -> str:
-    return f"the DHCP guard cannot be set up: {why}; the kernel needs nf_tables with the bridge family (CONFIG_NF_TABLES_BRIDGE)"
+    needs = "the kernel needs nf_tables with the bridge family (CONFIG_NF_TABLES_BRIDGE)"
+    return f"the DHCP guard cannot be set up: {why}; {needs}"

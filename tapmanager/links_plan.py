@@ -190,4 +190,4 @@ def _route_order(item: tuple[str, str | None]) -> tuple[bool, int, str]:
 def _reachable(gateway: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
     address = ipaddress.ip_address(gateway)
     # fe80::/10 is on-link by definition; routers announce themselves with it.
-    return address.is_link_local and address.version == 6 or any(address in network for network in networks)
+    return (address.is_link_local and address.version == 6) or any(address in network for network in networks)

@@ -1,8 +1,8 @@
 """Network namespaces with a name: make, remove, run a function inside. Knows nothing of what is in them.
 
-unshare(2) and setns(2) change the calling thread only, and there is no way back without CAP_SYS_ADMIN mistakes; so both happen
-in a thread that ends right after. Sockets, taps and netlink handles stay in the namespace they were made in and may be used
-from any thread. (`IPRoute(netns=...)` forks, which is unsafe in a process with threads.)
+unshare(2) and setns(2) change the calling thread only, and a thread that failed to come back would do later work in the
+wrong namespace; so both happen in a thread that ends right after. Sockets, taps and netlink handles stay in the namespace
+they were made in and may be used from any thread. (`IPRoute(netns=...)` forks, which is unsafe in a process with threads.)
 """
 
 from __future__ import annotations

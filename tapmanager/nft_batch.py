@@ -4,14 +4,14 @@ The rules, in nft's language:
 
     table bridge virtshim-dhcp {
       chain forward { type filter hook forward priority 0; policy accept;
-        ether type ip ip protocol udp udp dport 67 drop        # the guest's requests stay on its tap
-        ether type ip ip protocol udp udp sport 67 drop        # nobody else's offers reach the guest, nor the guest's others
+        ether type ip ip protocol udp udp dport 67 drop        # requests stay on the tap
+        ether type ip ip protocol udp udp sport 67 drop        # only our offers reach the guest
       }
     }
 
-Why this and not the alternatives: the bridge family of nf_tables is in every kernel since 3.13 that distributions ship, needs no
-program (`nft`, `ebtables`) and no device in a rule; tc with an action needs act_gact, which small kernels leave out; the netdev
-family needs a chain a device. Our own server talks on the tap directly, and is not forwarded. Numbers are from
+Why this and not the alternatives: the bridge family of nf_tables is in every distribution's kernel since 3.13, needs
+no program (`nft`, `ebtables`) and no device in a rule; tc with an action needs act_gact, which small kernels leave out; the
+netdev family needs a chain a device. Our own server talks on the tap directly, and is not forwarded. Numbers are from
 linux/netfilter/nf_tables.h; the formats were compared with what `nft --debug=netlink` sends.
 """
 

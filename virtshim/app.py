@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,8 +15,14 @@ from virtshim.console.follower import ConsoleLogs
 from virtshim.cri.image import ImageServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
 from virtshim.cri.server import CriServer
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.guestinit.iso import SeedStore
+from virtshim.hypervisor import embed
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.images.filestore import ImageFileStore
 from virtshim.podnet.client import PodNetworkClient
@@ -34,6 +43,11 @@ from virtshim.services.stop_sandbox import StopSandbox
 from virtshim.services.vm_events import VmEvents
 from virtshim.store.records import SqliteRecords
 from virtshim.volumes.root import RootDiskStore
+
+_EMBED = "qemu:///embed?root="
+
+# Seconds that libvirt and tapmanager get to answer at start.
+_START_LIMIT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +169,71 @@ def _systemd_cgroups(settings: Settings) -> bool:
     return settings.cri.cgroup_driver == "systemd"
 
 
-def build(settings: Settings) -> App:
-    """Opens the real parts. The state and run directories are made if missing: searchable by the QEMU user, readable by root
-    only."""
+@contextlib.contextmanager
+def built(settings: Settings) -> Iterator[App]:
+    """The product on its real parts. Waits until libvirt and tapmanager answer (they may still be starting); raises ShimError
+    if they do not. On leaving, everything of this process is closed; VMs and pod networks stay."""
     layout = settings.layout()
+    # Searchable, so that the QEMU user reaches its disks; not readable.
     for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
         os.makedirs(directory, mode=0o711, exist_ok=True)
-    raise NotImplementedError(
-        ImageFileStore, LibvirtHypervisor, PodNetworkClient, RootDiskStore, SeedStore, ConsoleLogs, SystemClock
+    clock = SystemClock()
+    with contextlib.ExitStack() as stack:
+        records = SqliteRecords(layout.database)
+        stack.callback(records.close)
+        connection = Connection(_libvirt_uri(settings))
+        stack.callback(connection.close)
+        hypervisor = LibvirtHypervisor(connection, _profile(settings, records.node_id()))
+        stack.callback(hypervisor.close)
+        connection.start()
+        consoles = ConsoleLogs(layout, clock)
+        stack.callback(consoles.close)
+        networks = PodNetworkClient(settings.tapmanager_socket)
+        adapters = Adapters(
+            records=records,
+            hypervisor=hypervisor,
+            networks=networks,
+            files=ImageFileStore(layout.images, _image_settings(settings)),
+            disks=RootDiskStore(layout),
+            seeds=SeedStore(layout),
+            consoles=consoles,
+            clock=clock,
+        )
+        if not connection.wait_open(_START_LIMIT):
+            raise Unavailable(connection.trouble())
+        _await_tapmanager(networks, clock)
+        yield wire(settings, adapters)
+
+
+def _libvirt_uri(settings: Settings) -> str:
+    """For the embedded driver its directory is made ready first: own qemu.conf, unprivileged QEMU user."""
+    if not settings.libvirt.uri.startswith(_EMBED):
+        return settings.libvirt.uri
+    user = embed.qemu_user(settings.libvirt.qemu_user, settings.libvirt.qemu_group)
+    return embed.prepare(settings.libvirt.uri.removeprefix(_EMBED), user)
+
+
+def _profile(settings: Settings, node_id: str) -> NodeProfile:
+    embedded = settings.libvirt.uri.startswith(_EMBED)
+    v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+    return NodeProfile(
+        node=node_id,
+        domain_type=domain_type(settings),
+        emulator=settings.libvirt.vmwrapper,
+        qemu=settings.libvirt.emulator,
+        cgroups=Cgroups.OFF if embedded else Cgroups.V2 if v2 else Cgroups.V1,
     )
+
+
+def _await_tapmanager(networks: PodNetworkClient, clock: Clock) -> None:
+    """Returns when it answers; a missing CNI configuration is not its fault and not waited for."""
+    deadline = Deadline.after(clock.monotonic(), _START_LIMIT)
+    never = threading.Event()
+    while True:
+        try:
+            networks.attached(timeout=5.0)
+            return
+        except Unavailable:
+            if not deadline.left(clock.monotonic()):
+                raise
+        clock.wait(never, 0.2)

@@ -1,6 +1,7 @@
 """Which answer, if any, a guest's DHCP message gets. Pure: request and lease in, reply out.
 
-There is one client and one address a tap, so nothing is stored: the CNI plugin leased the address, this only tells the guest.
+There is one client and one address a tap, so nothing is stored: the CNI plugin leased the address, this only tells the
+guest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tapmanager.pod import Dns, Nic, Route
 _LEASE_SECONDS = 86400
 _T1_SECONDS = _LEASE_SECONDS // 2
 _T2_SECONDS = _LEASE_SECONDS * 7 // 8  # RFC 2131, 4.4.5
-# If no gateway can lend its address. It is never on the wire as a target: renewals go to it by the tap, or by broadcast at T2.
+# If no gateway can lend its address. Renewals to it cross the tap too, where they are answered.
 _LINK_LOCAL_SERVER = IPv4Address("169.254.169.67")
 # RFC 2131, 2: what a client must accept that names no size (option 57): 576 bytes of IP datagram.
 _DEFAULT_SIZE = 576

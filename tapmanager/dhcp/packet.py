@@ -32,7 +32,7 @@ class BadPacket(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`chaddr` is the client's MAC; `options` has no pad, end, overload: long ones are whole, in order of first appearance."""
+    """`chaddr` is the client's MAC; `options` has no pad, end, overload; long ones are whole; order of first appearance."""
 
     op: int
     xid: int

@@ -1,8 +1,8 @@
 """Serves DHCP on every pod's tap from one thread.
 
-Each tap has a raw packet socket, made in the pod's namespace and bound to the tap: answers leave by the tap only, and it sees
-the guest's frames before the bridge does. No failure of one tap reaches another: a socket that fails is closed, one that is
-flooded is not read for the rest of its second.
+Each tap has a raw packet socket, made in the pod's namespace and bound to the tap: answers leave by the tap only, and it
+sees the guest's frames before the bridge does. No failure of one tap reaches another: a socket that fails is closed, one
+that is flooded is not read for the rest of its second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PER_SECOND = 32
 # Errors after which the socket lives on: ENETDOWN is told once when the tap goes down; the others are of one frame.
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.EMSGSIZE, errno.EINTR})
 
-# Classic BPF (linux/filter.h), as `tcpdump -d 'udp dst port 67 and not fragment'` would have it: code, jump if true, if false, operand.
+# Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
 _FILTER = (
     (0x28, 0, 0, 12),  # ldh [12]
     (0x15, 0, 8, 0x0800),  # IPv4
@@ -112,7 +112,7 @@ class DhcpServer:
             self._selector.register(sock, selectors.EVENT_READ)
 
     def forget(self, owner: str) -> None:
-        """Closes all of the owner's sockets; an open one would keep the pod's namespace alive. No error if there are none."""
+        """Closes the owner's sockets: an open one would keep the pod's namespace alive. No error if there are none."""
         with self._lock:
             for fd in [fd for fd, served in self._served.items() if served.owner == owner]:
                 self._drop(fd)

@@ -66,4 +66,5 @@ def oci_registry() -> Iterator[Registry]:
 @pytest.fixture(scope="session")
 def container_disk(oci_registry: Registry, guest_image: Path) -> str:
     """The demo guest as a containerDisk image in a real registry: its reference."""
-    return push_container_disk(oci_registry, guest_image, "guest", "v1")
+    push_container_disk(oci_registry.address, "vms/guest", guest_image, tag="v1")
+    return f"{oci_registry.address}/vms/guest:v1"

@@ -61,7 +61,7 @@ def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
         try:
             options = (reader or _unknown(key))(options, _bounded(annotations[key]))
         except InvalidRequest as error:
-            problems.append(f"annotation {_shown(key)}: {error}"[:_MAX_PROBLEM_CHARS])
+            problems.append(f"annotation {_name(key)}: {error}"[:_MAX_PROBLEM_CHARS])
     if problems:
         raise InvalidRequest(_report(problems))
     return options
@@ -90,9 +90,13 @@ def _unknown(key: str) -> _Reader:
     return read
 
 
+def _name(key: str) -> str:
+    return key if key.isprintable() and len(key) <= 80 else _shown(key)
+
+
 def _shown(text: str) -> str:
     """Printable, and short enough to be one of several in a message."""
-    return text if text.isprintable() and len(text) <= 80 else repr(text[:80])
+    return repr(text[:80])
 
 
 def _bounded(text: str) -> str:

@@ -7,6 +7,7 @@ copied out) and is bounded in depth and size, so that it can be merged and writt
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import Any, Final
 
 import yaml
@@ -30,8 +31,7 @@ _UNREADABLE: Final = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, 
 def parse_mapping(text: str) -> dict[str, Any]:
     """The mapping; {} for empty text or null. InvalidRequest says where the text is wrong, never what it holds."""
     try:
-        _check_depth(text)
-        loaded = _load(text)
+        loaded = _from_json(text) or _from_yaml(text)
     except _UNREADABLE as error:
         raise InvalidRequest(f"not valid YAML{_place(error)}; correct it") from None
     if loaded is None:
@@ -50,6 +50,20 @@ def _place(error: Exception) -> str:
     return ""
 
 
+def _from_json(text: str) -> Any:
+    """None if it is no JSON mapping. JSON's surrogate pairs and tabs are an error to libyaml."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        return _plain(json.loads(text, parse_constant=_no_constant))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
 def _check_depth(text: str) -> None:
     """Before anything recursive sees the text."""
     depth = 0
@@ -59,10 +73,11 @@ def _check_depth(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > _MAX_DEPTH:
-            raise InvalidRequest(f"nested more than {_MAX_DEPTH} levels deep; make it flatter")
+            raise _too_deep()
 
 
-def _load(text: str) -> Any:
+def _from_yaml(text: str) -> Any:
+    _check_depth(text)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -97,12 +112,18 @@ def _weight(node: yaml.Node, known: dict[int, int | None]) -> int:
     return total
 
 
-def _plain(value: Any) -> Any:
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"nested more than {_MAX_DEPTH} levels deep; make it flatter")
+
+
+def _plain(value: Any, depth: int = 1) -> Any:
     """A copy in which nothing is shared."""
+    if isinstance(value, dict | list) and depth > _MAX_DEPTH:
+        raise _too_deep()
     if isinstance(value, dict):
-        return {_plain_key(key): _plain(item) for key, item in value.items()}
+        return {_plain_key(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, str):
         value.encode()  # half a surrogate pair is a ValueError
         return value

@@ -75,7 +75,8 @@ def _user_data(request: SeedRequest) -> str:
     if options.user_data_script:
         return options.user_data_script.replace(_MOUNT_TOKEN, _MOUNT_SCRIPT)
     document = merged(options.user_data, _generated_user_data())
-    return "#cloud-config\n" + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
+    # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
+    return "#cloud-config\n" + yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=120)
 
 
 def _generated_user_data() -> dict[str, Any]:

@@ -71,11 +71,12 @@ def _route(
     route: Route, destination: str, own: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 ) -> dict[str, Any]:
     """A gateway outside the NIC's own subnets (usual for /32 pod addresses) is said to be on the link, or the guest's
-    kernel refuses the route."""
+    kernel refuses the route. fe80::/10 is on every link."""
     if route.gateway is None:
         return {"to": destination, "scope": "link"}
     gateway = ipaddress.ip_address(route.gateway)
     result: dict[str, Any] = {"to": destination, "via": route.gateway}
-    if not gateway.is_link_local and not any(gateway in network for network in own):
+    in_reach = gateway.version == 6 and gateway.is_link_local
+    if not in_reach and not any(gateway in network for network in own):
         result["on-link"] = True
     return result

@@ -20,6 +20,7 @@ from lxml import etree
 from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.hypervisor.errors import code_of, talking_to_libvirt, translated, words_of
 from virtshim.hypervisor.events import start_event_loop
+from virtshim.hypervisor.handover import QemuIds
 
 _log = logging.getLogger(__name__)
 
@@ -97,18 +98,17 @@ class Connection:
             self._wake.set()
             raise Unavailable(f"{what}: the connection to libvirt was lost: {words_of(exc)}") from exc
 
-    def qemu_ids(self) -> tuple[int, int]:
-        """(uid, gid) that libvirt runs QEMU as: who must be able to reach disk files. (0, 0) where libvirt has
-        none."""
+    def qemu_ids(self) -> QemuIds | None:
+        """Whom libvirt runs QEMU as; None if that is whoever libvirt runs as, or there is no QEMU (test driver)."""
         with self.using("ask libvirt who runs QEMU") as conn:
             capabilities = etree.fromstring(conn.getCapabilities().encode())
         for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
             uid, _, gid = (label.text or "").lstrip("+").partition(":")
             try:
-                return int(uid), int(gid.lstrip("+"))
+                return QemuIds(int(uid), int(gid.lstrip("+")))
             except ValueError as exc:
                 raise InternalError(f"libvirt names QEMU's user as {label.text!r}; numbers wanted") from exc
-        return 0, 0
+        return None
 
     def _keep_open(self) -> None:
         pause = _FIRST_PAUSE

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import libvirt
 
@@ -25,6 +25,7 @@ from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of
 from virtshim.hypervisor.events import Lifecycle
+from virtshim.hypervisor.handover import hand_over
 from virtshim.hypervisor.power import ABSENT, to_power
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class LibvirtHypervisor:
         xml = domain_xml.build(spec, self._profile)
         with self._connection.using(f"define VM {spec.name}") as conn:
             self._make_room(conn, spec)
+            if (qemu := self._connection.qemu_ids()) is not None:
+                hand_over(spec.disks, qemu)
             conn.defineXML(xml)
 
     def start(self, domain: uuid.UUID) -> None:
@@ -94,10 +97,11 @@ class LibvirtHypervisor:
     def power(self, domain: uuid.UUID) -> PowerState:
         try:
             with self._connection.using(f"read the state of VM {domain}") as conn:
-                state, reason = self._find(conn, domain).state()
+                # libvirt-python's annotation says str.
+                state, reason = cast("list[int]", self._find(conn, domain).state())
         except NotFound:
             return ABSENT
-        return to_power(int(state), int(reason))
+        return to_power(state, reason)
 
     def owned(self) -> Sequence[OwnedDomain]:
         with self._connection.using("list VMs") as conn:
@@ -130,8 +134,11 @@ class LibvirtHypervisor:
                     f"VM {spec.name}: a libvirt domain with UUID {spec.uuid} exists ({existing.name()!r})"
                     " and is not this node's: choose another UUID for the pod, or remove that domain"
                 )
-            self._remove(existing)
-        if (namesake := _lookup(conn.lookupByName, spec.name)) is not None:
+            if existing.isActive() or existing.name() != spec.name:
+                self._remove(existing)
+            elif existing.hasManagedSaveImage():
+                existing.managedSaveRemove()
+        if (namesake := _lookup(conn.lookupByName, spec.name)) is not None and namesake.UUIDString() != str(spec.uuid):
             raise AlreadyExists(
                 f"VM {spec.name}: a libvirt domain of that name exists with UUID {namesake.UUIDString()}:"
                 " remove or rename it"

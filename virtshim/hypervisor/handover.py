@@ -1,8 +1,8 @@
 """Makes disk files usable by the unprivileged user that QEMU runs as. Must not touch anything a disk is based on.
 
-libvirt could do it at each start, but it would give QEMU the shared base image too, and takes files away from their owner when
-a VM ends. Here only the files named in the VmSpec are changed, and only as far as QEMU needs: a writable disk becomes its own,
-a read-only one becomes readable by its group.
+libvirt could do it at each start, but it would give QEMU the shared base image too, and takes files away from
+their owner when a VM ends. Here only the files named in the VmSpec are changed, and only as far as QEMU needs:
+a writable disk becomes its own, a read-only one becomes readable by its group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class QemuIds:
 
 
 def hand_over(disks: Iterable[Disk], qemu: QemuIds) -> None:
-    """NotFound if a file is missing, InternalError if its rights cannot be changed. Files that fit are left as they are."""
+    """NotFound if a file is missing, InternalError if its rights cannot be changed. Files that fit are left as
+    they are."""
     for disk in disks:
         try:
             _hand_over(disk, qemu)

@@ -54,7 +54,7 @@ class DiskWriter:
         self._limit(self._size + len(data))
         self._hash.update(data)
         try:
-            if data == _ZEROS[: len(data)]:
+            if data[:1] == b"\0" and data == _ZEROS[: len(data)]:
                 os.lseek(self._fd, len(data), os.SEEK_CUR)
             else:
                 view = memoryview(data)

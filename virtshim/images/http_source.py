@@ -5,23 +5,31 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.http_client import Answer, HttpClient, shown
 from virtshim.images.names import HttpLocation, is_loopback
+from virtshim.images.pulled import Known, Pulled
 
 
-def download(location: HttpLocation, credentials: Credentials | None, client: HttpClient, disk: DiskWriter) -> None:
-    """Streams the file into `disk`. A digest in the name must be the file's. The client carries the location's transport."""
+def download(
+    location: HttpLocation, credentials: Credentials | None, client: HttpClient, disk: DiskWriter, known: Known
+) -> Pulled:
+    """Streams the file into `disk`, unless it is known. A digest in the name must be the file's. The client carries the
+    location's transport."""
     with _get(location, credentials, client) as answer:
         if answer.status != 200:
             raise _refusal(location, answer)
-        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise InvalidRequest(
-                f"{shown(location.url)} is sent in an encoding nobody asked for ({answer.headers['Content-Encoding'][:40]}); "
-                "serve the plain disk file"
-            )
+        encoding = answer.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            raise InvalidRequest(f"{shown(location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file")
+        identity = _identity(location, answer)
+        stored = known(identity) if identity else None
+        if stored is not None:
+            _check_digest(location, stored)
+            return Pulled(identity, stored)
         announced = answer.length()
         if announced is not None:
             disk.expect(announced)
@@ -29,25 +37,38 @@ def download(location: HttpLocation, credentials: Credentials | None, client: Ht
             disk.write(chunk)
     if announced is not None and disk.size != announced:
         raise Unavailable(f"{shown(location.url)} broke off after {disk.size} of {announced} bytes; try again")
+    _check_digest(location, disk.digest())
+    return Pulled(identity)
+
+
+def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
     wanted = location.name.digest
-    if wanted is not None and str(disk.digest()) != wanted:
+    if wanted is not None and str(digest) != wanted:
         raise InvalidRequest(
-            f"image {str(location.name)!r}: the file's digest is {disk.digest()}, wanted is {wanted}; "
+            f"image {str(location.name)!r}: the file's digest is {digest}, wanted is {wanted}; "
             "the file has changed or was tampered with"
         )
+
+
+def _identity(location: HttpLocation, answer: Answer) -> str:
+    """A strong ETag of one URL stands for the same bytes (RFC 9110 8.8.1); a weak one, or a date, does not."""
+    tag = answer.headers.get("ETag", "")
+    if not tag.startswith('"') or answer.length() is None:
+        return ""
+    return f"{location.url} {shown(answer.url)} {tag} {answer.length()}"
 
 
 def _get(location: HttpLocation, credentials: Credentials | None, client: HttpClient) -> Answer:
     """Asks without credentials first; a password goes only to the host that was named, and never in the clear."""
     answer = client.get(location.url, {})
     parts = urlsplit(location.url)
-    login = basic_login(credentials) if meant_for(credentials, parts.netloc) else ""
-    if answer.status != 401 or not login or answer.url != location.url:
+    if answer.status != 401 or answer.url != location.url or not meant_for(credentials, parts.netloc):
         return answer
     with answer:
+        login = basic_login(credentials)
         if parts.scheme != "https" and not is_loopback(parts.netloc):
             raise PermissionRefused(f"{shown(location.url)} wants a password, which is sent over https only; use https")
-    return client.get(location.url, {"Authorization": f"Basic {login}"})
+    return client.get(location.url, {"Authorization": f"Basic {login}"} if login else {})
 
 
 def _refusal(location: HttpLocation, answer: Answer) -> ShimError:

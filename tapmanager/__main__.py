@@ -1,0 +1,107 @@
+"""Start, serve, stop. Pod networks outlive this process: a stop, clean or not, leaves them as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from functools import partial
+
+from tapmanager import netns, sdnotify, server, settings, verbs
+from tapmanager.attachments import Attachments, Limits
+from tapmanager.cni import Cni
+from tapmanager.dhcp.server import DhcpServer
+from tapmanager.errors import NetError
+from tapmanager.ledger import Ledger
+from tapmanager.settings import QemuUser, Settings
+
+log = logging.getLogger("tapmanager")
+
+# Requests in work get this long at a stop, in seconds; systemd's own limit is 90.
+_DRAIN = 20.0
+_LOOK_EVERY = 5.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0 after SIGTERM or SIGINT, 1 for what an operator must correct."""
+    try:
+        chosen = settings.load(sys.argv[1:] if argv is None else argv)
+        logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        for chatty in ("pyroute2", "asyncio"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
+        if os.geteuid() != 0:
+            raise NetError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
+        return _run(chosen)
+    except NetError as exc:
+        print(f"tapmanager: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it
+    except OSError as exc:
+        print(f"tapmanager: cannot start: {exc}", file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _run(chosen: Settings) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    user = settings.qemu_user(chosen.qemu_user)
+    if user.uid is None:
+        log.warning("qemu_user.missing: no user libvirt-qemu or qemu here, only root is served")
+    with contextlib.ExitStack() as held:
+        _lock(chosen, held)
+        dhcp = DhcpServer()
+        attachments = _attachments(chosen, user, dhcp)
+        listener = sdnotify.activated_socket(os.environ, os.getpid())
+        activated = listener is not None
+        listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
+        dhcp.start()
+        attachments.recover()
+        serving = server.Server(listener, partial(verbs.perform, attachments), user.uid)
+        serving.start()
+        log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
+        sdnotify.notify(os.environ, "READY=1")
+        healthy = _watch(stop, serving, dhcp)
+        sdnotify.notify(os.environ, "STOPPING=1")
+        drained = serving.stop(_DRAIN)
+        dhcp.stop()
+        if not activated:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(chosen.socket)
+        log.info("tapmanager.stopped drained=%s", drained)
+        return 0 if healthy else 1
+
+
+def _lock(chosen: Settings, held: contextlib.ExitStack) -> None:
+    """One process a socket, and one a state directory."""
+    ledger_dir = chosen.state_dir
+    os.makedirs(ledger_dir, mode=0o700, exist_ok=True)
+    os.makedirs(os.path.dirname(chosen.socket), mode=0o755, exist_ok=True)
+    for path in (f"{chosen.socket}.lock", os.path.join(ledger_dir, "lock")):
+        held.callback(os.close, server.lock_file(path))
+
+
+def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer) -> Attachments:
+    ledger = Ledger(chosen.state_dir)
+    ledger.prepare()
+    netns.prepare_dir(chosen.netns_dir)
+    cni = Cni(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
+    limits = Limits(chosen.netns_dir, chosen.cni_bin_dir, user.uid or 0, chosen.undo_timeout)
+    return Attachments(ledger, cni, dhcp, limits)
+
+
+def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:
+    """Until a signal comes; False if one of the threads everything hangs on died, so that systemd starts us again."""
+    every = sdnotify.watchdog_seconds(os.environ, os.getpid())
+    while not stop.wait(every or _LOOK_EVERY):
+        if not (serving.is_alive() and dhcp.is_alive()):
+            log.error("tapmanager.broken accept=%s dhcp=%s", serving.is_alive(), dhcp.is_alive())
+            return False
+        if every is not None:
+            sdnotify.notify(os.environ, "WATCHDOG=1")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

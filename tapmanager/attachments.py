@@ -1,0 +1,258 @@
+"""The use cases: attach a pod, release it, hand out its taps. One lock a sandbox: a slow pod never blocks another.
+
+attach     ledger ATTACHING -> namespace -> CNI ADD -> ledger with result and plan -> bridge, tap, guard, DHCP -> ATTACHED
+release    ledger RELEASING -> DHCP, tap, bridge away, CNI interface as it was -> CNI DEL -> namespace -> ledger deleted
+
+Killed anywhere, the ledger tells what may exist, and release from it ends with nothing. All points in time are of
+time.monotonic().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tapmanager import cni_conf, links, links_plan, netns, protocol, tap
+from tapmanager.cni import Cni
+from tapmanager.cni_result import parse_result
+from tapmanager.dhcp import server as dhcp_server
+from tapmanager.dhcp.lease_plan import Lease, lease_for
+from tapmanager.errors import NetError, deadline, internal
+from tapmanager.fields import BadField
+from tapmanager.ledger import Entry, Ledger, Phase
+from tapmanager.pod import Nic, Pod
+
+log = logging.getLogger(__name__)
+
+# How long fetch waits for a tap whose last QEMU is just ending, and how often it looks, in seconds.
+_BUSY_WAIT = 2.0
+_BUSY_POLL = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`tap_owner` is the uid of QEMU; `undo_timeout`, in seconds, is what clean-up after a failed attach may take: it has a
+    limit of its own, for the caller's may be what ran out."""
+
+    netns_dir: str
+    bin_dirs: tuple[str, ...]
+    tap_owner: int
+    undo_timeout: float
+
+
+class KeyedLocks:
+    """A lock a key; unused ones vanish."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def holding(self, key: str, until: float) -> Iterator[None]:
+        """Raises NetError (deadline) if another call still has it then."""
+        with self._guard:
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, users + 1)
+        try:
+            if not lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                raise deadline(f"another call for sandbox {key} did not end in time")
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            with self._guard:
+                lock, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = (lock, users - 1)
+
+
+class Attachments:
+    """Thread-safe. Errors: NetError; OSError where the kernel refuses what it should not."""
+
+    def __init__(self, ledger: Ledger, cni: Cni, dhcp: dhcp_server.DhcpServer, limits: Limits) -> None:
+        self._ledger = ledger
+        self._cni = cni
+        self._dhcp = dhcp
+        self._limits = limits
+        self._locks = KeyedLocks()
+
+    def recover(self) -> None:
+        """Serves DHCP again for what an earlier process attached. Called once, before the first request. Never raises for
+        one pod: the others must come up."""
+        for sandbox in self._ledger.sandboxes():
+            try:
+                entry = self._ledger.read(sandbox)
+                if entry is not None and entry.phase is Phase.ATTACHED:
+                    self._start_dhcp(entry)
+            except (NetError, OSError) as exc:
+                log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, exc)
+
+    def trouble(self) -> str:
+        return self._cni.trouble()
+
+    def sandboxes(self) -> Sequence[str]:
+        return self._ledger.sandboxes()
+
+    # -- attach --------------------------------------------------------------------------------------------------------
+
+    def attach(self, pod: Pod, until: float) -> Entry:
+        """What is attached already is returned as it is; what an earlier call or a reboot left behind is cleared first."""
+        with self._locks.holding(pod.sandbox, until):
+            found = self._ledger.read(pod.sandbox)
+            if found is not None and found.phase is Phase.ATTACHED and netns.exists(found.netns):
+                return found
+            if found is not None:
+                self._tear_down(found, self._undo_until())
+            return self._attach_new(pod, until)
+
+    def _attach_new(self, pod: Pod, until: float) -> Entry:
+        entry = Entry(
+            phase=Phase.ATTACHING,
+            pod=pod,
+            netns=netns.path_of(self._limits.netns_dir, pod.sandbox),
+            conf=self._cni.load(),
+            bin_dirs=self._limits.bin_dirs,
+            fetch_key=secrets.token_hex(32),
+        )
+        self._refuse_twin(entry)
+        self._ledger.write(entry)
+        try:
+            netns.delete(entry.netns)  # a stray of that name has no record: nothing else can own it
+            netns.create(entry.netns)
+            result = self._cni.add(entry.conf, self._at(entry, entry.netns), until)
+            entry = dataclasses.replace(entry, result=result)
+            entry = self._planned(entry)
+            self._ledger.write(entry)
+            netns.run_inside(entry.netns, lambda: links.build(entry.nics, self._limits.tap_owner))
+            self._start_dhcp(entry)
+            attached = dataclasses.replace(entry, phase=Phase.ATTACHED)
+            self._ledger.write(attached)
+        except BaseException:
+            self._undo(entry)
+            raise
+        log.info("pod.attached sandbox=%s ips=%s nics=%d", pod.sandbox, ",".join(attached.ips), len(attached.nics))
+        return attached
+
+    def _refuse_twin(self, entry: Entry) -> None:
+        """Names are made of 80 bits of the id; two ids that share them would share a namespace."""
+        short = entry.pod.sandbox[:20]
+        for other in self._ledger.sandboxes():
+            if other.startswith(short) and other != entry.pod.sandbox:
+                raise NetError("already-exists", f"sandbox {other} has the same first 20 digits; use another id")
+
+    def _planned(self, entry: Entry) -> Entry:
+        try:
+            result = parse_result(entry.result or {})
+        except BadField as exc:
+            raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
+        nics = links_plan.plan(result, netns.run_inside(entry.netns, links.read), links.random_mac)
+        return dataclasses.replace(
+            entry, nics=nics, ips=links_plan.ips_of(result), dns=links_plan.dns_of(entry.pod.dns, result)
+        )
+
+    def _start_dhcp(self, entry: Entry) -> None:
+        leases = [(nic, lease_for(nic, entry.dns, entry.pod.name)) for nic in entry.nics]
+
+        def open_all() -> list[tuple[socket.socket, Lease]]:
+            with contextlib.ExitStack() as undo:
+                opened = [
+                    (undo.enter_context(dhcp_server.open_socket(nic.tap)), lease) for nic, lease in leases if lease
+                ]
+                undo.pop_all()
+                return opened
+
+        for sock, lease in netns.run_inside(entry.netns, open_all):
+            self._dhcp.serve(entry.pod.sandbox, sock, lease)
+
+    def _undo(self, entry: Entry) -> None:
+        """The first error is the one to tell; what cannot be undone stays in the ledger, and release repeats it."""
+        try:
+            self._tear_down(entry, self._undo_until())
+        except (NetError, OSError) as exc:
+            log.warning("pod.not_undone sandbox=%s error=%s", entry.pod.sandbox, exc)
+
+    def _undo_until(self) -> float:
+        return time.monotonic() + self._limits.undo_timeout
+
+    # -- release -------------------------------------------------------------------------------------------------------
+
+    def release(self, sandbox: str, until: float) -> None:
+        """Makes sure that nothing of the sandbox is left. `sandbox` is a checked id."""
+        with self._locks.holding(sandbox, until):
+            entry = self._ledger.read(sandbox)
+            if entry is not None:
+                self._tear_down(entry, until)
+                log.info("pod.released sandbox=%s", sandbox)
+                return
+            self._dhcp.forget(sandbox)
+            netns.delete(netns.path_of(self._limits.netns_dir, sandbox))
+
+    def _tear_down(self, entry: Entry, until: float) -> None:
+        sandbox = entry.pod.sandbox
+        if entry.phase is not Phase.RELEASING:
+            self._note_releasing(entry)
+        self._dhcp.forget(sandbox)
+        alive = netns.exists(entry.netns)
+        if alive and entry.nics:
+            for trouble in netns.run_inside(entry.netns, lambda: links.restore(entry.nics)):
+                log.warning("pod.link_not_restored sandbox=%s error=%s", sandbox, trouble)
+        # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
+        self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
+        netns.delete(entry.netns)
+        self._ledger.delete(sandbox)
+
+    def _note_releasing(self, entry: Entry) -> None:
+        """A full disk must not keep anybody from giving resources back; the older record leads to the same release."""
+        try:
+            self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
+        except NetError as exc:
+            log.warning("ledger.not_written sandbox=%s error=%s", entry.pod.sandbox, exc)
+
+    def _at(self, entry: Entry, path: str) -> cni_conf.Attachment:
+        """Today's plugin directories, then those at the time of attach: plugins may have moved, or the config."""
+        dirs = tuple(dict.fromkeys((*self._limits.bin_dirs, *entry.bin_dirs)))
+        return cni_conf.Attachment(entry.pod, path, dirs)
+
+    # -- fetch ---------------------------------------------------------------------------------------------------------
+
+    def fetch(self, sandbox: str, key: str, until: float) -> tuple[Sequence[Nic], list[int]]:
+        """The NICs and one open tap descriptor for each, owned by the caller. The same refusal for an unknown sandbox and a
+        wrong key: who may not ask learns nothing."""
+        with self._locks.holding(sandbox, until):
+            entry = self._ledger.read(sandbox)
+            if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
+                raise NetError(
+                    "permission", f"no network of sandbox {sandbox} for this key; remove the pod, it is made anew"
+                )
+            if entry.phase is not Phase.ATTACHED:
+                raise NetError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
+            return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
+
+    def _open_taps(self, entry: Entry, until: float) -> list[int]:
+        def open_all() -> list[int]:
+            fds: list[int] = []
+            try:
+                fds.extend(tap.open_tap(nic.tap) for nic in entry.nics)
+            except BaseException:
+                protocol.close_all(fds)
+                raise
+            return fds
+
+        while True:
+            try:
+                return netns.run_inside(entry.netns, open_all)
+            except NetError as exc:
+                if exc.kind != "failed-precondition" or time.monotonic() >= until:
+                    raise
+            threading.Event().wait(_BUSY_POLL)  # the kernel tells nobody when a tap is let go

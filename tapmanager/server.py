@@ -1,0 +1,228 @@
+"""The socket: who may connect, one thread a connection, and answers whatever happens.
+
+A peer is known by SO_PEERCRED. root may have many connections, the QEMU user a few (a hostile QEMU must not use up what
+virtshim needs), nobody else any. A peer that neither sends nor reads is dropped after a time limit.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tapmanager import protocol
+from tapmanager.errors import NetError, invalid
+from tapmanager.fields import Json
+from tapmanager.verbs import Answer, seconds_of
+
+log = logging.getLogger(__name__)
+
+# Seconds a peer may take to send its (next) request, or to read its answer.
+_PEER_PATIENCE = 5.0
+_CONNECTIONS_ROOT = 1024
+_CONNECTIONS_OTHER = 64
+_BACKLOG = 512
+
+# (request, peer is root, until) -> Answer; raises NetError, OSError
+Perform = Callable[[Json, bool, float], Answer]
+
+
+def lock_file(path: str) -> int:
+    """An exclusive lock for this process's life, as a descriptor to keep. Raises NetError naming the holder."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        message = (
+            f"another tapmanager (process {holder or 'unknown'}) holds {path}; stop it first, or choose other paths"
+        )
+        raise NetError("already-exists", message) from exc
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def listen(path: str, group: int) -> socket.socket:
+    """A listening socket, mode 0660 root:`group`. The caller holds the lock: a socket there is a dead process's. Raises
+    NetError if something else is in the way, OSError. Not thread-safe: sets the umask for a moment."""
+    os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise NetError("already-exists", f"{path} is there and is not a socket; remove it, or choose another path")
+        os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    before = os.umask(0o117)
+    try:
+        sock.bind(path)
+        os.chown(path, -1, group)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    return sock
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    uid: int
+    pid: int
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+
+def _peer_of(conn: socket.socket) -> _Peer:
+    pid, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return _Peer(uid, pid)
+
+
+class Server:
+    """Serves `listener` until `stop`. `qemu_uid` None: there is no QEMU user, root only."""
+
+    def __init__(self, listener: socket.socket, perform: Perform, qemu_uid: int | None) -> None:
+        self._listener = listener
+        self._perform = perform
+        self._qemu_uid = qemu_uid
+        self._lock = threading.Lock()
+        self._connections: collections.Counter[int] = collections.Counter()
+        self._working = 0
+        self._idle = threading.Condition(self._lock)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._accept_all, name="accept", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self, patience: float) -> bool:
+        """No new requests; waits up to `patience` seconds for those in work. True if all ended."""
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._thread.join(timeout=5.0)
+        self._listener.close()
+        with self._lock:
+            return self._idle.wait_for(lambda: self._working == 0, timeout=patience)
+
+    def _accept_all(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                conn, _ = self._listener.accept()
+            except OSError as exc:
+                if not self._stopping.is_set():
+                    log.warning("server.accept_failed error=%s", exc)
+                    self._stopping.wait(0.1)  # out of descriptors: some will come free
+                continue
+            self._admit(conn)
+
+    def _admit(self, conn: socket.socket) -> None:
+        peer = _peer_of(conn)
+        refusal = self._refusal(peer)
+        if refusal is not None:
+            log.warning("server.refused uid=%d pid=%d why=%s", peer.uid, peer.pid, refusal)
+            with conn, contextlib.suppress(OSError):
+                conn.setblocking(False)
+                protocol.send_frame(conn, protocol.error(0, refusal.kind, str(refusal)))
+            return
+        with self._lock:
+            self._connections[peer.uid] += 1
+        try:
+            threading.Thread(target=self._converse, args=(conn, peer), name=f"peer-{peer.pid}", daemon=True).start()
+        except RuntimeError as exc:  # no more threads: this peer must try again, the others go on
+            log.warning("server.no_thread error=%s", exc)
+            conn.close()
+            self._forget(peer)
+
+    def _refusal(self, peer: _Peer) -> NetError | None:
+        if not peer.is_root and peer.uid != self._qemu_uid:
+            return NetError("permission", f"uid {peer.uid} may not use tapmanager")
+        limit = _CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER
+        with self._lock:
+            if self._connections[peer.uid] >= limit:
+                return NetError("unavailable", f"{limit} connections of uid {peer.uid} are open already; try again")
+        return None
+
+    def _converse(self, conn: socket.socket, peer: _Peer) -> None:
+        try:
+            with conn:
+                conn.settimeout(_PEER_PATIENCE)
+                while not self._stopping.is_set() and self._one_request(conn, peer):
+                    pass
+        except OSError as exc:
+            log.info("server.peer_dropped uid=%d pid=%d error=%s", peer.uid, peer.pid, exc)
+        finally:
+            self._forget(peer)
+
+    def _forget(self, peer: _Peer) -> None:
+        with self._lock:
+            self._connections[peer.uid] -= 1
+            if not self._connections[peer.uid]:
+                del self._connections[peer.uid]
+
+    def _one_request(self, conn: socket.socket, peer: _Peer) -> bool:
+        """False at the end of the conversation."""
+        try:
+            received = protocol.recv_frame(conn)
+        except protocol.FrameError as exc:
+            protocol.send_frame(conn, protocol.error(0, "invalid", str(exc)))
+            return False
+        if received is None:
+            return False
+        request, fds = received
+        protocol.close_all(fds)  # no verb takes any
+        with self._lock:
+            self._working += 1
+        try:
+            self._answer(conn, peer, request)
+        finally:
+            with self._lock:
+                self._working -= 1
+                self._idle.notify_all()
+        return True
+
+    def _answer(self, conn: socket.socket, peer: _Peer, request: Json) -> None:
+        number = request.get("id")
+        number = number if isinstance(number, int) else 0
+        started = time.monotonic()
+        verb = str(request.get("verb"))[:40]
+        answer = None
+        try:
+            answer = self._perform(request, peer.is_root, started + seconds_of(request))
+            body = protocol.answer(number, answer.ok)
+            protocol.encode(body)  # an answer too long must become an error, too
+        except (NetError, protocol.FrameError, OSError) as exc:
+            kind = exc.kind if isinstance(exc, NetError) else "internal"
+            body = protocol.error(number, kind, str(exc)[:8000])
+            log.warning("request.failed verb=%s kind=%s uid=%d error=%s", verb, kind, peer.uid, exc)
+        except Exception:
+            body = protocol.error(number, "internal", f"{verb} failed unexpectedly; tapmanager's log has the details")
+            log.exception("request.crashed verb=%s uid=%d", verb, peer.uid)
+        fds = answer.fds if answer is not None else []
+        try:
+            protocol.send_frame(conn, body, fds if "ok" in body else [])
+        finally:
+            protocol.close_all(fds)
+        log.debug("request.done verb=%s ms=%.1f", verb, (time.monotonic() - started) * 1000)
+
+
+def check_listener(sock: socket.socket) -> socket.socket:
+    """A socket we were handed by systemd. Raises NetError if it is not of our kind."""
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
+        raise invalid("the activated socket is not ListenSequentialPacket=; correct tapmanager.socket")
+    return sock

@@ -1,0 +1,83 @@
+"""A clock that goes only when a test, or somebody who waits, moves it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tests.fakes.journal import PATIENCE
+
+START_NS = 1_800_000_000_000_000_000
+
+
+class FakeClock:
+    """Implements `virtshim.ports.Clock`. Waiting costs no time: the clock jumps to the end of the wait, or to the first of
+    what `at` has planned. With `held`, it stands still until `advance` is called, for tests with several threads."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self._seconds = 1000.0
+        self._skew_ns = 0
+        self._planned: list[tuple[float, Callable[[], object]]] = []
+        self._waiting: list[tuple[float, threading.Event]] = []
+        self._changed = threading.Condition()
+
+    def now_ns(self) -> int:
+        return START_NS + int(self._seconds * 1_000_000_000) + self._skew_ns
+
+    def monotonic(self) -> float:
+        return self._seconds
+
+    def set_back(self, seconds: float) -> None:
+        """Somebody corrects the wall clock."""
+        self._skew_ns -= int(seconds * 1_000_000_000)
+
+    def at(self, seconds: float, do: Callable[[], object]) -> None:
+        """Plans something for so many seconds from now."""
+        self._planned.append((self._seconds + seconds, do))
+
+    def advance(self, seconds: float) -> None:
+        until = self._seconds + seconds
+        while self._run_next_before(until):
+            pass
+        with self._changed:
+            self._seconds = until
+            for at, event in self._waiting:
+                if at <= until:
+                    event.set()  # an event is a hint: who waits looks at the state and at the time
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if self.held:
+            return self._wait_held(event, seconds)
+        until = self._seconds + seconds
+        while not event.is_set() and self._run_next_before(until):
+            pass
+        if not event.is_set():
+            self._seconds = max(self._seconds, until)
+        return event.is_set()
+
+    def until_waiting(self, count: int = 1) -> None:
+        """Returns when so many threads wait on the held clock."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._waiting) >= count, PATIENCE), "nobody waits"
+
+    def _wait_held(self, event: threading.Event, seconds: float) -> bool:
+        mine = (self._seconds + seconds, event)
+        with self._changed:
+            self._waiting.append(mine)
+            self._changed.notify_all()
+        try:
+            assert event.wait(PATIENCE), "the held clock was never moved"
+        finally:
+            with self._changed:
+                self._waiting.remove(mine)
+        return True
+
+    def _run_next_before(self, until: float) -> bool:
+        due = min(self._planned, key=lambda plan: plan[0], default=None)
+        if due is None or due[0] > until:
+            return False
+        self._planned.remove(due)
+        self._seconds = max(self._seconds, due[0])
+        due[1]()
+        return True

@@ -1,0 +1,27 @@
+"""Serial consoles in memory."""
+
+from __future__ import annotations
+
+from virtshim.domain.ids import ContainerId
+
+
+class FakeConsoles:
+    """Implements `virtshim.ports.Consoles`. `following` lives and dies with the process; `logs`, by file name, stay."""
+
+    def __init__(self) -> None:
+        self.following: dict[ContainerId, str] = {}
+        self.logs: dict[str, list[str]] = {}
+
+    def open(self, container: ContainerId, log_file: str) -> None:
+        self.following[container] = log_file
+        if log_file:
+            self.logs.setdefault(log_file, [])
+
+    def finish(self, container: ContainerId) -> None:
+        log_file = self.following.pop(container, None)
+        if log_file:
+            self.logs[log_file].append("finished")
+
+    def forget(self) -> None:
+        """The process that followed is gone."""
+        self.following.clear()

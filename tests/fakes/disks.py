@@ -1,0 +1,51 @@
+"""Root disks and cloud-init seeds in memory: one directory a container."""
+
+from __future__ import annotations
+
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.vm import Disk
+from virtshim.ports import SeedRequest
+
+
+class FakeRootDisks:
+    """Implements `virtshim.ports.RootDisks`. `directories` holds the file names of each container."""
+
+    def __init__(self) -> None:
+        self.directories: dict[ContainerId, set[str]] = {}
+        self.sizes: dict[ContainerId, int] = {}
+
+    def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
+        self.half_create(container, base, base_path, size_bytes)
+        self.directories[container].add("root.qcow2")
+        self.sizes[container] = max(base.virtual_size, size_bytes)
+        return Disk(f"/containers/{container}/root.qcow2", DiskFormat.QCOW2, "root")
+
+    def half_create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> None:
+        self.directories.setdefault(container, set())
+
+    def delete(self, container: ContainerId) -> None:
+        self.directories.pop(container, None)
+        self.sizes.pop(container, None)
+
+    def half_delete(self, container: ContainerId) -> None:
+        if container in self.directories:
+            self.directories[container].clear()
+
+    def existing(self) -> frozenset[ContainerId]:
+        return frozenset(self.directories)
+
+
+class FakeGuestSeeds:
+    """Implements `virtshim.ports.GuestSeeds`; writes into the directories of the disks."""
+
+    def __init__(self, disks: FakeRootDisks) -> None:
+        self.requests: dict[ContainerId, SeedRequest] = {}
+        self._disks = disks
+
+    def create(self, request: SeedRequest) -> Disk:
+        self.requests[request.container] = request
+        self._disks.directories.setdefault(request.container, set()).add("seed.iso")
+        return Disk(
+            f"/containers/{request.container}/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True
+        )

@@ -1,0 +1,83 @@
+"""Image sources and the file store in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+
+from virtshim.domain.errors import DeadlineExceeded, NotFound, PermissionRefused
+from virtshim.domain.ids import ImageDigest
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse
+from virtshim.domain.image_name import ImageName
+from virtshim.ports import FetchedImage
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a source serves under one name. `password` "" lets everybody in."""
+
+    content: bytes
+    password: str = ""
+
+    @property
+    def digest(self) -> ImageDigest:
+        return ImageDigest(f"sha256:{hashlib.sha256(self.content).hexdigest()}")
+
+
+class FakeImageFiles:
+    """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here, `unfinished`
+    what a dead process left."""
+
+    def __init__(self) -> None:
+        self.published: dict[str, Published] = {}
+        self.files: dict[ImageDigest, int] = {}
+        self.unfinished: set[str] = set()
+        self.fetched: list[tuple[str, Credentials | None]] = []
+
+    def publish(self, name: str, content: bytes, password: str = "") -> ImageDigest:
+        image = self.published[ImageName.parse(name).tagged] = Published(content, password)
+        return image.digest
+
+    def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
+        self.fetched.append((reference, credentials))
+        name = ImageName.parse(reference)
+        image = self._published(name)
+        if image is None:
+            raise NotFound(f"image {reference!r} is not at its source")
+        if image.password and (credentials is None or credentials.password != image.password):
+            raise PermissionRefused(f"the registry refuses the credentials for {reference!r}")
+        if cancelled.is_set():
+            raise DeadlineExceeded(f"the pull of {reference!r} was given up")
+        self.files[image.digest] = len(image.content)
+        return FetchedImage(
+            digest=image.digest,
+            tag="" if name.digest else name.tagged,
+            repo_digest=name.with_digest(image.digest.value),
+            size=len(image.content),
+            virtual_size=len(image.content) * 8,
+            format=DiskFormat.QCOW2,
+        )
+
+    def half_fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> None:
+        self.unfinished.add(reference)
+
+    def path(self, digest: ImageDigest) -> str:
+        return f"/images/{digest.hex}"
+
+    def delete(self, digest: ImageDigest) -> None:
+        self.files.pop(digest, None)
+
+    def stored(self) -> frozenset[ImageDigest]:
+        return frozenset(self.files)
+
+    def sweep(self) -> None:
+        self.unfinished.clear()
+
+    def use(self) -> FilesystemUse:
+        return FilesystemUse("/images", sum(self.files.values()), len(self.files), 1)
+
+    def _published(self, name: ImageName) -> Published | None:
+        if name.digest is None:
+            return self.published.get(name.tagged)
+        return next((image for image in self.published.values() if image.digest.value == name.digest), None)

@@ -1,0 +1,152 @@
+"""What the services do to the outside, call by call; and what goes wrong there.
+
+A fake is a plain in-memory class. `Watched` stands before it: it writes each call down, and at the test's word fails it,
+holds it up, or lets the whole process die at it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+# Seconds of real time after which a test that waits for another thread gives up. Never reached by a test that passes.
+PATIENCE = 30.0
+
+
+class Crash(BaseException):
+    """The process dies here. Nobody catches it, and what still runs reaches nothing outside any more."""
+
+
+class When(enum.Enum):
+    """Where in a call the process dies: before it has any effect, half-way, or with the effect there and the answer lost."""
+
+    BEFORE = "before"
+    HALF = "half"
+    AFTER = "after"
+
+
+@dataclass
+class Gate:
+    """Holds a call up. `reached` is set when the call is there; it goes on after `open`."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        assert self.reached.wait(PATIENCE), "nobody made the call that was to be held up"
+
+    def open(self) -> None:
+        self.opened.set()
+
+
+@dataclass
+class _Trouble:
+    error: Exception
+    times: int
+    after: bool
+
+
+class Journal:
+    """One for a whole world, so that its calls are in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._lock = threading.Lock()
+        self._troubles: dict[str, list[_Trouble]] = {}
+        self._gates: dict[str, Gate] = {}
+        self._crash_at = 0
+        self._crash_when = When.BEFORE
+        self._dead = False
+
+    def fail(self, name: str, error: Exception, *, times: int = 1, after: bool = False) -> None:
+        """The next `times` calls of that name raise; with `after` only when they have had their effect."""
+        self._troubles.setdefault(name, []).append(_Trouble(error, times, after))
+
+    def heal(self) -> None:
+        self._troubles.clear()
+
+    def hold(self, name: str) -> Gate:
+        """The next call of that name waits at the gate."""
+        gate = self._gates[name] = Gate()
+        return gate
+
+    def crash(self, at: int, when: When = When.BEFORE) -> None:
+        """The process dies at the `at`-th call from now."""
+        self._crash_at, self._crash_when = len(self.calls) + at, when
+
+    def revive(self) -> None:
+        """A new process: no trouble, no memory of calls."""
+        with self._lock:
+            self.calls.clear()
+            self._crash_at, self._dead = 0, False
+            self._troubles.clear()
+            self._gates.clear()
+
+    def count(self, name: str) -> int:
+        return self.calls.count(name)
+
+    def call(self, name: str, do: Callable[[], R], half: Callable[[], object] | None = None) -> R:
+        with self._lock:
+            if self._dead:
+                raise Crash(name)
+            self.calls.append(name)
+            dies = len(self.calls) == self._crash_at
+            self._dead = self._dead or dies
+            trouble = None if dies else self._next_trouble(name)
+            gate = self._gates.pop(name, None)
+        if gate is not None:
+            gate.reached.set()
+            assert gate.opened.wait(PATIENCE), f"the gate at {name} was never opened"
+        if dies:
+            self._die(name, do, half)
+        if trouble is not None and not trouble.after:
+            raise trouble.error
+        result = do()
+        if trouble is not None:
+            raise trouble.error
+        return result
+
+    def _die(self, name: str, do: Callable[[], object], half: Callable[[], object] | None) -> None:
+        if self._crash_when is When.AFTER:
+            do()
+        elif self._crash_when is When.HALF and half is not None:
+            half()
+        raise Crash(name)
+
+    def _next_trouble(self, name: str) -> _Trouble | None:
+        for trouble in self._troubles.get(name, ()):
+            if trouble.times > 0:
+                trouble.times -= 1
+                return trouble
+        return None
+
+
+class Watched:
+    """Stands before `target` and hands its calls to the journal as `name.method`. `silent` methods do not count: they read
+    memory, or only register something. A fake's `half_method` is what `method` leaves when the process dies in it."""
+
+    def __init__(self, name: str, target: object, journal: Journal, silent: Collection[str] = ()) -> None:
+        self._name = name
+        self._target = target
+        self._journal = journal
+        self._silent = frozenset(silent)
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(self._target, attribute)
+        if attribute in self._silent or not callable(value):
+            return value
+        return functools.partial(self._call, attribute, value)
+
+    def _call(self, attribute: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        half = getattr(self._target, f"half_{attribute}", None)
+        return self._journal.call(
+            f"{self._name}.{attribute}",
+            functools.partial(method, *args, **options),
+            None if half is None else functools.partial(half, *args, **options),
+        )

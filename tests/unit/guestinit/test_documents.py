@@ -1,0 +1,156 @@
+"""cloud-init documents, compared with files: GOLDEN_UPDATE=1 rewrites those, the diff is the review."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.network import Dns, Interface, Route
+from virtshim.domain.sandbox import PodKey
+from virtshim.domain.vm_options import VmOptions
+from virtshim.guestinit.documents import seed_documents
+from virtshim.ports import SeedRequest
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cloudinit"
+
+ETH0 = Interface(
+    name="eth0",
+    mac="0A:58:0A:58:00:05",
+    mtu=1500,
+    addresses=("10.88.0.5/16",),
+    routes=(Route("0.0.0.0/0", "10.88.0.1"), Route("10.88.0.0/16"), Route("10.96.0.0/12", "10.88.0.2")),
+)
+ON_LINK = Interface(
+    name="eth0",
+    mac="ee:ee:ee:00:00:01",
+    mtu=1440,
+    addresses=("192.168.5.9/32", "fd00:5::9/128"),
+    routes=(
+        Route("169.254.1.1/32"),
+        Route("0.0.0.0/0", "169.254.1.1"),
+        Route("::/0", "fe80::ecee:eeff:feee:eeee"),
+        Route("fd00:6::/64", "fd00:7::1"),
+    ),
+)
+ETH1 = Interface(
+    name="net1",
+    mac="0a:58:0a:59:00:05",
+    mtu=9000,
+    addresses=("10.89.0.5/24", "fd00:89::5/64"),
+    routes=(Route("0.0.0.0/0", "10.89.0.1"), Route("::/0", "fd00:89::1")),
+)
+BARE = Interface(name="net2", mac="0a:58:0a:5a:00:05", mtu=0, addresses=())
+DNS = Dns(
+    servers=("10.96.0.10", "fd00::a"), searches=("ns.svc.cluster.local", "svc.cluster.local"), options=("ndots:5",)
+)
+
+PLAIN = SeedRequest(
+    container=ContainerId("0123456789abcdef" * 4),
+    pod=PodKey("ns", "pod-name", "uid", 0),
+    hostname="web-0",
+    options=VmOptions(),
+    interfaces=(),
+    dns=Dns(),
+)
+
+
+def with_options(**options: Any) -> SeedRequest:
+    return dataclasses.replace(PLAIN, options=VmOptions(**options))
+
+
+CASES = {
+    "plain": PLAIN,
+    "no-hostname": dataclasses.replace(PLAIN, hostname=""),
+    "long-pod-name": dataclasses.replace(PLAIN, hostname="", pod=PodKey("ns", "a" * 62 + ".b" * 50, "uid", 0)),
+    "ssh-keys": with_options(ssh_keys=("ssh-rsa AAAA one", "ssh-ed25519 BBBB two")),
+    "meta-data": with_options(
+        ssh_keys=("ssh-rsa AAAA one",), meta_data={"instance-id": "mine", "nested": {"list": [1, True, None, "é"]}}
+    ),
+    "user-data": with_options(
+        user_data={
+            "users": [{"name": "cloudy", "sudo": "ALL=(ALL) NOPASSWD:ALL"}],
+            "ssh_pwauth": True,
+            "runcmd": ["echo 'ünï'", ["sh", "-c", "printf '%s\\n' a"]],
+            "write_files": [{"path": "/etc/x", "permissions": "0644", "content": "line 1\nline 2\n"}],
+        }
+    ),
+    "script": with_options(user_data={"a": 1}, user_data_script="#!/bin/sh\r\n@virtlet-mount-script@\necho 'é'"),
+    "network": dataclasses.replace(PLAIN, interfaces=(ETH0,), dns=DNS),
+    "network-on-link": dataclasses.replace(PLAIN, interfaces=(ON_LINK,), dns=DNS),
+    "network-several": dataclasses.replace(PLAIN, interfaces=(BARE, ETH0, ETH1), dns=DNS),
+    "network-dhcp": dataclasses.replace(
+        PLAIN, interfaces=(ETH0,), dns=DNS, options=VmOptions(force_dhcp=True, user_data={"a": 1})
+    ),
+}
+
+
+def _visible(text: str | None) -> str:
+    """A file that is read as text keeps no carriage returns."""
+    return "(none)" if text is None else text.replace("\r", "<CR>")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_documents_are_as_recorded(case: str) -> None:
+    documents = seed_documents(CASES[case])
+    shown = "".join(
+        f"=== {name}\n{_visible(text)}\n"
+        for name, text in (
+            ("meta-data", documents.meta_data),
+            ("user-data", documents.user_data),
+            ("network-config", documents.network_config),
+        )
+    )
+    golden = GOLDEN / f"{case}.txt"
+    if os.environ.get("GOLDEN_UPDATE") == "1":
+        golden.write_text(shown)
+    assert shown == golden.read_text()
+
+
+def test_there_is_no_recorded_file_without_a_case() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+def test_a_recreated_container_is_a_new_instance() -> None:
+    first = json.loads(seed_documents(PLAIN).meta_data)
+    again = json.loads(seed_documents(dataclasses.replace(PLAIN, container=ContainerId("f" * 64))).meta_data)
+    assert first["instance-id"] != again["instance-id"]
+    assert first["local-hostname"] == again["local-hostname"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("network")])
+def test_network_config_is_yaml_too(case: str) -> None:
+    text = seed_documents(CASES[case]).network_config
+    assert text is None or yaml.safe_load(text) == json.loads(text)
+
+
+def test_a_script_is_kept_byte_for_byte() -> None:
+    script = "#!/usr/bin/env python3\r\nprint('é\\x00')\n\n"
+    assert seed_documents(with_options(user_data_script=script)).user_data == script
+
+
+def test_documents_are_bounded() -> None:
+    with pytest.raises(InvalidRequest, match="user-data"):
+        seed_documents(with_options(user_data={"a": ["x" * 1000] * 2000}))
+    with pytest.raises(InvalidRequest, match="meta-data"):
+        seed_documents(with_options(meta_data={"a": "x" * 2_000_000}))
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.dates() | st.binary()
+trees = st.dictionaries(
+    st.text(), st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)), max_size=5
+)
+
+
+@given(trees)
+def test_the_guest_reads_the_user_data_that_the_pod_gave(tree: dict[str, Any]) -> None:
+    text = seed_documents(with_options(user_data=tree)).user_data
+    assert text.startswith("#cloud-config\n")
+    assert yaml.safe_load(text.encode()) == tree

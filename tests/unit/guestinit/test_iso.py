@@ -1,0 +1,154 @@
+"""The seed ISO, read back by another reader where there is one."""
+
+import dataclasses
+import io
+import os
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pycdlib
+import pytest
+
+from virtshim.domain.errors import InternalError
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.layout import Layout
+from virtshim.domain.network import Dns, Interface
+from virtshim.domain.sandbox import PodKey
+from virtshim.domain.vm import Disk
+from virtshim.domain.vm_options import VmOptions
+from virtshim.guestinit.documents import seed_documents
+from virtshim.guestinit.iso import SeedStore
+from virtshim.ports import SeedRequest
+
+CONTAINER = ContainerId("c" * 64)
+REQUEST = SeedRequest(
+    container=CONTAINER,
+    pod=PodKey("ns", "pod", "uid", 0),
+    hostname="pod",
+    options=VmOptions(user_data={"greeting": "grüezi"}),
+    interfaces=(Interface("eth0", "0a:58:00:00:00:01", 1500, ("10.0.0.2/24",)),),
+    dns=Dns(),
+)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(str(tmp_path / "state"), str(tmp_path / "run"))
+
+
+def read_back(path: str, facade: str) -> dict[str, str]:
+    iso = pycdlib.PyCdlib()
+    iso.open(path)
+    try:
+        names = iso.get_joliet_facade() if facade == "joliet" else iso.get_rock_ridge_facade()
+        found = {}
+        for child in names.list_children("/"):
+            if child is None or child.is_dir():
+                continue
+            raw = (
+                child.file_identifier().decode("utf-16-be") if facade == "joliet" else child.rock_ridge.name().decode()
+            )
+            content = io.BytesIO()
+            names.get_file_from_iso_fp(content, f"/{raw}")
+            found[raw] = content.getvalue().decode()
+        return found
+    finally:
+        iso.close()
+
+
+@pytest.mark.parametrize("facade", ["joliet", "rock ridge"])
+def test_both_name_tables_hold_the_documents(layout: Layout, facade: str) -> None:
+    disk = SeedStore(layout).create(REQUEST)
+    documents = seed_documents(REQUEST)
+    assert read_back(disk.path, facade) == {
+        "user-data": documents.user_data,
+        "meta-data": documents.meta_data,
+        "network-config": documents.network_config,
+    }
+
+
+def test_without_network_there_is_no_network_config(layout: Layout) -> None:
+    disk = SeedStore(layout).create(dataclasses.replace(REQUEST, options=VmOptions(force_dhcp=True)))
+    assert set(read_back(disk.path, "joliet")) == {"user-data", "meta-data"}
+
+
+def test_the_disk_is_a_read_only_cdrom_in_the_containers_directory(layout: Layout) -> None:
+    assert SeedStore(layout).create(REQUEST) == Disk(
+        layout.seed_iso(CONTAINER), DiskFormat.RAW, serial="seed", readonly=True, cdrom=True
+    )
+
+
+def test_file_and_directory_modes_do_not_depend_on_the_umask(layout: Layout) -> None:
+    before = os.umask(0o177)
+    try:
+        disk = SeedStore(layout).create(REQUEST)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(disk.path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(layout.container_dir(CONTAINER)).st_mode) == 0o711
+
+
+@pytest.mark.skipif(not shutil.which("blkid", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"), reason="needs blkid")
+def test_blkid_sees_the_label_that_cloud_init_looks_for(layout: Layout) -> None:
+    disk = SeedStore(layout).create(REQUEST)
+    blkid = shutil.which("blkid", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    done = subprocess.run([str(blkid), "-o", "export", "-p", disk.path], capture_output=True, text=True, check=True)
+    assert "LABEL=cidata\n" in done.stdout
+    assert "TYPE=iso9660\n" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("isoinfo"), reason="needs isoinfo")
+def test_isoinfo_lists_the_names(layout: Layout) -> None:
+    disk = SeedStore(layout).create(REQUEST)
+    for names in ("-J", "-R"):
+        done = subprocess.run(["isoinfo", "-f", names, "-i", disk.path], capture_output=True, text=True, check=True)
+        assert sorted(done.stdout.split()) == ["/meta-data", "/network-config", "/user-data"]
+
+
+def test_a_second_seed_replaces_the_first_and_what_a_kill_left(layout: Layout) -> None:
+    seeds = SeedStore(layout)
+    disk = seeds.create(REQUEST)
+    Path(f"{disk.path}.new").write_text("half")
+    with open(disk.path, "rb") as open_before:
+        seeds.create(dataclasses.replace(REQUEST, options=VmOptions(user_data={"second": True})))
+        assert b"greeting" in open_before.read()
+    assert "second" in read_back(disk.path, "joliet")["user-data"]
+    assert os.listdir(os.path.dirname(disk.path)) == ["seed.iso"]
+
+
+def test_a_link_in_the_way_is_not_followed(layout: Layout, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    os.makedirs(layout.container_dir(CONTAINER))
+    for name in (layout.seed_iso(CONTAINER), f"{layout.seed_iso(CONTAINER)}.new"):
+        os.symlink(victim, name)
+    SeedStore(layout).create(REQUEST)
+    assert victim.read_text() == "precious"
+    assert not os.path.islink(layout.seed_iso(CONTAINER))
+
+
+def test_a_failure_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where a directory should be")
+    with pytest.raises(InternalError, match="seed"):
+        SeedStore(Layout(str(tmp_path / "state"), "")).create(REQUEST)
+
+
+def test_large_user_data_survives(layout: Layout) -> None:
+    script = "#!/bin/sh\n" + "# filler\n" * 25_000
+    disk = SeedStore(layout).create(dataclasses.replace(REQUEST, options=VmOptions(user_data_script=script)))
+    assert read_back(disk.path, "joliet")["user-data"] == script
+
+
+def test_a_seed_takes_less_than_20_ms(layout: Layout) -> None:
+    seeds = SeedStore(layout)
+    seeds.create(REQUEST)
+    taken = []
+    for _ in range(20):
+        start = time.perf_counter()
+        seeds.create(REQUEST)
+        taken.append(time.perf_counter() - start)
+    assert sorted(taken)[10] < 0.020

@@ -1,0 +1,45 @@
+import stat
+
+import pytest
+
+from virtshim.preflight.access import Node, Want, Who, allows, closed
+
+QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
+ROOT = Who("root", 0, frozenset({0}))
+
+
+def directory(path: str, mode: int, uid: int = 0, gid: int = 0) -> Node:
+    return Node(path, stat.S_IFDIR | mode, uid, gid)
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "allowed"),
+    [
+        (0o711, 0, 0, True),
+        (0o700, 0, 0, False),
+        (0o710, 0, 108, True),
+        (0o701, 0, 108, False),  # the group's bits decide for its members, even where others may more
+        (0o100, 64055, 0, True),
+        (0o011, 64055, 108, False),  # and the owner's for the owner
+    ],
+)
+def test_the_first_class_that_fits_decides(mode: int, uid: int, gid: int, allowed: bool) -> None:
+    assert allows(directory("/d", mode, uid, gid), QEMU, Want.EXECUTE) is allowed
+
+
+def test_root_passes_any_directory_and_reads_any_file_but_executes_only_what_is_executable() -> None:
+    file = Node("/f", stat.S_IFREG | 0o600, 1, 1)
+    assert allows(directory("/d", 0o000, 1, 1), ROOT, Want.EXECUTE)
+    assert allows(file, ROOT, Want.READ | Want.WRITE)
+    assert not allows(file, ROOT, Want.EXECUTE)
+
+
+def test_all_of_what_is_wanted_must_be_given() -> None:
+    assert not allows(Node("/dev/kvm", stat.S_IFCHR | 0o640, 0, 108), QEMU, Want.READ | Want.WRITE)
+    assert allows(Node("/dev/kvm", stat.S_IFCHR | 0o660, 0, 108), QEMU, Want.READ | Want.WRITE)
+
+
+def test_the_first_directory_in_the_way_is_named() -> None:
+    way = [directory("/", 0o755), directory("/a", 0o700), directory("/a/b", 0o700)]
+    assert closed(way, QEMU) == way[1]
+    assert closed(way[:1], QEMU) is None

@@ -1,0 +1,73 @@
+import stat
+
+import pytest
+
+from virtshim.preflight import machine
+from virtshim.preflight.access import Node, Who
+from virtshim.preflight.finding import Level
+from virtshim.preflight.machine import Cgroups, Room
+
+GIB = 1 << 30
+QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
+
+
+@pytest.mark.parametrize(
+    ("free", "inodes", "level"),
+    [
+        (100 * GIB, 1_000_000, Level.OK),
+        (100 * GIB, None, Level.OK),
+        (10 * GIB - 1, 1_000_000, Level.WARNING),
+        (GIB - 1, 1_000_000, Level.ERROR),
+        (100 * GIB, 9_999, Level.WARNING),
+        (100 * GIB, 499, Level.ERROR),
+    ],
+)
+def test_little_room_warns_and_no_room_is_an_error(free: int, inodes: int | None, level: Level) -> None:
+    assert machine.room(Room("/var/lib/virtshim", free, inodes)).level is level
+
+
+def test_a_directory_closed_to_qemu_is_an_error_that_names_it_and_both_ways_out() -> None:
+    way = [Node("/", stat.S_IFDIR | 0o755, 0, 0), Node("/secret", stat.S_IFDIR | 0o700, 0, 0)]
+    found = machine.reach("paths.state_dir", "/secret/virtshim", way, QEMU)
+    assert found.level is Level.ERROR
+    assert "/secret has mode 0700" in found.text
+    assert found.remedy == "set paths.state_dir to another place, or chmod a+x /secret"
+
+
+def test_a_path_that_qemu_can_pass_is_fine() -> None:
+    way = [Node("/", stat.S_IFDIR | 0o755, 0, 0), Node("/s", stat.S_IFDIR | 0o711, 0, 0)]
+    assert machine.reach("paths.state_dir", "/s", way, QEMU).level is Level.OK
+
+
+def test_sockets_may_have_107_bytes() -> None:
+    assert machine.sockets(("/short", "/" + "a" * 106)).level is Level.OK
+    assert machine.sockets(("/short", "/" + "a" * 107)).level is Level.ERROR
+
+
+@pytest.mark.parametrize(
+    ("found", "driver", "systemd", "level"),
+    [
+        (Cgroups.V2, "systemd", True, Level.OK),
+        (Cgroups.V2, "cgroupfs", False, Level.OK),
+        (Cgroups.V2, "systemd", False, Level.ERROR),
+        (Cgroups.HYBRID, "cgroupfs", False, Level.WARNING),
+        (Cgroups.V1, "systemd", True, Level.WARNING),
+        (Cgroups.NONE, "cgroupfs", False, Level.ERROR),
+    ],
+)
+def test_cgroups(found: Cgroups, driver: str, systemd: bool, level: Level) -> None:
+    assert machine.cgroups(found, driver, systemd).level is level
+
+
+def test_forwarding_that_is_off_warns_and_names_the_switch() -> None:
+    found = machine.forwarding({"net.ipv4.ip_forward": "0"})
+    assert found.level is Level.WARNING
+    assert "net.ipv4.ip_forward = 1" in found.remedy
+    assert machine.forwarding({"net.ipv4.ip_forward": "1"}).level is Level.OK
+
+
+def test_not_being_root_and_a_missing_tun_are_errors() -> None:
+    assert machine.root(1000).level is Level.ERROR
+    assert machine.root(0).level is Level.OK
+    assert machine.tun(False).level is Level.ERROR
+    assert machine.tun(True).level is Level.OK

@@ -1,0 +1,51 @@
+import threading
+import time
+from collections.abc import Sequence
+
+from virtshim.config import Settings
+from virtshim.preflight.finding import Finding, Level, ok
+from virtshim.preflight.runner import findings
+
+SETTINGS = Settings()
+
+
+def slow(_settings: Settings) -> Sequence[Finding]:
+    threading.Event().wait(0.2)
+    return [ok("slow", "")]
+
+
+def quick(_settings: Settings) -> Sequence[Finding]:
+    return [ok("quick", "one"), ok("quick", "two")]
+
+
+def silent(_settings: Settings) -> Sequence[Finding]:
+    return []
+
+
+def broken(_settings: Settings) -> Sequence[Finding]:
+    raise RuntimeError("a bug")
+
+
+def hanging_check(_settings: Settings) -> Sequence[Finding]:
+    threading.Event().wait(60)
+    return []
+
+
+def test_findings_come_in_the_order_of_the_checks() -> None:
+    told = [finding.subject for finding in findings((slow, quick, silent), SETTINGS, limit=10)]
+    assert told == ["slow", "quick", "quick"]
+
+
+def test_a_check_that_hangs_is_an_error_and_the_others_are_told() -> None:
+    began = time.monotonic()
+    hung, *rest = findings((hanging_check, quick), SETTINGS, limit=0.3)
+    assert time.monotonic() - began < 5
+    assert (hung.level, hung.subject) == (Level.ERROR, "hanging check")
+    assert [finding.text for finding in rest] == ["one", "two"]
+
+
+def test_a_check_that_fails_is_an_error_and_the_others_are_told() -> None:
+    failed, *rest = findings((broken, quick), SETTINGS, limit=10)
+    assert failed.level is Level.ERROR
+    assert "a bug" in failed.text
+    assert len(rest) == 2

@@ -1,0 +1,115 @@
+import stat
+
+import pytest
+
+from virtshim.preflight import virtualization
+from virtshim.preflight.access import Node, Who
+from virtshim.preflight.finding import Level
+from virtshim.preflight.virtualization import AppArmor, Said
+
+QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
+OPEN = [Node("/", stat.S_IFDIR | 0o755, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        (Said("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright"), Level.OK),
+        (Said("QEMU emulator version 6.2.0"), Level.OK),
+        (Said("QEMU emulator version 10.0.2"), Level.OK),
+        (Said("QEMU emulator version 6.1.9"), Level.ERROR),
+        (Said("QEMU emulator version 5.2.0"), Level.ERROR),
+        (Said("hello"), Level.ERROR),
+        (Said(trouble="cannot run it"), Level.ERROR),
+    ],
+)
+def test_qemu_must_run_and_be_6_2_or_newer(said: Said, level: Level) -> None:
+    assert virtualization.qemu("/usr/bin/qemu-system-x86_64", said).level is level
+
+
+@pytest.mark.parametrize(
+    ("domain_type", "mode", "level"),
+    [
+        ("auto", None, Level.WARNING),
+        ("kvm", None, Level.ERROR),
+        ("qemu", None, Level.OK),
+        ("auto", 0o660, Level.OK),
+        ("qemu", 0o660, Level.OK),
+        ("auto", 0o600, Level.WARNING),
+        ("qemu", 0o600, Level.WARNING),
+        ("kvm", 0o600, Level.ERROR),
+    ],
+)
+def test_the_kvm_device_must_be_open_to_qemu(domain_type: str, mode: int | None, level: Level) -> None:
+    device = None if mode is None else Node("/dev/kvm", stat.S_IFCHR | mode, 0, 108)
+    assert virtualization.kvm(domain_type, device, QEMU).level is level
+
+
+def test_a_closed_kvm_device_names_the_cost_and_the_remedy() -> None:
+    found = virtualization.kvm("qemu", Node("/dev/kvm", stat.S_IFCHR | 0o600, 0, 0), QEMU)
+    assert "probes QEMU anew" in found.text
+    assert "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm" in found.remedy
+
+
+def test_vmwrapper_must_be_there_reachable_readable_and_executable() -> None:
+    file = Node("/w", stat.S_IFREG | 0o755, 0, 0)
+    assert virtualization.vmwrapper("/w", file, OPEN, QEMU).level is Level.OK
+    assert virtualization.vmwrapper("/w", None, OPEN, QEMU).level is Level.ERROR
+    shut = [*OPEN, Node("/x", stat.S_IFDIR | 0o700, 0, 0)]
+    assert "chmod a+x /x" in virtualization.vmwrapper("/x/w", file, shut, QEMU).remedy
+    unreadable = Node("/w", stat.S_IFREG | 0o711, 0, 0)
+    assert virtualization.vmwrapper("/w", unreadable, OPEN, QEMU).remedy == "chmod 0755 /w"
+
+
+@pytest.mark.parametrize(
+    ("who", "group_exists", "level"),
+    [
+        (QEMU, True, Level.OK),
+        (None, True, Level.ERROR),
+        (QEMU, False, Level.ERROR),
+        (Who("root", 0, frozenset()), True, Level.WARNING),
+    ],
+)
+def test_qemu_needs_a_user_of_its_own(who: Who | None, group_exists: bool, level: Level) -> None:
+    assert virtualization.qemu_user("libvirt-qemu", "kvm", who, group_exists).level is level
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        (Said("+64055:+108"), Level.OK),
+        (Said(""), Level.OK),
+        (Said("+0:+0"), Level.ERROR),
+        (Said(trouble="took too long"), Level.WARNING),
+    ],
+)
+def test_libvirt_and_the_settings_must_name_the_same_user(said: Said, level: Level) -> None:
+    assert virtualization.runs_qemu_as(said, QEMU).level is level
+
+
+def test_libvirt_out_of_reach_tells_the_remedy_of_its_driver() -> None:
+    system = virtualization.libvirt("qemu:///system", Said(trouble="refused"))
+    embedded = virtualization.libvirt("qemu:///embed?root=/r", Said(trouble="no driver"))
+    assert system.level is embedded.level is Level.ERROR
+    assert "libvirtd.socket" in system.remedy
+    assert "libvirt-daemon-driver-qemu" in embedded.remedy
+    assert virtualization.libvirt("qemu:///system", Said("9.0.0")).level is Level.OK
+
+
+def test_an_emulator_that_libvirt_cannot_use_is_an_error() -> None:
+    assert virtualization.emulator("/w", Said("/w")).level is Level.OK
+    assert virtualization.emulator("/w", Said(trouble="Permission denied")).level is Level.ERROR
+
+
+def test_apparmor_rules_without_vmwrapper_warn_with_the_rules_to_add() -> None:
+    facts = AppArmor(True, "/usr/bin/qemu-system-x86_64 rmix,", "/etc/apparmor.d/local/abstractions/libvirt-qemu")
+    found = virtualization.apparmor(facts, "/usr/libexec/virtshim/vmwrapper", "/run/virtshim/tapmanager.sock")
+    assert found.level is Level.WARNING
+    assert "/usr/libexec/virtshim/vmwrapper rmix," in found.remedy
+    assert "/run/virtshim/tapmanager.sock rw," in found.remedy
+
+
+def test_apparmor_is_content_when_it_is_off_has_no_rules_or_has_ours() -> None:
+    rules = "\n".join(virtualization.rules_needed("/w", "/s"))
+    for facts in (AppArmor(False, "x", ""), AppArmor(True, "", ""), AppArmor(True, rules, "")):
+        assert virtualization.apparmor(facts, "/w", "/s").level is Level.OK

@@ -1,0 +1,132 @@
+"""Whether this node's VMs run under KVM: decides `libvirt.domain_type = "auto"` by booting a probe guest.
+
+That /dev/kvm is there, opens and makes VMs proves nothing: there are KVMs (paravirtual ones inside a VM) under
+which a BIOS runs and no kernel ever does. So a tiny guest does what kernels do first, with the CPU model that
+VMs will get.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from virtshim.domain.errors import DeadlineExceeded, ShimError
+from virtshim.hypervisor import probe_guest
+from virtshim.hypervisor.devices.cpu import DomainType
+from virtshim.process import Finished, run
+
+_log = logging.getLogger(__name__)
+
+# Under a real KVM it takes 0.1 s; a node that is busy starting may need longer.
+_LIMIT: Final = 10.0
+
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_KVM: Final = "/dev/kvm"
+
+
+class RunProgram(Protocol):
+    """As `virtshim.process.run`."""
+
+    def __call__(self, argv: list[str], *, timeout: float) -> Finished: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`why` is for people; `final` is False if the same question may get another answer later in this boot."""
+
+    domain_type: DomainType
+    why: str
+    final: bool = True
+
+
+def choose(
+    wanted: Literal["auto", "kvm", "qemu"],
+    qemu: str,
+    remembered: str,
+    *,
+    run_program: RunProgram = run,
+    kvm: str = _KVM,
+) -> Verdict:
+    """What VMs are to run under. `auto` probes once a boot and keeps the answer in the file `remembered`."""
+    if wanted != "auto":
+        return Verdict(DomainType(wanted), f"set by libvirt.domain_type = {wanted!r}")
+    if not os.path.exists(kvm):
+        return Verdict(DomainType.QEMU, f"there is no {kvm}: VMs run without hardware acceleration")
+    key = _key(qemu)
+    if (known := _recall(remembered, key)) is not None:
+        return known
+    verdict = probe(qemu, run_program=run_program)
+    _log.log(
+        logging.INFO if verdict.domain_type is DomainType.KVM else logging.WARNING,
+        "VMs run with domain type %s: %s",
+        verdict.domain_type.value,
+        verdict.why,
+    )
+    if verdict.final:
+        _remember(remembered, key, verdict)
+    return verdict
+
+
+def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
+    """Boots the probe guest under KVM now."""
+    with tempfile.NamedTemporaryFile(prefix="virtshim-probe-") as rom:
+        rom.write(probe_guest.rom())
+        rom.flush()
+        try:
+            finished = run_program(_argv(qemu, rom.name), timeout=_LIMIT)
+        except DeadlineExceeded:
+            return Verdict(
+                DomainType.QEMU,
+                f"under KVM a probe guest did not get through within {_LIMIT:.0f} s: KVM here cannot run kernels",
+                final=False,
+            )
+        except ShimError as exc:
+            return Verdict(DomainType.QEMU, f"KVM could not be probed: {exc}", final=False)
+    if finished.returncode == probe_guest.PASSED:
+        return Verdict(DomainType.KVM, "a probe guest ran under KVM")
+    return Verdict(DomainType.QEMU, f"KVM cannot run a guest here: {finished.words()}")
+
+
+def _argv(qemu: str, rom: str) -> list[str]:
+    machine = ["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "16", "-bios", rom]
+    exit_device = ["-device", "isa-debug-exit,iobase=0xf4,iosize=1"]
+    quiet = ["-display", "none", "-nodefaults", "-no-user-config", "-no-reboot", "-serial", "stdio", "-sandbox", "on"]
+    return [qemu, *machine, *exit_device, *quiet]
+
+
+def _key(qemu: str) -> str:
+    """Another boot, or another QEMU, is another question."""
+    with open(_BOOT_ID, encoding="ascii") as file:
+        boot = file.read().strip()
+    try:
+        changed = os.stat(qemu).st_mtime_ns
+    except OSError:
+        changed = 0
+    return f"{boot} {qemu} {changed}"
+
+
+def _recall(path: str, key: str) -> Verdict | None:
+    """None for whatever cannot be used: the probe is cheap."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+        if kept["key"] != key:
+            return None
+        return Verdict(DomainType(kept["domain_type"]), str(kept["why"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(path: str, key: str, verdict: Verdict) -> None:
+    content = json.dumps({"key": key, "domain_type": verdict.domain_type.value, "why": verdict.why})
+    beside = f"{path}.new"
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            file.write(content)
+        os.rename(beside, path)
+    except OSError as exc:
+        _log.warning("cannot remember in %s whether KVM works, will probe again: %s", path, exc.strerror)

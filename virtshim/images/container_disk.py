@@ -1,0 +1,100 @@
+"""Finds the one disk of a containerDisk in its layers, as KubeVirt packs them: exactly one file below /disk. Pure.
+
+Layers are visited from the top down, so that the disk can be written as soon as it is met: what an upper layer replaced or
+whited out is known by then. https://github.com/opencontainers/image-spec/blob/main/layer.md
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.images.layer_tar import EntryKind, TarEntry
+
+_DIRECTORY = "disk"
+_WHITEOUT = ".wh."
+_OPAQUE = ".wh..wh..opq"
+# Nobody packs more below /disk; hostile layers shall not fill our memory.
+_MAX_NOTES = 1000
+
+
+class DiskSearch:
+    """One image's search. Call `is_the_disk` for every entry of a layer, `layer_done` after it; from the top layer down."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._found = ""
+        self._hidden: set[str] = set()
+        self._hidden_below: set[str] = set()
+        self._directories: set[str] = set()
+        self._next_hidden: set[str] = set()
+        self._next_hidden_below: set[str] = set()
+
+    def is_the_disk(self, entry: TarEntry) -> bool:
+        """True for the entry whose data is the disk. Raises InvalidRequest for a second one, and for links."""
+        path = posixpath.normpath(f"/{entry.name}").lstrip("/")
+        if not self._matters(path):
+            return False
+        parent, name = posixpath.split(path)
+        if name == _OPAQUE:
+            self._note(self._next_hidden_below, parent)
+            return False
+        if name.startswith(_WHITEOUT):
+            self._note(self._next_hidden, posixpath.join(parent, name.removeprefix(_WHITEOUT)))
+            return False
+        if self._is_hidden(path):
+            return False
+        if entry.kind is EntryKind.DIRECTORY:
+            self._note(self._directories, path)
+            return False
+        if path in self._directories:
+            return False
+        self._note(self._next_hidden, path)
+        return path != _DIRECTORY and self._take(path, entry)
+
+    def layer_done(self) -> None:
+        """What this layer hides is hidden from the layers below it."""
+        self._hidden |= self._next_hidden
+        self._hidden_below |= self._next_hidden_below
+        self._next_hidden.clear()
+        self._next_hidden_below.clear()
+
+    def finish(self) -> None:
+        """Raises InvalidRequest if there was no disk."""
+        if not self._found:
+            raise InvalidRequest(
+                f"image {self._image!r} is no VM image: it has no file below /disk; "
+                "build a containerDisk (FROM scratch, ADD disk.qcow2 /disk/)"
+            )
+
+    def _take(self, path: str, entry: TarEntry) -> bool:
+        if entry.kind is not EntryKind.FILE:
+            raise InvalidRequest(
+                f"image {self._image!r}: /{path[:200]} is a link or a device; the disk must be a plain file"
+            )
+        if self._found:
+            raise InvalidRequest(
+                f"image {self._image!r} has two files below /disk ({self._found[:200]!r}, {path[:200]!r}); leave only the disk"
+            )
+        self._found = path
+        return True
+
+    def _is_hidden(self, path: str) -> bool:
+        above = "" if path == "" else posixpath.dirname(path)
+        while True:
+            if path in self._hidden or above in self._hidden_below:
+                return True
+            if not above:
+                return False
+            path, above = above, posixpath.dirname(above)
+
+    def _note(self, notes: set[str], path: str) -> None:
+        notes.add(path)
+        if len(notes) > _MAX_NOTES:
+            raise InvalidRequest(
+                f"image {self._image!r} has more than {_MAX_NOTES} entries below /disk; leave only the disk"
+            )
+
+    def _matters(self, path: str) -> bool:
+        """Below /disk, or a whiteout that hides all of it."""
+        return path in (_DIRECTORY, _OPAQUE, f"{_WHITEOUT}{_DIRECTORY}") or path.startswith(f"{_DIRECTORY}/")

@@ -1,0 +1,186 @@
+"""Reads a layer's tar stream, once, forwards, in bounded memory. Pure: bytes in, entries out.
+
+The standard library's tarfile is not used, because layers are hostile input: it reads extended headers of any size into
+memory, follows sparse maps without end, and on some supported Python versions loops for ever on a negative size
+(CVE-2025-8194). Read are ustar, pax and GNU, as image builders write them; sparse entries are refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_BLOCK = 512
+_MAX_EXTENDED = 1 << 20
+_NO_DATA = frozenset(b"123456")
+_EXTENDED = frozenset(b"xgLK")
+
+
+class EntryKind(enum.Enum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+    OTHER = "other"
+
+
+_KINDS = {
+    ord("0"): EntryKind.FILE,
+    0: EntryKind.FILE,
+    ord("7"): EntryKind.FILE,
+    ord("5"): EntryKind.DIRECTORY,
+    ord("1"): EntryKind.LINK,
+    ord("2"): EntryKind.LINK,
+}
+
+
+class BadTar(Exception):
+    """Not a tar archive, damaged, cut short, or of a kind that is not read; `str()` says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class TarEntry:
+    """`name` is as written, `size` the bytes of data that follow."""
+
+    name: str
+    kind: EntryKind
+    size: int
+
+
+class TarStream:
+    """`chunks` are the archive's bytes in any pieces; it is read to its end, padding included."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._buffer = b""
+        self._at = 0
+        self._left = 0
+        self._padding = 0
+
+    def next(self) -> TarEntry | None:
+        """The next entry, past the data of the one before; None at the archive's end. Raises BadTar."""
+        for _ in self.data():
+            pass
+        name: str | None = None
+        size: int | None = None
+        while True:
+            header = self._header()
+            if header is None:
+                for _ in self._chunks:
+                    pass
+                return None
+            kind = header[156]
+            announced = _number(header[124:136])
+            if kind == ord("S"):
+                raise BadTar("it holds a sparse entry, which is not supported")
+            if kind not in _EXTENDED:
+                break
+            extension = self._extension(announced)
+            if kind == ord("L"):
+                name = _text(extension)
+            elif kind == ord("x"):
+                name, size = _pax(extension, name, size)
+        written = name if name is not None else _name(header)
+        self._begin(0 if kind in _NO_DATA else announced if size is None else size)
+        entry_kind = _KINDS.get(kind, EntryKind.OTHER)
+        if entry_kind is EntryKind.FILE and written.endswith("/"):
+            entry_kind = EntryKind.DIRECTORY
+        return TarEntry(written, entry_kind, self._left)
+
+    def data(self) -> Iterator[bytes]:
+        """What has not been read yet of the current entry's data. Raises BadTar if the archive ends in it."""
+        while self._left:
+            piece = self._some(self._left)
+            self._left -= len(piece)
+            yield piece
+        while self._padding:
+            self._padding -= len(self._some(self._padding))
+
+    def _begin(self, size: int) -> None:
+        self._left = size
+        self._padding = -size % _BLOCK
+
+    def _extension(self, size: int) -> bytes:
+        if size > _MAX_EXTENDED:
+            raise BadTar("it holds a header extension of more than 1 MiB")
+        self._begin(size)
+        return b"".join(self.data())
+
+    def _header(self) -> bytes | None:
+        """The next header block, None at the end: a block of zeros, or no more bytes at all."""
+        block = self._exactly(_BLOCK)
+        if not block or not any(block):
+            return None
+        unsigned = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+        if _number(block[148:156]) != unsigned:
+            raise BadTar("it is not a tar archive, or damaged")
+        return block
+
+    def _exactly(self, size: int) -> bytes:
+        """That many bytes, or none if the stream ends here."""
+        parts = bytearray()
+        while len(parts) < size:
+            piece = self._some(size - len(parts), end_allowed=not parts)
+            if not piece:
+                return b""
+            parts += piece
+        return bytes(parts)
+
+    def _some(self, limit: int, *, end_allowed: bool = False) -> bytes:
+        while self._at >= len(self._buffer):
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                if end_allowed:
+                    return b""
+                raise BadTar("it is cut short")
+            self._buffer, self._at = chunk, 0
+        piece = self._buffer[self._at : self._at + limit]
+        self._at += len(piece)
+        return piece
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or base 256 if the first bit is set (GNU, for large values)."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.partition(b"\0")[0].strip()
+    try:
+        value = int(digits or b"0", 8)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise BadTar("it holds a number that is none")
+    return value
+
+
+def _name(header: bytes) -> str:
+    name, prefix = _text(header[:100]), ""
+    if header[257:263] == b"ustar\0":
+        prefix = _text(header[345:500])
+    return f"{prefix}/{name}" if prefix else name
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="surrogateescape")
+
+
+def _pax(records: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
+    """`path` and `size` of a pax header: records `<length> <key>=<value>\\n`."""
+    at = 0
+    while at < len(records) and records[at] != 0:
+        digits, space, _ = records[at : at + 12].partition(b" ")
+        length = int(digits) if space and digits.isdigit() else 0
+        record = records[at : at + length]
+        if length <= len(digits) + 1 or not record.endswith(b"\n") or len(record) != length:
+            raise BadTar("it holds a damaged pax header")
+        key, _, value = record[len(digits) + 1 : -1].partition(b"=")
+        if key.startswith(b"GNU.sparse."):
+            raise BadTar("it holds a sparse entry, which is not supported")
+        if key == b"path":
+            name = _text(value)
+        elif key == b"size":
+            if not value.isdigit() or len(value) > 20:
+                raise BadTar("it holds a damaged pax header")
+            size = int(value)
+        at += length
+    return name, size

@@ -1,0 +1,73 @@
+"""What a source brought, and the memory that spares a second download of the same bytes.
+
+A pull always asks the source (the caller's credentials must be checked each time), but when the source's own identity of
+the content is one that is stored already (OCI manifest digest; URL with a strong ETag), the body is not fetched again. The
+memory is a directory of small files, one an identity; losing it costs a download, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ImageDigest
+
+_MAX_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """`identity` is the source's name for the content ("" if it has none), `known` the stored disk it is already, None if
+    the disk was written; `manifest` the `sha256:` digest to list it under ("": the disk's own)."""
+
+    identity: str
+    known: ImageDigest | None = None
+    manifest: str = ""
+
+
+class Known(Protocol):
+    def __call__(self, identity: str) -> ImageDigest | None:
+        """The stored disk that this identity stands for."""
+
+
+class PullMemory:
+    """Identities and the disks they stood for, below `directory`."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def digest(self, identity: str) -> ImageDigest | None:
+        try:
+            with self._file(identity).open("rb") as file:
+                return ImageDigest(file.read(_MAX_BYTES).decode(errors="replace").strip())
+        except (OSError, InvalidRequest):
+            return None
+
+    def remember(self, identity: str, digest: ImageDigest) -> None:
+        """Not synced: a lost or torn file is read as unknown."""
+        final = self._file(identity)
+        half = final.with_name(f".{final.name}.{os.urandom(4).hex()}")
+        try:
+            half.write_text(f"{digest}\n")
+            half.replace(final)
+        except OSError:
+            half.unlink(missing_ok=True)
+
+    def keep_only(self, digests: frozenset[ImageDigest]) -> None:
+        """Forgets every identity whose disk is not among these."""
+        with contextlib.suppress(FileNotFoundError):
+            for entry in list(self._directory.iterdir()):
+                try:
+                    kept = ImageDigest(entry.read_bytes()[:_MAX_BYTES].decode(errors="replace").strip()) in digests
+                except (OSError, InvalidRequest):
+                    kept = False
+                if not kept or entry.name.startswith("."):
+                    entry.unlink(missing_ok=True)
+
+    def _file(self, identity: str) -> Path:
+        return self._directory / hashlib.sha256(identity.encode()).hexdigest()

@@ -1,0 +1,169 @@
+"""Pod networks by way of tapmanager: implements `virtshim.ports.PodNetworks`.
+
+Each call has a connection of its own, so a slow pod blocks nobody and a restart of tapmanager needs no reconnecting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from tapmanager import protocol
+from virtshim.domain.errors import (
+    Aborted,
+    AlreadyExists,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Kind,
+    NotFound,
+    PermissionRefused,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    Unimplemented,
+    WrongState,
+)
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.ports import AttachRequest
+
+_ERRORS: Mapping[Kind, type[ShimError]] = {
+    error.kind: error
+    for error in (
+        InvalidRequest,
+        NotFound,
+        AlreadyExists,
+        WrongState,
+        DeadlineExceeded,
+        Unavailable,
+        ResourceExhausted,
+        PermissionRefused,
+        Unimplemented,
+        Aborted,
+        InternalError,
+    )
+}
+# The port's promise for `trouble` is one second; in seconds.
+_STATUS_TIMEOUT = 0.9
+
+
+class PodNetworkClient:
+    """Stateless but for the socket's path, thread-safe."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+
+    def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
+        """See the port."""
+        pod, dns = request.pod, request.dns
+        args = {
+            "sandbox": request.sandbox.value,
+            "pod": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
+            "dns": {"servers": dns.servers, "searches": dns.searches, "options": dns.options},
+            "port_mappings": [
+                {
+                    "protocol": mapping.protocol,
+                    "container_port": mapping.container_port,
+                    "host_port": mapping.host_port,
+                    "host_ip": mapping.host_ip,
+                }
+                for mapping in request.port_mappings
+            ],
+        }
+        with self._talking(f"attaching the network of pod {pod.namespace}/{pod.name}"):
+            return _network(self._call("attach", args, timeout))
+
+    def release(self, sandbox: SandboxId, timeout: float) -> None:
+        """See the port."""
+        with self._talking(f"releasing the network of sandbox {sandbox}"):
+            self._call("release", {"sandbox": sandbox.value}, timeout)
+
+    def attached(self, timeout: float) -> frozenset[SandboxId]:
+        """See the port."""
+        with self._talking("listing pod networks"):
+            return frozenset(SandboxId(value) for value in _texts(self._call("list", {}, timeout), "sandboxes"))
+
+    def trouble(self) -> str:
+        """See the port."""
+        try:
+            with self._talking("asking for the network's state"):
+                answer = self._call("status", {}, _STATUS_TIMEOUT)
+                return (
+                    "" if answer.get("ready") is True else _text(answer, "reason") or "tapmanager says it is not ready"
+                )
+        except ShimError as exc:
+            return str(exc)
+
+    def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Mapping[str, object]:
+        if timeout <= 0:
+            raise TimeoutError
+        answer, fds = protocol.call(self._path, verb, args, timeout)
+        protocol.close_all(fds)  # none of these verbs sends any
+        return answer
+
+    @contextlib.contextmanager
+    def _talking(self, doing: str) -> Iterator[None]:
+        """The one place where the wire's errors become the product's."""
+        try:
+            yield
+        except protocol.RemoteError as exc:
+            raise _ERRORS[Kind(exc.kind)](str(exc)) from exc
+        except protocol.FrameError as exc:
+            raise InternalError(f"{doing}: tapmanager's answer cannot be used: {exc}") from exc
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"{doing}: tapmanager did not finish in time; it goes on, ask again") from exc
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+            remedy = "see whether it runs: systemctl status tapmanager"
+            raise Unavailable(f"{doing}: tapmanager at {self._path} cannot be reached: {why}; {remedy}") from exc
+
+
+def _network(answer: Mapping[str, object]) -> PodNetwork:
+    dns = _object(answer, "dns")
+    return PodNetwork(
+        netns=_text(answer, "netns"),
+        interfaces=tuple(_interface(item) for item in _objects(answer, "interfaces")),
+        ips=_texts(answer, "ips"),
+        dns=Dns(_texts(dns, "servers"), _texts(dns, "searches"), _texts(dns, "options")),
+        fetch_key=_text(answer, "fetch_key"),
+    )
+
+
+def _interface(item: Mapping[str, object]) -> Interface:
+    mtu = item.get("mtu")
+    if not isinstance(mtu, int):
+        raise protocol.FrameError("mtu: a number is wanted")
+    routes = tuple(
+        Route(_text(route, "destination"), None if route.get("gateway") is None else _text(route, "gateway"))
+        for route in _objects(item, "routes")
+    )
+    return Interface(_text(item, "name"), _text(item, "mac"), mtu, _texts(item, "addresses"), routes)
+
+
+def _object(obj: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = obj.get(name)
+    if not isinstance(value, dict):
+        raise protocol.FrameError(f"{name}: an object is wanted")
+    return value
+
+
+def _objects(obj: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
+    value = obj.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise protocol.FrameError(f"{name}: a list of objects is wanted")
+    return value
+
+
+def _text(obj: Mapping[str, object], name: str) -> str:
+    value = obj.get(name)
+    if not isinstance(value, str):
+        raise protocol.FrameError(f"{name}: a string is wanted")
+    return value
+
+
+def _texts(obj: Mapping[str, object], name: str) -> tuple[str, ...]:
+    value = obj.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise protocol.FrameError(f"{name}: a list of strings is wanted")
+    return tuple(value)

@@ -1,0 +1,165 @@
+"""The checks, in the order in which they are told: each gets the settings and gives its findings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from virtshim.config import Settings
+from virtshim.domain.ids import ContainerId
+from virtshim.preflight import facts, machine, network, virtualization
+from virtshim.preflight.access import Who
+from virtshim.preflight.finding import Finding, error
+
+Check = Callable[[Settings], Sequence[Finding]]
+
+_TAPMANAGER_LIMIT = 3.0
+_FORWARDING = ("net.ipv4.ip_forward",)
+_SOME_CONTAINER = ContainerId("0" * 64)
+
+
+def _qemu_user(settings: Settings) -> Who:
+    """Somebody without any rights where there is no such user: that finding stands by itself."""
+    known = facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group)
+    return known or Who(settings.libvirt.qemu_user, -1, frozenset())
+
+
+def root(_settings: Settings) -> Sequence[Finding]:
+    return [machine.root(os.geteuid())]
+
+
+def qemu(settings: Settings) -> Sequence[Finding]:
+    path = settings.libvirt.emulator
+    return [virtualization.qemu(path, facts.said([path, "--version"]))]
+
+
+def qemu_img(_settings: Settings) -> Sequence[Finding]:
+    return [virtualization.qemu_img(facts.said(["qemu-img", "--version"]))]
+
+
+def qemu_user(settings: Settings) -> Sequence[Finding]:
+    user, group = settings.libvirt.qemu_user, settings.libvirt.qemu_group
+    return [virtualization.qemu_user(user, group, facts.user(user, group), facts.group_exists(group))]
+
+
+def libvirt(settings: Settings) -> Sequence[Finding]:
+    return [virtualization.libvirt(settings.libvirt.uri, _ask(settings, "version"))]
+
+
+def libvirt_user(settings: Settings) -> Sequence[Finding]:
+    """Not of the embedded driver, whose configuration virtshim writes itself; nothing where libvirt is not reached."""
+    if _is_embedded(settings) or _ask(settings, "version").trouble:
+        return []
+    return [virtualization.runs_qemu_as(_ask(settings, "owner"), _qemu_user(settings))]
+
+
+def vmwrapper(settings: Settings) -> Sequence[Finding]:
+    path = settings.libvirt.vmwrapper
+    way = facts.directories(os.path.dirname(path))
+    found = virtualization.vmwrapper(path, facts.node(path), way, _qemu_user(settings))
+    return [found]
+
+
+def emulator(settings: Settings) -> Sequence[Finding]:
+    """Nothing where there is no vmwrapper or libvirt is not reached: those are findings already."""
+    if facts.node(settings.libvirt.vmwrapper) is None or _ask(settings, "version").trouble:
+        return []
+    return [virtualization.emulator(settings.libvirt.vmwrapper, _ask(settings, "emulator"))]
+
+
+def kvm(settings: Settings) -> Sequence[Finding]:
+    return [virtualization.kvm(settings.libvirt.domain_type, facts.node("/dev/kvm"), _qemu_user(settings))]
+
+
+def apparmor(settings: Settings) -> Sequence[Finding]:
+    return [virtualization.apparmor(facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager_socket)]
+
+
+def state_dir(settings: Settings) -> Sequence[Finding]:
+    way = facts.directories(settings.layout().containers)
+    return [machine.reach("paths.state_dir", settings.paths.state_dir, way, _qemu_user(settings))]
+
+
+def run_dir(settings: Settings) -> Sequence[Finding]:
+    way = facts.directories(settings.layout().sockets)
+    return [machine.reach("paths.run_dir", settings.paths.run_dir, way, _qemu_user(settings))]
+
+
+def room(settings: Settings) -> Sequence[Finding]:
+    try:
+        return [machine.room(facts.room(settings.paths.state_dir))]
+    except OSError as exc:
+        trouble = f"{settings.paths.state_dir}: {exc.strerror}"
+        return [error("disk room", trouble, "correct paths.state_dir")]
+
+
+def sockets(settings: Settings) -> Sequence[Finding]:
+    console = settings.layout().console_socket(_SOME_CONTAINER)
+    return [machine.sockets((settings.cri_socket, settings.tapmanager_socket, console))]
+
+
+def tun(_settings: Settings) -> Sequence[Finding]:
+    return [machine.tun(facts.is_character_device("/dev/net/tun"))]
+
+
+def forwarding(_settings: Settings) -> Sequence[Finding]:
+    switches = {name: facts.text(f"/proc/sys/{name.replace('.', '/')}") for name in _FORWARDING}
+    return [machine.forwarding(switches)]
+
+
+def cni(settings: Settings) -> Sequence[Finding]:
+    directory, places = settings.tapmanager.cni_conf_dir, settings.tapmanager.cni_bin_dir
+    name = network.first_configuration(facts.file_names(directory))
+    if not name:
+        return [network.no_configuration(directory)]
+    path = os.path.join(directory, name)
+    try:
+        found = network.parsed(facts.text(path))
+    except (ValueError, RecursionError) as exc:
+        return [network.bad_configuration(path, str(exc))]
+    return [network.plugins(path, found, facts.not_executable(found.programs, places), places)]
+
+
+def tapmanager(settings: Settings) -> Sequence[Finding]:
+    socket = settings.tapmanager_socket
+    return [network.tapmanager(socket, facts.tapmanager_trouble(socket, _TAPMANAGER_LIMIT))]
+
+
+def cgroups(settings: Settings) -> Sequence[Finding]:
+    systemd = facts.systemd_runs()
+    driver = settings.cri.cgroup_driver
+    if driver == "auto":
+        driver = "systemd" if systemd else "cgroupfs"
+    return [machine.cgroups(facts.cgroups(), driver, systemd)]
+
+
+def _is_embedded(settings: Settings) -> bool:
+    return settings.libvirt.uri.startswith("qemu:///embed")
+
+
+def _ask(settings: Settings, question: str) -> virtualization.Said:
+    mine = settings.libvirt
+    return facts.ask_libvirt(question, mine.uri, mine.vmwrapper, mine.qemu_user, mine.qemu_group)
+
+
+ALL: tuple[Check, ...] = (
+    root,
+    qemu,
+    qemu_img,
+    qemu_user,
+    libvirt,
+    libvirt_user,
+    vmwrapper,
+    emulator,
+    kvm,
+    apparmor,
+    state_dir,
+    run_dir,
+    room,
+    sockets,
+    tun,
+    forwarding,
+    cni,
+    tapmanager,
+    cgroups,
+)

@@ -1,0 +1,147 @@
+"""Reads the facts that findings are made of: files, users, programs, sockets. Judges nothing; every step ends in time."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tapmanager import protocol
+from virtshim import process
+from virtshim.domain.errors import ShimError
+from virtshim.preflight.access import Node, Who
+from virtshim.preflight.machine import Cgroups, Room
+from virtshim.preflight.virtualization import AppArmor, Said
+
+# A little less than a whole check may take (`runner.LIMIT`), so that the cause is told and not just the limit.
+_PROGRAM_LIMIT = 13.0
+_APPARMOR_RULES = ("/etc/apparmor.d/abstractions/libvirt-qemu", "/etc/apparmor.d/local/abstractions/libvirt-qemu")
+
+
+def node(path: str) -> Node | None:
+    """None if it is not there or cannot be seen."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return Node(path, found.st_mode, found.st_uid, found.st_gid)
+    return None
+
+
+def directories(path: str) -> list[Node]:
+    """What exists of `path` from / down, links followed as a process would."""
+    real = Path(os.path.realpath(path))
+    found = (node(str(part)) for part in (*reversed(real.parents), real))
+    return [part for part in found if part is not None and stat.S_ISDIR(part.mode)]
+
+
+def is_character_device(path: str) -> bool:
+    found = node(path)
+    return found is not None and stat.S_ISCHR(found.mode)
+
+
+def user(name: str, group: str) -> Who | None:
+    """The user with all groups; `group` is the one that QEMU is started with. None if there is no such user."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    gids = set(os.getgrouplist(name, entry.pw_gid))
+    with contextlib.suppress(KeyError):
+        gids.add(grp.getgrnam(group).gr_gid)
+    return Who(name, entry.pw_uid, frozenset(gids))
+
+
+def group_exists(name: str) -> bool:
+    with contextlib.suppress(KeyError):
+        grp.getgrnam(name)
+        return True
+    return False
+
+
+def text(path: str) -> str:
+    """A small file's text, "" if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def room(path: str) -> Room:
+    """Raises OSError."""
+    there = directories(path)[-1].path
+    free = os.statvfs(there)
+    return Room(path, free.f_bavail * free.f_frsize, free.f_favail if free.f_files else None)
+
+
+def cgroups() -> Cgroups:
+    if os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return Cgroups.V2
+    if os.path.exists("/sys/fs/cgroup/unified/cgroup.procs"):
+        return Cgroups.HYBRID
+    return Cgroups.V1 if os.path.isdir("/sys/fs/cgroup/memory") else Cgroups.NONE
+
+
+def systemd_runs() -> bool:
+    """As sd_booted(3) decides."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def said(argv: Sequence[str]) -> Said:
+    """A program's standard output, or why there is none."""
+    try:
+        done = process.run(argv, timeout=_PROGRAM_LIMIT)
+    except ShimError as exc:
+        return Said(trouble=str(exc))
+    if done.returncode != 0:
+        return Said(trouble=done.words())
+    return Said(text=done.stdout.decode(errors="replace").strip())
+
+
+def ask_libvirt(question: str, uri: str, *rest: str) -> Said:
+    """`libvirt_child` says which questions there are."""
+    answer = said([sys.executable, "-m", "virtshim.preflight.libvirt_child", question, uri, *rest])
+    if answer.trouble:
+        return answer
+    try:
+        fields = json.loads(answer.text.splitlines()[-1])
+        return Said(text=str(fields.get("text", "")), trouble=str(fields.get("trouble", "")))
+    except (ValueError, AttributeError, IndexError):
+        return Said(trouble=f"unclear answer: {answer.text[:80]!r}")
+
+
+def apparmor() -> AppArmor:
+    enabled = text("/sys/module/apparmor/parameters/enabled") == "Y"
+    rules = "\n".join(text(path) for path in _APPARMOR_RULES) if text(_APPARMOR_RULES[0]) else ""
+    return AppArmor(enabled, rules, _APPARMOR_RULES[1])
+
+
+def file_names(directory: str) -> list[str]:
+    """[] if it is not there."""
+    with contextlib.suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+def not_executable(names: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Programs that are in none of the directories as an executable file."""
+    return [name for name in names if not any(_executable(os.path.join(place, name)) for place in places)]
+
+
+def _executable(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def tapmanager_trouble(socket: str, timeout: float) -> str:
+    """Why tapmanager does not answer; "" if it does, whatever it answers. Every verb it does not know is answered too."""
+    try:
+        _, descriptors = protocol.call(socket, "ping", {}, timeout)
+    except protocol.RemoteError:
+        return ""
+    except (OSError, protocol.FrameError) as exc:
+        return (exc.strerror if isinstance(exc, OSError) else str(exc)) or type(exc).__name__
+    protocol.close_all(descriptors)
+    return ""

@@ -1,0 +1,36 @@
+"""What a check says: one line for a person, and what to do. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Level(enum.Enum):
+    """ERROR: a VM could not start. WARNING: it could, but something is worse than it need be."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`subject` is what was looked at, in a word or two; `remedy` is "" for OK."""
+
+    level: Level
+    subject: str
+    text: str
+    remedy: str = ""
+
+
+def ok(subject: str, text: str) -> Finding:
+    return Finding(Level.OK, subject, text)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(Level.WARNING, subject, text, remedy)
+
+
+def error(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(Level.ERROR, subject, text, remedy)

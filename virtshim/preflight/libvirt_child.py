@@ -1,0 +1,68 @@
+"""A program of its own, run by `facts.ask_libvirt`: asks libvirt one thing and prints the answer as JSON.
+
+    python -m virtshim.preflight.libvirt_child version|owner|emulator URI VMWRAPPER QEMU_USER QEMU_GROUP
+
+A process, because a libvirt that hangs can only be left by ending who called it, and because the embedded driver cannot be
+unloaded. A root that another process may have open is never opened: the embedded driver is tried below a directory of its
+own, which is removed again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+
+import libvirt
+
+from virtshim.domain.errors import ShimError
+from virtshim.hypervisor import embed
+
+_BASELABEL = "host/secmodel[model='dac']/baselabel"
+
+
+def main() -> None:
+    question, uri, *rest = sys.argv[1:]
+    # Messages come with the exceptions; on standard error they would only be said twice.
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    root = tempfile.mkdtemp(prefix="vs-check-") if uri.startswith("qemu:///embed") else ""
+    try:
+        if root:
+            libvirt.virEventRegisterDefaultImpl()
+            uri = embed.prepare(root, embed.qemu_user(rest[1], rest[2]))
+        answer = {"text": _asked(question, uri, rest[0])}
+    except libvirt.libvirtError as exc:
+        answer = {"trouble": exc.get_error_message() or str(exc)}
+    except ShimError as exc:
+        answer = {"trouble": str(exc)}
+    finally:
+        if root:
+            shutil.rmtree(root, ignore_errors=True)
+    print(json.dumps(answer))  # noqa: T201  this is the answer
+
+
+def _asked(question: str, uri: str, vmwrapper: str) -> str:
+    conn = libvirt.open(uri)
+    try:
+        if question == "emulator":
+            conn.getDomainCapabilities(vmwrapper, "x86_64", "q35", "qemu")
+            return vmwrapper
+        if question == "owner":
+            return _owner(conn.getCapabilities())
+        number = conn.getLibVersion()
+        return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+    finally:
+        conn.close()
+
+
+def _owner(capabilities: str) -> str:
+    from lxml import etree
+
+    for label in etree.fromstring(capabilities.encode()).iterfind(_BASELABEL):
+        return label.text or ""
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Findings about the machine itself: rights, kernel, cgroups, disk room, paths. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from virtshim.preflight.access import Node, Who, closed, opening
+from virtshim.preflight.finding import Finding, error, ok, warning
+
+_GIB = 1 << 30
+_LITTLE_ROOM = 10 * _GIB
+_NO_ROOM = _GIB
+_FEW_INODES = 10_000
+_NO_INODES = 500
+# sun_path holds 108 bytes with its closing zero byte.
+_LONGEST_SOCKET_PATH = 107
+
+
+class Cgroups(enum.Enum):
+    """HYBRID: v1 controllers beside an empty v2 tree."""
+
+    NONE = "none"
+    V1 = "v1"
+    HYBRID = "v1 with an empty v2 tree"
+    V2 = "v2"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Free for root on the file system of `path`; `inodes` None where the file system does not count them."""
+
+    path: str
+    bytes: int
+    inodes: int | None
+
+
+def root(uid: int) -> Finding:
+    if uid == 0:
+        return ok("root", "runs as root")
+    return error("root", f"runs as user {uid}: most of what follows cannot be seen, and no VM started", "use sudo")
+
+
+def tun(is_device: bool) -> Finding:
+    if is_device:
+        return ok("tun", "/dev/net/tun is there")
+    return error("tun", "/dev/net/tun is missing: no VM can have a network card", "modprobe tun")
+
+
+def forwarding(switches: Mapping[str, str]) -> Finding:
+    """`switches`: sysctl name -> its text, "" if it cannot be read."""
+    off = sorted(name for name, value in switches.items() if value == "0")
+    if not off:
+        return ok("forwarding", "the kernel forwards packets")
+    remedy = f"write `{off[0]} = 1` into /etc/sysctl.d/90-kubernetes.conf, then run: sysctl --system"
+    return warning("forwarding", f"{off[0]} is 0: pods reach nothing outside this node", remedy)
+
+
+def cgroups(found: Cgroups, driver: str, systemd_runs: bool) -> Finding:
+    """`driver` as in cri.cgroup_driver."""
+    if driver == "systemd" and not systemd_runs:
+        return error(
+            "cgroups",
+            "cri.cgroup_driver is systemd, but systemd does not run this machine",
+            'set cri.cgroup_driver = "cgroupfs", and cgroupDriver: cgroupfs in the kubelet configuration',
+        )
+    if found is Cgroups.NONE:
+        return error("cgroups", "no cgroups are mounted at /sys/fs/cgroup", "mount -t cgroup2 none /sys/fs/cgroup")
+    if found is not Cgroups.V2:
+        return warning(
+            "cgroups",
+            f"cgroup {found.value}: works, but recent kubelets refuse to start on it",
+            "boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in the kubelet configuration",
+        )
+    return ok("cgroups", f"cgroup v2, driver {driver}")
+
+
+def room(found: Room) -> Finding:
+    subject = "disk room"
+    inodes = "" if found.inodes is None else f", {found.inodes} inodes"
+    text = f"{found.path}: {found.bytes / _GIB:.1f} GiB free{inodes}"
+    remedy = "free some, or put paths.state_dir on a larger file system: images and disks of all VMs are kept there"
+    few = found.inodes is not None and found.inodes < _FEW_INODES
+    none = found.inodes is not None and found.inodes < _NO_INODES
+    if found.bytes < _NO_ROOM or none:
+        return error(subject, text, remedy)
+    if found.bytes < _LITTLE_ROOM or few:
+        return warning(subject, text, remedy)
+    return ok(subject, text)
+
+
+def sockets(paths: Sequence[str]) -> Finding:
+    """`paths`: the longest socket path of each kind."""
+    longest = max(paths, key=lambda path: len(path.encode()))
+    length = len(longest.encode())
+    if length > _LONGEST_SOCKET_PATH:
+        return error(
+            "socket paths",
+            f"{longest} has {length} bytes; a Unix socket's path may have {_LONGEST_SOCKET_PATH}",
+            "choose a shorter paths.run_dir (or cri.socket, tapmanager.socket)",
+        )
+    return ok("socket paths", f"at most {length} of {_LONGEST_SOCKET_PATH} bytes")
+
+
+def reach(setting: str, path: str, directories: Sequence[Node], who: Who) -> Finding:
+    """`directories`: what exists of `path` from / down, itself included."""
+    barrier = closed(directories, who)
+    if barrier is None:
+        return ok(setting, f"{path} can be reached by {who.name}")
+    return error(
+        setting,
+        f"{path} cannot be reached by {who.name}, who runs QEMU: {barrier.path} has mode {barrier.permissions}",
+        f"set {setting} to another place, or {opening(barrier)}",
+    )

@@ -1,0 +1,81 @@
+"""Findings about pod networks: CNI configuration and plugins, tapmanager. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtshim.preflight.finding import Finding, error, ok, warning
+
+_ENDINGS = (".conf", ".conflist", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A CNI configuration: its name and the programs it runs, IPAM included."""
+
+    name: str
+    programs: tuple[str, ...]
+
+
+def first_configuration(names: Sequence[str]) -> str:
+    """The file that tapmanager takes, "" if none of these is a configuration."""
+    return next((name for name in sorted(names) if name.endswith(_ENDINGS) and not name.startswith(".")), "")
+
+
+def parsed(text: str) -> Network:
+    """Raises ValueError saying what is wrong."""
+    raw = json.loads(text)
+    if not isinstance(raw, dict):
+        raise ValueError("it is not a JSON object")  # noqa: TRY004  one kind of error for the caller
+    name = raw.get("name")
+    if not isinstance(name, str) or not name:
+        raise ValueError("it has no name")
+    plugins = raw.get("plugins", [raw])
+    if not isinstance(plugins, list) or not plugins:
+        raise ValueError("plugins is not a list with at least one entry")
+    programs: list[str] = []
+    for at, plugin in enumerate(plugins):
+        kind = plugin.get("type") if isinstance(plugin, dict) else None
+        if not isinstance(kind, str) or not kind or "/" in kind:
+            raise ValueError(f"plugins[{at}].type is not a program's name")
+        programs.append(kind)
+        ipam = plugin.get("ipam")
+        if isinstance(ipam, dict) and isinstance(ipam.get("type"), str) and ipam["type"]:
+            programs.append(ipam["type"])
+    return Network(name, tuple(dict.fromkeys(programs)))
+
+
+def no_configuration(directory: str) -> Finding:
+    return error(
+        "CNI",
+        f"no CNI configuration in {directory}: no pod can have a network",
+        "install the cluster's network add-on, or copy deploy/cni/10-virtshim.conflist there",
+    )
+
+
+def bad_configuration(path: str, trouble: str) -> Finding:
+    return error("CNI", f"{path}: {trouble}", "correct the file; the first one by name is used, and no other")
+
+
+def plugins(path: str, network: Network, missing: Sequence[str], directories: Sequence[str]) -> Finding:
+    """`missing`: programs of the network that are in none of the directories, or not executable."""
+    if missing:
+        return error(
+            "CNI",
+            f"{path}: not found or not executable in {', '.join(directories)}: {', '.join(missing)}",
+            "apt-get install containernetworking-plugins, or the network add-on; tapmanager.cni_bin_dir says where they are",
+        )
+    return ok("CNI", f"network {network.name} of {path}: {', '.join(network.programs)}")
+
+
+def tapmanager(socket: str, trouble: str) -> Finding:
+    """`trouble`: "" if it answered."""
+    if not trouble:
+        return ok("tapmanager", f"answers on {socket}")
+    return warning(
+        "tapmanager",
+        f"{socket}: {trouble}",
+        "systemctl enable --now tapmanager; journalctl -u tapmanager",
+    )

@@ -1,0 +1,177 @@
+"""Findings about QEMU, KVM, libvirt and vmwrapper. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtshim.preflight.access import Node, Want, Who, allows, closed, opening
+from virtshim.preflight.finding import Finding, error, ok, warning
+
+_OLDEST_QEMU = (6, 2)
+_VERSION = re.compile(r"version (\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A program's words: `text` if it worked, else `trouble`."""
+
+    text: str = ""
+    trouble: str = ""
+
+
+def qemu(path: str, said: Said) -> Finding:
+    """`said`: the answer to --version."""
+    if said.trouble:
+        return error("QEMU", f"{path}: {said.trouble}", "apt-get install qemu-system-x86, or correct libvirt.emulator")
+    found = _VERSION.search(said.text)
+    if found is None:
+        return error("QEMU", f"{path} does not tell a version: {said.text[:80]!r}", "correct libvirt.emulator")
+    version = (int(found[1]), int(found[2]))
+    if version < _OLDEST_QEMU:
+        return error("QEMU", f"{path} is version {found[1]}.{found[2]}; 6.2 is needed", "install a newer QEMU")
+    return ok("QEMU", f"{path}, version {found[1]}.{found[2]}")
+
+
+def qemu_img(said: Said) -> Finding:
+    if said.trouble:
+        return error("qemu-img", f"{said.trouble}", "apt-get install qemu-utils")
+    found = _VERSION.search(said.text)
+    return ok("qemu-img", f"version {found[1]}.{found[2]}" if found else "runs")
+
+
+def qemu_user(user: str, group: str, who: Who | None, group_exists: bool) -> Finding:
+    if who is None:
+        return error(
+            "QEMU user",
+            f"there is no user {user}",
+            "apt-get install libvirt-daemon-system, or set libvirt.qemu_user to the `user` of libvirt's qemu.conf",
+        )
+    if not group_exists:
+        return error("QEMU user", f"there is no group {group}", "correct libvirt.qemu_group")
+    if who.uid == 0:
+        return warning(
+            "QEMU user",
+            "QEMU is to run as root: a guest that breaks out of QEMU owns the node",
+            "set an unprivileged libvirt.qemu_user, and the same `user` in libvirt's qemu.conf",
+        )
+    return ok("QEMU user", f"{user} ({who.uid}), group {group}")
+
+
+def kvm(domain_type: str, device: Node | None, who: Who) -> Finding:
+    """The device file only; whether a guest boots with it is another finding."""
+    if device is None:
+        text, remedy = "/dev/kvm is missing", "turn virtualization on in the firmware, or nested for a VM; modprobe kvm"
+        if domain_type == "kvm":
+            return error("/dev/kvm", f'{text}, but libvirt.domain_type is "kvm"', remedy)
+        if domain_type == "auto":
+            return warning("/dev/kvm", f"{text}: VMs run in software (TCG), ten times slower", remedy)
+        return ok("/dev/kvm", f'{text}; not needed with libvirt.domain_type = "qemu"')
+    if allows(device, who, Want.READ | Want.WRITE):
+        return ok("/dev/kvm", f"open to {who.name} (mode {device.permissions})")
+    remedy = "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm (the distribution's udev rule does this at boot)"
+    text = f"/dev/kvm has mode {device.permissions} and is closed to {who.name}"
+    if domain_type == "kvm":
+        return error("/dev/kvm", text, remedy)
+    return warning("/dev/kvm", f"{text}: libvirt probes QEMU anew for each VM, some seconds each time", remedy)
+
+
+def vmwrapper(path: str, file: Node | None, directories: Sequence[Node], who: Who) -> Finding:
+    """`directories`: those on the way to the file, from / down."""
+    subject = "vmwrapper"
+    if file is None:
+        return error(subject, f"{path} is missing", "install it there, or correct libvirt.vmwrapper")
+    barrier = closed(directories, who)
+    if barrier is not None:
+        return error(
+            subject,
+            f"{path} cannot be reached by {who.name}: {barrier.path} has mode {barrier.permissions}",
+            f"{opening(barrier)}, or put vmwrapper elsewhere (libvirt.vmwrapper)",
+        )
+    if not allows(file, who, Want.READ | Want.EXECUTE):
+        return error(
+            subject,
+            f"{path} has mode {file.permissions}: {who.name} can not read and execute it",
+            f"chmod 0755 {path}",
+        )
+    return ok(subject, f"{path} can be run by {who.name}")
+
+
+def libvirt(uri: str, said: Said) -> Finding:
+    if not said.trouble:
+        return ok("libvirt", f"{uri}, version {said.text}")
+    embedded = uri.startswith("qemu:///embed")
+    remedy = (
+        "apt-get install libvirt-daemon-driver-qemu"
+        if embedded
+        else "apt-get install libvirt-daemon-system; systemctl enable --now libvirtd.socket; or correct libvirt.uri"
+    )
+    return error("libvirt", f"{uri}: {said.trouble}", remedy)
+
+
+def runs_qemu_as(said: Said, who: Who) -> Finding:
+    """`said.text`: libvirt's `+UID:+GID`, "" if it changes no owners."""
+    subject = "libvirt's user"
+    if said.trouble:
+        return warning(
+            subject,
+            f"libvirt does not describe this node: {said.trouble}",
+            "look into its log; when it takes long, the finding about /dev/kvm says why",
+        )
+    if not said.text:
+        return ok(subject, "libvirt does not change owners of files")
+    uid = said.text.split(":")[0].lstrip("+")
+    if uid != str(who.uid):
+        return error(
+            subject,
+            f"libvirt runs QEMU as user {uid}, libvirt.qemu_user is {who.name} ({who.uid})",
+            "make them the same: libvirt.qemu_user here, or `user` in libvirt's qemu.conf",
+        )
+    return ok(subject, f"libvirt runs QEMU as {who.name}")
+
+
+def emulator(path: str, said: Said) -> Finding:
+    """`said`: whether libvirt could start vmwrapper and ask the QEMU behind it what it can do."""
+    if not said.trouble:
+        return ok("emulator", f"libvirt accepts {path} in QEMU's place")
+    return error(
+        "emulator",
+        f"libvirt cannot use {path} in QEMU's place: {said.trouble}",
+        f"run `{path} --version` as the QEMU user; it must print QEMU's version",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AppArmor:
+    """`rules`: the text of libvirt's rules for QEMU with the node's additions; "" if there are none on this node."""
+
+    enabled: bool
+    rules: str
+    addition_file: str
+
+
+def apparmor(facts: AppArmor, wrapper: str, tapmanager_socket: str) -> Finding:
+    """libvirt confines each VM by rules that list every program QEMU may be; vmwrapper is not among them by itself."""
+    if not facts.enabled:
+        return ok("AppArmor", "not enabled")
+    if not facts.rules:
+        return ok("AppArmor", "enabled, without rules for libvirt's VMs")
+    missing = [rule for rule in rules_needed(wrapper, tapmanager_socket) if rule.split()[0] not in facts.rules]
+    if not missing:
+        return ok("AppArmor", "libvirt's rules for VMs know vmwrapper")
+    return warning(
+        "AppArmor",
+        "libvirt's rules for VMs do not name vmwrapper: where libvirt uses them, no VM starts",
+        f"add to {facts.addition_file}: {' '.join(missing)}",
+    )
+
+
+def rules_needed(wrapper: str, tapmanager_socket: str) -> tuple[str, ...]:
+    """What vmwrapper does before it becomes QEMU: its interpreter, itself, its call to tapmanager."""
+    return (
+        f"{wrapper} rmix,",
+        "/usr/bin/python3* rmix,",
+        "/usr/lib/python3*/** rm,",
+        f"{tapmanager_socket} rw,",
+    )

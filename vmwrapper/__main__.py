@@ -1,0 +1,106 @@
+"""libvirt's `<emulator>`: fetches this VM's taps from tapmanager, and becomes QEMU.
+
+libvirt also runs its emulator to learn what it can do, with none of our variables set: then the real emulator is run
+unchanged.
+
+    VIRTSHIM_EMULATOR    the real QEMU; default: the distribution's
+    VIRTSHIM_SANDBOX     whose network
+    VIRTSHIM_FETCH_KEY   the secret that opens it; empty or unset: a VM without network
+    VIRTSHIM_TAPMANAGER  tapmanager's socket
+
+The domain XML sets them (<qemu:env>); QEMU itself does not get them. Starts within tens of milliseconds, so it imports
+almost nothing; the standard library's modules here are those tapmanager.protocol loads anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from tapmanager import protocol
+from vmwrapper import argv_plan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PREFIX = "VIRTSHIM_"
+_DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
+# Seconds tapmanager may be away (an upgrade, a restart) before the VM's start fails, and how often it is looked for.
+_PATIENCE = 10.0
+_RETRY_EVERY = 0.05
+
+
+class CannotStart(Exception):
+    """The message goes to libvirt's log and error: what, why, what to do."""
+
+
+def main() -> None:
+    """Does not return on success."""
+    try:
+        _become_qemu(sys.argv[1:], dict(os.environ))
+    except (CannotStart, argv_plan.PlanError, OSError) as exc:
+        sys.stderr.write(f"virtshim vmwrapper: cannot start the virtual machine: {exc}\n")
+        sys.exit(1)
+
+
+def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    emulator = environ.get("VIRTSHIM_EMULATOR") or _default_emulator()
+    args = [emulator, *argv]
+    if environ.get("VIRTSHIM_FETCH_KEY"):
+        nics, fds = _fetch(environ)
+        args += argv_plan.nic_arguments(argv, nics, fds)
+        for fd in fds:
+            os.set_inheritable(fd, True)
+    kept = {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
+    try:
+        os.execve(emulator, args, kept)  # noqa: S606  becoming QEMU, under libvirt's eyes, is what this program is for
+    except OSError as exc:
+        remedy = "install QEMU, or correct the emulator's path in the config"
+        raise CannotStart(f"{emulator}: {exc.strerror}; {remedy}") from exc
+
+
+def _default_emulator() -> str:
+    machine = os.uname().machine
+    found = [f"/usr/bin/qemu-system-{machine}", "/usr/libexec/qemu-kvm", "/usr/bin/qemu-kvm"]
+    return next((path for path in found if os.access(path, os.X_OK)), found[0])
+
+
+def _fetch(environ: Mapping[str, str]) -> tuple[list[dict[str, object]], list[int]]:
+    """This VM's interfaces and tap descriptors (close-on-exec still)."""
+    path = environ.get("VIRTSHIM_TAPMANAGER") or _DEFAULT_SOCKET
+    args = {"sandbox": environ.get("VIRTSHIM_SANDBOX", ""), "key": environ["VIRTSHIM_FETCH_KEY"]}
+    ok, fds = _call(path, args)
+    nics = ok.get("interfaces")
+    if not isinstance(nics, list) or not all(isinstance(nic, dict) for nic in nics):
+        raise CannotStart("tapmanager's answer has no interfaces; virtshim and tapmanager must be of the same version")
+    return nics, fds
+
+
+def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]]:
+    """fetch changes nothing, so it may be repeated as often as the connection breaks."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return protocol.call(path, "fetch", args, max(until - time.monotonic(), 1.0))
+        except protocol.FrameError as exc:
+            raise CannotStart(f"tapmanager at {path}: {exc}") from exc
+        except protocol.RemoteError as exc:
+            if exc.kind != "unavailable" or time.monotonic() >= until:
+                raise CannotStart(f"tapmanager: {exc}") from exc
+        except OSError as exc:
+            if isinstance(exc, PermissionError):
+                why = "QEMU's user may not use it; set tapmanager's qemu_user to the user of libvirt's qemu.conf"
+                raise CannotStart(f"tapmanager at {path}: {exc.strerror}; {why}") from exc
+            if time.monotonic() >= until:
+                remedy = "see whether tapmanager runs (systemctl status tapmanager)"
+                raise CannotStart(
+                    f"tapmanager at {path} did not answer within {_PATIENCE:.0f} s: {exc}; {remedy}"
+                ) from exc
+        select.select([], [], [], _RETRY_EVERY)
+
+
+if __name__ == "__main__":
+    main()

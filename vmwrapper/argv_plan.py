@@ -1,0 +1,106 @@
+"""From libvirt's command line and this VM's NICs to QEMU's command line. Pure; imports only json."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# The first slot tried on the root bus. libvirt gives out slots from the low end (root ports from 0x01 or 0x02 on, eight to a
+# slot) and puts chipset devices at the high end (0x1a to 0x1f); a domain would need more than a hundred PCIe devices to come
+# here. The guest sees a stable name: enp0s16.
+_FIRST_SLOT = 0x10
+_LAST_SLOT = 0x19
+
+# machine type -> its root bus; a PCIe root port of our own would need one more slot a NIC.
+_ROOT_BUSES = (("q35", "pcie.0"), ("virt", "pcie.0"), ("i440fx", "pci.0"), ("pc", "pci.0"))
+
+
+class PlanError(Exception):
+    """The message says what is wrong, for people."""
+
+
+def nic_arguments(argv: Sequence[str], nics: Sequence[Mapping[str, object]], fds: Sequence[int]) -> list[str]:
+    """What to append to `argv` so that QEMU has one virtio NIC for each of `nics` ({"mac", "mtu"}) on the tap descriptor of
+    the same index. Raises PlanError."""
+    if len(nics) != len(fds):
+        raise PlanError(f"tapmanager sent {len(nics)} interfaces and {len(fds)} descriptors")
+    bus = root_bus(argv)
+    slots = _free_slots(argv, bus)
+    added: list[str] = []
+    if len(slots) < len(nics):
+        raise PlanError(f"{len(nics)} network interfaces, but only {len(slots)} free PCI slots on {bus}")
+    for index, (nic, fd, slot) in enumerate(zip(nics, fds, slots, strict=False)):
+        added += ["-netdev", f"tap,id=virtshimnet{index},fd={fd},vhost=off"]
+        # An empty romfile: no boot from the network, and no option ROM to read at each start.
+        device = f"virtio-net-pci,netdev=virtshimnet{index},id=virtshimnic{index},mac={_mac(nic)},host_mtu={_mtu(nic)}"
+        added += ["-device", f"{device},bus={bus},addr={slot:#x},romfile="]
+    return added
+
+
+def _mac(nic: Mapping[str, object]) -> str:
+    mac = nic.get("mac")
+    if not isinstance(mac, str) or len(mac) != 17 or not set(mac) <= set("0123456789abcdef:"):
+        raise PlanError("tapmanager sent an interface without a MAC address")
+    return mac
+
+
+def _mtu(nic: Mapping[str, object]) -> int:
+    mtu = nic.get("mtu")
+    if not isinstance(mtu, int) or not 68 <= mtu <= 65535:
+        raise PlanError("tapmanager sent an interface without an MTU")
+    return mtu
+
+
+def root_bus(argv: Sequence[str]) -> str:
+    """The name of the machine's root PCI bus. Raises PlanError for a machine that has none we know."""
+    machine = _machine(argv)
+    for part, bus in _ROOT_BUSES:
+        if machine == part or machine.startswith(part + "-") or f"-{part}-" in f"{machine}-":
+            return bus
+    raise PlanError(f"machine type {machine!r} has no PCI root bus known here; use a q35 machine")
+
+
+def _machine(argv: Sequence[str]) -> str:
+    for option, value in itertools.pairwise(argv):
+        if option in ("-machine", "--machine", "-M"):
+            fields = value.split(",")
+            named = [field.removeprefix("type=") for field in fields if field.startswith("type=")]
+            return named[0] if named else fields[0]
+    return "pc"
+
+
+def _free_slots(argv: Sequence[str], bus: str) -> list[int]:
+    taken = _taken_slots(argv, bus)
+    return [slot for slot in range(_FIRST_SLOT, _LAST_SLOT + 1) if slot not in taken]
+
+
+def _taken_slots(argv: Sequence[str], bus: str) -> set[int]:
+    taken = set()
+    for option, value in itertools.pairwise(argv):
+        if option in ("-device", "--device"):
+            device = _properties(value)
+            if device.get("bus") == bus and device.get("addr"):
+                taken.add(_slot(device["addr"]))
+    return taken
+
+
+def _properties(value: str) -> dict[str, str]:
+    """libvirt writes devices as JSON objects or, before version 7.10, as key=value lists."""
+    if value.startswith("{"):
+        try:
+            return {key: str(item) for key, item in json.loads(value).items()}
+        except ValueError:
+            return {}
+    return dict(field.split("=", 1) for field in value.split(",") if "=" in field)
+
+
+def _slot(address: str) -> int:
+    """`0x2.0x1` or `2.1` or `0x2`: QEMU reads slot and function as hexadecimal with or without 0x; -1 for anything else."""
+    try:
+        return int(address.partition(".")[0], 16)
+    except ValueError:
+        return -1

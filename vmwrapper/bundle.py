@@ -1,0 +1,86 @@
+"""Writes vmwrapper as one executable file: `python -m vmwrapper.bundle PATH`.
+
+QEMU's user can read neither root's home nor a virtual environment, so the file carries all it needs and runs under the
+system's Python, isolated (-I: no user site, no PYTHON* variables) and without site packages (-S). The same sources give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import sys
+import tempfile
+import zipfile
+
+_SHEBANG = b"#!/usr/bin/python3 -IS\n"
+_MEMBERS = ("vmwrapper", "vmwrapper.__main__", "vmwrapper.argv_plan", "tapmanager", "tapmanager.protocol")
+_MAIN = b"from vmwrapper.__main__ import main\n\nmain()\n"
+# Zip's epoch: a fixed time stamp keeps the bytes reproducible.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def build() -> bytes:
+    """The whole file. Not compressed: that would load zlib at each start."""
+    body = io.BytesIO()
+    with zipfile.ZipFile(body, "w", zipfile.ZIP_STORED) as bundle:
+        bundle.writestr(_member("__main__.py"), _MAIN)
+        for name in _MEMBERS:
+            path, data = _source(name)
+            bundle.writestr(_member(path), data)
+    return _SHEBANG + body.getvalue()
+
+
+def _member(path: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(path, _EPOCH)
+    info.external_attr = 0o644 << 16
+    return info
+
+
+def _source(name: str) -> tuple[str, bytes]:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"the source of {name} is not there; install virtshim again")
+    with open(spec.origin, "rb") as file:
+        data = file.read()
+    path = name.replace(".", "/")
+    return (f"{path}/__init__.py" if spec.submodule_search_locations is not None else f"{path}.py"), data
+
+
+def write(path: str) -> None:
+    """Replaces `path` atomically, mode 0755; a VM starting right now runs the old or the new file, never half of one.
+
+    A file that has these bytes already is left alone: libvirt probes an emulator anew when its time stamp changes. Raises
+    OSError.
+    """
+    data = build()
+    if _is_current(path, data):
+        return
+    fd, temporary = tempfile.mkstemp(prefix=".vmwrapper-", dir=os.path.dirname(path) or ".")
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o755)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _is_current(path: str, data: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read() == data and os.fstat(file.fileno()).st_mode & 0o777 == 0o755
+    except FileNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m vmwrapper.bundle PATH")
+    write(sys.argv[1])
