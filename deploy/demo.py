@@ -59,11 +59,19 @@ def node(directory: str) -> Iterator[str]:
         subprocess.run([*VIRTSHIM, "down", "--dir", f"{directory}/n", "--all"], check=True)
 
 
+def ssh_key(directory: str) -> str:
+    """Path of a fresh private key; the public one is beside it."""
+    path = f"{directory}/key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "demo", "-f", path], check=True)
+    return path
+
+
 def demo(directory: str) -> None:
     begun = time.monotonic()
     with serve_directory(GUEST.parent) as url, node(directory) as socket, PodClient(socket) as client:
         image = f"{url.removeprefix('http://')}/{GUEST.name}"
-        pod = pod_config("demo", f"{directory}/logs", {"VirtletSSHKeys": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA demo"})
+        key = ssh_key(directory)
+        pod = pod_config("demo", f"{directory}/logs", {"VirtletSSHKeys": Path(f"{key}.pub").read_text()})
         with step("RunPodSandbox: network namespace, CNI, tap, DHCP"):
             sandbox = client.run_pod(pod)
             address = client.pod_ip(sandbox)
@@ -87,6 +95,13 @@ def demo(directory: str) -> None:
             console.print("    " + result.stdout.decode().strip().replace("\n", "\n    "), markup=False)
             if result.returncode:
                 sys.exit("the guest does not answer on its pod IP")
+        with step(f"ssh root@{address} uname -a, with the key that cloud-init brought"):
+            options = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR"]
+            command = ["ssh", "-i", key, *options, f"root@{address}", "uname -a"]
+            result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+            console.print("    " + (result.stdout + result.stderr).decode().strip(), markup=False)
+            if result.returncode:
+                sys.exit("the guest does not let the key in")
         with step("StopContainer: ACPI shutdown"):
             client.stop(container, 30)
             status = client.status(container)

@@ -24,7 +24,8 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.images.filestore import ImageFileStore
+from virtshim.hypervisor.probe import choose
+from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.ports import Clock, Consoles, GuestSeeds, Hypervisor, ImageFiles, PodNetworks, RootDisks
 from virtshim.services.clock import Stamps, SystemClock
@@ -75,9 +76,10 @@ class App:
     events: VmEvents
 
     def server(self, settings: Settings) -> CriServer:
-        return CriServer(
-            settings.cri_socket, settings.cri.max_calls, RuntimeServicer(self.services), ImageServicer(self.images)
-        )
+        # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
+        runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
+        image = ImageServicer(self.images)  # type: ignore[abstract]
+        return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image)
 
     def recovered(self) -> None:
         """Makes records and the world agree; remembers in which boot."""
@@ -141,7 +143,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
             inflight=Inflight[ContainerId](),
             layout=layout,
             sizes=Sizes(settings.vm.default_memory, settings.vm.min_memory, settings.vm.max_vcpus),
-            tapmanager_socket=settings.tapmanager_socket,
+            tapmanager_socket=settings.tapmanager.socket,
         ),
         start_container=StartContainer(a.records, a.hypervisor, a.consoles, exits, a.clock, locks),
         stop_container=stop_container,
@@ -171,8 +173,8 @@ def _systemd_cgroups(settings: Settings) -> bool:
 
 @contextlib.contextmanager
 def built(settings: Settings) -> Iterator[App]:
-    """The product on its real parts. Waits until libvirt and tapmanager answer (they may still be starting); raises ShimError
-    if they do not. On leaving, everything of this process is closed; VMs and pod networks stay."""
+    """The product on its real parts. Waits until libvirt and tapmanager answer (they may still be starting); raises
+    ShimError if they do not. On leaving, everything of this process is closed; VMs and pod networks stay."""
     layout = settings.layout()
     # Searchable, so that the QEMU user reaches its disks; not readable.
     for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
@@ -188,7 +190,7 @@ def built(settings: Settings) -> Iterator[App]:
         connection.start()
         consoles = ConsoleLogs(layout, clock)
         stack.callback(consoles.close)
-        networks = PodNetworkClient(settings.tapmanager_socket)
+        networks = PodNetworkClient(settings.tapmanager.socket)
         adapters = Adapters(
             records=records,
             hypervisor=hypervisor,
@@ -218,10 +220,29 @@ def _profile(settings: Settings, node_id: str) -> NodeProfile:
     v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
     return NodeProfile(
         node=node_id,
-        domain_type=domain_type(settings),
+        domain_type=_domain_type(settings),
         emulator=settings.libvirt.vmwrapper,
         qemu=settings.libvirt.emulator,
         cgroups=Cgroups.OFF if embedded else Cgroups.V2 if v2 else Cgroups.V1,
+    )
+
+
+def _domain_type(settings: Settings) -> DomainType:
+    """Remembered in the run directory: another boot asks again."""
+    verdict = choose(
+        settings.libvirt.domain_type, settings.libvirt.emulator, f"{settings.paths.run_dir}/kvm-probe.json"
+    )
+    return verdict.domain_type
+
+
+def _image_settings(settings: Settings) -> ImageSettings:
+    images = settings.images
+    return ImageSettings(
+        translations_dir=images.translations_dir,
+        download_protocol=images.download_protocol,
+        insecure_registries=images.insecure_registries,
+        max_bytes=images.max_bytes,
+        progress_timeout=images.progress_timeout,
     )
 
 

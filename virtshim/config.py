@@ -52,20 +52,24 @@ class Libvirt(_Section):
     )
     emulator: _Path = Field("/usr/bin/qemu-system-x86_64", description="the real QEMU")
     vmwrapper: _Path = Field("/usr/libexec/virtshim/vmwrapper", description="what libvirt starts in QEMU's place")
-    qemu_user: str = Field("libvirt-qemu", description="unprivileged user that QEMU runs as")
-    qemu_group: str = Field("kvm", description="its group")
+    qemu_user: str = Field("", description="unprivileged user that QEMU runs as; default: the distribution's own")
+    qemu_group: str = Field("", description="its group; default: the distribution's own")
 
 
 class Tapmanager(_Section):
-    """[tapmanager]: read by tapmanager from the same file."""
+    """[tapmanager]: tapmanager reads the same table of the same file; a test holds names and defaults together."""
 
-    socket: str = Field("", description="default RUN_DIR/tapmanager.sock")
-    state_dir: str = Field("", description="its ledger; default STATE_DIR/tapmanager")
-    netns_dir: _Path = Field("/run/netns", description="where network namespaces are mounted")
+    socket: _Path = Field("/run/virtshim/tapmanager.sock", description="its socket")
+    state_dir: _Path = Field("/var/lib/virtshim/tapmanager", description="its ledger: records of attached pods")
+    netns_dir: _Path = Field("/run/netns", description="where network namespaces get their names")
     cni_conf_dir: _Path = Field("/etc/cni/net.d", description="CNI configuration; the first file by name is used")
     cni_bin_dir: tuple[_Path, ...] = Field(
-        ("/opt/cni/bin", "/usr/lib/cni"), description="where CNI plugins are looked for"
+        ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"), description="where CNI plugins are looked for"
     )
+    qemu_user: str = Field("", description="user or uid that QEMU runs as; default: the distribution's own")
+    cni_timeout: float = Field(90.0, gt=0, le=3600, description="longest run of one CNI plugin, seconds")
+    undo_timeout: float = Field(30.0, gt=0, le=3600, description="longest clean-up after a failed attach, seconds")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class Images(_Section):
@@ -140,14 +144,6 @@ class Settings(BaseSettings):
     @property
     def cri_socket(self) -> str:
         return self.cri.socket or f"{self.paths.run_dir}/virtshim.sock"
-
-    @property
-    def tapmanager_socket(self) -> str:
-        return self.tapmanager.socket or f"{self.paths.run_dir}/tapmanager.sock"
-
-    @property
-    def tapmanager_state(self) -> str:
-        return self.tapmanager.state_dir or f"{self.paths.state_dir}/tapmanager"
 
 
 def load(file: str | None = None, overrides: dict[str, Any] | None = None) -> Settings:

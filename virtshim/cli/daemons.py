@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ class Daemon:
     argv: Sequence[str]
     process: subprocess.Popen[bytes] | None = None
 
-    def start(self, limit: float = _START_LIMIT) -> None:
-        """Returns when it has said READY=1 (sd_notify(3)). Raises Unavailable if it ends or is silent instead."""
+    def start(self, stopping: threading.Event | None = None) -> None:
+        """Returns when it has said READY=1 (sd_notify(3)), or is told to stop meanwhile. Raises Unavailable if it ends or is
+        silent instead."""
         with (
             tempfile.TemporaryDirectory(prefix="virtshim-up-") as directory,
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as ready,
@@ -39,10 +41,11 @@ class Daemon:
             self.process = subprocess.Popen(
                 list(self.argv), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
             )
-            self._await(ready, self.process, time.monotonic() + limit)
+            self._await(ready, self.process, stopping)
 
-    def _await(self, ready: socket.socket, process: subprocess.Popen[bytes], until: float) -> None:
-        while True:
+    def _await(self, ready: socket.socket, process: subprocess.Popen[bytes], stopping: threading.Event | None) -> None:
+        until = time.monotonic() + _START_LIMIT
+        while stopping is None or not stopping.is_set():
             if select.select([ready], [], [], 0.05)[0] and b"READY=1" in ready.recv(4096).split(b"\n"):
                 return
             code = process.poll()

@@ -132,8 +132,12 @@ def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[st
         "paths": {"state_dir": node.state, "run_dir": node.run},
         "cri": {"cgroup_driver": "cgroupfs"},
         "libvirt": {"uri": f"qemu:///embed?root={node.libvirt}", "vmwrapper": node.vmwrapper},
-        "tapmanager": {"cni_conf_dir": conf_dir},
-        "log": {"format": "auto"},
+        "tapmanager": {
+            "socket": f"{node.run}/tapmanager.sock",
+            "state_dir": f"{node.state}/tapmanager",
+            "cni_conf_dir": conf_dir,
+        },
+        "log": {"format": "text"},
     }
     if options.cni_bin_dir is not None:
         values["tapmanager"]["cni_bin_dir"] = [options.cni_bin_dir]

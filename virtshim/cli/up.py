@@ -9,11 +9,11 @@ import threading
 from types import FrameType
 
 from rich.console import Console
-from vmwrapper.bundle import write_bundle
 
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from virtshim.domain.errors import ShimError, WrongState
+from vmwrapper import bundle
 
 __all__ = ["NodeOptions", "up_command"]
 
@@ -30,7 +30,7 @@ def up_command(options: NodeOptions) -> int:
     lock = take_lock(node)
     try:
         settings = write_node(node, options)
-        write_bundle(node.vmwrapper)
+        bundle.write(node.vmwrapper)
         stopping = threading.Event()
 
         def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -42,9 +42,10 @@ def up_command(options: NodeOptions) -> int:
         try:
             for daemon in daemons:
                 console.print(f"up: starting {daemon.name}")
-                daemon.start()
-            console.print(f"up: ready; CRI socket unix://{settings.cri_socket}")
-            console.print("up: Ctrl-C stops the daemons and leaves the VMs running")
+                daemon.start(stopping)
+            if not stopping.is_set():
+                console.print(f"up: ready; CRI socket unix://{settings.cri_socket}")
+                console.print("up: Ctrl-C stops the daemons and leaves the VMs running")
             return _watch(daemons, stopping, console)
         finally:
             for daemon in reversed(daemons):
@@ -67,7 +68,7 @@ def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Cons
                 return 1
             console.print(f"up: {daemon.name} ended; starting it again")
             try:
-                daemon.start()
+                daemon.start(stopping)
             except ShimError as exc:
                 console.print(f"up: {exc}")
     return 0

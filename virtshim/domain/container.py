@@ -143,3 +143,9 @@ class Container:
     @property
     def is_visible(self) -> bool:
         return self.phase is not ContainerPhase.CREATING
+
+    @property
+    def may_be_on(self) -> bool:
+        """Whether a VM may run for it: also one whose removal, or whose failed start, could not be finished."""
+        failed_start = self.exit is not None and self.exit.reason is ExitReason.START_ERROR
+        return failed_start or self.phase in (ContainerPhase.RUNNING, ContainerPhase.REMOVING)

@@ -28,11 +28,12 @@ _BARE_ID_PREFIX = re.compile(rf"[0-9a-f]{{{_MIN_ID_PREFIX},63}}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 _COMPONENT = r"[A-Za-z0-9_~%+.-]+"
-_NAME = re.compile(rf"(?:{_HOST}/)?{_COMPONENT}(?:/{_COMPONENT})*")
+# A port may stand behind the second component, too: a prefix can come before the host.
+_NAME = re.compile(rf"(?:{_HOST}/)?(?:{_COMPONENT}(?::[0-9]{{1,5}})?/)*{_COMPONENT}")
 _URL = re.compile(rf"https?://{_HOST}/[!-~]*")
 _PRINTABLE = re.compile(r"[!-~]+")
-_DEFAULT_REGISTRY = re.compile(r"(?:index\.)?docker\.io/(?=.)")
-_DEFAULT_NAMESPACE = re.compile(r"library/(?=[^/]+\Z)")
+_DEFAULT_REGISTRY = re.compile(r"\A(?:index\.)?docker\.io/(?=.)")
+_DEFAULT_NAMESPACE = re.compile(r"\Alibrary/(?=[^/]+\Z)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Final
 import libvirt
 from lxml import etree
 
-from virtshim.domain.errors import InternalError, Unavailable
+from virtshim.domain.errors import InternalError, ShimError, Unavailable
 from virtshim.hypervisor.errors import code_of, talking_to_libvirt, translated, words_of
 from virtshim.hypervisor.events import start_event_loop
 from virtshim.hypervisor.handover import QemuIds
@@ -138,7 +138,7 @@ class Connection:
             with self._lock:
                 new, self._trouble = str(exc) != self._trouble, str(exc)
             if new:
-                _log.warning("%s", exc, exc_info=not isinstance(exc, Unavailable))
+                _log.warning("%s", exc, exc_info=not isinstance(exc, ShimError))
             return False
         with self._lock:
             self._conn, self._trouble = conn, ""

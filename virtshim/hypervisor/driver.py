@@ -78,17 +78,17 @@ class LibvirtHypervisor:
 
     def start(self, domain: uuid.UUID) -> None:
         with self._connection.using(f"start VM {domain}") as conn:
-            self._find(conn, domain).create()
+            found = self._find(conn, domain)
+            if found.isActive():
+                raise WrongState(f"VM {domain} is running already")
+            found.create()
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
-        # WrongState: it is off, or became so while we asked.
-        with contextlib.suppress(NotFound, WrongState), self._connection.using(f"shut down VM {domain}") as conn:
-            self._find(conn, domain).shutdownFlags(self._flags.shut_down)
+        self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
 
     def destroy(self, domain: uuid.UUID) -> None:
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
-        with contextlib.suppress(NotFound, WrongState), self._connection.using(f"destroy VM {domain}") as conn:
-            self._find(conn, domain).destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
+        self._end(domain, "destroy", lambda found: found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT))
 
     def undefine(self, domain: uuid.UUID) -> None:
         with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
@@ -151,6 +151,18 @@ class LibvirtHypervisor:
                 f"VM {domain.name()} is running: it must be off before its definition is removed or replaced"
             )
         domain.undefineFlags(self._flags.undefine)
+
+    def _end(self, domain: uuid.UUID, what: str, act: Callable[[libvirt.virDomain], object]) -> None:
+        """`act`, unless it is off or gone; an error of `act` counts only if it is still on after that."""
+        with contextlib.suppress(NotFound), self._connection.using(f"{what} VM {domain}") as conn:
+            found = self._find(conn, domain)
+            if not found.isActive():
+                return
+            try:
+                act(found)
+            except libvirt.libvirtError:
+                if found.isActive():
+                    raise
 
     def _find(self, conn: libvirt.virConnect, domain: uuid.UUID) -> libvirt.virDomain:
         found = conn.lookupByUUID(domain.bytes)

@@ -74,7 +74,7 @@ class DiskSearch:
             )
         if self._found:
             raise InvalidRequest(
-                f"image {self._image!r} has two files below /disk ({self._found[:200]!r}, {path[:200]!r}); leave only the disk"
+                f"image {self._image!r} has two files below /disk ({self._found[:200]!r}, {path[:200]!r}); leave one"
             )
         self._found = path
         return True

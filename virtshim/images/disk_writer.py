@@ -11,7 +11,7 @@ from typing import Self
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
 
 
@@ -80,7 +80,7 @@ class DiskWriter:
             )
 
     def _failed(self, exc: OSError) -> ResourceExhausted | InternalError:
-        if exc.errno in _FULL:
+        if exc.errno in OUT_OF_SPACE:
             return self._no_room()
         return InternalError(f"image {self._name!r} cannot be written: {exc.strerror}")
 

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -22,7 +22,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 from urllib3.exceptions import SSLError as TlsError
 
-from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable
 from virtshim.images.dialing import dial
 from virtshim.images.names import is_loopback
 from virtshim.images.pull_watch import PullWatch
@@ -87,10 +87,11 @@ class Answer:
 class HttpClient:
     """One pull's connections, kept alive between its requests. A context manager; use it from one thread."""
 
-    def __init__(self, watch: PullWatch, transport: Transport, read_timeout: float) -> None:
+    def __init__(self, watch: PullWatch, transport: Transport) -> None:
         self._watch = watch
         self._transport = transport
-        self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=read_timeout)
+        # The watch ends waits for data; this only keeps a lost one from waiting for ever.
+        self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=watch.progress_timeout + CONNECT_TIMEOUT)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
     def __enter__(self) -> Self:
@@ -142,7 +143,11 @@ class HttpClient:
             raise Unavailable(
                 f"{_host(url)} cannot be reached ({_reason(exc)}); check the name and the network"
             ) from exc
-        self._watch.moved()
+        try:
+            self._watch.moved()
+        except ShimError:
+            response.close()
+            raise
         return Answer(url, response, self._watch)
 
     def _pool(self, url: str) -> urllib3.PoolManager:
@@ -206,6 +211,11 @@ def _guarded(manager: urllib3.PoolManager, watch: PullWatch) -> urllib3.PoolMana
     class SecurePool(HTTPSConnectionPool):
         ConnectionCls = Secure
 
+        def _validate_conn(self, conn: Any) -> None:
+            """As in urllib3, without its warning on unverified certificates: the operator has asked for them."""
+            if conn.is_closed:
+                conn.connect()
+
     manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
     return manager
 
@@ -216,7 +226,8 @@ def _pool_for(proxy: str, options: dict[str, Any]) -> urllib3.PoolManager:
     parts = urlsplit(proxy)
     headers = None
     if parts.username is not None:
-        headers = urllib3.make_headers(proxy_basic_auth=f"{parts.username}:{parts.password or ''}")
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers = urllib3.make_headers(proxy_basic_auth=login)
     return urllib3.ProxyManager(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", proxy_headers=headers, **options)
 
 

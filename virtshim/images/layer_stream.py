@@ -1,4 +1,4 @@
-"""A layer's bytes on their way from the wire to the tar reader: digested, unpacked, digested again. Pure: chunks in and out."""
+"""A layer's bytes on their way from the wire to the tar reader: digested, unpacked, digested again. Pure."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 
 from virtshim.domain.errors import InvalidRequest
@@ -16,8 +17,8 @@ from virtshim.images.registry import Registry
 
 
 def download(location: RegistryLocation, registry: Registry, disk: DiskWriter, known: Known, max_bytes: int) -> Pulled:
-    """Streams the disk into `disk`, unless the manifest's is known. No layer may unpack to more than `max_bytes`. Every blob's
-    digest and size, and every layer's diff_id, are checked."""
+    """Streams the disk into `disk`, unless the manifest's is known. No layer may unpack to more than `max_bytes`. Every
+    blob's digest and size and every layer's diff_id are checked."""
     image = location.name.name
     wanted = f"linux/{architecture(platform.machine())}"
     body, listed = registry.manifest(location.reference)
@@ -62,15 +63,16 @@ def _read_layer(
     max_bytes: int,
 ) -> None:
     what = f"layer {layer.digest} of image {image!r}"
-    chunks = limited(unpacked(registry.blob(layer), what), max_bytes, what)
-    if diff != layer.digest:
-        chunks = verified(chunks, diff, None, what)
-    tar = TarStream(chunks)
-    try:
-        while (entry := tar.next()) is not None:
-            if search.is_the_disk(entry):
-                disk.expect(entry.size)
-                for piece in tar.data():
-                    disk.write(piece)
-    except BadTar as exc:
-        raise InvalidRequest(f"{what} cannot be read: {exc}; push the image anew") from exc
+    with contextlib.closing(registry.blob(layer)) as blob:
+        chunks = limited(unpacked(blob, what), max_bytes, what)
+        if diff != layer.digest:
+            chunks = verified(chunks, diff, None, what)
+        tar = TarStream(chunks)
+        try:
+            while (entry := tar.next()) is not None:
+                if search.is_the_disk(entry):
+                    disk.expect(entry.size)
+                    for piece in tar.data():
+                        disk.write(piece)
+        except BadTar as exc:
+            raise InvalidRequest(f"{what} cannot be read: {exc}; push the image anew") from exc

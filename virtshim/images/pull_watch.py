@@ -24,7 +24,7 @@ class PullWatch:
     def __init__(self, name: str, cancelled: threading.Event, progress_timeout: float) -> None:
         self._name = name
         self._cancelled = cancelled
-        self._progress_timeout = progress_timeout
+        self.progress_timeout = progress_timeout
         self._end = float("inf")
         self._moved_at = time.monotonic()
         self._verdict: ShimError | None = None
@@ -80,9 +80,9 @@ class PullWatch:
             return DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
         if now >= self._end:
             return DeadlineExceeded(f"pull of image {self._name!r} took longer than its transport's timeout allows")
-        if now - self._moved_at > self._progress_timeout:
+        if now - self._moved_at > self.progress_timeout:
             return Unavailable(
-                f"pull of image {self._name!r}: the source sent nothing for {self._progress_timeout:g} s; try again"
+                f"pull of image {self._name!r}: the source sent nothing for {self.progress_timeout:g} s; try again"
             )
         return None
 

@@ -1,7 +1,7 @@
 """An OCI registry's pull side: manifests, blobs, and the three ways to log in.
 
-Plain HTTP calls rather than oras: it verifies no digest of what it downloads, has no timeouts, follows redirects from https to
-http, cannot be cancelled, retries with sleeps, and falls back to the login files of the user that runs it.
+Plain HTTP calls rather than oras: that verifies no digest of what it downloads, has no timeouts, follows redirects from
+https to http, cannot be cancelled, retries with sleeps, and falls back to the login files of the user that runs it.
 https://github.com/opencontainers/distribution-spec, https://distribution.github.io/distribution/spec/auth/
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from urllib.parse import urlencode, urlsplit
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
@@ -58,7 +58,7 @@ class Registry:
             )
         return b"".join(self.blob(descriptor))
 
-    def blob(self, descriptor: Descriptor) -> Iterator[bytes]:
+    def blob(self, descriptor: Descriptor) -> Generator[bytes, None, None]:
         """A blob as it comes in; raises at its end if it is not what the descriptor says."""
         what = f"blob {descriptor.digest} of image {self._location.name.name!r}"
         with self._get(f"{self._root}/blobs/{descriptor.digest}", {}) as answer:
@@ -140,7 +140,8 @@ class Registry:
             usable = False
         else:
             usable = usable and (
-                parts.scheme == "https" or (parts.scheme == "http" and self._may_be_plain(parts.netloc))
+                parts.scheme == "https"
+                or (parts.scheme == "http" and self._root.startswith("http://") and self._may_be_plain(parts.netloc))
             )
         if not usable:
             raise PermissionRefused(

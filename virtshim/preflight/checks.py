@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from virtshim.config import Settings
 from virtshim.domain.ids import ContainerId
+from virtshim.hypervisor import probe
+from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.preflight import facts, machine, network, virtualization
 from virtshim.preflight.access import Who
 from virtshim.preflight.finding import Finding, error
@@ -20,8 +22,7 @@ _SOME_CONTAINER = ContainerId("0" * 64)
 
 def _qemu_user(settings: Settings) -> Who:
     """Somebody without any rights where there is no such user: that finding stands by itself."""
-    known = facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group)
-    return known or Who(settings.libvirt.qemu_user, -1, frozenset())
+    return facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or Who("QEMU's user", -1, frozenset())
 
 
 def root(_settings: Settings) -> Sequence[Finding]:
@@ -39,7 +40,8 @@ def qemu_img(_settings: Settings) -> Sequence[Finding]:
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:
     user, group = settings.libvirt.qemu_user, settings.libvirt.qemu_group
-    return [virtualization.qemu_user(user, group, facts.user(user, group), facts.group_exists(group))]
+    wanted = ":".join(part for part in (user, group) if part)
+    return [virtualization.qemu_user(wanted, facts.user(user, group), facts.user(settings.tapmanager.qemu_user))]
 
 
 def libvirt(settings: Settings) -> Sequence[Finding]:
@@ -56,8 +58,7 @@ def libvirt_user(settings: Settings) -> Sequence[Finding]:
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
     path = settings.libvirt.vmwrapper
     way = facts.directories(os.path.dirname(path))
-    found = virtualization.vmwrapper(path, facts.node(path), way, _qemu_user(settings))
-    return [found]
+    return [virtualization.vmwrapper(path, facts.node(path), way, _qemu_user(settings))]
 
 
 def emulator(settings: Settings) -> Sequence[Finding]:
@@ -71,8 +72,17 @@ def kvm(settings: Settings) -> Sequence[Finding]:
     return [virtualization.kvm(settings.libvirt.domain_type, facts.node("/dev/kvm"), _qemu_user(settings))]
 
 
+def boot(settings: Settings) -> Sequence[Finding]:
+    """A real guest, as `libvirt.domain_type = "auto"` has it decide; nothing where no VM is to run under KVM."""
+    wanted = settings.libvirt.domain_type
+    if wanted == "qemu" or facts.node("/dev/kvm") is None:
+        return []
+    verdict = probe.probe(settings.libvirt.emulator)
+    return [virtualization.boot(wanted, verdict.domain_type is DomainType.KVM, verdict.why)]
+
+
 def apparmor(settings: Settings) -> Sequence[Finding]:
-    return [virtualization.apparmor(facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager_socket)]
+    return [virtualization.apparmor(facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager.socket)]
 
 
 def state_dir(settings: Settings) -> Sequence[Finding]:
@@ -95,7 +105,7 @@ def room(settings: Settings) -> Sequence[Finding]:
 
 def sockets(settings: Settings) -> Sequence[Finding]:
     console = settings.layout().console_socket(_SOME_CONTAINER)
-    return [machine.sockets((settings.cri_socket, settings.tapmanager_socket, console))]
+    return [machine.sockets((settings.cri_socket, settings.tapmanager.socket, console))]
 
 
 def tun(_settings: Settings) -> Sequence[Finding]:
@@ -121,8 +131,8 @@ def cni(settings: Settings) -> Sequence[Finding]:
 
 
 def tapmanager(settings: Settings) -> Sequence[Finding]:
-    socket = settings.tapmanager_socket
-    return [network.tapmanager(socket, facts.tapmanager_trouble(socket, _TAPMANAGER_LIMIT))]
+    socket = settings.tapmanager.socket
+    return [network.tapmanager(socket, *facts.tapmanager(socket, _TAPMANAGER_LIMIT))]
 
 
 def cgroups(settings: Settings) -> Sequence[Finding]:
@@ -152,6 +162,7 @@ ALL: tuple[Check, ...] = (
     vmwrapper,
     emulator,
     kvm,
+    boot,
     apparmor,
     state_dir,
     run_dir,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import grp
 import json
 import os
-import pwd
 import stat
 import sys
 from collections.abc import Sequence
@@ -15,13 +13,14 @@ from pathlib import Path
 from tapmanager import protocol
 from virtshim import process
 from virtshim.domain.errors import ShimError
+from virtshim.hypervisor import embed
 from virtshim.preflight.access import Node, Who
 from virtshim.preflight.machine import Cgroups, Room
-from virtshim.preflight.virtualization import AppArmor, Said
+from virtshim.preflight.virtualization import AppArmor, Rules, Said
 
 # A little less than a whole check may take (`runner.LIMIT`), so that the cause is told and not just the limit.
 _PROGRAM_LIMIT = 13.0
-_APPARMOR_RULES = ("/etc/apparmor.d/abstractions/libvirt-qemu", "/etc/apparmor.d/local/abstractions/libvirt-qemu")
+_APPARMOR = "/etc/apparmor.d"
 
 
 def node(path: str) -> Node | None:
@@ -44,23 +43,14 @@ def is_character_device(path: str) -> bool:
     return found is not None and stat.S_ISCHR(found.mode)
 
 
-def user(name: str, group: str) -> Who | None:
-    """The user with all groups; `group` is the one that QEMU is started with. None if there is no such user."""
+def user(name: str, group: str = "") -> Who | None:
+    """The user with all groups, `group` among them; "" is the distribution's own for QEMU. None if there is no such user or
+    group."""
     try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
+        found = embed.qemu_user(name, group)
+    except ShimError:
         return None
-    gids = set(os.getgrouplist(name, entry.pw_gid))
-    with contextlib.suppress(KeyError):
-        gids.add(grp.getgrnam(group).gr_gid)
-    return Who(name, entry.pw_uid, frozenset(gids))
-
-
-def group_exists(name: str) -> bool:
-    with contextlib.suppress(KeyError):
-        grp.getgrnam(name)
-        return True
-    return False
+    return Who(found.name, found.uid, frozenset({found.gid, *os.getgrouplist(found.name, found.gid)}))
 
 
 def text(path: str) -> str:
@@ -115,8 +105,12 @@ def ask_libvirt(question: str, uri: str, *rest: str) -> Said:
 
 def apparmor() -> AppArmor:
     enabled = text("/sys/module/apparmor/parameters/enabled") == "Y"
-    rules = "\n".join(text(path) for path in _APPARMOR_RULES) if text(_APPARMOR_RULES[0]) else ""
-    return AppArmor(enabled, rules, _APPARMOR_RULES[1])
+    return AppArmor(enabled, _rules("usr.sbin.libvirtd"), _rules("abstractions/libvirt-qemu"))
+
+
+def _rules(name: str) -> Rules:
+    profile, additions = text(f"{_APPARMOR}/{name}"), f"{_APPARMOR}/local/{name}"
+    return Rules(f"{profile}\n{text(additions)}" if profile else "", additions)
 
 
 def file_names(directory: str) -> list[str]:
@@ -135,13 +129,13 @@ def _executable(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
-def tapmanager_trouble(socket: str, timeout: float) -> str:
-    """Why tapmanager does not answer; "" if it does, whatever it answers. Every verb it does not know is answered too."""
+def tapmanager(socket: str, timeout: float) -> tuple[str, str]:
+    """(why it does not answer, why it could not make a pod network): "" is good."""
     try:
-        _, descriptors = protocol.call(socket, "ping", {}, timeout)
-    except protocol.RemoteError:
-        return ""
+        state, descriptors = protocol.call(socket, "status", {}, timeout)
+    except protocol.RemoteError as exc:
+        return "", str(exc)
     except (OSError, protocol.FrameError) as exc:
-        return (exc.strerror if isinstance(exc, OSError) else str(exc)) or type(exc).__name__
+        return (exc.strerror if isinstance(exc, OSError) else "") or str(exc) or type(exc).__name__, ""
     protocol.close_all(descriptors)
-    return ""
+    return "", "" if state.get("ready") is True else str(state.get("reason") or "it is not ready")

@@ -54,7 +54,8 @@ def forwarding(switches: Mapping[str, str]) -> Finding:
     if not off:
         return ok("forwarding", "the kernel forwards packets")
     remedy = f"write `{off[0]} = 1` into /etc/sysctl.d/90-kubernetes.conf, then run: sysctl --system"
-    return warning("forwarding", f"{off[0]} is 0: pods reach nothing outside this node", remedy)
+    text = f"{off[0]} is 0: unless the CNI plugin turns it on, pods reach nothing outside this node"
+    return warning("forwarding", text, remedy)
 
 
 def cgroups(found: Cgroups, driver: str, systemd_runs: bool) -> Finding:
@@ -70,7 +71,7 @@ def cgroups(found: Cgroups, driver: str, systemd_runs: bool) -> Finding:
     if found is not Cgroups.V2:
         return warning(
             "cgroups",
-            f"cgroup {found.value}: works, but recent kubelets refuse to start on it",
+            f"cgroup {found.value}: works, but kubelet 1.35 and later refuses to start on it",
             "boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false in the kubelet configuration",
         )
     return ok("cgroups", f"cgroup v2, driver {driver}")

@@ -70,12 +70,11 @@ def plugins(path: str, network: Network, missing: Sequence[str], directories: Se
     return ok("CNI", f"network {network.name} of {path}: {', '.join(network.programs)}")
 
 
-def tapmanager(socket: str, trouble: str) -> Finding:
-    """`trouble`: "" if it answered."""
-    if not trouble:
-        return ok("tapmanager", f"answers on {socket}")
-    return warning(
-        "tapmanager",
-        f"{socket}: {trouble}",
-        "systemctl enable --now tapmanager; journalctl -u tapmanager",
-    )
+def tapmanager(socket: str, silence: str, trouble: str) -> Finding:
+    """`silence`: why it does not answer; `trouble`: what it answers, if it can make no pod network."""
+    if silence:
+        remedy = "systemctl enable --now tapmanager; journalctl -u tapmanager"
+        return warning("tapmanager", f"{socket}: {silence}", remedy)
+    if trouble:
+        return warning("tapmanager", f"answers, but can make no pod network: {trouble}", "journalctl -u tapmanager")
+    return ok("tapmanager", f"answers on {socket}")

@@ -41,22 +41,23 @@ def qemu_img(said: Said) -> Finding:
     return ok("qemu-img", f"version {found[1]}.{found[2]}" if found else "runs")
 
 
-def qemu_user(user: str, group: str, who: Who | None, group_exists: bool) -> Finding:
+def qemu_user(wanted: str, who: Who | None, tapmanagers: Who | None) -> Finding:
+    """`wanted`: user and group as set, "" for the distribution's own; `tapmanagers`: whom tapmanager serves."""
     if who is None:
-        return error(
-            "QEMU user",
-            f"there is no user {user}",
-            "apt-get install libvirt-daemon-system, or set libvirt.qemu_user to the `user` of libvirt's qemu.conf",
-        )
-    if not group_exists:
-        return error("QEMU user", f"there is no group {group}", "correct libvirt.qemu_group")
+        named = f"there is no user or group {wanted}" if wanted else "this machine has no user for QEMU"
+        remedy = "apt-get install libvirt-daemon-system, or set libvirt.qemu_user to the `user` of libvirt's qemu.conf"
+        return error("QEMU user", named, remedy)
     if who.uid == 0:
         return warning(
             "QEMU user",
             "QEMU is to run as root: a guest that breaks out of QEMU owns the node",
             "set an unprivileged libvirt.qemu_user, and the same `user` in libvirt's qemu.conf",
         )
-    return ok("QEMU user", f"{user} ({who.uid}), group {group}")
+    if tapmanagers is None or tapmanagers.uid != who.uid:
+        other = "nobody" if tapmanagers is None else tapmanagers.name
+        remedy = f'set tapmanager.qemu_user = "{who.name}"'
+        return error("QEMU user", f"QEMU runs as {who.name}, but tapmanager serves {other}: VMs get no network", remedy)
+    return ok("QEMU user", f"{who.name} ({who.uid})")
 
 
 def kvm(domain_type: str, device: Node | None, who: Who) -> Finding:
@@ -77,11 +78,23 @@ def kvm(domain_type: str, device: Node | None, who: Who) -> Finding:
     return warning("/dev/kvm", f"{text}: libvirt probes QEMU anew for each VM, some seconds each time", remedy)
 
 
+def boot(domain_type: str, works: bool, why: str) -> Finding:
+    """`works`: whether a guest ran under KVM; asked where VMs may run under it."""
+    if works:
+        return ok("KVM", why)
+    remedy = 'use a machine with virtualization; on purpose without it: libvirt.domain_type = "qemu"'
+    if domain_type == "kvm":
+        return error("KVM", why, remedy)
+    return warning("KVM", f"{why}; VMs run in software (TCG), ten times slower", remedy)
+
+
 def vmwrapper(path: str, file: Node | None, directories: Sequence[Node], who: Who) -> Finding:
     """`directories`: those on the way to the file, from / down."""
     subject = "vmwrapper"
     if file is None:
-        return error(subject, f"{path} is missing", "install it there, or correct libvirt.vmwrapper")
+        return error(
+            subject, f"{path} is missing", f"write it with virtshim's Python: python -m vmwrapper.bundle {path}"
+        )
     barrier = closed(directories, who)
     if barrier is not None:
         return error(
@@ -125,7 +138,7 @@ def runs_qemu_as(said: Said, who: Who) -> Finding:
     if uid != str(who.uid):
         return error(
             subject,
-            f"libvirt runs QEMU as user {uid}, libvirt.qemu_user is {who.name} ({who.uid})",
+            f"libvirt runs QEMU as user {uid}, virtshim takes {who.name} ({who.uid})",
             "make them the same: libvirt.qemu_user here, or `user` in libvirt's qemu.conf",
         )
     return ok(subject, f"libvirt runs QEMU as {who.name}")
@@ -143,32 +156,51 @@ def emulator(path: str, said: Said) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """An AppArmor profile as it stands on this node, its local additions included; "" if it is not there. `additions` is
+    the file for the node's own rules."""
+
+    text: str
+    additions: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppArmor:
-    """`rules`: the text of libvirt's rules for QEMU with the node's additions; "" if there are none on this node."""
+    """`daemon` confines libvirt itself, `guests` each QEMU."""
 
     enabled: bool
-    rules: str
-    addition_file: str
+    daemon: Rules
+    guests: Rules
 
 
 def apparmor(facts: AppArmor, wrapper: str, tapmanager_socket: str) -> Finding:
-    """libvirt confines each VM by rules that list every program QEMU may be; vmwrapper is not among them by itself."""
+    """libvirt's profiles list every program it may run and QEMU may be; vmwrapper is not among them by itself."""
     if not facts.enabled:
         return ok("AppArmor", "not enabled")
-    if not facts.rules:
-        return ok("AppArmor", "enabled, without rules for libvirt's VMs")
-    missing = [rule for rule in rules_needed(wrapper, tapmanager_socket) if rule.split()[0] not in facts.rules]
-    if not missing:
-        return ok("AppArmor", "libvirt's rules for VMs know vmwrapper")
+    wanted = (
+        (facts.daemon, rules_of_daemon(wrapper)),
+        (facts.guests, rules_of_guests(wrapper, tapmanager_socket)),
+    )
+    additions = [
+        f"to {profile.additions}: {' '.join(missing)}"
+        for profile, rules in wanted
+        if profile.text and (missing := [rule for rule in rules if rule.split()[0] not in profile.text])
+    ]
+    if not additions:
+        return ok("AppArmor", "nothing in libvirt's profiles keeps vmwrapper out")
     return warning(
         "AppArmor",
-        "libvirt's rules for VMs do not name vmwrapper: where libvirt uses them, no VM starts",
-        f"add to {facts.addition_file}: {' '.join(missing)}",
+        "libvirt's profiles do not name vmwrapper: where libvirt uses them, no VM starts",
+        f"add {'; '.join(additions)}; then systemctl reload apparmor",
     )
 
 
-def rules_needed(wrapper: str, tapmanager_socket: str) -> tuple[str, ...]:
-    """What vmwrapper does before it becomes QEMU: its interpreter, itself, its call to tapmanager."""
+def rules_of_daemon(wrapper: str) -> tuple[str, ...]:
+    return (f"{wrapper} PUx,",)
+
+
+def rules_of_guests(wrapper: str, tapmanager_socket: str) -> tuple[str, ...]:
+    """What vmwrapper does before it becomes QEMU: itself, its interpreter, its call to tapmanager."""
     return (
         f"{wrapper} rmix,",
         "/usr/bin/python3* rmix,",

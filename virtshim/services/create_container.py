@@ -104,6 +104,9 @@ class CreateContainer:
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
         for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
+                if other.phase is ContainerPhase.CREATING:  # nobody makes it: the pod's lock is ours, and its undo failed
+                    self._drop(other)
+                    continue
                 if other.phase is ContainerPhase.CREATED and other.config == config:
                     return other.id
                 raise AlreadyExists(
@@ -137,9 +140,16 @@ class CreateContainer:
             "container.created", container=container.id.short, sandbox=sandbox.id.short, image=str(image.digest)[:19]
         )
 
+    def _drop(self, container: Container) -> None:
+        self.hypervisor.undefine(uuid.UUID(container.domain_uuid))
+        self.disks.delete(container.id)
+        self.records.containers.delete(container.id)
+        self.images.collect(container.image)
+
     def _forget(self, container: Container, undo: Rollback) -> None:
         if undo.clean:
             self.records.containers.delete(container.id)
+            self.images.collect(container.image)  # it may have been removed meanwhile
         else:  # kubelet's RemoveContainer, or the next start of virtshim, finishes it
             self.records.containers.replace(container.removing())
 
@@ -210,8 +220,9 @@ def log_file_for(sandbox: Sandbox, config: ContainerConfig) -> str:
     if not os.path.isabs(directory):
         raise InvalidRequest(f"sandbox_config.log_directory must be absolute: {directory[:200]!r}")
     parts = config.log_path.split("/")
-    if os.path.isabs(config.log_path) or ".." in parts or "\0" in config.log_path + directory:
-        raise InvalidRequest(f"config.log_path must stay below the log directory: {config.log_path[:200]!r}")
+    outside = os.path.isabs(config.log_path) or ".." in parts or "\0" in config.log_path + directory
+    if outside or os.path.normpath(config.log_path) == ".":
+        raise InvalidRequest(f"config.log_path must name a file below the log directory: {config.log_path[:200]!r}")
     return os.path.normpath(os.path.join(directory, config.log_path))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, Power, PowerState
 from virtshim.ports import Clock, Consoles, Hypervisor, Records
@@ -37,8 +38,7 @@ class Exits:
             state = self.hypervisor.power(uuid.UUID(found.domain_uuid))
             if state.is_on:
                 return found
-            self.consoles.open(container, found.log_file)  # not open if it ended while virtshim was away
-            self.consoles.finish(container)
+            self._finish_log(found)
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
             self.records.containers.replace(ended)
             log.info(
@@ -48,6 +48,14 @@ class Exits:
                 message=message,
             )
             return ended
+
+    def _finish_log(self, container: Container) -> None:
+        """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
+        try:
+            self.consoles.open(container.id, container.log_file)  # not open if it ended while virtshim was away
+            self.consoles.finish(container.id)
+        except ShimError as exc:
+            log.warning("console.unfinished", container=container.id.short, error=str(exc))
 
 
 def exit_of(state: PowerState, at: int, message: str = "") -> Exit:

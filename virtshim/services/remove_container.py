@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import Container
+from virtshim.domain.errors import ShimError
 from virtshim.ports import Consoles, Hypervisor, Records, RootDisks
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
@@ -33,7 +34,10 @@ class RemoveContainer:
             self.records.containers.replace(container.removing())
             domain = uuid.UUID(container.domain_uuid)
             self.hypervisor.destroy(domain)
-            self.consoles.finish(container.id)
+            try:
+                self.consoles.finish(container.id)
+            except ShimError as exc:  # a full disk, say: removal is what makes room
+                log.warning("console.unfinished", container=container.id.short, error=str(exc))
             self.hypervisor.undefine(domain)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)

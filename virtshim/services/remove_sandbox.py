@@ -25,6 +25,7 @@ class RemoveSandbox:
 
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Idempotent. If the network cannot be released the record stays and the error is raised: nothing is forgotten."""
+        self.stop_sandbox.stop(wanted, deadline)  # without the lock, which power events wait for
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:

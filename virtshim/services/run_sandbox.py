@@ -49,6 +49,10 @@ class RunSandbox:
     def _run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         for other in self.records.sandboxes.all():
             if other.key == key:
+                if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now, and its undo failed
+                    self.networks.release(other.id, self.undo_timeout)
+                    self.records.sandboxes.delete(other.id)
+                    continue
                 if other.phase is SandboxPhase.READY and other.config == config:
                     return other.id
                 raise AlreadyExists(

@@ -12,6 +12,7 @@ from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.ports import Clock, Consoles, Hypervisor, Records
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
+from virtshim.services.rollback import Rollback
 
 log = structlog.get_logger(__name__)
 
@@ -37,12 +38,15 @@ class StartContainer:
             try:
                 self.consoles.open(container.id, container.log_file)
                 self.hypervisor.start(domain)
+                self.records.containers.replace(container.running(self.clock.now_ns()))
             except ShimError as exc:
                 self._failed(container, domain, exc)
                 raise
-            self.records.containers.replace(container.running(self.clock.now_ns()))
         log.info("container.started", container=container.id.short)
-        self.exits.settle(container.id)  # a guest that ended before the record said RUNNING sent its event too early
+        try:
+            self.exits.settle(container.id)  # a guest that ended before the record said RUNNING sent its event too early
+        except ShimError as exc:  # it was started, whatever became of it
+            log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
 
     def _refuse_unless_startable(self, container: Container) -> None:
         if container.phase is not ContainerPhase.CREATED:
@@ -51,18 +55,19 @@ class StartContainer:
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
         for other in self.records.containers.all():
-            if other.sandbox_id == container.sandbox_id and other.phase is ContainerPhase.RUNNING:
+            if other.sandbox_id != container.sandbox_id or not other.may_be_on:
+                continue
+            if other.phase is ContainerPhase.RUNNING:
                 raise WrongState(
                     f"container {other.id} ({other.name.name}) runs in this pod already: a pod is one virtual machine, "
                     "so its containers run one after another. Use one container, or init containers"
                 )
+            self.hypervisor.destroy(uuid.UUID(other.domain_uuid))  # what should be off must not share the pod's network
 
     def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
         log.warning("container.start.failed", container=container.id.short, error=str(error))
-        try:
-            self.hypervisor.destroy(domain)
-            self.consoles.finish(container.id)
-        except ShimError as exc:
-            log.warning("container.start.undo.failed", container=container.id.short, error=str(exc))
-        ended = Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error))
-        self.records.containers.replace(container.exited(ended))
+        ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
+        with Rollback() as undo:  # last in, first out
+            undo.add("record", lambda: self.records.containers.replace(ended))
+            undo.add("console", lambda: self.consoles.finish(container.id))
+            undo.add("domain", lambda: self.hypervisor.destroy(domain))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import ContainerPhase
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
@@ -31,12 +30,12 @@ class StopSandbox:
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Containers get no grace: kubelet has stopped those it cared for. The network is released once; a failure is
         raised and the next call tries again."""
-        self._stop_containers(wanted.id)
+        self._kill_containers(wanted.id)
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
-            self._stop_containers(sandbox.id)  # one that was started while we waited for the lock
+            self._kill_containers(sandbox.id)  # one that was started while we waited for the lock
             if sandbox.phase is SandboxPhase.READY:
                 sandbox = sandbox.not_ready("stopped")
                 self.records.sandboxes.replace(sandbox)
@@ -47,7 +46,7 @@ class StopSandbox:
             self.records.sandboxes.replace(sandbox.released())
         log.info("sandbox.stopped", sandbox=sandbox.id.short)
 
-    def _stop_containers(self, sandbox: SandboxId) -> None:
+    def _kill_containers(self, sandbox: SandboxId) -> None:
         for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
-            if container.sandbox_id == sandbox and container.phase is ContainerPhase.RUNNING:
-                self.stop_container.stop(container, 0)
+            if container.sandbox_id == sandbox and container.may_be_on:
+                self.stop_container.kill(container, "killed: its pod was stopped")

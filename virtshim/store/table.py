@@ -23,7 +23,7 @@ R = TypeVar("R")
 _SQLITE_FULL = 13  # https://www.sqlite.org/rescode.html
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: with them Python 3.11 cannot make a generic frozen dataclass
 class Mapping(Generic[K, R]):
     """How one kind of record lies in its SQL table. `key_of` the id, `key_text` its column value, `columns` the whole row
     (`document` among them), `parse` a document back to the record, `order` the column that lists go by."""

@@ -2,7 +2,10 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tapmanager import protocol
 from virtshim.preflight import facts
@@ -42,6 +45,7 @@ def test_users_have_their_groups_and_the_one_asked_for() -> None:
     assert who is not None
     assert (who.uid, {0, 1} <= who.gids) == (0, True)
     assert facts.user("nonesuch-user", "daemon") is None
+    assert facts.user("root", "nonesuch-group") is None
 
 
 def test_a_missing_state_directory_is_measured_by_what_is_above_it(tmp_path: Path) -> None:
@@ -51,34 +55,42 @@ def test_a_missing_state_directory_is_measured_by_what_is_above_it(tmp_path: Pat
     assert abs(found.bytes - free) < 1 << 30
 
 
-def test_a_tapmanager_that_is_not_there_or_refuses_is_told_apart(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    assert facts.tapmanager_trouble(path, 1) == "No such file or directory"
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(path)
-        assert facts.tapmanager_trouble(path, 1) == "Connection refused"
-
-
-def test_a_tapmanager_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(path)
+        server.bind(str(tmp_path / "s"))
         server.listen()
-        assert facts.tapmanager_trouble(path, 0.2)
+        yield server
 
 
-def test_any_answer_of_tapmanager_is_an_answer(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
+def test_a_tapmanager_that_is_not_there_or_gone_is_told_apart(tmp_path: Path) -> None:
+    assert facts.tapmanager(str(tmp_path / "s"), 1) == ("No such file or directory", "")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.bind(path)
-        server.listen()
+        server.bind(str(tmp_path / "s"))
+    assert facts.tapmanager(str(tmp_path / "s"), 1) == ("Connection refused", "")
 
-        def answer() -> None:
-            with server.accept()[0] as sock:
-                protocol.recv_frame(sock)
-                protocol.send_frame(sock, protocol.error(1, "unimplemented", "no such verb"))
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert facts.tapmanager_trouble(path, 5) == ""
-        thread.join()
+def test_a_tapmanager_that_says_nothing_is_given_up(listener: socket.socket) -> None:
+    silence, trouble = facts.tapmanager(listener.getsockname(), 0.2)
+    assert (bool(silence), trouble) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        (protocol.answer(1, {"ready": True, "reason": ""}), ""),
+        (protocol.answer(1, {"ready": False, "reason": "no CNI config"}), "no CNI config"),
+        (protocol.answer(1, {}), "it is not ready"),
+        (protocol.error(1, "permission", "uid 7 may not"), "uid 7 may not"),
+    ],
+)
+def test_what_tapmanager_answers_is_told(listener: socket.socket, answer: dict[str, object], trouble: str) -> None:
+    def reply() -> None:
+        with listener.accept()[0] as sock:
+            protocol.recv_frame(sock)
+            protocol.send_frame(sock, answer)
+
+    thread = threading.Thread(target=reply)
+    thread.start()
+    assert facts.tapmanager(listener.getsockname(), 5) == ("", trouble)
+    thread.join()

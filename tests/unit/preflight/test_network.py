@@ -46,8 +46,9 @@ def test_missing_plugins_are_an_error_that_names_them() -> None:
     assert network.plugins("/c", network.Network("n", ("bridge",)), [], ["/opt/cni/bin"]).level is Level.OK
 
 
-def test_no_or_bad_configuration_is_an_error_and_a_silent_tapmanager_a_warning() -> None:
+def test_no_or_bad_configuration_is_an_error_and_tapmanager_in_trouble_a_warning() -> None:
     assert network.no_configuration("/etc/cni/net.d").level is Level.ERROR
     assert network.bad_configuration("/c", "it has no name").level is Level.ERROR
-    assert network.tapmanager("/s", "Connection refused").level is Level.WARNING
-    assert network.tapmanager("/s", "").level is Level.OK
+    assert network.tapmanager("/s", "Connection refused", "").level is Level.WARNING
+    assert network.tapmanager("/s", "", "no CNI config").level is Level.WARNING
+    assert network.tapmanager("/s", "", "").level is Level.OK

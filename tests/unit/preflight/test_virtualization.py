@@ -5,7 +5,7 @@ import pytest
 from virtshim.preflight import virtualization
 from virtshim.preflight.access import Node, Who
 from virtshim.preflight.finding import Level
-from virtshim.preflight.virtualization import AppArmor, Said
+from virtshim.preflight.virtualization import AppArmor, Rules, Said, rules_of_daemon, rules_of_guests
 
 QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
 OPEN = [Node("/", stat.S_IFDIR | 0o755, 0, 0)]
@@ -51,6 +51,19 @@ def test_a_closed_kvm_device_names_the_cost_and_the_remedy() -> None:
     assert "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("domain_type", "works", "level"),
+    [
+        ("auto", True, Level.OK),
+        ("kvm", True, Level.OK),
+        ("auto", False, Level.WARNING),
+        ("kvm", False, Level.ERROR),
+    ],
+)
+def test_kvm_must_run_a_guest_where_it_is_wanted(domain_type: str, works: bool, level: Level) -> None:
+    assert virtualization.boot(domain_type, works, "why").level is level
+
+
 def test_vmwrapper_must_be_there_reachable_readable_and_executable() -> None:
     file = Node("/w", stat.S_IFREG | 0o755, 0, 0)
     assert virtualization.vmwrapper("/w", file, OPEN, QEMU).level is Level.OK
@@ -62,16 +75,19 @@ def test_vmwrapper_must_be_there_reachable_readable_and_executable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "group_exists", "level"),
+    ("who", "tapmanagers", "level"),
     [
-        (QEMU, True, Level.OK),
-        (None, True, Level.ERROR),
-        (QEMU, False, Level.ERROR),
-        (Who("root", 0, frozenset()), True, Level.WARNING),
+        (QEMU, QEMU, Level.OK),
+        (None, QEMU, Level.ERROR),
+        (QEMU, None, Level.ERROR),
+        (QEMU, Who("other", 7, frozenset()), Level.ERROR),
+        (Who("root", 0, frozenset()), QEMU, Level.WARNING),
     ],
 )
-def test_qemu_needs_a_user_of_its_own(who: Who | None, group_exists: bool, level: Level) -> None:
-    assert virtualization.qemu_user("libvirt-qemu", "kvm", who, group_exists).level is level
+def test_qemu_needs_a_user_of_its_own_that_tapmanager_serves(
+    who: Who | None, tapmanagers: Who | None, level: Level
+) -> None:
+    assert virtualization.qemu_user("libvirt-qemu", who, tapmanagers).level is level
 
 
 @pytest.mark.parametrize(
@@ -101,15 +117,25 @@ def test_an_emulator_that_libvirt_cannot_use_is_an_error() -> None:
     assert virtualization.emulator("/w", Said(trouble="Permission denied")).level is Level.ERROR
 
 
-def test_apparmor_rules_without_vmwrapper_warn_with_the_rules_to_add() -> None:
-    facts = AppArmor(True, "/usr/bin/qemu-system-x86_64 rmix,", "/etc/apparmor.d/local/abstractions/libvirt-qemu")
+def apparmor(daemon: str, guests: str, *, enabled: bool = True) -> AppArmor:
+    return AppArmor(enabled, Rules(daemon, "/local/libvirtd"), Rules(guests, "/local/libvirt-qemu"))
+
+
+def test_apparmor_profiles_without_vmwrapper_warn_with_the_rules_to_add_to_each() -> None:
+    facts = apparmor("/usr/bin/* PUx,", "/usr/bin/qemu-system-x86_64 rmix,")
     found = virtualization.apparmor(facts, "/usr/libexec/virtshim/vmwrapper", "/run/virtshim/tapmanager.sock")
     assert found.level is Level.WARNING
-    assert "/usr/libexec/virtshim/vmwrapper rmix," in found.remedy
+    assert "to /local/libvirtd: /usr/libexec/virtshim/vmwrapper PUx," in found.remedy
+    assert "to /local/libvirt-qemu: /usr/libexec/virtshim/vmwrapper rmix," in found.remedy
     assert "/run/virtshim/tapmanager.sock rw," in found.remedy
 
 
-def test_apparmor_is_content_when_it_is_off_has_no_rules_or_has_ours() -> None:
-    rules = "\n".join(virtualization.rules_needed("/w", "/s"))
-    for facts in (AppArmor(False, "x", ""), AppArmor(True, "", ""), AppArmor(True, rules, "")):
+def test_only_what_is_missing_is_asked_for() -> None:
+    facts = apparmor("/w PUx,", "/w rmix, /usr/bin/python3* rmix, /usr/lib/python3*/** rm,")
+    assert virtualization.apparmor(facts, "/w", "/s").remedy.startswith("add to /local/libvirt-qemu: /s rw,;")
+
+
+def test_apparmor_is_content_when_it_is_off_has_no_profiles_or_has_our_rules() -> None:
+    ours = apparmor("\n".join(rules_of_daemon("/w")), "\n".join(rules_of_guests("/w", "/s")))
+    for facts in (apparmor("x", "x", enabled=False), apparmor("", ""), ours):
         assert virtualization.apparmor(facts, "/w", "/s").level is Level.OK

@@ -1,0 +1,304 @@
+"""What every Hypervisor does: the fake, libvirt with its test driver, and libvirt's embedded driver with real QEMU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import libvirt
+import pytest
+from fakes.hypervisor import FakeHypervisor
+
+from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSpec
+from virtshim.hypervisor import embed
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.ports import Hypervisor
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+PATIENCE = 30.0
+
+FOREIGN = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid>{metadata}<memory>65536</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
+OTHER_NODE = """<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='other' container='{c}' sandbox='{c}'/>
+</metadata>""".format(c="c" * 64)
+
+
+@dataclasses.dataclass
+class World:
+    hypervisor: Hypervisor
+    directory: Path
+    add_foreign: Callable[[uuid.UUID, str], None]
+    foreign_runs: Callable[[uuid.UUID], bool]
+    add_other_node: Callable[[uuid.UUID, str], None]
+
+    def spec(self, digit: str = "a", **changes: object) -> VmSpec:
+        container = ContainerId(digit * 64)
+        disk = self.directory / "disk.raw"
+        if not disk.exists():
+            disk.write_bytes(bytes(1 << 20))
+        spec = VmSpec(
+            uuid=container.domain_uuid(),
+            name=f"virtshim-contract-{digit}",
+            container_id=container,
+            sandbox_id=SandboxId("5" * 64),
+            vcpus=1,
+            memory_bytes=32 << 20,
+            disk_bus=DiskBus.VIRTIO,
+            disks=(Disk(str(disk), DiskFormat.RAW, "root"),),
+            console_socket=str(self.directory / f"{digit}.sock"),
+            console_log=str(self.directory / f"{digit}.log"),
+            agent_socket=str(self.directory / f"{digit}.agent"),
+        )
+        return dataclasses.replace(spec, **changes)
+
+    def running(self, digit: str = "a") -> uuid.UUID:
+        spec = self.spec(digit)
+        self.hypervisor.define(spec)
+        self.hypervisor.start(spec.uuid)
+        return spec.uuid
+
+
+def _fake_world(directory: Path) -> Iterator[World]:
+    fake = FakeHypervisor()
+    yield World(
+        fake,
+        directory,
+        fake.add_foreign,
+        lambda domain: fake.domains[domain].state.power is Power.RUNNING,
+        fake.add_foreign,
+    )
+    fake.close()
+
+
+@contextlib.contextmanager
+def _connected(uri: str, kind: DomainType) -> Iterator[LibvirtHypervisor]:
+    connection = Connection(uri)
+    hypervisor = LibvirtHypervisor(connection, NodeProfile("this-node", kind, QEMU, QEMU, Cgroups.OFF))
+    connection.start()
+    assert connection.wait_open(PATIENCE), connection.trouble()
+    yield hypervisor
+    hypervisor.close()
+    connection.close()
+
+
+def _libvirt_world(uri: str, kind: DomainType, hypervisor: LibvirtHypervisor, directory: Path) -> Iterator[World]:
+    beside = libvirt.open(uri)
+    there = {domain.UUIDString() for domain in beside.listAllDomains()}
+
+    def add(metadata: str) -> Callable[[uuid.UUID, str], None]:
+        def add(domain: uuid.UUID, name: str) -> None:
+            beside.defineXML(FOREIGN.format(type=kind.value, name=name, uuid=domain, metadata=metadata)).create()
+
+        return add
+
+    try:
+        yield World(
+            hypervisor,
+            directory,
+            add(""),
+            lambda domain: bool(beside.lookupByUUID(domain.bytes).isActive()),
+            add(OTHER_NODE),
+        )
+    finally:
+        for domain in beside.listAllDomains():
+            if domain.UUIDString() not in there:
+                if domain.isActive():
+                    domain.destroy()
+                domain.undefine()
+        beside.close()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[tuple[str, LibvirtHypervisor]]:
+    """One for all tests: a process can have one root, and open it a few times only (libvirt's table of drivers fills up).
+    Below /var/tmp, where QEMU's user may go."""
+    with tempfile.TemporaryDirectory(prefix="hv-", dir="/var/tmp") as root:
+        uri = embed.prepare(root, embed.qemu_user())
+        with _connected(uri, DomainType.QEMU) as hypervisor:
+            yield uri, hypervisor
+
+
+def _missing() -> str:
+    if os.geteuid() != 0:
+        return "AREA guest NOT TESTED: needs root"
+    return "" if os.path.exists(QEMU) else f"AREA guest NOT TESTED: needs {QEMU}; run make setup"
+
+
+@pytest.fixture(params=["fake", "test-driver", "qemu"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="hv-vm-", dir="/var/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        if request.param == "fake":
+            yield from _fake_world(directory)
+        elif request.param == "test-driver":
+            with _connected("test:///default", DomainType.TEST) as hypervisor:
+                yield from _libvirt_world("test:///default", DomainType.TEST, hypervisor, directory)
+        else:
+            if why := _missing():
+                pytest.skip(why)
+            uri, hypervisor = request.getfixturevalue("embedded")
+            yield from _libvirt_world(uri, DomainType.QEMU, hypervisor, directory)
+
+
+def test_a_defined_vm_is_off_and_ours(world: World) -> None:
+    spec = world.spec()
+    world.hypervisor.define(spec)
+    assert world.hypervisor.power(spec.uuid) == PowerState(Power.OFF)
+    (owned,) = world.hypervisor.owned()
+    assert (owned.uuid, owned.name) == (spec.uuid, spec.name)
+    assert (owned.container_id, owned.sandbox_id) == (spec.container_id, spec.sandbox_id)
+    assert owned.state.power is Power.OFF
+
+
+def test_an_unknown_vm_is_absent_and_ending_it_is_no_error(world: World) -> None:
+    unknown = uuid.uuid4()
+    assert world.hypervisor.power(unknown).power is Power.ABSENT
+    for end in (world.hypervisor.ask_to_shut_down, world.hypervisor.destroy, world.hypervisor.undefine):
+        end(unknown)
+    with pytest.raises(NotFound):
+        world.hypervisor.start(unknown)
+
+
+def test_defining_again_replaces(world: World) -> None:
+    world.hypervisor.define(world.spec())
+    world.hypervisor.define(world.spec(vcpus=2))
+    world.hypervisor.define(world.spec(name="virtshim-contract-renamed"))
+    assert [domain.name for domain in world.hypervisor.owned()] == ["virtshim-contract-renamed"]
+
+
+def test_start_runs_it_and_a_second_start_is_refused(world: World) -> None:
+    domain = world.running()
+    assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
+    assert world.hypervisor.owned()[0].state.power is Power.RUNNING
+    with pytest.raises(WrongState):
+        world.hypervisor.start(domain)
+
+
+def test_destroy_says_so_and_may_be_called_twice(world: World) -> None:
+    domain = world.running()
+    world.hypervisor.destroy(domain)
+    assert world.hypervisor.power(domain) == PowerState(Power.OFF, OffReason.DESTROYED)
+    world.hypervisor.destroy(domain)
+    world.hypervisor.ask_to_shut_down(domain)
+    assert world.hypervisor.power(domain) == PowerState(Power.OFF, OffReason.DESTROYED)
+
+
+def test_undefine_needs_it_off_and_may_be_called_twice(world: World) -> None:
+    domain = world.running()
+    with pytest.raises(WrongState):
+        world.hypervisor.undefine(domain)
+    assert world.hypervisor.power(domain).power is Power.RUNNING
+    world.hypervisor.destroy(domain)
+    world.hypervisor.undefine(domain)
+    assert world.hypervisor.power(domain).power is Power.ABSENT
+    world.hypervisor.undefine(domain)
+    assert not world.hypervisor.owned()
+
+
+def test_a_running_vm_is_not_redefined(world: World) -> None:
+    domain = world.running()
+    with pytest.raises(WrongState):
+        world.hypervisor.define(world.spec())
+    assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+def test_a_foreign_vm_is_never_touched_whatever_its_uuid(world: World) -> None:
+    spec = world.spec()
+    world.add_foreign(spec.uuid, "somebody-elses")
+    with pytest.raises(AlreadyExists):
+        world.hypervisor.define(spec)
+    assert world.hypervisor.power(spec.uuid).power is Power.ABSENT
+    world.hypervisor.ask_to_shut_down(spec.uuid)
+    world.hypervisor.destroy(spec.uuid)
+    world.hypervisor.undefine(spec.uuid)
+    with pytest.raises(NotFound):
+        world.hypervisor.start(spec.uuid)
+    assert world.foreign_runs(spec.uuid)
+    assert not world.hypervisor.owned()
+
+
+def test_the_name_of_a_foreign_vm_is_refused(world: World) -> None:
+    spec = world.spec()
+    world.add_foreign(uuid.uuid4(), spec.name)
+    with pytest.raises(AlreadyExists):
+        world.hypervisor.define(spec)
+    assert not world.hypervisor.owned()
+
+
+def test_another_nodes_vm_is_foreign(world: World) -> None:
+    spec = world.spec()
+    world.add_other_node(spec.uuid, "other-nodes")
+    with pytest.raises(AlreadyExists):
+        world.hypervisor.define(spec)
+    world.hypervisor.destroy(spec.uuid)
+    assert world.foreign_runs(spec.uuid)
+    assert not world.hypervisor.owned()
+
+
+def test_a_watcher_hears_of_its_own_vm_only(world: World) -> None:
+    for digit in "ab":
+        world.hypervisor.define(world.spec(digit))
+    with (
+        world.hypervisor.watching(world.spec("a").uuid) as first,
+        world.hypervisor.watching(world.spec("a").uuid) as second,
+        world.hypervisor.watching(world.spec("b").uuid) as other,
+    ):
+        # Definitions are events too, and may come late.
+        for event in (first, second, other):
+            event.wait(0.2)
+            event.clear()
+        world.hypervisor.start(world.spec("a").uuid)
+        assert first.wait(PATIENCE)
+        assert second.wait(PATIENCE)
+        assert not other.wait(0.2)
+
+
+def test_callbacks_come_from_one_other_thread_even_after_one_failed(world: World) -> None:
+    seen: list[tuple[uuid.UUID, int]] = []
+    off = threading.Event()
+    spec = world.spec()
+
+    def bad(domain: uuid.UUID) -> None:
+        raise RuntimeError(f"bad callback for {domain}")
+
+    def callback(domain: uuid.UUID) -> None:
+        seen.append((domain, threading.get_ident()))
+        if world.hypervisor.power(domain).power is Power.OFF and off_wanted.is_set():
+            off.set()
+
+    off_wanted = threading.Event()
+    world.hypervisor.on_power_event(bad)
+    world.hypervisor.on_power_event(callback)
+    world.hypervisor.define(spec)
+    world.hypervisor.start(spec.uuid)
+    off_wanted.set()
+    world.hypervisor.destroy(spec.uuid)
+    assert off.wait(PATIENCE)
+    assert {domain for domain, _ in seen} == {spec.uuid}
+    (thread,) = {thread for _, thread in seen}
+    assert thread != threading.get_ident()
+
+
+def test_what_xml_cannot_carry_is_refused_and_nothing_is_defined(world: World, request: pytest.FixtureRequest) -> None:
+    if "fake" in request.node.name:
+        return  # a fake has no XML
+    with pytest.raises(InvalidRequest):
+        world.hypervisor.define(world.spec(title="tab\tand\x00zero"))
+    assert not world.hypervisor.owned()
+
+
+def test_no_trouble_while_it_works(world: World) -> None:
+    assert world.hypervisor.trouble() == ""

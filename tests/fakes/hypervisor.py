@@ -1,0 +1,204 @@
+"""Virtual machines in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from virtshim.domain.errors import AlreadyExists, NotFound, Unavailable, WrongState
+from virtshim.domain.vm import OffReason, OwnedDomain, Power, PowerState, VmSpec
+
+_ABSENT = PowerState(Power.ABSENT)
+_PATIENCE = 30.0
+
+
+@dataclass
+class FakeDomain:
+    """`spec` is None for a foreign domain. `boots` counts starts."""
+
+    name: str
+    spec: VmSpec | None
+    state: PowerState = PowerState(Power.OFF)
+    boots: int = 0
+
+
+class FakeHypervisor:
+    """Implements `virtshim.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
+    (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable."""
+
+    def __init__(self) -> None:
+        self.domains: dict[uuid.UUID, FakeDomain] = {}
+        self.deaf: set[uuid.UUID] = set()
+        self.why_not = ""
+        self._lock = threading.RLock()
+        self._waiters: list[tuple[uuid.UUID, threading.Event]] = []
+        self._callbacks: list[Callable[[uuid.UUID], None]] = []
+        self._events: queue.SimpleQueue[uuid.UUID | threading.Event | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    # the port
+
+    def define(self, spec: VmSpec) -> None:
+        self._reach("define")
+        with self._lock:
+            there = self.domains.get(spec.uuid)
+            if there is not None and there.spec is None:
+                raise AlreadyExists(f"VM {spec.name}: a foreign domain with UUID {spec.uuid} exists")
+            if there is not None and there.state.is_on:
+                raise WrongState(f"VM {spec.name} is running")
+            if any(d.name == spec.name for u, d in self.domains.items() if u != spec.uuid):
+                raise AlreadyExists(f"VM {spec.name}: a domain of that name exists")
+            self.domains[spec.uuid] = FakeDomain(spec.name, spec)
+        self._tell(spec.uuid)
+
+    def start(self, domain: uuid.UUID) -> None:
+        self._reach("start")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None:
+                raise NotFound(f"no VM {domain}")
+            if there.state.is_on:
+                raise WrongState(f"VM {domain} is running already")
+            there.boots += 1
+        self._change(domain, PowerState(Power.RUNNING))
+
+    def ask_to_shut_down(self, domain: uuid.UUID) -> None:
+        self._reach("shut down")
+        if domain not in self.deaf:
+            self._end(domain, OffReason.SHUTDOWN)
+
+    def destroy(self, domain: uuid.UUID) -> None:
+        self._reach("destroy")
+        self._end(domain, OffReason.DESTROYED)
+
+    def undefine(self, domain: uuid.UUID) -> None:
+        self._reach("undefine")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None:
+                return
+            if there.state.is_on:
+                raise WrongState(f"VM {domain} is running")
+            del self.domains[domain]
+        self._tell(domain)
+
+    def power(self, domain: uuid.UUID) -> PowerState:
+        self._reach("power")
+        with self._lock:
+            there = self._ours(domain)
+            return _ABSENT if there is None else there.state
+
+    def owned(self) -> Sequence[OwnedDomain]:
+        self._reach("list")
+        with self._lock:
+            return [
+                OwnedDomain(found, d.name, d.spec.container_id, d.spec.sandbox_id, d.state)
+                for found, d in self.domains.items()
+                if d.spec is not None
+            ]
+
+    @contextlib.contextmanager
+    def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:
+        entry = (domain, threading.Event())
+        with self._lock:
+            self._waiters.append(entry)
+        try:
+            yield entry[1]
+        finally:
+            with self._lock:
+                self._waiters = [waiter for waiter in self._waiters if waiter is not entry]
+
+    def on_power_event(self, callback: Callable[[uuid.UUID], None]) -> None:
+        with self._lock:
+            self._callbacks.append(callback)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="fake-power-events", daemon=True)
+                self._worker.start()
+
+    def trouble(self) -> str:
+        return self.why_not
+
+    # what happens without us
+
+    def power_off_inside(self, domain: uuid.UUID) -> None:
+        """The guest turns itself off."""
+        self._end(domain, OffReason.SHUTDOWN)
+
+    def crash(self, domain: uuid.UUID) -> None:
+        """The guest panics, or QEMU dies."""
+        self._end(domain, OffReason.CRASHED)
+
+    def pause(self, domain: uuid.UUID) -> None:
+        """The disk is full."""
+        self._change(domain, PowerState(Power.PAUSED))
+
+    def add_foreign(self, domain: uuid.UUID, name: str) -> None:
+        """Somebody else's running VM."""
+        self.domains[domain] = FakeDomain(name, None, PowerState(Power.RUNNING))
+
+    def reboot_host(self) -> None:
+        """All VMs are off, nobody remembers why; definitions stay."""
+        for there in self.domains.values():
+            there.state = PowerState(Power.OFF)
+
+    def forget(self) -> None:
+        """The process that watched is gone; the VMs are not."""
+        with self._lock:
+            self._waiters.clear()
+            self._callbacks.clear()
+
+    def settle(self) -> None:
+        """Returns when all callbacks so far have been made."""
+        if self._worker is not None:
+            done = threading.Event()
+            self._events.put(done)
+            assert done.wait(_PATIENCE), "a power event callback does not return"
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._events.put(None)
+            self._worker.join(_PATIENCE)
+            self._worker = None
+
+    # inside
+
+    def _reach(self, what: str) -> None:
+        if self.why_not:
+            raise Unavailable(f"{what}: {self.why_not}")
+
+    def _ours(self, domain: uuid.UUID) -> FakeDomain | None:
+        there = self.domains.get(domain)
+        return there if there is not None and there.spec is not None else None
+
+    def _end(self, domain: uuid.UUID, reason: OffReason) -> None:
+        with self._lock:
+            there = self._ours(domain)
+            is_on = there is not None and there.state.is_on
+        if is_on:
+            self._change(domain, PowerState(Power.OFF, reason))
+
+    def _change(self, domain: uuid.UUID, state: PowerState) -> None:
+        with self._lock:
+            self.domains[domain].state = state
+        self._tell(domain)
+
+    def _tell(self, domain: uuid.UUID) -> None:
+        with self._lock:
+            for watched, event in self._waiters:
+                if watched == domain:
+                    event.set()
+        self._events.put(domain)
+
+    def _work(self) -> None:
+        while (item := self._events.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            for callback in list(self._callbacks):
+                # As the real one: a bad callback does not end the events.
+                with contextlib.suppress(Exception):
+                    callback(item)

@@ -1,0 +1,218 @@
+"""One node for tests: the real services over real records in SQLite; everything outside is a fake behind a journal."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import threading
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from tests.fakes.clock import FakeClock
+from tests.fakes.consoles import FakeConsoles
+from tests.fakes.disks import FakeGuestSeeds, FakeRootDisks
+from tests.fakes.images import FakeImageFiles
+from tests.fakes.journal import Journal, Watched
+from tests.fakes.networks import FakePodNetworks
+from tests.fakes.vms import FakeVms
+from virtshim.app import Adapters, App, wire
+from virtshim.config import Paths, Settings
+from virtshim.domain.container import Container, ContainerConfig, ContainerName
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.store.records import SqliteRecords
+
+IMAGE = "registry.test/vm/guest:1"
+LOG_DIRECTORY = "/var/log/pods/default_web_uid"
+
+
+@functools.cache
+def _empty_database() -> bytes:
+    """A migrated database without rows: a copy is there in no time."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "state.db")
+        SqliteRecords(str(path)).close()
+        return path.read_bytes()
+
+
+class WatchedRecords:
+    """Implements `virtshim.ports.Records`: the real one, with its writes in the journal."""
+
+    def __init__(self, records: SqliteRecords, journal: Journal) -> None:
+        self.real = records
+        for table in ("sandboxes", "containers", "images"):
+            setattr(self, table, Watched(f"records.{table}", getattr(records, table), journal, ("get", "all")))
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.real, attribute)
+
+
+@dataclass
+class Outside:
+    """What is there whether or not a daemon runs."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    networks: FakePodNetworks = field(default_factory=FakePodNetworks)
+    files: FakeImageFiles = field(default_factory=FakeImageFiles)
+    disks: FakeRootDisks = field(default_factory=FakeRootDisks)
+    consoles: FakeConsoles = field(default_factory=FakeConsoles)
+    journal: Journal = field(default_factory=Journal)
+
+    def __post_init__(self) -> None:
+        self.vms = FakeVms(self.clock)
+        self.seeds = FakeGuestSeeds(self.disks)
+
+
+class World:
+    """A daemon over an `Outside`. `restarted` is the next daemon over the same one; the old one must not be used then."""
+
+    def __init__(self, directory: Path, outside: Outside | None = None, **sections: Any) -> None:
+        self.directory = directory
+        self.outside = outside or Outside()
+        self.sections = sections
+        self.settings = Settings(paths=Paths(state_dir=str(directory), run_dir="/run/virtshim"), **sections)
+        database = directory / "state.db"
+        if not database.exists():
+            database.write_bytes(_empty_database())
+        self.records = SqliteRecords(str(database))
+        self.journal = self.outside.journal
+        self.app: App = wire(self.settings, self._adapters())
+        self.do = self.app.services
+        self.images = self.app.images
+        self.outside.vms.on_power_event(self.app.events.changed)
+
+    def _adapters(self) -> Adapters:
+        out, journal = self.outside, self.journal
+        return Adapters(
+            records=cast("SqliteRecords", WatchedRecords(self.records, journal)),
+            hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
+            networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
+            files=cast("Any", Watched("files", out.files, journal, ("path",))),
+            disks=cast("Any", Watched("disks", out.disks, journal)),
+            seeds=cast("Any", Watched("seeds", out.seeds, journal)),
+            consoles=cast("Any", Watched("consoles", out.consoles, journal)),
+            clock=out.clock,
+        )
+
+    def close(self) -> None:
+        self.records.close()
+
+    def restarted(self, *, rebooted: bool = False) -> World:
+        """Whatever the old daemon had in memory is gone. Recovery is up to the caller."""
+        self.close()
+        self.outside.consoles.forget()
+        self.outside.vms.forget_callbacks()
+        self.journal.revive()
+        if rebooted:
+            self.outside.vms.reboot()
+            self.outside.networks.lose()
+        return World(self.directory, self.outside, **self.sections)
+
+    def recovered(self, *, rebooted: bool = False) -> World:
+        """`restarted`, and recovery has run."""
+        world = self.restarted(rebooted=rebooted)
+        world.app.recover.run(rebooted=rebooted)
+        return world
+
+    # --- use cases with everything that does not matter filled in
+
+    def deadline(self, seconds: float = 60.0) -> Deadline:
+        return Deadline.after(self.outside.clock.monotonic(), seconds)
+
+    def pull(self, name: str = IMAGE, content: bytes = b"a disk") -> ImageDigest:
+        if name not in self.outside.files.published:
+            self.outside.files.publish(name, content)
+        return self.images.pull(name, None, threading.Event()).digest
+
+    def run(self, pod: str = "web", attempt: int = 0, config: SandboxConfig | None = None) -> SandboxId:
+        return self.do.run_sandbox.run(pod_key(pod, attempt), config or sandbox_config(), self.deadline())
+
+    def create(
+        self, sandbox: SandboxId, name: str = "vm", attempt: int = 0, config: ContainerConfig | None = None
+    ) -> ContainerId:
+        return self.do.create_container.create(
+            sandbox, ContainerName(name, attempt), config or container_config(), self.deadline()
+        )
+
+    def start(self, container: ContainerId) -> None:
+        self.do.start_container.start(self.container(container))
+
+    def stop(self, container: ContainerId, grace: float = 0.0) -> None:
+        self.do.stop_container.stop(self.container(container), grace)
+
+    def remove(self, container: ContainerId) -> None:
+        self.do.remove_container.remove(self.container(container))
+
+    def stop_sandbox(self, sandbox: SandboxId) -> None:
+        self.do.stop_sandbox.stop(self.sandbox(sandbox), self.deadline())
+
+    def remove_sandbox(self, sandbox: SandboxId) -> None:
+        self.do.remove_sandbox.remove(self.sandbox(sandbox), self.deadline())
+
+    def running(self, pod: str = "web") -> tuple[SandboxId, ContainerId]:
+        """A pod whose VM runs."""
+        if not self.records.images.all():
+            self.pull()
+        sandbox = self.run(pod)
+        container = self.create(sandbox)
+        self.start(container)
+        return sandbox, container
+
+    # --- what is there
+
+    def sandbox(self, sandbox: SandboxId) -> Sandbox:
+        found = self.records.sandboxes.get(sandbox)
+        assert found is not None, f"no record of sandbox {sandbox}"
+        return found
+
+    def container(self, container: ContainerId) -> Container:
+        found = self.records.containers.get(container)
+        assert found is not None, f"no record of container {container}"
+        return found
+
+    def domain(self, container: ContainerId) -> uuid.UUID:
+        return uuid.UUID(self.container(container).domain_uuid)
+
+    def everything(self) -> list[str]:
+        """All that exists but images, records included. Empty when all pods are removed."""
+        out = self.outside
+        return [
+            *(f"sandbox record {s.id.short} ({s.phase.value})" for s in self.records.sandboxes.all()),
+            *(f"container record {c.id.short} ({c.phase.value})" for c in self.records.containers.all()),
+            *(f"network of {s.short}" for s in out.networks.networks),
+            *(f"address of {s.short}" for s in out.networks.leases),
+            *(f"VM {vm.spec.name}" for vm in out.vms.vms.values()),
+            *(f"directory of {c.short}" for c in out.disks.directories),
+            *(f"console of {c.short}" for c in out.consoles.following),
+        ]
+
+    def leftovers(self) -> list[str]:
+        """What exists outside and no record accounts for; and image files that nothing needs."""
+        sandboxes = {s.id for s in self.records.sandboxes.all()}
+        containers = {c.id for c in self.records.containers.all()}
+        needed = {i.digest for i in self.records.images.all()} | {c.image for c in self.records.containers.all()}
+        out = self.outside
+        return [
+            *(f"network of {s.short}" for s in out.networks.networks if s not in sandboxes),
+            *(f"address of {s.short}" for s in out.networks.leases if s not in sandboxes),
+            *(f"VM {vm.spec.name}" for vm in out.vms.vms.values() if vm.spec.container_id not in containers),
+            *(f"directory of {c.short}" for c in out.disks.directories if c not in containers),
+            *(f"console of {c.short}" for c in out.consoles.following if c not in containers),
+            *(f"image file {d}" for d in out.files.files if d not in needed),
+            *(f"unfinished download of {name}" for name in out.files.unfinished),
+        ]
+
+
+def pod_key(pod: str = "web", attempt: int = 0) -> PodKey:
+    return PodKey("default", pod, f"uid-of-{pod}", attempt)
+
+
+def sandbox_config(**changes: Any) -> SandboxConfig:
+    return SandboxConfig(**{"hostname": "web", "log_directory": LOG_DIRECTORY} | changes)
+
+
+def container_config(**changes: Any) -> ContainerConfig:
+    return ContainerConfig(**{"image": IMAGE, "user_image": IMAGE, "log_path": "vm/0.log"} | changes)

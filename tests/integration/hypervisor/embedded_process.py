@@ -1,0 +1,91 @@
+"""The beginning of each script that tests run in a process of its own; see conftest.py."""
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Disk, DiskBus, Power, VmSpec
+from virtshim.hypervisor import embed
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.driver import LibvirtHypervisor
+
+PLACE = Path(sys.argv[1])
+QEMU = "/usr/bin/qemu-system-x86_64"
+CONTAINER = ContainerId("a" * 64)
+SPEC = VmSpec(
+    uuid=CONTAINER.domain_uuid(),
+    name="virtshim-integration",
+    container_id=CONTAINER,
+    sandbox_id=SandboxId("b" * 64),
+    vcpus=1,
+    memory_bytes=32 << 20,
+    disk_bus=DiskBus.SCSI,
+    disks=(
+        Disk(str(PLACE / "vm/root.qcow2"), DiskFormat.QCOW2, "root"),
+        Disk(str(PLACE / "vm/seed.iso"), DiskFormat.RAW, "seed", readonly=True, cdrom=True),
+    ),
+    console_socket=str(PLACE / "s/console.sock"),
+    console_log=str(PLACE / "vm/console.log"),
+    agent_socket=str(PLACE / "s/agent.sock"),
+)
+
+connection = Connection(embed.prepare(str(PLACE / "l"), embed.qemu_user()))
+hypervisor = LibvirtHypervisor(connection, NodeProfile("node", DomainType.QEMU, QEMU, QEMU, Cgroups.OFF))
+connection.start()
+assert connection.wait_open(60), connection.trouble()
+
+
+def say(value):
+    print("SAID " + json.dumps(value), flush=True)
+
+
+def state():
+    power = hypervisor.power(SPEC.uuid)
+    return [power.power.value, power.reason.value]
+
+
+def boot(spec=SPEC):
+    hypervisor.define(spec)
+    hypervisor.start(spec.uuid)
+    wait_for_log(b"guest is up", 1)
+
+
+def wait_for_log(words, times):
+    until = time.monotonic() + 60
+    while Path(SPEC.console_log).read_bytes().count(words) < times:
+        assert time.monotonic() < until, Path(SPEC.console_log).read_bytes()
+        time.sleep(0.02)
+
+
+def type_into_console(text):
+    with socket.socket(socket.AF_UNIX) as console:
+        console.settimeout(30)
+        console.connect(SPEC.console_socket)
+        console.sendall(text)
+        assert console.recv(1) == text[:1]
+
+
+def wait_off():
+    with hypervisor.watching(SPEC.uuid) as event:
+        while hypervisor.power(SPEC.uuid).is_on:
+            assert event.wait(30)
+            event.clear()
+
+
+def end():
+    hypervisor.destroy(SPEC.uuid)
+    hypervisor.undefine(SPEC.uuid)
+    assert hypervisor.power(SPEC.uuid).power is Power.ABSENT
+    hypervisor.close()
+    connection.close()
+
+
+_ = dataclasses, os

@@ -1,0 +1,107 @@
+"""Real QEMU under libvirt's embedded driver: consoles, ends of a VM, rights, and a process that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+from virtshim.hypervisor import embed
+
+KILLED = -signal.SIGKILL
+
+
+def _words(log: Path) -> bytes:
+    return log.read_bytes()
+
+
+def test_what_the_guest_says_is_in_the_log_and_on_the_socket(place):
+    place.run("boot(); type_into_console(b'x')")
+    assert b"guest is up\nx" in _words(place.log)
+
+
+def test_the_log_grows_over_starts(place):
+    place.run("boot(); hypervisor.destroy(SPEC.uuid); hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2)")
+    assert _words(place.log).count(b"guest is up") == 2
+
+
+def test_each_end_of_a_vm_has_its_reason(place):
+    said = place.run(
+        "boot(); type_into_console(b'q'); wait_off(); say(state())\n"
+        "hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2); type_into_console(b'p'); wait_off(); say(state())\n"
+        "hypervisor.start(SPEC.uuid); hypervisor.destroy(SPEC.uuid); say(state())\n"
+    )
+    assert said == [["off", "shutdown"], ["off", "crashed"], ["off", "destroyed"]]
+
+
+def test_a_reset_is_no_end(place):
+    said = place.run("boot(); type_into_console(b'r'); wait_for_log(b'guest is up', 2); say(state())")
+    assert said == [["running", "unknown"]]
+
+
+def test_a_killed_qemu_is_a_crash(place):
+    said = place.run(
+        "boot(); pid = int((PLACE / 'l/run/qemu' / (SPEC.name + '.pid')).read_text())\n"
+        "os.kill(pid, 9); wait_off(); say(state())"
+    )
+    assert said == [["off", "crashed"]]
+
+
+def test_a_vm_outlives_its_killed_process_and_is_found_again(place):
+    place.run("boot(); os.kill(os.getpid(), 9)", expect=KILLED)
+    said = place.run(
+        "say(state()); say([d.name for d in hypervisor.owned()])\n"
+        "type_into_console(b'y'); type_into_console(b'q'); wait_off(); say(state())"
+    )
+    assert said == [["running", "unknown"], ["virtshim-integration"], ["off", "shutdown"]]
+    assert b"guest is up\ny" in _words(place.log)
+
+
+def test_a_vm_that_ended_while_nobody_watched_is_off(place):
+    place.run("boot(); os.kill(os.getpid(), 9)", expect=KILLED)
+    pid = int((place.root / "run/qemu/virtshim-integration.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert place.run("say(state()[0]); hypervisor.start(SPEC.uuid); say(state())") == ["off", ["running", "unknown"]]
+
+
+def test_qemu_is_unprivileged_confined_and_owns_only_its_disk(place):
+    said = place.run(
+        "boot(); pid = (PLACE / 'l/run/qemu' / (SPEC.name + '.pid')).read_text().strip()\n"
+        "say(Path(f'/proc/{pid}/status').read_text())\n"
+        "say(Path('/proc/self/cgroup').read_text() == Path(f'/proc/{pid}/cgroup').read_text())"
+    )
+    user = embed.qemu_user()
+    status = dict(line.split(":", 1) for line in said[0].splitlines())
+    assert status["Uid"].split() == [str(user.uid)] * 4
+    assert status["Gid"].split() == [str(user.gid)] * 4
+    assert status["Seccomp"].strip() == "2"
+    assert status["CapEff"].strip() == "0" * 16
+    assert said[1] is True, "QEMU is not in the cgroups of the process that started it"
+    assert (place.vm / "root.qcow2").stat().st_uid == user.uid
+    base, seed = (place.vm / "base.raw").stat(), (place.vm / "seed.iso").stat()
+    assert (base.st_uid, base.st_gid, stat.S_IMODE(base.st_mode)) == (0, 0, 0o444)
+    assert (seed.st_uid, seed.st_gid, stat.S_IMODE(seed.st_mode)) == (0, user.gid, 0o640)
+
+
+def test_a_failed_start_says_what_qemu_said(place):
+    said = place.run(
+        "from virtshim.domain.errors import InternalError\n"
+        "hypervisor.define(SPEC); Path(SPEC.disks[0].path).write_bytes(b'not a qcow2')\n"
+        "try: hypervisor.start(SPEC.uuid)\n"
+        "except InternalError as error: say(str(error))\n"
+        "say(state())"
+    )
+    assert "qcow2" in said[0]
+    assert said[1][0] == "off"
+
+
+def test_a_second_process_is_told_that_the_directory_is_taken(place):
+    said = place.run(
+        "import subprocess; code = ('import sys; from virtshim.hypervisor.connection import Connection\\n'\n"
+        "'c = Connection(sys.argv[1]); c.start(); print(c.wait_open(1), c.trouble())')\n"
+        "done = subprocess.run([sys.executable, '-c', code, f'qemu:///embed?root={PLACE}/l'], capture_output=True, text=True)\n"
+        "say(done.stdout)"
+    )
+    assert said[0].startswith("False libvirt at qemu:///embed")
+    assert "cannot be reached" in said[0]

@@ -1,0 +1,155 @@
+"""systemd reads our files as it would on a node: with its own tools, on copies whose programs exist."""
+
+import configparser
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.operator
+
+SERVICES = ("virtshim.service", "tapmanager.service")
+# Each of these gives a service a mount namespace of its own (systemd.exec(5)).
+PRIVATE_MOUNTS = {
+    "BindPaths",
+    "BindReadOnlyPaths",
+    "DynamicUser",
+    "ExecPaths",
+    "ExtensionDirectories",
+    "ExtensionImages",
+    "InaccessiblePaths",
+    "LogNamespace",
+    "MountAPIVFS",
+    "MountFlags",
+    "MountImages",
+    "NoExecPaths",
+    "PrivateDevices",
+    "PrivateIPC",
+    "PrivateMounts",
+    "PrivateTmp",
+    "ProcSubset",
+    "ProtectControlGroups",
+    "ProtectHome",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "ProtectKernelTunables",
+    "ProtectProc",
+    "ProtectSystem",
+    "ReadOnlyPaths",
+    "ReadWritePaths",
+    "RootDirectory",
+    "RootImage",
+    "TemporaryFileSystem",
+}
+
+System = Callable[[Sequence[str]], str]
+
+
+@pytest.fixture(scope="session")
+def units(pytestconfig: pytest.Config) -> Path:
+    return pytestconfig.rootpath / "systemd"
+
+
+@pytest.fixture
+def said() -> System:
+    """Both output streams of one of systemd's tools, which must be installed and end with 0."""
+
+    def run(argv: Sequence[str]) -> str:
+        if shutil.which(argv[0]) is None:
+            pytest.skip(f"NOT TESTED: {argv[0]} is not installed")
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return (done.stdout + done.stderr).strip()
+
+    return run
+
+
+@pytest.fixture
+def copies(units: Path, tmp_path: Path) -> list[str]:
+    """The units with programs that are there: systemd-analyze looks for them."""
+    out = []
+    for name in SERVICES:
+        text = (units / name).read_text()
+        for program in ("virtshim", "tapmanager"):
+            text = text.replace(f"ExecStart=/usr/local/bin/{program} ", f"ExecStart={shutil.which('true')} ")
+        (tmp_path / name).write_text(text)
+        out.append(str(tmp_path / name))
+    return out
+
+
+def options(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # the library's own way to keep upper case
+    parser.read(path)
+    return parser
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[str]) -> None:
+    assert said(["systemd-analyze", "verify", "--man=no", *copies]) == ""
+
+
+@pytest.mark.parametrize(("service", "most"), [("virtshim.service", 35), ("tapmanager.service", 70)])
+def test_a_service_is_exposed_no_more_than_its_work_needs(
+    said: System, copies: list[str], service: str, most: int
+) -> None:
+    """`most` is in tenths of systemd's exposure level."""
+    unit = next(path for path in copies if path.endswith(service))
+    said(["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={most}", unit])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_stopping_a_service_ends_its_own_process_and_no_other(units: Path, service: str) -> None:
+    """VMs and pod networks survive the restart of either."""
+    unit = options(units / service)["Service"]
+    assert unit["KillMode"] == "process"
+    assert "RuntimeDirectory" not in unit, "systemd would remove the sockets of running VMs"
+    assert "StateDirectory" not in unit, "tmpfiles.d makes it, with a mode that lets QEMU pass"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_tells_systemd_how_it_does_and_is_started_again_for_ever(units: Path, service: str) -> None:
+    parsed = options(units / service)
+    assert parsed["Service"]["Type"] == "notify"
+    assert int(parsed["Service"]["WatchdogSec"]) > 0
+    assert parsed["Service"]["Restart"] == "always"
+    assert parsed["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+def test_tapmanager_shares_the_hosts_mounts_so_that_others_see_its_network_namespaces(units: Path) -> None:
+    assert PRIVATE_MOUNTS & set(options(units / "tapmanager.service")["Service"]) == set()
+
+
+def test_virtshim_starts_after_tapmanager_and_libvirt_and_stops_with_neither(units: Path) -> None:
+    unit = options(units / "virtshim.service")["Unit"]
+    assert {"tapmanager.service", "libvirtd.service", "virtqemud.service"} <= set(unit["After"].split())
+    assert "tapmanager.service" in unit["Wants"].split()
+    assert {"Requires", "BindsTo", "PartOf"} & set(unit) == set()
+    assert "virtshim.service" in options(units / "tapmanager.service")["Unit"]["Before"].split()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make directories that belong to root")
+def test_the_directories_let_qemu_pass_and_not_look(said: System, units: Path, tmp_path: Path) -> None:
+    said(["systemd-tmpfiles", f"--root={tmp_path}", "--create", str(units / "virtshim-tmpfiles.conf")])
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
+        for top in ("run/virtshim", "var/lib/virtshim")
+        for path in (tmp_path / top, *(tmp_path / top).iterdir())
+    }
+    assert modes == {
+        "run/virtshim": 0o711,
+        "run/virtshim/vm": 0o711,
+        "var/lib/virtshim": 0o711,
+        "var/lib/virtshim/images": 0o711,
+        "var/lib/virtshim/containers": 0o711,
+        "var/lib/virtshim/tapmanager": 0o700,
+    }
+
+
+def test_the_group_of_the_kvm_device_is_made_where_it_is_missing(said: System, units: Path, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    out = said(["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(units / "virtshim-sysusers.conf")])
+    assert "kvm" in out

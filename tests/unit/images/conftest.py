@@ -1,0 +1,207 @@
+"""A web server and a registry that do as each test tells them, on loopback; small disks made by qemu-img."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import subprocess
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+
+Route = Callable[[http.server.BaseHTTPRequestHandler], None]
+
+
+class WebServer(http.server.ThreadingHTTPServer):
+    """`routes` by path without query. `hang` ends a route that must not answer; it is set when the test is over."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.routes: dict[str, Route] = {}
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        self.over = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def url(self, path: str) -> str:
+        return f"http://{self.address}{path}"
+
+    def serve(self, path: str, body: bytes, **headers: str) -> str:
+        """A plain file."""
+
+        def route(request: http.server.BaseHTTPRequestHandler) -> None:
+            request.send_response(200)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                request.send_header(name.replace("_", "-"), value)
+            request.end_headers()
+            request.wfile.write(body)
+
+        self.routes[path] = route
+        return self.url(path)
+
+    def answer(self, path: str, status: int, body: bytes = b"", **headers: str) -> str:
+        def route(request: http.server.BaseHTTPRequestHandler) -> None:
+            request.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                request.send_header(name.replace("_", "-"), value)
+            request.end_headers()
+            request.wfile.write(body)
+
+        self.routes[path] = route
+        return self.url(path)
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.seen]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is what some tests are about."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: WebServer
+
+    def handle_any(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.seen.append((self.path, dict(self.headers)))
+        route = self.server.routes.get(path)
+        if route is None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        else:
+            route(self)
+
+    do_GET = do_POST = handle_any
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+class FakeRegistry:
+    """Holds images in memory behind a WebServer: for what a real registry never does."""
+
+    def __init__(self, web: WebServer) -> None:
+        self.web = web
+        self.layer_type = "application/vnd.oci.image.layer.v1.tar+gzip"
+
+    def name(self, repository: str) -> str:
+        return f"{self.web.address}/{repository}"
+
+    def blob(self, repository: str, data: bytes) -> dict[str, Any]:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        self.web.serve(f"/v2/{repository}/blobs/{digest}", data)
+        return {"mediaType": self.layer_type, "digest": digest, "size": len(data)}
+
+    def document(self, repository: str, reference: str, document: Any) -> dict[str, Any]:
+        data = json.dumps(document).encode()
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        for name in (reference, digest):
+            self.web.serve(f"/v2/{repository}/manifests/{name}", data)
+        return {"digest": digest, "size": len(data)}
+
+    def manifest(
+        self, repository: str, layers: list[tuple[bytes, bytes]], reference: str = "latest", architecture: str = "amd64"
+    ) -> dict[str, Any]:
+        """`layers` as (packed, plain) bytes, lowest first."""
+        diffs = [f"sha256:{hashlib.sha256(plain).hexdigest()}" for _, plain in layers]
+        config = {"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": diffs}}
+        return self.document(
+            repository,
+            reference,
+            {
+                "schemaVersion": 2,
+                "config": self.blob(repository, json.dumps(config).encode()),
+                "layers": [self.blob(repository, packed) for packed, _ in layers],
+            },
+        )
+
+    def push(self, repository: str, *trees: dict[str, bytes], **options: Any) -> str:
+        """One gzip layer a tree, lowest first; gives the name to pull."""
+        plain = [tar(tree) for tree in trees]
+        self.manifest(repository, [(gzip.compress(layer, 1), layer) for layer in plain], **options)
+        return self.name(repository)
+
+
+def tar(tree: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> bytes:  # noqa: A002
+    """A name with a slash at its end is a directory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
+        for name, data in tree.items():
+            entry = tarfile.TarInfo(name)
+            if name.endswith("/"):
+                entry.type = tarfile.DIRTYPE
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def make_tar() -> Callable[..., bytes]:
+    return tar
+
+
+@pytest.fixture
+def fake_registry(web: WebServer) -> FakeRegistry:
+    return FakeRegistry(web)
+
+
+@pytest.fixture
+def qemu_img() -> Callable[..., None]:
+    def run(*argv: str) -> None:
+        subprocess.run(["qemu-img", *argv], check=True, capture_output=True)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def qcow2(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A sound, small disk of 16 MiB."""
+    path = tmp_path_factory.mktemp("disk") / "sound.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "16M"], check=True)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Callable[..., ImageFileStore]:
+    def make(**settings: Any) -> ImageFileStore:
+        store = ImageFileStore(str(tmp_path / "images"), ImageSettings(**settings))
+        store.sweep()
+        return store
+
+    return make
+
+
+@pytest.fixture
+def store(make_store: Callable[..., ImageFileStore]) -> ImageFileStore:
+    return make_store()
+
+
+@pytest.fixture
+def incoming(tmp_path: Path) -> Callable[[], list[str]]:
+    """What is half-made in the store."""
+    return lambda: [entry.name for entry in (tmp_path / "images" / "incoming").iterdir()]

@@ -1,0 +1,216 @@
+"""Where a reference comes from, and what Virtlet's translation rules make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.domain.image_name import ImageName
+from virtshim.images.names import HttpLocation, RegistryLocation, is_loopback, resolve
+from virtshim.images.translation_files import read_translations
+from virtshim.images.translations import Transport, parse_translations, translate
+
+PROD = """
+prefix: prod
+translations:
+- name: image1
+  url: https://images.example/image1.qcow2
+- regex: '^linux/(\\d+\\.\\d+)'
+  url: http://images.example/linux-$1.qcow2
+  transport: slow
+- regex: 'both/(?P<what>\\w+)/(x)?'
+  url: images.example/${what}-$2-$3-$$1-${1}.img
+transports:
+  "":
+    maxRedirects: 0
+  slow:
+    timeout: 30000
+    proxy: http://proxy.example:3128
+"""
+PLAIN = """
+apiVersion: virtlet.k8s/v1
+kind: VirtletImageMapping
+metadata: {name: plain, namespace: kube-system}
+spec:
+  translations:
+  - regex: 'image\\d'
+    url: https://images.example/any.qcow2
+  - name: cirros
+    url: images.example/cirros.img
+"""
+
+
+@pytest.fixture(scope="module")
+def rules():
+    return [parse_translations(PROD, "a.yaml"), parse_translations(PLAIN, "b.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("reference", "url"),
+    [
+        ("https://host/x", "https://host/x"),
+        ("http://host/x.qcow2:latest", "http://host/x.qcow2"),
+        ("virtlet.cloud/host.example/x/y", "https://host.example/x/y"),
+        ("virtlet.cloud/nas/images/x", "https://nas/images/x"),
+        ("virtlet.cloud/host:8080/x.img:tag", "https://host:8080/x.img"),
+        ("virtlet.cloud/cirros", "https://images.example/cirros.img"),
+        ("cirros:anything", "https://images.example/cirros.img"),
+        ("prod/image1", "https://images.example/image1.qcow2"),
+        ("virtlet.cloud/prod/linux/6.1:latest", "http://images.example/linux-6.1.qcow2"),
+        ("prod/both/this/x", "https://images.example/this-x--$1-this.img"),
+        # An unanchored regex of a file without prefix sees the whole name.
+        ("other/image7", "https://images.example/any.qcow2"),
+        ("host.example/a/disk.qcow2", "https://host.example/a/disk.qcow2"),
+        ("host.example:8080/disk.raw:latest", "https://host.example:8080/disk.raw"),
+        ("localhost/disk.img", "https://localhost/disk.img"),
+    ],
+)
+def test_a_web_servers_image_is_resolved_to_its_url(rules, reference: str, url: str) -> None:
+    location = resolve(ImageName.parse(reference), rules, "https")
+    assert isinstance(location, HttpLocation)
+    assert location.url == url
+
+
+@pytest.mark.parametrize(
+    ("reference", "api", "repository", "tag"),
+    [
+        ("fedora", "registry-1.docker.io", "library/fedora", "latest"),
+        ("docker.io/fedora:39", "registry-1.docker.io", "library/fedora", "39"),
+        ("index.docker.io/kubevirt/x", "registry-1.docker.io", "kubevirt/x", "latest"),
+        ("kubevirt/x", "registry-1.docker.io", "kubevirt/x", "latest"),
+        ("kubevirt/disk.img", "registry-1.docker.io", "kubevirt/disk.img", "latest"),
+        ("quay.example/a/b/c:1", "quay.example", "a/b/c", "1"),
+        ("host:5000/a", "host:5000", "a", "latest"),
+        ("localhost/a", "localhost", "a", "latest"),
+        (f"host:5000/a@sha256:{'a' * 64}", "host:5000", "a", f"sha256:{'a' * 64}"),
+    ],
+)
+def test_all_else_is_a_registrys(rules, reference: str, api: str, repository: str, tag: str) -> None:
+    location = resolve(ImageName.parse(reference), rules, "https")
+    assert isinstance(location, RegistryLocation)
+    assert (location.api, location.repository, location.reference) == (api, repository, tag)
+
+
+def test_the_default_scheme_is_a_setting_and_does_not_touch_written_schemes(rules) -> None:
+    def url(reference: str) -> str:
+        location = resolve(ImageName.parse(reference), rules, "http")
+        assert isinstance(location, HttpLocation)
+        return location.url
+
+    assert url("host.example/x.img") == "http://host.example/x.img"
+    assert url("https://host.example/x.img") == "https://host.example/x.img"
+    assert url("prod/image1") == "https://images.example/image1.qcow2"
+
+
+@pytest.mark.parametrize("reference", ["Host/Upper", "a--/b", "a/.b", "x" * 300, "a_._b"])
+def test_what_no_registry_can_hold_is_refused(reference: str) -> None:
+    with pytest.raises(InvalidRequest, match="neither an image file's URL nor"):
+        resolve(ImageName.parse(reference), [], "https")
+
+
+def test_a_virtlet_name_without_rule_and_host_says_what_to_do() -> None:
+    with pytest.raises(InvalidRequest, match="add a rule"):
+        resolve(ImageName.parse("virtlet.cloud/cirros"), [], "https")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "https://", "https://user:pw@host/x", "file:///etc/shadow", "http://h:x/"])
+def test_a_rule_that_makes_no_url_is_refused_by_its_files_name(url: str) -> None:
+    rules = [parse_translations(f"translations: [{{name: x, url: '{url}'}}]", "the-file.yaml")]
+    with pytest.raises(InvalidRequest, match=r"the-file\.yaml"):
+        resolve(ImageName.parse("x"), rules, "https")
+
+
+def test_exact_names_of_all_files_go_before_regexes() -> None:
+    files = [
+        parse_translations("translations: [{regex: i, url: https://h/regex}]", "a"),
+        parse_translations("translations: [{name: image, url: https://h/name}]", "b"),
+    ]
+    found = translate("image", files)
+    assert found is not None
+    assert (found.url, found.file) == ("https://h/name", "b")
+
+
+def test_a_rule_carries_its_transport(rules) -> None:
+    slow, default = translate("prod/linux/6.1", rules), translate("prod/image1", rules)
+    assert slow is not None
+    assert slow.transport == Transport(timeout=30.0, proxy="http://proxy.example:3128")
+    assert default is not None
+    assert default.transport.max_redirects == 0
+
+
+@pytest.mark.parametrize("name", ["", "other", "prod", "production/image1"])
+def test_what_no_rule_fits_is_not_translated(name: str) -> None:
+    assert translate(name, [parse_translations(PROD, "a.yaml")]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[", "line 1: not YAML"),
+        ("- a", "mapping"),
+        ("1: 2", "mapping"),
+        ("prefixx: a", "unknown key 'prefixx'"),
+        ("prefix: 7", "not a text"),
+        ("translations: x", "not a list"),
+        ("translations: [x]", "entry 1 of translations must be a mapping"),
+        ("translations: [{url: x}]", "either a name or a regex"),
+        ("translations: [{name: a, regex: a, url: x}]", "either a name or a regex"),
+        ("translations: [{name: a}]", "no url"),
+        ("translations: [{regex: '(', url: x}]", "bad regex"),
+        ("translations: [{name: a, url: x, transport: t}]", "transport 't'"),
+        ("transports: {t: {timeout: -1}}", "whole number"),
+        ("transports: {t: {timeout: true}}", "whole number"),
+        ("transports: {t: {retries: 1}}", "unknown key 'retries'"),
+        ("transports: {t: {proxy: 'socks5://x'}}", "not supported"),
+        ("transports: {t: {tls: {insecure: maybe}}}", "neither true nor false"),
+        ("transports: {t: {tls: {certificates: [{key: x}]}}}", "no cert"),
+        ("transports: {t: {tls: {certificates: [{cert: a, key: b}, {cert: a, key: b}]}}}", "more than one"),
+        ("transports: {t: []}", "mapping"),
+        ("!!python/object/apply:os.system [x]", "not YAML"),
+    ],
+)
+def test_a_bad_translation_file_is_named_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as caught:
+        parse_translations(text, "bad.yaml")
+    assert "bad.yaml" in str(caught.value)
+
+
+@given(st.text())
+def test_any_text_is_a_translation_file_or_refused(text: str) -> None:
+    try:
+        parse_translations(text, "f")
+    except ShimError as error:
+        assert "f" in str(error)
+
+
+def test_files_are_read_anew_in_order_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "b.yml").write_text("translations: [{name: x, url: https://h/b}]")
+    (tmp_path / "notes.txt").write_text("no YAML: [")
+    (tmp_path / ".hidden.yaml").write_text("[")
+    assert [Path(file.file).name for file in read_translations(str(tmp_path))] == ["b.yml"]
+    (tmp_path / "a.yaml").write_text("")
+    assert [Path(file.file).name for file in read_translations(str(tmp_path))] == ["a.yaml", "b.yml"]
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        read_translations(str(tmp_path))
+    (tmp_path / "a.yaml").unlink()
+    (tmp_path / "a.yaml").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InvalidRequest, match="No such file"):
+        read_translations(str(tmp_path))
+
+
+def test_no_directory_means_no_rules(tmp_path: Path) -> None:
+    assert read_translations(str(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("localhost:5000", True), ("127.0.0.1", True), ("127.9.9.9:1", True), ("[::1]:5000", True), ("10.0.0.1", False)]
+    + [("localhost.example", False), ("127.0.0.1.example:80", False), ("[::2]", False)],
+)
+def test_loopback_is_told_from_names_that_look_like_it(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

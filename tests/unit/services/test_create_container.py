@@ -1,0 +1,354 @@
+"""CreateContainer: disk, seed, definition; sizes; and what is left when a step fails."""
+
+import threading
+import uuid
+
+import pytest
+
+from tests.fakes.world import IMAGE, LOG_DIRECTORY, World, container_config, sandbox_config
+from virtshim.domain.container import ContainerName, ContainerPhase, Resources
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.vm import CpuLimits, DiskBus, Power, VmSpec
+
+GIB = 1 << 30
+SYSTEM_UUID = "12345678-9abc-4def-8123-456789abcdef"
+
+
+def spec_of(world: World, **config: object) -> VmSpec:
+    """The VM that a container with that config becomes."""
+    container = world.create(world.run(), config=container_config(**config))
+    return world.outside.vms.vms[world.domain(container)].spec
+
+
+def test_a_new_container_is_created_and_does_not_run(world: World) -> None:
+    container = world.create(world.run())
+    assert world.container(container).phase is ContainerPhase.CREATED
+    assert world.outside.vms.power(world.domain(container)).power is Power.OFF
+    assert world.outside.disks.directories[container] == {"root.qcow2", "seed.iso"}
+
+
+def test_the_row_is_written_first_and_changed_last(world: World) -> None:
+    sandbox = world.run()
+    world.journal.calls.clear()
+    world.create(sandbox)
+    assert world.journal.calls == [
+        "records.containers.add",
+        "disks.create",
+        "seeds.create",
+        "vms.define",
+        "records.containers.replace",
+    ]
+
+
+def test_a_repeated_call_returns_the_first_container(world: World) -> None:
+    sandbox = world.run()
+    assert world.create(sandbox) == world.create(sandbox)
+    assert world.journal.count("vms.define") == 1
+
+
+def test_a_taken_name_with_a_different_config_is_refused(world: World) -> None:
+    sandbox = world.run()
+    first = world.create(sandbox)
+    with pytest.raises(AlreadyExists, match=first.value):
+        world.create(sandbox, config=container_config(args=("x",)))
+
+
+def test_a_name_that_was_started_already_is_taken(world: World) -> None:
+    sandbox, _ = world.running()
+    with pytest.raises(AlreadyExists, match="running"):
+        world.create(sandbox)
+
+
+def test_the_next_attempt_is_another_container(world: World) -> None:
+    sandbox = world.run()
+    assert world.create(sandbox, attempt=0) != world.create(sandbox, attempt=1)
+
+
+def test_a_sandbox_that_is_not_there_is_not_found(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.create(SandboxId("0" * 64))
+
+
+def test_a_stopped_sandbox_takes_no_containers(world: World) -> None:
+    sandbox = world.run()
+    world.stop_sandbox(sandbox)
+    with pytest.raises(WrongState, match="not ready"):
+        world.create(sandbox)
+
+
+def test_an_image_that_was_not_pulled_is_not_found(world: World) -> None:
+    sandbox = world.run()
+    with pytest.raises(NotFound, match="pull it first"):
+        world.create(sandbox, config=container_config(image="registry.test/other:2"))
+    assert world.records.containers.all() == []
+
+
+def test_the_image_may_be_named_by_id(world: World) -> None:
+    (image,) = world.images.all()
+    container = world.create(world.run(), config=container_config(image=image.digest.value))
+    assert world.container(container).image == image.digest
+
+
+def test_the_repo_digest_is_shown_as_image_ref(world: World) -> None:
+    (image,) = world.images.all()
+    assert world.container(world.create(world.run())).image_ref == f"registry.test/vm/guest@{image.digest}"
+
+
+def test_a_deadline_in_the_past_makes_nothing(world: World) -> None:
+    sandbox = world.run()
+    late = Deadline.after(world.outside.clock.monotonic(), 0)
+    with pytest.raises(DeadlineExceeded):
+        world.do.create_container.create(sandbox, ContainerName("vm", 0), container_config(), late)
+    assert world.records.containers.all() == []
+
+
+# --- sizes
+
+
+def test_without_a_memory_limit_the_guest_gets_the_nodes_default(world: World) -> None:
+    assert spec_of(world).memory_bytes == GIB
+
+
+def test_the_memory_limit_is_the_guests_memory(world: World) -> None:
+    assert spec_of(world, resources=Resources(memory_limit_bytes=3 * GIB)).memory_bytes == 3 * GIB
+
+
+def test_a_memory_limit_in_which_no_guest_boots_is_refused(world: World) -> None:
+    with pytest.raises(InvalidRequest, match=r"vm\.min_memory"):
+        spec_of(world, resources=Resources(memory_limit_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "vcpus"), [(0, 0, 1), (100_000, 100_000, 1), (100_001, 100_000, 2), (250_000, 0, 3), (1, 0, 1)]
+)
+def test_the_cpu_limit_rounded_up_is_the_number_of_vcpus(world: World, quota: int, period: int, vcpus: int) -> None:
+    spec = spec_of(world, resources=Resources(cpu_quota=quota, cpu_period=period, cpu_shares=512))
+    assert spec.vcpus == vcpus
+    assert spec.cpu == CpuLimits(512, quota, period)
+
+
+def test_more_vcpus_than_the_node_allows_are_refused(world: World) -> None:
+    with pytest.raises(InvalidRequest, match=r"vm\.max_vcpus"):
+        spec_of(world, resources=Resources(cpu_quota=6_500_000, cpu_period=100_000))
+
+
+def test_the_annotation_decides_over_the_cpu_limit(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(annotations={"VirtletVCPUCount": "4"}))
+    container = world.create(sandbox, config=container_config(resources=Resources(cpu_quota=100_000)))
+    assert world.outside.vms.vms[world.domain(container)].spec.vcpus == 4
+
+
+def test_annotations_shape_the_vm(world: World) -> None:
+    sandbox = world.run(
+        config=sandbox_config(
+            annotations={
+                "VirtletDiskDriver": "virtio",
+                "VirtletRootVolumeSize": "2Gi",
+                "VirtletSystemUUID": SYSTEM_UUID,
+                "VirtletForceDHCPNetworkConfig": "true",
+            }
+        )
+    )
+    container = world.create(sandbox)
+    spec = world.outside.vms.vms[uuid.UUID(SYSTEM_UUID)].spec
+    assert (spec.disk_bus, spec.smbios_uuid) == (DiskBus.VIRTIO, True)
+    assert world.outside.disks.sizes[container] == 2 * GIB
+    assert world.outside.seeds.requests[container].options.force_dhcp
+
+
+# --- what the VM is told
+
+
+def test_the_vm_gets_its_pods_network_and_disks_in_boot_order(world: World) -> None:
+    spec = spec_of(world)
+    assert [disk.serial for disk in spec.disks] == ["root", "seed"]
+    assert spec.fetch_key.startswith("key-of-")
+    assert spec.tapmanager_socket == world.settings.tapmanager_socket
+    assert spec.title == "default/web/vm"
+
+
+def test_the_name_of_the_vm_is_readable_and_safe(world: World) -> None:
+    container = world.create(world.run(), name="../$(reboot) ünïcode" + "x" * 100)
+    name = world.outside.vms.vms[world.domain(container)].spec.name
+    assert name.startswith(f"virtshim-{container.value[:12]}-..-")
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+    assert len(name) < 60
+
+
+@pytest.mark.parametrize(("hostname", "told"), [("db-0", "db-0"), ("", "web")])
+def test_the_guest_is_told_its_hostname_or_the_pods_name(world: World, hostname: str, told: str) -> None:
+    container = world.create(world.run(config=sandbox_config(hostname=hostname)))
+    assert world.outside.seeds.requests[container].hostname == told
+
+
+@pytest.mark.parametrize(
+    ("directory", "path", "file"),
+    [
+        (LOG_DIRECTORY, "vm/0.log", f"{LOG_DIRECTORY}/vm/0.log"),
+        (LOG_DIRECTORY, "./vm//0.log", f"{LOG_DIRECTORY}/vm/0.log"),
+        ("", "vm/0.log", ""),
+        (LOG_DIRECTORY, "", ""),
+    ],
+)
+def test_the_log_file_lies_below_the_log_directory(world: World, directory: str, path: str, file: str) -> None:
+    sandbox = world.run(config=sandbox_config(log_directory=directory))
+    assert world.container(world.create(sandbox, config=container_config(log_path=path))).log_file == file
+
+
+@pytest.mark.parametrize("path", ["../0.log", "/etc/passwd", "vm/../../0.log", "vm/\0.log", ".", "./", "vm/.."])
+def test_a_log_path_outside_the_log_directory_or_no_file_in_it_is_refused(world: World, path: str) -> None:
+    sandbox = world.run()
+    with pytest.raises(InvalidRequest, match="log_path"):
+        world.create(sandbox, config=container_config(log_path=path))
+
+
+def test_a_relative_log_directory_is_refused(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(log_directory="logs"))
+    with pytest.raises(InvalidRequest, match="absolute"):
+        world.create(sandbox)
+
+
+# --- one UUID, one VM
+
+
+def with_uuid(world: World, pod: str) -> SandboxId:
+    return world.run(pod, config=sandbox_config(annotations={"VirtletSystemUUID": SYSTEM_UUID}))
+
+
+def test_a_system_uuid_names_one_vm_on_a_node(world: World) -> None:
+    first = world.create(with_uuid(world, "one"))
+    second = with_uuid(world, "two")
+    with pytest.raises(AlreadyExists, match=first.value):
+        world.create(second)
+    assert world.outside.vms.vms[uuid.UUID(SYSTEM_UUID)].spec.container_id == first
+
+
+def test_a_system_uuid_is_free_again_after_removal(world: World) -> None:
+    world.remove(world.create(with_uuid(world, "one")))
+    world.create(with_uuid(world, "two"))
+
+
+def test_the_vm_of_a_foreign_owner_is_never_replaced(world: World) -> None:
+    world.outside.vms.foreign.add(uuid.UUID(SYSTEM_UUID))
+    sandbox = with_uuid(world, "one")
+    with pytest.raises(AlreadyExists, match="not this node's"):
+        world.create(sandbox)
+    assert world.records.containers.all() == []
+    assert world.outside.disks.directories == {}
+
+
+# --- failures
+
+
+STEPS = ["disks.create", "seeds.create", "vms.define", "records.containers.replace"]
+
+
+def after_pod(world: World) -> tuple[SandboxId, list[str]]:
+    sandbox = world.run()
+    return sandbox, world.everything()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failed_step_leaves_nothing(world: World, step: str, after: bool) -> None:
+    sandbox, before = after_pod(world)
+    world.journal.fail(step, InternalError("it broke"), after=after)
+    with pytest.raises(InternalError, match="it broke"):
+        world.create(sandbox)
+    assert world.everything() == before
+    world.create(sandbox)
+
+
+@pytest.mark.parametrize("undo", ["disks.delete", "vms.undefine"])
+def test_if_undo_fails_too_the_row_stays_until_removal_finishes_it(world: World, undo: str) -> None:
+    sandbox, before = after_pod(world)
+    world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))
+    world.journal.fail(undo, Unavailable("gone"))
+    with pytest.raises(ResourceExhausted):
+        world.create(sandbox)
+    (row,) = world.records.containers.all()
+    assert row.phase is ContainerPhase.REMOVING
+    world.remove(row.id)
+    assert world.everything() == before
+
+
+def test_all_undo_steps_run_even_if_one_fails(world: World) -> None:
+    sandbox = world.run()
+    world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))
+    world.journal.fail("vms.undefine", Unavailable("libvirt is gone"))
+    with pytest.raises(ResourceExhausted):
+        world.create(sandbox)
+    assert world.outside.disks.directories == {}
+
+
+def test_a_row_that_not_even_undo_could_change_does_not_block_the_name_for_ever(world: World) -> None:
+    sandbox, before = after_pod(world)
+    world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))
+    world.journal.fail("records.containers.delete", ResourceExhausted("disk full"))
+    with pytest.raises(ResourceExhausted):
+        world.create(sandbox)
+    world.journal.heal()
+    world.remove(world.create(sandbox))
+    assert world.everything() == before
+
+
+def test_an_image_removed_while_its_container_is_made_keeps_its_file(world: World) -> None:
+    sandbox = world.run()
+    gate = world.journal.hold("disks.create")
+    import threading
+
+    failures: list[ShimError] = []
+
+    def create() -> None:
+        try:
+            world.create(sandbox)
+        except ShimError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    gate.wait()
+    world.images.remove(IMAGE)
+    gate.open()
+    thread.join()
+    assert failures == []
+    (row,) = world.records.containers.all()
+    assert row.image in world.outside.files.files
+    assert world.images.all() == []
+    world.remove(row.id)
+    assert world.outside.files.files == {}
+
+
+def test_an_image_removed_while_its_container_could_not_be_made_goes(world: World) -> None:
+    sandbox = world.run()
+    gate = world.journal.hold("disks.create")
+    world.journal.fail("disks.create", ResourceExhausted("disk full"))
+    thread = threading.Thread(target=lambda: pytest.raises(ResourceExhausted, world.create, sandbox))
+    thread.start()
+    gate.wait()
+    world.images.remove(IMAGE)
+    gate.open()
+    thread.join()
+    assert world.outside.files.files == {}
+
+
+def test_a_sandbox_without_network_makes_a_vm_without_nics(world: World) -> None:
+    """A record that an earlier version may have written."""
+    sandbox = world.sandbox(world.run())
+    bare = Sandbox(sandbox.id, sandbox.key, sandbox.config, sandbox.created_at, sandbox.phase)
+    world.records.sandboxes.replace(bare)
+    spec = world.outside.vms.vms[world.domain(world.create(sandbox.id))].spec
+    assert (spec.fetch_key, spec.tapmanager_socket) == ("", "")

@@ -1,0 +1,94 @@
+"""RemoveContainer: force, idempotent, repeatable after any failure."""
+
+import pytest
+
+from tests.fakes.world import IMAGE, LOG_DIRECTORY, World
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.errors import ResourceExhausted, Unavailable
+
+
+def test_vm_disk_seed_and_record_go_and_the_log_stays(world: World) -> None:
+    sandbox = world.run()
+    before = world.everything()
+    container = world.create(sandbox)
+    world.start(container)
+    world.stop(container)
+    world.remove(container)
+    assert world.everything() == before
+    assert f"{LOG_DIRECTORY}/vm/0.log" in world.outside.consoles.logs
+
+
+def test_a_running_container_is_killed(world: World) -> None:
+    _, container = world.running()
+    world.remove(container)
+    assert world.outside.vms.vms == {}
+    assert world.outside.consoles.following == {}
+
+
+def test_the_record_goes_last(world: World) -> None:
+    _, container = world.running()
+    world.journal.calls.clear()
+    world.remove(container)
+    assert world.journal.calls == [
+        "records.containers.replace",
+        "vms.destroy",
+        "consoles.finish",
+        "vms.undefine",
+        "disks.delete",
+        "records.containers.delete",
+    ]
+
+
+def test_removing_twice_is_no_error(world: World) -> None:
+    container = world.container(world.create(world.run()))
+    world.do.remove_container.remove(container)
+    world.do.remove_container.remove(container)
+
+
+STEPS = ["records.containers.replace", "vms.destroy", "vms.undefine", "disks.delete", "records.containers.delete"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_removal_that_failed_is_finished_by_the_next(world: World, step: str, after: bool) -> None:
+    sandbox, container = world.running()
+    world.journal.fail(step, Unavailable("not now"), after=after)
+    with pytest.raises(Unavailable):
+        world.remove(container)
+    if world.records.containers.get(container) is not None:
+        world.remove(container)
+    world.remove_sandbox(sandbox)
+    assert world.everything() == []
+
+
+def test_a_container_whose_removal_failed_is_still_listed_and_neither_starts_nor_runs(world: World) -> None:
+    container = world.create(world.run())
+    world.journal.fail("disks.delete", Unavailable("busy"))
+    with pytest.raises(Unavailable):
+        world.remove(container)
+    record = world.container(container)
+    assert record.phase is ContainerPhase.REMOVING
+    assert record.is_visible
+
+
+def test_a_log_that_cannot_be_written_does_not_keep_the_container(world: World) -> None:
+    """On a full disk removal is what makes room."""
+    _, container = world.running()
+    world.journal.fail("consoles.finish", ResourceExhausted("disk full"))
+    world.remove(container)
+    assert world.records.containers.all() == []
+
+
+def test_the_last_container_takes_the_file_of_a_removed_image_with_it(world: World) -> None:
+    sandbox = world.run()
+    one, two = world.create(sandbox, "one"), world.create(sandbox, "two")
+    world.images.remove(IMAGE)
+    world.remove(one)
+    assert len(world.outside.files.files) == 1
+    world.remove(two)
+    assert world.outside.files.files == {}
+
+
+def test_the_file_of_a_listed_image_stays(world: World) -> None:
+    world.remove(world.create(world.run()))
+    assert len(world.outside.files.files) == 1

@@ -1,0 +1,165 @@
+"""RunPodSandbox as the services see it: record, network, answer; and what is left when a step fails."""
+
+import re
+
+import pytest
+
+from tests.fakes.world import World, pod_key, sandbox_config
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ResourceExhausted,
+    Unavailable,
+)
+from virtshim.domain.network import Dns
+from virtshim.domain.sandbox import PortMapping, SandboxPhase
+
+
+def test_a_new_sandbox_is_ready_and_has_its_network(world: World) -> None:
+    sandbox = world.sandbox(world.run())
+    assert sandbox.phase is SandboxPhase.READY
+    assert sandbox.network is not None
+    assert sandbox.network.ips == ("10.88.0.2", "fd00::5")
+    assert re.fullmatch(r"[0-9a-f]{64}", sandbox.id.value)
+
+
+def test_the_row_is_written_before_the_network_is_touched(world: World) -> None:
+    world.run()
+    assert world.journal.calls == ["records.sandboxes.add", "networks.attach", "records.sandboxes.replace"]
+
+
+def test_dns_and_port_mappings_reach_the_network(world: World) -> None:
+    ports = (PortMapping("udp", 53, 5353, "127.0.0.1"),)
+    dns = Dns(("10.96.0.10",), ("svc.cluster.local",), ("ndots:5",))
+    world.run(config=sandbox_config(dns=dns, port_mappings=ports))
+    (request,) = world.outside.networks.requests
+    assert (request.dns, request.port_mappings, request.pod) == (dns, ports, pod_key())
+
+
+def test_the_network_gets_what_is_left_of_the_callers_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    attach = world.outside.networks.attach
+    monkeypatch.setattr(
+        world.outside.networks, "attach", lambda request, timeout: (given.append(timeout), attach(request, timeout))[1]
+    )
+    world.do.run_sandbox.run(pod_key(), sandbox_config(), world.deadline(17))
+    assert given == [17]
+
+
+def test_a_repeated_call_returns_the_first_sandbox(world: World) -> None:
+    assert world.run() == world.run()
+    assert world.journal.count("networks.attach") == 1
+
+
+def test_another_attempt_is_another_sandbox(world: World) -> None:
+    assert world.run(attempt=0) != world.run(attempt=1)
+
+
+def test_the_same_name_with_a_different_config_is_refused(world: World) -> None:
+    first = world.run()
+    with pytest.raises(AlreadyExists, match=first.value):
+        world.run(config=sandbox_config(hostname="other"))
+
+
+def test_a_stopped_sandbox_keeps_its_name_until_it_is_removed(world: World) -> None:
+    first = world.run()
+    world.stop_sandbox(first)
+    with pytest.raises(AlreadyExists, match="remove it first"):
+        world.run()
+    world.remove_sandbox(first)
+    assert world.run() != first
+
+
+def test_an_unknown_runtime_handler_is_refused_by_name(world: World) -> None:
+    with pytest.raises(InvalidRequest, match=r"'gvisor'.*known: virtshim"):
+        world.run(config=sandbox_config(runtime_handler="gvisor"))
+    assert world.journal.calls == []
+
+
+def test_a_known_runtime_handler_is_kept(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(runtime_handler="virtshim"))
+    assert world.sandbox(sandbox).config.runtime_handler == "virtshim"
+
+
+def test_a_bad_annotation_is_refused_before_anything_is_made(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="VirtletVCPUCount"):
+        world.run(config=sandbox_config(annotations={"VirtletVCPUCount": "many"}))
+    assert world.journal.calls == []
+
+
+def test_a_deadline_in_the_past_makes_nothing(world: World) -> None:
+    with pytest.raises(DeadlineExceeded):
+        world.do.run_sandbox.run(pod_key(), sandbox_config(), Deadline.after(world.outside.clock.monotonic(), 0))
+    assert world.everything() == []
+
+
+@pytest.mark.parametrize("half_made", [False, True])
+def test_a_failed_network_leaves_nothing(world: World, half_made: bool) -> None:
+    world.journal.fail("networks.attach", InternalError("CNI bridge: no such device"), after=half_made)
+    with pytest.raises(InternalError, match="no such device"):
+        world.run()
+    assert world.everything() == []
+    world.run()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_full_disk_at_the_last_step_leaves_nothing(world: World, after: bool) -> None:
+    world.journal.fail("records.sandboxes.replace", ResourceExhausted("disk full"), after=after)
+    with pytest.raises(ResourceExhausted):
+        world.run()
+    assert world.everything() == []
+
+
+def test_a_full_disk_at_the_first_step_touches_nothing_outside(world: World) -> None:
+    world.journal.fail("records.sandboxes.add", ResourceExhausted("disk full"))
+    with pytest.raises(ResourceExhausted):
+        world.run()
+    assert world.journal.count("networks.attach") == 0
+
+
+def test_when_the_network_can_neither_be_made_nor_released_a_not_ready_row_stays(world: World) -> None:
+    world.journal.fail("networks.attach", InternalError("CNI ADD failed"), after=True)
+    world.journal.fail("networks.release", Unavailable("tapmanager is gone"))
+    with pytest.raises(InternalError, match="CNI ADD failed"):
+        world.run()
+    (row,) = world.records.sandboxes.all()
+    assert row.phase is SandboxPhase.NOT_READY
+    assert row.is_visible
+    assert "could not be undone" in row.reason
+
+
+def test_stop_and_remove_finish_a_set_up_that_could_not_be_undone(world: World) -> None:
+    world.journal.fail("networks.attach", InternalError("CNI ADD failed"), after=True)
+    world.journal.fail("networks.release", Unavailable("tapmanager is gone"))
+    with pytest.raises(InternalError):
+        world.run()
+    (row,) = world.records.sandboxes.all()
+    world.stop_sandbox(row.id)
+    assert world.outside.networks.networks == {}
+    world.remove_sandbox(row.id)
+    assert world.everything() == []
+
+
+def test_undo_does_not_use_up_the_callers_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(world.outside.networks, "release", lambda sandbox, timeout: given.append(timeout))
+    world.journal.fail("networks.attach", InternalError("CNI ADD failed"))
+    with pytest.raises(InternalError):
+        world.do.run_sandbox.run(pod_key(), sandbox_config(), world.deadline(0.001))
+    assert given == [world.settings.cri.stop_timeout]
+
+
+def test_a_row_that_not_even_undo_could_change_does_not_block_the_pod_for_ever(world: World) -> None:
+    full = ResourceExhausted("disk full")
+    world.journal.fail("records.sandboxes.replace", full)
+    world.journal.fail("records.sandboxes.delete", full)
+    with pytest.raises(ResourceExhausted):
+        world.run()
+    world.journal.heal()
+    sandbox = world.run()
+    assert world.sandbox(sandbox).phase is SandboxPhase.READY
+    world.remove_sandbox(sandbox)
+    assert world.everything() == []

@@ -1,0 +1,180 @@
+"""StartContainer: QEMU runs when it returns; a failed start ends the container with StartError."""
+
+import pytest
+
+from tests.fakes.world import LOG_DIRECTORY, World
+from virtshim.domain.container import ContainerPhase, ExitReason
+from virtshim.domain.errors import (
+    InternalError,
+    NotFound,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
+from virtshim.domain.vm import OffReason
+
+
+def test_the_vm_runs_and_the_log_file_is_there(world: World) -> None:
+    _, container = world.running()
+    record = world.container(container)
+    assert record.phase is ContainerPhase.RUNNING
+    assert record.started_at == world.outside.clock.now_ns()
+    assert world.outside.vms.power(world.domain(container)).is_on
+    assert world.outside.consoles.logs == {f"{LOG_DIRECTORY}/vm/0.log": []}
+
+
+def test_the_console_is_open_before_the_vm_boots(world: World) -> None:
+    container = world.create(world.run())
+    world.journal.calls.clear()
+    world.start(container)
+    assert world.journal.calls[:3] == ["consoles.open", "vms.start", "records.containers.replace"]
+
+
+def test_a_running_container_is_not_started_again(world: World) -> None:
+    _, container = world.running()
+    with pytest.raises(WrongState, match="only a created one"):
+        world.start(container)
+    assert world.container(container).phase is ContainerPhase.RUNNING
+
+
+def test_an_exited_container_is_not_started_again(world: World) -> None:
+    _, container = world.running()
+    world.stop(container)
+    with pytest.raises(WrongState, match="exited"):
+        world.start(container)
+
+
+def test_a_container_removed_meanwhile_is_not_found(world: World) -> None:
+    container = world.container(world.create(world.run()))
+    world.remove(container.id)
+    with pytest.raises(NotFound):
+        world.do.start_container.start(container)
+
+
+def test_a_container_of_a_stopped_sandbox_does_not_start(world: World) -> None:
+    sandbox = world.run()
+    container = world.create(sandbox)
+    world.stop_sandbox(sandbox)
+    with pytest.raises(WrongState, match="not ready"):
+        world.start(container)
+
+
+def test_a_second_container_does_not_run_beside_the_first(world: World) -> None:
+    sandbox, first = world.running()
+    second = world.create(sandbox, "sidecar")
+    with pytest.raises(WrongState, match="a pod is one virtual machine") as refused:
+        world.start(second)
+    assert first.value in str(refused.value)
+    assert world.container(second).phase is ContainerPhase.CREATED
+
+
+def test_a_second_container_runs_after_the_first(world: World) -> None:
+    sandbox, first = world.running()
+    second = world.create(sandbox, "main")
+    world.stop(first)
+    world.start(second)
+    assert world.container(second).phase is ContainerPhase.RUNNING
+
+
+def test_containers_of_other_pods_do_not_matter(world: World) -> None:
+    world.running("one")
+    world.running("two")
+    assert len(world.outside.vms.running()) == 2
+
+
+def test_the_vm_of_a_container_whose_removal_failed_ends_before_another_starts(world: World) -> None:
+    sandbox, first = world.running()
+    world.journal.fail("vms.destroy", Unavailable("libvirt is gone"), times=2)
+    with pytest.raises(Unavailable):
+        world.remove(first)
+    second = world.create(sandbox, "main")
+    with pytest.raises(Unavailable):
+        world.start(second)
+    world.start(second)
+    assert [vm.spec.container_id for vm in world.outside.vms.running()] == [second]
+
+
+def test_the_vm_of_a_failed_start_ends_before_the_next_attempt_starts(world: World) -> None:
+    sandbox = world.run()
+    world.journal.fail("vms.start", Unavailable("lost the answer"), after=True)
+    world.journal.fail("vms.destroy", Unavailable("libvirt is gone"))
+    with pytest.raises(Unavailable):
+        world.start(world.create(sandbox))
+    second = world.create(sandbox, attempt=1)
+    world.start(second)
+    assert [vm.spec.container_id for vm in world.outside.vms.running()] == [second]
+
+
+@pytest.mark.parametrize("step", ["consoles.open", "vms.start"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_failed_start_is_an_end_with_start_error(world: World, step: str, after: bool) -> None:
+    container = world.create(world.run())
+    world.journal.fail(step, InternalError("no such file: root.qcow2"), after=after)
+    with pytest.raises(InternalError, match="no such file"):
+        world.start(container)
+    ended = world.container(container)
+    assert ended.phase is ContainerPhase.EXITED
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.reason) == (128, ExitReason.START_ERROR)
+    assert "no such file" in ended.exit.message
+    assert world.outside.vms.running() == []
+    assert world.outside.consoles.following == {}
+
+
+def test_no_vm_runs_whose_start_could_not_be_written_down(world: World) -> None:
+    container = world.create(world.run())
+    world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))
+    with pytest.raises(ResourceExhausted):
+        world.start(container)
+    assert world.outside.vms.running() == []
+    assert world.container(container).phase is not ContainerPhase.RUNNING
+
+
+def test_no_vm_runs_when_not_even_its_failed_start_can_be_written_down(world: World) -> None:
+    sandbox = world.run()
+    container = world.create(sandbox)
+    world.journal.fail("records.containers.replace", ResourceExhausted("disk full"), times=2)
+    with pytest.raises(ResourceExhausted):
+        world.start(container)
+    assert world.outside.vms.running() == []
+    assert world.outside.consoles.following == {}
+    world.remove_sandbox(sandbox)
+    assert world.everything() == []
+
+
+def test_a_failed_undo_does_not_hide_why_the_start_failed(world: World) -> None:
+    container = world.create(world.run())
+    world.journal.fail("vms.start", InternalError("QEMU said no"), after=True)
+    world.journal.fail("vms.destroy", Unavailable("libvirt is gone"))
+    with pytest.raises(InternalError, match="QEMU said no"):
+        world.start(container)
+    assert world.container(container).phase is ContainerPhase.EXITED
+    assert world.outside.consoles.following == {}
+
+
+def test_a_guest_that_ends_before_the_record_says_running_is_seen(world: World) -> None:
+    world.outside.vms.ends_at_once = True
+    _, container = world.running()
+    ended = world.container(container)
+    assert ended.phase is ContainerPhase.EXITED
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.reason) == (0, ExitReason.COMPLETED)
+
+
+def test_a_vm_that_runs_is_a_success_even_if_it_cannot_be_looked_at_again(world: World) -> None:
+    container = world.create(world.run())
+    world.journal.fail("vms.power", Unavailable("libvirt is gone"))
+    try:
+        world.start(container)
+    except ShimError as error:
+        pytest.fail(f"the VM runs, but kubelet is told: {error}")
+    assert world.container(container).phase is ContainerPhase.RUNNING
+
+
+def test_a_paused_vm_counts_as_running(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.pause(world.domain(container))
+    world.outside.vms.deliver()
+    assert world.container(container).phase is ContainerPhase.RUNNING
+    world.outside.vms.end(world.domain(container), OffReason.CRASHED)

@@ -1,0 +1,209 @@
+"""Disk files by content.
+
+<directory>/                 0711: the QEMU user may search, not list
+  sha256/<hex>               one complete disk, mode 0644, never changed; the digest is that of the file as published
+  incoming/<random>          downloads under way, 0700; whatever is here at start is garbage
+  known/<hex>                identities of sources and the disks they brought (see `pulled`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from virtshim.domain.errors import Aborted, InternalError, ResourceExhausted
+from virtshim.domain.ids import ImageDigest
+from virtshim.domain.image import Credentials, FilesystemUse
+from virtshim.domain.image_name import ImageName
+from virtshim.images import http_source, oci_source
+from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
+from virtshim.images.http_client import HttpClient
+from virtshim.images.names import HttpLocation, RegistryLocation, resolve
+from virtshim.images.pull_watch import PullWatch
+from virtshim.images.pulled import Pulled, PullMemory
+from virtshim.images.qemu_img import verify
+from virtshim.images.registry import Registry
+from virtshim.images.translation_files import read_translations
+from virtshim.images.translations import Transport
+from virtshim.ports import FetchedImage
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """`translations_dir` "" means none; `download_protocol` is https or http; `insecure_registries` are `host[:port]`;
+    `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte."""
+
+    translations_dir: str = ""
+    download_protocol: str = "https"
+    insecure_registries: tuple[str, ...] = ()
+    max_bytes: int = 1 << 40
+    progress_timeout: float = 60.0
+
+
+class ImageFileStore:
+    """Implements `virtshim.ports.ImageFiles`. Safe to use from many threads; one process owns the directory."""
+
+    def __init__(self, directory: str, settings: ImageSettings) -> None:
+        self._root = Path(directory)
+        self._files = self._root / "sha256"
+        self._incoming = self._root / "incoming"
+        self._known = self._root / "known"
+        self._memory = PullMemory(str(self._known))
+        self._settings = settings
+
+    def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
+        name = ImageName.parse(reference)
+        translations = read_translations(self._settings.translations_dir) if self._settings.translations_dir else []
+        location = resolve(name, translations, self._settings.download_protocol)
+        with self._saying(name), self._half_made() as path:
+            with DiskWriter(str(path), str(name), self._settings.max_bytes) as disk:
+                pulled = self._download(location, credentials, disk, cancelled)
+                disk.finish()
+                digest = pulled.known or disk.digest()
+            complete = Path(self.path(digest)) if pulled.known else path
+            with self._not_removed(name):
+                found, virtual_size = verify(str(complete), str(name), self._settings.max_bytes, cancelled)
+                size = complete.stat().st_size
+            if not pulled.known:
+                self._publish(path, digest, size)
+                if pulled.identity:
+                    self._memory.remember(pulled.identity, digest)
+        return FetchedImage(
+            digest=digest,
+            tag="" if name.digest else name.tagged,
+            repo_digest=name.with_digest(pulled.manifest or str(digest)),
+            size=size,
+            virtual_size=virtual_size,
+            format=found,
+        )
+
+    def path(self, digest: ImageDigest) -> str:
+        return str(self._files / digest.hex)
+
+    def delete(self, digest: ImageDigest) -> None:
+        with self._saying(digest):
+            Path(self.path(digest)).unlink(missing_ok=True)
+            self._memory.keep_only(self.stored())
+
+    def stored(self) -> frozenset[ImageDigest]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._files) as entries:
+            return frozenset(
+                ImageDigest(f"sha256:{entry.name}")
+                for entry in entries
+                if _HEX.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            )
+        return frozenset()
+
+    def sweep(self) -> None:
+        with self._saying(self._root):
+            self._make_directories()
+            for entry in list(self._incoming.iterdir()):
+                entry.unlink(missing_ok=True)
+            self._memory.keep_only(self.stored())
+
+    def use(self) -> FilesystemUse:
+        """Counts what the files take on disk, holes not counted, and the directories' own blocks and inodes."""
+        used = inodes = 0
+        for directory, _, names in os.walk(self._root):
+            for path in (directory, *(f"{directory}/{name}" for name in names)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(path)
+                    used += status.st_blocks * 512
+                    inodes += 1
+        return FilesystemUse(_mountpoint(self._root), used, inodes, time.time_ns())
+
+    def _download(
+        self,
+        location: HttpLocation | RegistryLocation,
+        credentials: Credentials | None,
+        disk: DiskWriter,
+        cancelled: threading.Event,
+    ) -> Pulled:
+        patience = self._settings.progress_timeout
+        transport = location.transport if isinstance(location, HttpLocation) else Transport()
+        with (
+            PullWatch(str(location.name), cancelled, patience) as watch,
+            HttpClient(watch, transport) as client,
+        ):
+            if isinstance(location, HttpLocation):
+                if transport.timeout is not None:
+                    watch.limit(transport.timeout)
+                return http_source.download(location, credentials, client, disk, self._stored_before)
+            registry = Registry(location, credentials, client, self._settings.insecure_registries)
+            return oci_source.download(location, registry, disk, self._stored_before, self._settings.max_bytes)
+
+    def _stored_before(self, identity: str) -> ImageDigest | None:
+        digest = self._memory.digest(identity)
+        return digest if digest is not None and Path(self.path(digest)).is_file() else None
+
+    def _publish(self, path: Path, digest: ImageDigest, size: int) -> None:
+        """A file of this content that is there already stays: running VMs have it open, and it is the same."""
+        final = Path(self.path(digest))
+        if final.is_file() and final.stat().st_size == size:
+            return
+        path.chmod(0o644)
+        path.replace(final)
+        descriptor = os.open(self._files, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _half_made(self) -> Iterator[Path]:
+        """A name for a file in the making; the file is gone afterwards unless it was moved away."""
+        self._make_directories()
+        path = self._incoming / secrets.token_hex(16)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _make_directories(self) -> None:
+        for directory, mode in (
+            (self._root, 0o711),
+            (self._files, 0o711),
+            (self._incoming, 0o700),
+            (self._known, 0o700),
+        ):
+            directory.mkdir(parents=True, exist_ok=True)
+            if directory.stat().st_mode & 0o777 != mode:
+                directory.chmod(mode)
+
+    @contextlib.contextmanager
+    def _not_removed(self, name: ImageName) -> Iterator[None]:
+        """A stored disk may be deleted while its pull is being answered."""
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise Aborted(f"image {str(name)!r} was removed while it was pulled; repeat the pull") from exc
+
+    @contextlib.contextmanager
+    def _saying(self, what: object) -> Iterator[None]:
+        """System errors of the store's own files become domain errors."""
+        try:
+            yield
+        except OSError as exc:
+            if exc.errno in OUT_OF_SPACE:
+                raise ResourceExhausted(f"image {what}: no space left in {self._root}; free some") from exc
+            raise InternalError(f"image {what}: the image store {self._root} fails: {exc.strerror}") from exc
+
+
+def _mountpoint(directory: Path) -> str:
+    """Where the file system that holds `directory` is mounted: the highest parent that is on the same device."""
+    here = directory.resolve()
+    while not here.exists():
+        here = here.parent
+    device = here.stat().st_dev
+    while here != here.parent and here.parent.stat().st_dev == device:
+        here = here.parent
+    return str(here)

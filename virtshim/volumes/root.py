@@ -1,0 +1,117 @@
+"""Root disks: one copy-on-write qcow2 a container, on top of its image."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.layout import Layout
+from virtshim.domain.vm import Disk
+from virtshim.process import run
+
+SERIAL = "root"
+
+_CREATE_TIMEOUT = 30.0
+_SECTOR = 512
+_MAX_BYTES = 1 << 46
+# With less than this left, a failed qemu-img has met a full disk: it needs 200 KiB.
+_ROOM_WANTED = 1 << 20
+_ATTEMPTS = 5
+
+
+class RootDiskStore:
+    """Implements `virtshim.ports.RootDisks`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
+        """Grows only: a smaller `size_bytes` than the image's own size is not heeded, as cutting would destroy the disk."""
+        if size_bytes > _MAX_BYTES:
+            raise InvalidRequest(f"a root volume of {size_bytes} bytes is wanted; at most {_MAX_BYTES} are possible")
+        size = -(-max(base.virtual_size, size_bytes) // _SECTOR) * _SECTOR
+        if not Path(base_path).is_file():
+            raise NotFound(f"the file of image {base.digest} is gone from this node; pull the image again")
+        disk = self._layout.root_disk(container)
+        try:
+            self._make_directories(container)
+            Path(disk).unlink(missing_ok=True)
+        except OSError as exc:
+            raise InternalError(f"container {container}: its directory cannot be made: {exc.strerror}") from exc
+        # The backing format is always given: a raw base whose guest-written bytes look like qcow2 must never be probed.
+        argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", base.format.value, "-b", base_path, disk, str(size)]
+        done = run(argv, timeout=_CREATE_TIMEOUT)
+        if done.returncode != 0:
+            raise self._failure(container, disk, done.words())
+        return Disk(path=disk, format=DiskFormat.QCOW2, serial=SERIAL)
+
+    def delete(self, container: ContainerId) -> None:
+        try:
+            _remove(Path(self._layout.containers), container.value)
+            _remove(Path(self._layout.sockets), container.short)
+        except OSError as exc:
+            raise InternalError(f"container {container}: its files cannot be removed: {exc.strerror}") from exc
+
+    def existing(self) -> frozenset[ContainerId]:
+        found = set()
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._layout.containers) as entries:
+            for entry in entries:
+                with contextlib.suppress(InvalidRequest):
+                    container = ContainerId(entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        found.add(container)
+        return frozenset(found)
+
+    def _make_directories(self, container: ContainerId) -> None:
+        """Searchable by all, as the QEMU user must reach its disk; the files are 0600, libvirt gives them to that user."""
+        layout = self._layout
+        for path in (layout.containers, layout.container_dir(container), layout.sockets, layout.socket_dir(container)):
+            directory = Path(path)
+            directory.mkdir(parents=True, exist_ok=True)
+            if directory.stat().st_mode & 0o777 != 0o711:
+                directory.chmod(0o711)
+
+    def _failure(self, container: ContainerId, disk: str, words: str) -> InternalError | ResourceExhausted:
+        Path(disk).unlink(missing_ok=True)
+        room = os.statvfs(self._layout.containers)
+        if room.f_bavail * room.f_frsize < _ROOM_WANTED:
+            return ResourceExhausted(f"container {container}: no space for its root disk in {self._layout.containers}")
+        return InternalError(f"container {container}: its root disk cannot be made: {words}")
+
+
+def _remove(parent: Path, name: str) -> None:
+    """Removes `parent/name` and all below it. Nothing outside is touched: a symbolic link is removed, never followed. Others
+    (QEMU, libvirt) may be removing files of their own meanwhile, so a file that is gone already only means another look."""
+    try:
+        directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        for _ in range(_ATTEMPTS):
+            try:
+                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                    shutil.rmtree(name, dir_fd=directory)
+                else:
+                    os.unlink(name, dir_fd=directory)
+            except FileNotFoundError:
+                if not _is_there(name, directory):
+                    return
+            else:
+                return
+    finally:
+        os.close(directory)
+    raise InternalError(f"{parent / name} cannot be removed: files in it come and go")
+
+
+def _is_there(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
