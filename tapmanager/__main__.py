@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
             logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
         if os.geteuid() != 0:
             raise NetError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
+        os.umask(0o022)  # directories others must pass, and plugins' files, as if started from a shell
         return _run(chosen)
     except NetError as exc:
         print(f"tapmanager: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it

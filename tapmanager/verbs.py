@@ -61,7 +61,8 @@ def perform(attachments: Attachments, request: Json, is_root: bool, until: float
 
 
 def _attach(attachments: Attachments, args: Json, until: float) -> Answer:
-    return Answer(_network(attachments.attach(Pod.from_json(args, "args"), until)))
+    pod = Pod.from_json(args, "args")
+    return Answer(_network(attachments.attach(pod, until)))
 
 
 def _network(entry: Entry) -> Json:
@@ -85,13 +86,15 @@ def _network(entry: Entry) -> Json:
 
 def _release(attachments: Attachments, args: Json, until: float) -> Answer:
     known(args, ("sandbox",), "args")
-    attachments.release(_sandbox(args), until)
+    sandbox = _sandbox(args)
+    attachments.release(sandbox, until)
     return Answer({})
 
 
 def _fetch(attachments: Attachments, args: Json, until: float) -> Answer:
     known(args, ("sandbox", "key"), "args")
-    nics, fds = attachments.fetch(_sandbox(args), text(args, "key", "args"), until)
+    sandbox, key = _sandbox(args), text(args, "key", "args")
+    nics, fds = attachments.fetch(sandbox, key, until)
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
 

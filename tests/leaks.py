@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ class Snapshot:
     netns: frozenset[str]
     links: frozenset[str]
     bridge_ports: frozenset[str]
-    processes: frozenset[str]
+    processes: Counter[str]
     mounts: frozenset[str]
     descriptors: int
     nat_chains: frozenset[str]
@@ -26,7 +27,7 @@ class Snapshot:
             netns=frozenset(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else frozenset(),
             links=frozenset(links),
             bridge_ports=frozenset(link for link in links if os.path.exists(f"/sys/class/net/{link}/brport")),
-            processes=frozenset(_processes()),
+            processes=Counter(_processes()),
             mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
             descriptors=len(os.listdir("/proc/self/fd")),
             nat_chains=frozenset(_nat_chains()),
@@ -37,7 +38,7 @@ class Snapshot:
         now = Snapshot.take()
         found: list[str] = []
         for kind in ("netns", "links", "bridge_ports", "processes", "mounts", "nat_chains"):
-            new = getattr(now, kind) - getattr(self, kind)
+            new = getattr(now, kind) - getattr(self, kind)  # sets and counters alike
             found.extend(f"{kind}: {item}" for item in sorted(new))
         # A few descriptors belong to caches of libraries (gRPC, logging) and come once.
         if now.descriptors > self.descriptors + 8:
@@ -56,7 +57,7 @@ _PROGRAMS = ("qemu-system", "tapmanager", "virtshim", "vmwrapper", "docker-regis
 
 
 def _processes() -> list[str]:
-    """Programs of ours that run, as `pid command`."""
+    """Command lines of ours that run. Without process ids: a daemon may have been started again."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -68,7 +69,7 @@ def _processes() -> list[str]:
             continue
         program = " ".join(command.split()[:4])
         if state != "Z" and any(name in program for name in _PROGRAMS) and "pytest" not in command:
-            found.append(f"{entry} {command[:120]}")
+            found.append(command[:160])
     return found
 
 

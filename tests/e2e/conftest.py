@@ -29,12 +29,13 @@ def node(node_root: str) -> Iterator[Node]:
     """One node for all tests; after the last one `virtshim down` must leave the machine as it was before the first."""
     before = Snapshot.take()
     node = Node(f"{node_root}/n", pod_cidr="10.88.0.0/16")
-    node.up()
-    # The bridge comes with the first pod and stays until `down`: make it part of every test's picture.
-    node.make_bridge()
-    yield node
-    node.stop()
-    node.down()
+    try:
+        node.up()
+        # The bridge comes with the first pod and stays until `down`: make it part of every test's picture.
+        node.make_bridge()
+        yield node
+    finally:
+        node.down()  # also ends a node that still runs
     left = before.settled(seconds=10)
     assert not left, "virtshim down left behind: " + "; ".join(left)
     assert not os.path.exists(node.directory)

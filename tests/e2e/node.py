@@ -49,9 +49,13 @@ class Node:
             self.process = None
 
     def down(self) -> None:
+        """Stops what runs and removes everything."""
         done = subprocess.run(
             [*VIRTSHIM, "down", "--dir", self.directory, "--all"], capture_output=True, text=True, timeout=120
         )
+        if self.process is not None:
+            self.process.wait(60)
+            self.process = None
         assert done.returncode == 0, done.stderr
 
     def daemons(self) -> dict[str, int]:

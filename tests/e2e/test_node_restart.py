@@ -11,10 +11,23 @@ import pytest
 from criproto.runtime_v1 import api_pb2 as pb
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
+from console import SerialConsole
 from node import VIRTSHIM
-from test_pod_lifecycle import SerialConsole, boot, ping
+from test_pod_lifecycle import boot, ping
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.faults]
+
+
+@pytest.fixture(autouse=True)
+def _node_runs_again(node):
+    """Whatever a test did to it, the next one finds the node running and empty."""
+    yield
+    if node.process is None or node.process.poll() is not None:
+        node.up()
+    with PodClient(node.socket) as cri:
+        wait_until(lambda: answers(cri), 60, "the CRI socket serves")
+        for pod in cri.pods():
+            cri.remove_pod(pod.id)
 
 
 def test_ctrl_c_leaves_vms_running_and_a_second_up_picks_them_up(node, image_url):
@@ -43,10 +56,11 @@ def test_a_vm_that_ended_while_the_node_was_down_is_exited_afterwards(node, imag
         pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2", "quitter")
     node.stop()
     SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock").type("poweroff")
-    wait_until(lambda: not node.qemu_pids(), 30, "QEMU has ended")
+    # QEMU waits for libvirt to hear of the end (-no-shutdown), which comes back with the node.
     node.up()
     with PodClient(node.socket) as cri:
-        assert cri.status(container).state == pb.CONTAINER_EXITED
+        wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 30, "the container is EXITED")
+        assert cri.status(container).exit_code == 0
         cri.remove_pod(pod)
 
 
@@ -80,6 +94,7 @@ def answers(cri: PodClient) -> bool:
 
 
 def test_a_second_node_in_the_same_directory_is_refused(node):
+    assert node.process is not None
     done = subprocess.run([*VIRTSHIM, "up", "--dir", node.directory], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert str(node.process.pid) in done.stderr

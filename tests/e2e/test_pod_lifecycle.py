@@ -14,6 +14,7 @@ import pytest
 from criproto.runtime_v1 import api_pb2 as pb
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
+from console import SerialConsole
 from node import Node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
@@ -87,22 +88,6 @@ def test_two_pods_run_at_once_and_reach_each_other(cri, node, image_url):
 def console_of(cri: PodClient, node: Node, pod: str) -> SerialConsole:
     (container,) = [c.id for c in cri.containers() if c.pod_sandbox_id == pod]
     return SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock")
-
-
-class SerialConsole:
-    """Types on the VM's serial socket, as attach will."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def type(self, command: str) -> None:
-        import socket
-
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.connect(self.path)
-            sock.sendall(b"\n" + command.encode() + b"\n")
-            # QEMU takes what is in the socket before it sees the end of it.
-            sock.shutdown(socket.SHUT_WR)
 
 
 def test_cloud_init_sets_hostname_ssh_keys_user_data_and_static_address(cri, node, image_url):

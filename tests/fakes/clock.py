@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tests.fakes.journal import PATIENCE
+from fakes.journal import PATIENCE
 
 START_NS = 1_800_000_000_000_000_000
 

@@ -46,6 +46,4 @@ class FakeGuestSeeds:
     def create(self, request: SeedRequest) -> Disk:
         self.requests[request.container] = request
         self._disks.directories.setdefault(request.container, set()).add("seed.iso")
-        return Disk(
-            f"/containers/{request.container}/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True
-        )
+        return Disk(f"/containers/{request.container}/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True)

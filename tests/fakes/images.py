@@ -26,8 +26,8 @@ class Published:
 
 
 class FakeImageFiles:
-    """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here, `unfinished`
-    what a dead process left."""
+    """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
+    `unfinished` what a dead process left."""
 
     def __init__(self) -> None:
         self.published: dict[str, Published] = {}

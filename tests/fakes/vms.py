@@ -1,175 +1,82 @@
-"""Virtual machines in memory."""
+"""The fake hypervisor with guests whose moods a test chooses, and power events that come when it says so."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import queue
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
-from tests.fakes.clock import FakeClock
-from tests.fakes.journal import PATIENCE
-from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, WrongState
-from virtshim.domain.vm import OffReason, OwnedDomain, Power, PowerState, VmSpec
+from fakes.clock import FakeClock
+from fakes.hypervisor import FakeDomain, FakeHypervisor
 
-ABSENT = PowerState(Power.ABSENT)
-ON = PowerState(Power.RUNNING)
+from virtshim.domain.vm import OffReason, Power, PowerState, VmSpec
 
 
-@dataclass
-class Vm:
-    spec: VmSpec
-    state: PowerState = PowerState(Power.OFF)
-    boots: int = 0
-
-
-class FakeVms:
-    """Implements `virtshim.ports.Hypervisor`. `shuts_down_after` seconds a guest is off after the power button was pressed,
-    None: it does not listen. Power events wait in a queue until `deliver`, or until a thread of `delivering` takes them."""
+class FakeVms(FakeHypervisor):
+    """`shuts_down_after` seconds of the clock a guest is off after its power button was pressed, None: it does not listen.
+    Power events wait for `deliver`; with `by_itself` a thread delivers them, as with libvirt."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self.vms: dict[uuid.UUID, Vm] = {}
-        self.foreign: set[uuid.UUID] = set()
+        super().__init__()
         self.shuts_down_after: float | None = 0.0
         self.ends_at_once = False
-        self.why_not = ""
+        self.by_itself = False
         self.pressed: list[tuple[uuid.UUID, float]] = []
         self._clock = clock
-        self._lock = threading.RLock()
-        self._watchers: list[tuple[uuid.UUID, threading.Event]] = []
-        self._callbacks: list[Callable[[uuid.UUID], None]] = []
-        self._events: queue.Queue[uuid.UUID | None] = queue.Queue()
-
-    # --- the port
-
-    def define(self, spec: VmSpec) -> None:
-        with self._lock:
-            if spec.uuid in self.foreign:
-                raise AlreadyExists(f"a libvirt domain with UUID {spec.uuid} exists and is not this node's")
-            self.end(spec.uuid, OffReason.DESTROYED)
-            self.vms[spec.uuid] = Vm(spec)
 
     def start(self, domain: uuid.UUID) -> None:
-        with self._lock:
-            vm = self.vms.get(domain)
-            if vm is None:
-                raise NotFound(f"no VM {domain}")
-            if vm.state.is_on:
-                raise WrongState(f"VM {domain} runs already")
-            vm.state, vm.boots = ON, vm.boots + 1
-            self._tell(domain)
-            if self.ends_at_once:
-                self.end(domain, OffReason.SHUTDOWN)
+        super().start(domain)
+        if self.ends_at_once:
+            self.end(domain, OffReason.SHUTDOWN)
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         self.pressed.append((domain, self._clock.monotonic()))
         if self.shuts_down_after == 0:
-            self.end(domain, OffReason.SHUTDOWN)
+            super().ask_to_shut_down(domain)
         elif self.shuts_down_after is not None:
             self._clock.at(self.shuts_down_after, lambda: self.end(domain, OffReason.SHUTDOWN))
 
-    def destroy(self, domain: uuid.UUID) -> None:
-        self.end(domain, OffReason.DESTROYED)
-
-    def undefine(self, domain: uuid.UUID) -> None:
-        with self._lock:
-            if self.power(domain).is_on:
-                raise InternalError(f"VM {domain} was undefined while it ran: it would run on, unknown to anybody")
-            self.vms.pop(domain, None)
-
-    def power(self, domain: uuid.UUID) -> PowerState:
-        vm = self.vms.get(domain)
-        return ABSENT if vm is None else vm.state
-
-    def owned(self) -> Sequence[OwnedDomain]:
-        return [
-            OwnedDomain(vm.spec.uuid, vm.spec.name, vm.spec.container_id, vm.spec.sandbox_id, vm.state)
-            for vm in self.vms.values()
-        ]
-
-    @contextlib.contextmanager
-    def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:
-        watcher = (domain, threading.Event())
-        with self._lock:
-            self._watchers.append(watcher)
-        try:
-            yield watcher[1]
-        finally:
-            with self._lock:
-                self._watchers.remove(watcher)
-
     def on_power_event(self, callback: Callable[[uuid.UUID], None]) -> None:
-        self._callbacks.append(callback)
-
-    def trouble(self) -> str:
-        return self.why_not
-
-    # --- what tests do
-
-    def end(self, domain: uuid.UUID, reason: OffReason) -> None:
-        """The VM goes off. Nothing happens if it is off."""
-        with self._lock:
-            vm = self.vms.get(domain)
-            if vm is not None and vm.state.is_on:
-                vm.state = PowerState(Power.OFF, reason)
-                self._tell(domain)
-
-    def pause(self, domain: uuid.UUID) -> None:
-        self.vms[domain].state = PowerState(Power.PAUSED)
-
-    def running(self) -> list[Vm]:
-        return [vm for vm in self.vms.values() if vm.state.is_on]
-
-    def add_stray(self, spec: VmSpec, state: PowerState = ON) -> None:
-        self.vms[spec.uuid] = Vm(spec, state)
-
-    def reboot(self) -> None:
-        """The host starts anew: definitions stay, nothing runs, nobody was told."""
-        for vm in self.vms.values():
-            vm.state = PowerState(Power.OFF, OffReason.UNKNOWN)
-
-    def forget_callbacks(self) -> None:
-        """The process that listened is gone, and what it did not hear is lost."""
-        self._callbacks.clear()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._events.get_nowait()
+        if self.by_itself:
+            super().on_power_event(callback)
+        else:
+            self._callbacks.append(callback)
 
     def deliver(self) -> None:
         """Calls the callbacks for each event so far."""
+        if self.by_itself:
+            self.settle()
+            return
         with contextlib.suppress(queue.Empty):
-            while (domain := self._events.get_nowait()) is not None:
-                self._call_back(domain)
+            while True:
+                domain = self._events.get_nowait()
+                assert isinstance(domain, uuid.UUID)
+                for callback in list(self._callbacks):
+                    callback(domain)
 
-    @contextlib.contextmanager
-    def delivering(self) -> Iterator[None]:
-        """One worker thread calls the callbacks, as with libvirt."""
+    def forget(self) -> None:
+        """The process that listened is gone, and what it did not hear is lost."""
+        super().forget()
+        with contextlib.suppress(queue.Empty):
+            while not self.by_itself:
+                self._events.get_nowait()
 
-        def work() -> None:
-            while (domain := self._events.get()) is not None:
-                self._call_back(domain)
+    def end(self, domain: uuid.UUID, reason: OffReason) -> None:
+        """The VM goes off. Nothing happens if it is off."""
+        self._end(domain, reason)
 
-        worker = threading.Thread(target=work, name="vm-events")
-        worker.start()
-        try:
-            yield
-        finally:
-            self._events.put(None)
-            worker.join(PATIENCE)
-            assert not worker.is_alive(), "a power event is still being worked on"
+    def running(self) -> list[VmSpec]:
+        return [d.spec for d in self.domains.values() if d.spec is not None and d.state.is_on]
 
-    def spec_with(self, spec: VmSpec, **changes: object) -> VmSpec:
-        return dataclasses.replace(spec, **changes)
+    def spec(self, domain: uuid.UUID) -> VmSpec:
+        spec = self.domains[domain].spec
+        assert spec is not None
+        return spec
 
-    def _call_back(self, domain: uuid.UUID) -> None:
-        for callback in list(self._callbacks):
-            callback(domain)
-
-    def _tell(self, domain: uuid.UUID) -> None:
-        for watched, event in self._watchers:
-            if watched == domain:
-                event.set()
-        self._events.put(domain)
+    def add_stray(self, like: VmSpec, power: Power = Power.RUNNING, **changes: Any) -> None:
+        """A VM with our mark that no record knows."""
+        spec = dataclasses.replace(like, uuid=uuid.uuid4(), **changes)
+        self.domains[spec.uuid] = FakeDomain(spec.name, spec, PowerState(power))

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tests.fakes.clock import FakeClock
-from tests.fakes.consoles import FakeConsoles
-from tests.fakes.disks import FakeGuestSeeds, FakeRootDisks
-from tests.fakes.images import FakeImageFiles
-from tests.fakes.journal import Journal, Watched
-from tests.fakes.networks import FakePodNetworks
-from tests.fakes.vms import FakeVms
+from fakes.clock import FakeClock
+from fakes.consoles import FakeConsoles
+from fakes.disks import FakeGuestSeeds, FakeRootDisks
+from fakes.images import FakeImageFiles
+from fakes.journal import Journal, Watched
+from fakes.networks import FakePodNetworks
+from fakes.vms import FakeVms
+
 from virtshim.app import Adapters, App, wire
 from virtshim.config import Paths, Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName
@@ -104,10 +105,10 @@ class World:
         """Whatever the old daemon had in memory is gone. Recovery is up to the caller."""
         self.close()
         self.outside.consoles.forget()
-        self.outside.vms.forget_callbacks()
+        self.outside.vms.forget()
         self.journal.revive()
         if rebooted:
-            self.outside.vms.reboot()
+            self.outside.vms.reboot_host()
             self.outside.networks.lose()
         return World(self.directory, self.outside, **self.sections)
 
@@ -184,7 +185,7 @@ class World:
             *(f"container record {c.id.short} ({c.phase.value})" for c in self.records.containers.all()),
             *(f"network of {s.short}" for s in out.networks.networks),
             *(f"address of {s.short}" for s in out.networks.leases),
-            *(f"VM {vm.spec.name}" for vm in out.vms.vms.values()),
+            *(f"VM {domain.name}" for domain in out.vms.owned()),
             *(f"directory of {c.short}" for c in out.disks.directories),
             *(f"console of {c.short}" for c in out.consoles.following),
         ]
@@ -198,7 +199,7 @@ class World:
         return [
             *(f"network of {s.short}" for s in out.networks.networks if s not in sandboxes),
             *(f"address of {s.short}" for s in out.networks.leases if s not in sandboxes),
-            *(f"VM {vm.spec.name}" for vm in out.vms.vms.values() if vm.spec.container_id not in containers),
+            *(f"VM {domain.name}" for domain in out.vms.owned() if domain.container_id not in containers),
             *(f"directory of {c.short}" for c in out.disks.directories if c not in containers),
             *(f"console of {c.short}" for c in out.consoles.following if c not in containers),
             *(f"image file {d}" for d in out.files.files if d not in needed),

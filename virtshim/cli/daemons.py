@@ -72,12 +72,16 @@ class Daemon:
             process.wait()
 
 
+# A daemon whose `up` was killed is told to stop by the kernel, so that the next `up` finds the directory free.
+_ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
+
+
 def tapmanager_daemon(config_file: str) -> Daemon:
-    return Daemon("tapmanager", (sys.executable, "-m", "tapmanager", "--config", config_file))
+    return Daemon("tapmanager", (*_ENDS_WITH_US, sys.executable, "-m", "tapmanager", "--config", config_file))
 
 
 def virtshim_daemon(config_file: str) -> Daemon:
-    return Daemon("virtshim", (sys.executable, "-m", "virtshim", "serve", "--config", config_file))
+    return Daemon("virtshim", (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "serve", "--config", config_file))
 
 
 def need_root() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -19,6 +20,9 @@ else:
     _Handler = grpc.RpcMethodHandler
 
 log = structlog.get_logger(__name__)
+
+# Bytes of an error message on the wire.
+_MESSAGE_ROOM = 6000
 
 # kubelet asks these every second or so; a line for each would drown the log.
 _QUIET = frozenset(
@@ -45,9 +49,16 @@ class Calls(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> _Handler | None:
         handler = continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
-            return handler  # the streams of this version are all unimplemented
+        if handler is None:
+            return None
         method = handler_call_details.method.rpartition("/")[2]
+        if handler.unary_unary is None:
+            assert handler.unary_stream is not None  # CRI has no streams towards the server
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded_stream(method, handler.unary_stream),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
         return grpc.unary_unary_rpc_method_handler(
             _guarded(method, handler.unary_unary),
             request_deserializer=handler.request_deserializer,
@@ -59,23 +70,38 @@ def _guarded(
     method: str, inner: Callable[[Any, grpc.ServicerContext], Any]
 ) -> Callable[[Any, grpc.ServicerContext], Any]:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
-        with structlog.contextvars.bound_contextvars(rpc=method):
-            started = time.monotonic()
-            try:
-                response = inner(request, context)
-            except ShimError as exc:
-                log.warning("rpc.failed", kind=exc.kind.value, error=str(exc), ms=_ms(started))
-                _abort(context, exc.kind, str(exc))
-            except NotImplementedError:
-                _abort(context, Kind.UNIMPLEMENTED, f"virtshim does not implement {method} yet")
-            except Exception:
-                log.exception("rpc.crashed", ms=_ms(started))
-                _abort(context, Kind.INTERNAL, f"virtshim failed in {method}; its log has the details")
-            if method not in _QUIET:
-                log.info("rpc.done", ms=_ms(started))
-            return response
+        with _watched(method, context):
+            return inner(request, context)
 
     return call
+
+
+def _guarded_stream(
+    method: str, inner: Callable[[Any, grpc.ServicerContext], Iterator[Any]]
+) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
+    def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with _watched(method, context):
+            yield from inner(request, context)
+
+    return call
+
+
+@contextmanager
+def _watched(method: str, context: grpc.ServicerContext) -> Iterator[None]:
+    with structlog.contextvars.bound_contextvars(rpc=method):
+        started = time.monotonic()
+        try:
+            yield
+        except ShimError as exc:
+            log.warning("rpc.failed", kind=exc.kind.value, error=str(exc), ms=_ms(started))
+            _abort(context, exc.kind, str(exc))
+        except NotImplementedError:
+            _abort(context, Kind.UNIMPLEMENTED, f"virtshim does not implement {method} yet")
+        except Exception:
+            log.exception("rpc.crashed", ms=_ms(started))
+            _abort(context, Kind.INTERNAL, f"virtshim failed in {method}; its log has the details")
+        if method not in _QUIET:
+            log.info("rpc.done", ms=_ms(started))
 
 
 def _ms(started: float) -> float:
@@ -83,4 +109,15 @@ def _ms(started: float) -> float:
 
 
 def _abort(context: grpc.ServicerContext, kind: Kind, message: str) -> NoReturn:
-    context.abort(STATUS[kind], message)
+    context.abort(STATUS[kind], _bounded(message))
+
+
+def _bounded(message: str) -> str:
+    """Trailers above 8 KiB never arrive, and gRPC writes every byte outside printable ASCII as three."""
+    message = message.encode(errors="replace").decode()
+    room = _MESSAGE_ROOM
+    for place, char in enumerate(message):
+        room -= 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if room < 0:
+            return message[:place] + " ..."
+    return message

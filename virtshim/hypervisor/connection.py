@@ -36,7 +36,8 @@ _NOT_HERE: Final = frozenset({libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_INTERN
 
 
 class Connection:
-    """`start` once, then `using` from any thread."""
+    """`start` once, then `using` from any thread. An embedded driver cannot be lost, and libvirt's table of drivers lets
+    a process open one about seven times: one Connection a process, and a failed embedded root wants a new process."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import libvirt
 
-from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
+from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import domain_xml, mark
 from virtshim.hypervisor.connection import Connection
@@ -55,18 +55,16 @@ _TEST_FLAGS = _Flags(shut_down=0, undefine=0)
 
 
 class LibvirtHypervisor:
-    """Make it before `connection.start()`: it has to hear of each new connection."""
+    """Make it before `connection.start()`: it has to hear of each new connection. `close` ends the worker thread of
+    `on_power_event`; the connection is closed by whoever made it."""
 
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
         self._profile = profile
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
-        connection.on_open(self._subscribe, self._events.some_were_lost)
-
-    def close(self) -> None:
-        """Ends the worker thread of `on_power_event`. The connection is closed by whoever made it."""
-        self._events.close()
+        self.close = self._events.close
+        connection.on_open(self._subscribe, self._tell_after_settling)
 
     def define(self, spec: VmSpec) -> None:
         xml = domain_xml.build(spec, self._profile)
@@ -120,6 +118,15 @@ class LibvirtHypervisor:
 
     def _subscribe(self, conn: libvirt.virConnect) -> None:
         conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
+
+    def _tell_after_settling(self) -> None:
+        """After libvirt was started, its threads look for each VM's QEMU again; until then a VM counts as running, and
+        if QEMU is gone it is turned off without an event. Balloon numbers need QEMU's monitor, so asking for them waits
+        for those threads."""
+        wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON
+        with contextlib.suppress(ShimError), self._connection.using("wait for VMs to be found again") as conn:
+            conn.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE)
+        self._events.some_were_lost()
 
     def _on_lifecycle(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
         """libvirt's event thread: hands over."""

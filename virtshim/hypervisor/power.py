@@ -22,7 +22,8 @@ _POWER: Final = {
     libvirt.VIR_DOMAIN_PAUSED: Power.PAUSED,
     libvirt.VIR_DOMAIN_SHUTDOWN: Power.SHUTTING_DOWN,
     libvirt.VIR_DOMAIN_SHUTOFF: Power.OFF,
-    libvirt.VIR_DOMAIN_CRASHED: Power.CRASHED,
+    # The guest panicked, and libvirt is about to end QEMU (`on_crash` is destroy): then it is OFF, reason CRASHED.
+    libvirt.VIR_DOMAIN_CRASHED: Power.SHUTTING_DOWN,
     libvirt.VIR_DOMAIN_PMSUSPENDED: Power.PAUSED,
 }
 
@@ -38,7 +39,7 @@ def to_power(state: int, reason: int) -> PowerState:
     power = _POWER.get(state, Power.RUNNING)
     if power is Power.OFF:
         return PowerState(power, _OFF_REASON.get(reason, OffReason.UNKNOWN))
-    if power is Power.CRASHED:
+    if state == libvirt.VIR_DOMAIN_CRASHED:
         return PowerState(power, OffReason.CRASHED)
     if (
         power is Power.PAUSED

@@ -50,9 +50,10 @@ def libvirt(settings: Settings) -> Sequence[Finding]:
 
 def libvirt_user(settings: Settings) -> Sequence[Finding]:
     """Not of the embedded driver, whose configuration virtshim writes itself; nothing where libvirt is not reached."""
-    if _is_embedded(settings) or _ask(settings, "version").trouble:
+    if _is_embedded(settings):
         return []
-    return [virtualization.runs_qemu_as(_ask(settings, "owner"), _qemu_user(settings))]
+    said = _ask(settings, "owner")
+    return [virtualization.runs_qemu_as(said, _qemu_user(settings))] if said.reached else []
 
 
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
@@ -63,9 +64,10 @@ def vmwrapper(settings: Settings) -> Sequence[Finding]:
 
 def emulator(settings: Settings) -> Sequence[Finding]:
     """Nothing where there is no vmwrapper or libvirt is not reached: those are findings already."""
-    if facts.node(settings.libvirt.vmwrapper) is None or _ask(settings, "version").trouble:
+    if facts.node(settings.libvirt.vmwrapper) is None:
         return []
-    return [virtualization.emulator(settings.libvirt.vmwrapper, _ask(settings, "emulator"))]
+    said = _ask(settings, "emulator")
+    return [virtualization.emulator(settings.libvirt.vmwrapper, said)] if said.reached else []
 
 
 def kvm(settings: Settings) -> Sequence[Finding]:

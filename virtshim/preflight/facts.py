@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tapmanager import protocol
 from virtshim import process
-from virtshim.domain.errors import ShimError
+from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.hypervisor import embed
 from virtshim.preflight.access import Node, Who
 from virtshim.preflight.machine import Cgroups, Room
@@ -85,7 +85,7 @@ def said(argv: Sequence[str]) -> Said:
     try:
         done = process.run(argv, timeout=_PROGRAM_LIMIT)
     except ShimError as exc:
-        return Said(trouble=str(exc))
+        return Said(trouble=str(exc), late=isinstance(exc, DeadlineExceeded))
     if done.returncode != 0:
         return Said(trouble=done.words())
     return Said(text=done.stdout.decode(errors="replace").strip())
@@ -98,8 +98,8 @@ def ask_libvirt(question: str, uri: str, *rest: str) -> Said:
         return answer
     try:
         fields = json.loads(answer.text.splitlines()[-1])
-        return Said(text=str(fields.get("text", "")), trouble=str(fields.get("trouble", "")))
-    except (ValueError, AttributeError, IndexError):
+        return Said(str(fields.get("text", "")), str(fields.get("trouble", "")), reached=fields["reached"] is True)
+    except (ValueError, AttributeError, LookupError, TypeError):
         return Said(trouble=f"unclear answer: {answer.text[:80]!r}")
 
 

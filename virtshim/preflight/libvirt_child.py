@@ -27,11 +27,15 @@ def main() -> None:
     # Messages come with the exceptions; on standard error they would only be said twice.
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     root = tempfile.mkdtemp(prefix="vs-check-") if uri.startswith("qemu:///embed") else ""
+    reached = False
     try:
         if root:
             libvirt.virEventRegisterDefaultImpl()
             uri = embed.prepare(root, embed.qemu_user(rest[1], rest[2]))
-        answer = {"text": _asked(question, uri, rest[0])}
+        conn = libvirt.open(uri)
+        reached = True
+        answer = {"text": _asked(conn, question, rest[0])}
+        conn.close()
     except libvirt.libvirtError as exc:
         answer = {"trouble": exc.get_error_message() or str(exc)}
     except ShimError as exc:
@@ -39,21 +43,17 @@ def main() -> None:
     finally:
         if root:
             shutil.rmtree(root, ignore_errors=True)
-    print(json.dumps(answer))  # noqa: T201  this is the answer
+    print(json.dumps({**answer, "reached": reached}))  # noqa: T201  this is the answer
 
 
-def _asked(question: str, uri: str, vmwrapper: str) -> str:
-    conn = libvirt.open(uri)
-    try:
-        if question == "emulator":
-            conn.getDomainCapabilities(vmwrapper, "x86_64", "q35", "qemu")
-            return vmwrapper
-        if question == "owner":
-            return _owner(conn.getCapabilities())
-        number = conn.getLibVersion()
-        return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
-    finally:
-        conn.close()
+def _asked(conn: libvirt.virConnect, question: str, vmwrapper: str) -> str:
+    if question == "emulator":
+        conn.getDomainCapabilities(vmwrapper, "x86_64", "q35", "qemu")
+        return vmwrapper
+    if question == "owner":
+        return _owner(conn.getCapabilities())
+    number = conn.getLibVersion()
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
 def _owner(capabilities: str) -> str:

@@ -15,10 +15,13 @@ _VERSION = re.compile(r"version (\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A program's words: `text` if it worked, else `trouble`."""
+    """A program's words: `text` if it worked, else `trouble`; `late` if it did not end in time. `reached` is False for a
+    question to libvirt that did not get so far."""
 
     text: str = ""
     trouble: str = ""
+    late: bool = False
+    reached: bool = True
 
 
 def qemu(path: str, said: Said) -> Finding:
@@ -148,6 +151,12 @@ def emulator(path: str, said: Said) -> Finding:
     """`said`: whether libvirt could start vmwrapper and ask the QEMU behind it what it can do."""
     if not said.trouble:
         return ok("emulator", f"libvirt accepts {path} in QEMU's place")
+    if said.late:
+        return warning(
+            "emulator",
+            f"libvirt takes long to look at {path}: {said.trouble}",
+            "run the check again: libvirt remembers a look; if it never ends, the finding about /dev/kvm says why",
+        )
     return error(
         "emulator",
         f"libvirt cannot use {path} in QEMU's place: {said.trouble}",

@@ -61,7 +61,7 @@ class CreateContainer:
     ) -> ContainerId:
         """Returns the id of a CREATED container. A repeat returns the first's id; the same name with something different
         is AlreadyExists."""
-        key = (sandbox_id, name)
+        key = f"container {name} in sandbox {sandbox_id}"
         left = deadline.left(self.clock.monotonic())
         return self.inflight.run(key, config, lambda: self._create(sandbox_id, name, config, deadline), timeout=left)
 
@@ -104,8 +104,8 @@ class CreateContainer:
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
         for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
-                if other.phase is ContainerPhase.CREATING:  # nobody makes it: the pod's lock is ours, and its undo failed
-                    self._drop(other)
+                if other.phase is ContainerPhase.CREATING:
+                    self._drop(other)  # nobody makes it: the pod's lock is ours. Its undo failed
                     continue
                 if other.phase is ContainerPhase.CREATED and other.config == config:
                     return other.id

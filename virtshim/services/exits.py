@@ -38,7 +38,7 @@ class Exits:
             state = self.hypervisor.power(uuid.UUID(found.domain_uuid))
             if state.is_on:
                 return found
-            self._finish_log(found)
+            self.finish_log(found)
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
             self.records.containers.replace(ended)
             log.info(
@@ -49,7 +49,7 @@ class Exits:
             )
             return ended
 
-    def _finish_log(self, container: Container) -> None:
+    def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
         try:
             self.consoles.open(container.id, container.log_file)  # not open if it ended while virtshim was away

@@ -52,6 +52,7 @@ class Recover:
         )
         todo = plan(found)
         self._each("stray domain", todo.stray_domains, self._drop_domain)
+        self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
         self._each("half-made container", todo.undo_containers, self.remove_container.remove)
         self._each("stray directory", todo.stray_directories, self._drop_directory)
         self._each("started container", todo.adopt, self._adopt)
@@ -77,6 +78,10 @@ class Recover:
         self.hypervisor.destroy(domain.uuid)
         self.hypervisor.undefine(domain.uuid)
 
+    def _end_domain(self, domain: OwnedDomain) -> None:
+        """Its start failed and could not be undone; RemoveContainer undefines it."""
+        self.hypervisor.destroy(domain.uuid)
+
     def _drop_directory(self, container: ContainerId) -> None:
         self.disks.delete(container)
 
@@ -92,8 +97,7 @@ class Recover:
         self.exits.settle(container.id)
 
     def _settle_rebooted(self, container: Container) -> None:
-        self.consoles.open(container.id, container.log_file)
-        self.consoles.finish(container.id)
+        self.exits.finish_log(container)
         how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
         self.records.containers.replace(container.exited(how))
 

@@ -26,7 +26,8 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `adopt`: CREATED in the record, but
-    the VM runs. `settle`: RUNNING in the record, but the VM is off. `stray_*`: ours by mark, without a record."""
+    the VM runs. `settle`: RUNNING in the record, but the VM is off. `stray_*`: ours by mark, without a record.
+    `unwanted_domains`: EXITED in the record, but the VM runs. No container is in two of the lists."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]
@@ -35,6 +36,7 @@ class Plan:
     follow: tuple[Container, ...]
     settle: tuple[Container, ...]
     stray_domains: tuple[OwnedDomain, ...]
+    unwanted_domains: tuple[OwnedDomain, ...]
     stray_networks: tuple[SandboxId, ...]
     stray_directories: tuple[ContainerId, ...]
 
@@ -43,21 +45,23 @@ def plan(found: Found) -> Plan:
     known = {container.id for container in found.containers}
     sandboxes = {sandbox.id for sandbox in found.sandboxes}
     on = {domain.container_id for domain in found.domains if domain.state.is_on}
-    running = [c for c in found.containers if c.phase is ContainerPhase.RUNNING]
+    half = (ContainerPhase.CREATING, ContainerPhase.REMOVING)
+    undo = tuple(c for c in found.containers if c.phase in half or c.sandbox_id not in sandboxes)
+    undone = {c.id for c in undo}
+    whole = [c for c in found.containers if c.id not in undone]
+    running = [c for c in whole if c.phase is ContainerPhase.RUNNING]
+    exited = {c.id for c in whole if c.phase is ContainerPhase.EXITED}
     return Plan(
         undo_sandboxes=tuple(s for s in found.sandboxes if s.phase in (SandboxPhase.CREATING, SandboxPhase.REMOVING)),
-        undo_containers=tuple(
-            c
-            for c in found.containers
-            if c.phase in (ContainerPhase.CREATING, ContainerPhase.REMOVING) or c.sandbox_id not in sandboxes
-        ),
+        undo_containers=undo,
         lost_networks=tuple(
             s for s in found.sandboxes if s.is_ready and (found.rebooted or s.id not in found.networks)
         ),
-        adopt=tuple(c for c in found.containers if c.phase is ContainerPhase.CREATED and c.id in on),
+        adopt=tuple(c for c in whole if c.phase is ContainerPhase.CREATED and c.id in on),
         follow=tuple(c for c in running if c.id in on),
         settle=tuple(c for c in running if c.id not in on),
         stray_domains=tuple(d for d in found.domains if d.container_id not in known),
+        unwanted_domains=tuple(d for d in found.domains if d.container_id in exited and d.state.is_on),
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
     )

@@ -49,7 +49,7 @@ class RunSandbox:
     def _run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         for other in self.records.sandboxes.all():
             if other.key == key:
-                if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now, and its undo failed
+                if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now. Its undo failed
                     self.networks.release(other.id, self.undo_timeout)
                     self.records.sandboxes.delete(other.id)
                     continue

@@ -44,7 +44,8 @@ class StartContainer:
                 raise
         log.info("container.started", container=container.id.short)
         try:
-            self.exits.settle(container.id)  # a guest that ended before the record said RUNNING sent its event too early
+            # A guest that ended before the record said RUNNING sent its event too early.
+            self.exits.settle(container.id)
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from virtshim.domain.container import Container
-from virtshim.domain.errors import InternalError
+from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 
@@ -53,3 +53,5 @@ def _read(adapter: TypeAdapter[tuple[_R]], document: str, what: str) -> _R:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InternalError(f"a {what} record in the state database is unreadable at {where}: {first['msg']}") from exc
+    except InvalidRequest as exc:  # what an id says of itself
+        raise InternalError(f"a {what} record in the state database is unreadable: {exc}") from exc

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -86,32 +86,38 @@ class RootDiskStore:
 
 
 def _remove(parent: Path, name: str) -> None:
-    """Removes `parent/name` and all below it. Nothing outside is touched: a symbolic link is removed, never followed. Others
-    (QEMU, libvirt) may be removing files of their own meanwhile, so a file that is gone already only means another look."""
+    """Removes `parent/name` and all below it. Nothing outside is touched: a symbolic link is removed, never followed, and
+    another file system is not entered. Others (QEMU, libvirt) may be adding and removing files of their own meanwhile."""
     try:
         directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             try:
-                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                    shutil.rmtree(name, dir_fd=directory)
-                else:
-                    os.unlink(name, dir_fd=directory)
-            except FileNotFoundError:
-                if not _is_there(name, directory):
-                    return
+                _remove_entry(name, directory)
+            except OSError as exc:
+                if exc.errno != errno.ENOTEMPTY or attempt == _ATTEMPTS - 1:
+                    raise
             else:
                 return
     finally:
         os.close(directory)
-    raise InternalError(f"{parent / name} cannot be removed: files in it come and go")
 
 
-def _is_there(name: str, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+def _remove_entry(name: str, directory: int) -> None:
+    """`name` in the open directory, with all below it; no error for what is gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=directory)
+            return
+        if found.st_dev != os.fstat(directory).st_dev:
+            raise OSError(errno.EXDEV, f"{name} is a mount point; unmount it")
+        inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            for entry in os.listdir(inside):
+                _remove_entry(entry, inside)
+        finally:
+            os.close(inside)
+        os.rmdir(name, dir_fd=directory)

@@ -54,7 +54,9 @@ def test_a_vm_outlives_its_killed_process_and_is_found_again(place):
         "say(state()); say([d.name for d in hypervisor.owned()])\n"
         "type_into_console(b'y'); type_into_console(b'q'); wait_off(); say(state())"
     )
-    assert said == [["running", "unknown"], ["virtshim-integration"], ["off", "shutdown"]]
+    # libvirt does not know why it ended if the end came while it was still looking for the VM.
+    assert said[:2] == [["running", "unknown"], ["virtshim-integration"]]
+    assert said[2][0] == "off"
     assert b"guest is up\ny" in _words(place.log)
 
 
@@ -62,7 +64,8 @@ def test_a_vm_that_ended_while_nobody_watched_is_off(place):
     place.run("boot(); os.kill(os.getpid(), 9)", expect=KILLED)
     pid = int((place.root / "run/qemu/virtshim-integration.pid").read_text())
     os.kill(pid, signal.SIGKILL)
-    assert place.run("say(state()[0]); hypervisor.start(SPEC.uuid); say(state())") == ["off", ["running", "unknown"]]
+    said = place.run("wait_off(); say(state()[0]); hypervisor.start(SPEC.uuid); say(state())")
+    assert said == ["off", ["running", "unknown"]]
 
 
 def test_qemu_is_unprivileged_confined_and_owns_only_its_disk(place):
@@ -100,7 +103,8 @@ def test_a_second_process_is_told_that_the_directory_is_taken(place):
     said = place.run(
         "import subprocess; code = ('import sys; from virtshim.hypervisor.connection import Connection\\n'\n"
         "'c = Connection(sys.argv[1]); c.start(); print(c.wait_open(1), c.trouble())')\n"
-        "done = subprocess.run([sys.executable, '-c', code, f'qemu:///embed?root={PLACE}/l'], capture_output=True, text=True)\n"
+        "command = [sys.executable, '-c', code, f'qemu:///embed?root={PLACE}/l']\n"
+        "done = subprocess.run(command, capture_output=True, text=True)\n"
         "say(done.stdout)"
     )
     assert said[0].startswith("False libvirt at qemu:///embed")

@@ -103,8 +103,17 @@ def test_a_weak_etag_spares_nothing(web, store, qcow2: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(404, NotFound), (410, NotFound), (401, PermissionRefused), (403, PermissionRefused)]
-    + [(429, Unavailable), (500, Unavailable), (503, Unavailable), (206, Unavailable), (204, Unavailable)],
+    [
+        (404, NotFound),
+        (410, NotFound),
+        (401, PermissionRefused),
+        (403, PermissionRefused),
+        (429, Unavailable),
+        (500, Unavailable),
+        (503, Unavailable),
+        (206, Unavailable),
+        (204, Unavailable),
+    ],
 )
 def test_each_refusal_has_its_kind(web, store, status: int, error: type[ShimError], incoming) -> None:
     url = web.answer("/disk.qcow2", status)
@@ -170,7 +179,7 @@ def test_a_chunked_download_is_taken(web, store, qcow2: bytes) -> None:
 
 
 def test_an_encoded_answer_is_refused(web, store, qcow2: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="sent encoded .gzip"):
+    with pytest.raises(InvalidRequest, match=r"sent encoded \(gzip"):
         fetch(store, web.serve("/disk.qcow2", qcow2, Content_Encoding="gzip"))
 
 
@@ -397,7 +406,7 @@ def test_tls_is_verified_against_the_profile(secure_web, certificate: tuple[Path
     secure_web.serve("/x", b"hello")
     url = f"https://{secure_web.address}/x"
     ca = certificate[0].read_text()
-    with pytest.raises(Unavailable, match="TLS failed .self.signed certificate"):
+    with pytest.raises(Unavailable, match=r"TLS failed \(self.signed certificate"):
         get(url, Transport())
     with pytest.raises(Unavailable, match="TLS failed"):
         get(url, Transport(tls=TlsProfile(cas=(ca,))))

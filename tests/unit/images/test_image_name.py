@@ -151,7 +151,9 @@ def test_of_two_spellings_the_exact_one_wins_then_the_later_pull() -> None:
     assert find_image([old, new], "x") is new
 
 
-_PIECES = st.sampled_from(["sha256:", "@", ":", "/", "a", "abcd", "docker.io/", "library/", "https://", "..", "[::1]", "?", D])
+_PIECES = st.sampled_from(
+    ["sha256:", "@", ":", "/", "a", "abcd", "docker.io/", "library/", "https://", "..", "[::1]", "?", D]
+)
 
 
 @given(st.one_of(st.text(), st.lists(_PIECES).map("".join), st.text("0123456789abcdef", max_size=70)))

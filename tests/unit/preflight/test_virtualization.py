@@ -115,6 +115,7 @@ def test_libvirt_out_of_reach_tells_the_remedy_of_its_driver() -> None:
 def test_an_emulator_that_libvirt_cannot_use_is_an_error() -> None:
     assert virtualization.emulator("/w", Said("/w")).level is Level.OK
     assert virtualization.emulator("/w", Said(trouble="Permission denied")).level is Level.ERROR
+    assert virtualization.emulator("/w", Said(trouble="took too long", late=True)).level is Level.WARNING
 
 
 def apparmor(daemon: str, guests: str, *, enabled: bool = True) -> AppArmor:

@@ -2,8 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.fakes.world import World
+from fakes.world import World
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """CreateContainer: disk, seed, definition; sizes; and what is left when a step fails."""
 
-import threading
 import uuid
 
 import pytest
+from fakes.background import Background
+from fakes.world import IMAGE, LOG_DIRECTORY, World, container_config, sandbox_config
 
-from tests.fakes.world import IMAGE, LOG_DIRECTORY, World, container_config, sandbox_config
 from virtshim.domain.container import ContainerName, ContainerPhase, Resources
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import (
@@ -15,7 +15,6 @@ from virtshim.domain.errors import (
     InvalidRequest,
     NotFound,
     ResourceExhausted,
-    ShimError,
     Unavailable,
     WrongState,
 )
@@ -30,7 +29,7 @@ SYSTEM_UUID = "12345678-9abc-4def-8123-456789abcdef"
 def spec_of(world: World, **config: object) -> VmSpec:
     """The VM that a container with that config becomes."""
     container = world.create(world.run(), config=container_config(**config))
-    return world.outside.vms.vms[world.domain(container)].spec
+    return world.outside.vms.spec(world.domain(container))
 
 
 def test_a_new_container_is_created_and_does_not_run(world: World) -> None:
@@ -148,7 +147,7 @@ def test_more_vcpus_than_the_node_allows_are_refused(world: World) -> None:
 def test_the_annotation_decides_over_the_cpu_limit(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations={"VirtletVCPUCount": "4"}))
     container = world.create(sandbox, config=container_config(resources=Resources(cpu_quota=100_000)))
-    assert world.outside.vms.vms[world.domain(container)].spec.vcpus == 4
+    assert world.outside.vms.spec(world.domain(container)).vcpus == 4
 
 
 def test_annotations_shape_the_vm(world: World) -> None:
@@ -163,7 +162,7 @@ def test_annotations_shape_the_vm(world: World) -> None:
         )
     )
     container = world.create(sandbox)
-    spec = world.outside.vms.vms[uuid.UUID(SYSTEM_UUID)].spec
+    spec = world.outside.vms.spec(uuid.UUID(SYSTEM_UUID))
     assert (spec.disk_bus, spec.smbios_uuid) == (DiskBus.VIRTIO, True)
     assert world.outside.disks.sizes[container] == 2 * GIB
     assert world.outside.seeds.requests[container].options.force_dhcp
@@ -176,13 +175,13 @@ def test_the_vm_gets_its_pods_network_and_disks_in_boot_order(world: World) -> N
     spec = spec_of(world)
     assert [disk.serial for disk in spec.disks] == ["root", "seed"]
     assert spec.fetch_key.startswith("key-of-")
-    assert spec.tapmanager_socket == world.settings.tapmanager_socket
+    assert spec.tapmanager_socket == world.settings.tapmanager.socket
     assert spec.title == "default/web/vm"
 
 
 def test_the_name_of_the_vm_is_readable_and_safe(world: World) -> None:
     container = world.create(world.run(), name="../$(reboot) ünïcode" + "x" * 100)
-    name = world.outside.vms.vms[world.domain(container)].spec.name
+    name = world.outside.vms.spec(world.domain(container)).name
     assert name.startswith(f"virtshim-{container.value[:12]}-..-")
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
     assert len(name) < 60
@@ -233,7 +232,7 @@ def test_a_system_uuid_names_one_vm_on_a_node(world: World) -> None:
     second = with_uuid(world, "two")
     with pytest.raises(AlreadyExists, match=first.value):
         world.create(second)
-    assert world.outside.vms.vms[uuid.UUID(SYSTEM_UUID)].spec.container_id == first
+    assert world.outside.vms.spec(uuid.UUID(SYSTEM_UUID)).container_id == first
 
 
 def test_a_system_uuid_is_free_again_after_removal(world: World) -> None:
@@ -242,9 +241,9 @@ def test_a_system_uuid_is_free_again_after_removal(world: World) -> None:
 
 
 def test_the_vm_of_a_foreign_owner_is_never_replaced(world: World) -> None:
-    world.outside.vms.foreign.add(uuid.UUID(SYSTEM_UUID))
+    world.outside.vms.add_foreign(uuid.UUID(SYSTEM_UUID), "theirs")
     sandbox = with_uuid(world, "one")
-    with pytest.raises(AlreadyExists, match="not this node's"):
+    with pytest.raises(AlreadyExists, match="foreign domain"):
         world.create(sandbox)
     assert world.records.containers.all() == []
     assert world.outside.disks.directories == {}
@@ -308,23 +307,12 @@ def test_a_row_that_not_even_undo_could_change_does_not_block_the_name_for_ever(
 def test_an_image_removed_while_its_container_is_made_keeps_its_file(world: World) -> None:
     sandbox = world.run()
     gate = world.journal.hold("disks.create")
-    import threading
 
-    failures: list[ShimError] = []
-
-    def create() -> None:
-        try:
-            world.create(sandbox)
-        except ShimError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=create)
-    thread.start()
+    creation = Background(lambda: world.create(sandbox))
     gate.wait()
     world.images.remove(IMAGE)
     gate.open()
-    thread.join()
-    assert failures == []
+    creation.done()
     (row,) = world.records.containers.all()
     assert row.image in world.outside.files.files
     assert world.images.all() == []
@@ -336,12 +324,12 @@ def test_an_image_removed_while_its_container_could_not_be_made_goes(world: Worl
     sandbox = world.run()
     gate = world.journal.hold("disks.create")
     world.journal.fail("disks.create", ResourceExhausted("disk full"))
-    thread = threading.Thread(target=lambda: pytest.raises(ResourceExhausted, world.create, sandbox))
-    thread.start()
+    creation = Background(lambda: world.create(sandbox))
     gate.wait()
     world.images.remove(IMAGE)
     gate.open()
-    thread.join()
+    with pytest.raises(ResourceExhausted):
+        creation.done()
     assert world.outside.files.files == {}
 
 
@@ -350,5 +338,5 @@ def test_a_sandbox_without_network_makes_a_vm_without_nics(world: World) -> None
     sandbox = world.sandbox(world.run())
     bare = Sandbox(sandbox.id, sandbox.key, sandbox.config, sandbox.created_at, sandbox.phase)
     world.records.sandboxes.replace(bare)
-    spec = world.outside.vms.vms[world.domain(world.create(sandbox.id))].spec
+    spec = world.outside.vms.spec(world.domain(world.create(sandbox.id)))
     assert (spec.fetch_key, spec.tapmanager_socket) == ("", "")

@@ -1,8 +1,8 @@
 """RemoveContainer: force, idempotent, repeatable after any failure."""
 
 import pytest
+from fakes.world import IMAGE, LOG_DIRECTORY, World
 
-from tests.fakes.world import IMAGE, LOG_DIRECTORY, World
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import ResourceExhausted, Unavailable
 
@@ -21,7 +21,7 @@ def test_vm_disk_seed_and_record_go_and_the_log_stays(world: World) -> None:
 def test_a_running_container_is_killed(world: World) -> None:
     _, container = world.running()
     world.remove(container)
-    assert world.outside.vms.vms == {}
+    assert world.outside.vms.domains == {}
     assert world.outside.consoles.following == {}
 
 

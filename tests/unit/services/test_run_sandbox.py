@@ -3,8 +3,8 @@
 import re
 
 import pytest
+from fakes.world import World, pod_key, sandbox_config
 
-from tests.fakes.world import World, pod_key, sandbox_config
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import (
     AlreadyExists,

@@ -1,8 +1,8 @@
 """StopPodSandbox and RemovePodSandbox: safe for ever, nothing forgotten."""
 
 import pytest
+from fakes.world import World
 
-from tests.fakes.world import World
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.sandbox import SandboxPhase

@@ -1,8 +1,8 @@
 """StartContainer: QEMU runs when it returns; a failed start ends the container with StartError."""
 
 import pytest
+from fakes.world import LOG_DIRECTORY, World
 
-from tests.fakes.world import LOG_DIRECTORY, World
 from virtshim.domain.container import ContainerPhase, ExitReason
 from virtshim.domain.errors import (
     InternalError,
@@ -92,7 +92,7 @@ def test_the_vm_of_a_container_whose_removal_failed_ends_before_another_starts(w
     with pytest.raises(Unavailable):
         world.start(second)
     world.start(second)
-    assert [vm.spec.container_id for vm in world.outside.vms.running()] == [second]
+    assert [vm.container_id for vm in world.outside.vms.running()] == [second]
 
 
 def test_the_vm_of_a_failed_start_ends_before_the_next_attempt_starts(world: World) -> None:
@@ -103,7 +103,7 @@ def test_the_vm_of_a_failed_start_ends_before_the_next_attempt_starts(world: Wor
         world.start(world.create(sandbox))
     second = world.create(sandbox, attempt=1)
     world.start(second)
-    assert [vm.spec.container_id for vm in world.outside.vms.running()] == [second]
+    assert [vm.container_id for vm in world.outside.vms.running()] == [second]
 
 
 @pytest.mark.parametrize("step", ["consoles.open", "vms.start"])

@@ -1,12 +1,9 @@
 """StopContainer: power button, wait, destroy; overlapping calls; stops that meet other calls on the pod."""
 
-import threading
-from collections.abc import Callable
-
 import pytest
+from fakes.background import Background
+from fakes.world import World
 
-from tests.fakes.journal import PATIENCE
-from tests.fakes.world import World
 from virtshim.domain.container import ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
 from virtshim.domain.ids import ContainerId
@@ -18,27 +15,6 @@ def exit_of(world: World, container: ContainerId) -> Exit:
     assert record.phase is ContainerPhase.EXITED
     assert record.exit is not None
     return record.exit
-
-
-class Background:
-    """A call on a thread of its own."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception as error:
-            self.error = error
-
-    def join(self) -> None:
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "the call never returned"
-        if self.error is not None:
-            raise self.error
 
 
 def test_a_guest_that_listens_to_its_power_button_ends_by_itself(world: World) -> None:
@@ -158,7 +134,7 @@ def test_a_later_stop_with_less_patience_wins(world: World) -> None:
     _, container = world.running()
     first = waiting_stop(world, container, 3600)
     world.stop(container, 0)
-    first.join()
+    first.done()
     assert exit_of(world, container).message == "killed: no grace period"
 
 
@@ -174,8 +150,8 @@ def test_a_shorter_grace_counts_from_the_later_call(world: World) -> None:
         world.outside.vms.deliver()
         if world.outside.clock.monotonic() > 1020:
             break
-    first.join()
-    second.join()
+    first.done()
+    second.done()
     assert "within 2 s" in exit_of(world, container).message
 
 
@@ -184,8 +160,8 @@ def test_a_later_stop_with_more_patience_does_not_lengthen_the_first(world: Worl
     first = waiting_stop(world, container, 4)
     second = Background(lambda: world.stop(container, 3600))
     world.outside.clock.advance(4)
-    first.join()
-    second.join()
+    first.done()
+    second.done()
     assert "within 4 s" in exit_of(world, container).message
 
 
@@ -196,7 +172,7 @@ def test_a_stop_that_joined_a_failing_one_fails_too(world: World) -> None:
     with pytest.raises(Unavailable):
         world.stop(container, 0)
     with pytest.raises(Unavailable):
-        first.join()
+        first.done()
     assert world.container(container).phase is ContainerPhase.RUNNING
 
 
@@ -204,7 +180,7 @@ def test_a_power_event_ends_the_wait(world: World) -> None:
     _, container = world.running()
     stop = waiting_stop(world, container, 3600)
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
-    stop.join()
+    stop.done()
     assert exit_of(world, container).code == 0
 
 
@@ -215,15 +191,15 @@ def test_an_event_that_ends_nothing_does_not_end_the_wait(world: World) -> None:
     world.outside.clock.until_waiting()
     assert world.container(container).phase is ContainerPhase.RUNNING
     world.stop(container, 0)
-    stop.join()
+    stop.done()
 
 
 def test_removal_of_the_container_ends_a_waiting_stop(world: World) -> None:
     sandbox, container = world.running()
     stop = waiting_stop(world, container, 3600)
     removal = Background(lambda: world.remove(container))
-    removal.join()
-    stop.join()
+    removal.done()
+    stop.done()
     world.remove_sandbox(sandbox)
     assert world.everything() == []
 
@@ -231,16 +207,16 @@ def test_removal_of_the_container_ends_a_waiting_stop(world: World) -> None:
 def test_stopping_the_pod_ends_a_waiting_stop(world: World) -> None:
     sandbox, container = world.running()
     stop = waiting_stop(world, container, 3600)
-    Background(lambda: world.stop_sandbox(sandbox)).join()
-    stop.join()
+    Background(lambda: world.stop_sandbox(sandbox)).done()
+    stop.done()
     assert exit_of(world, container).code == 137
 
 
 def test_removing_the_pod_ends_a_waiting_stop(world: World) -> None:
     sandbox, container = world.running()
     stop = waiting_stop(world, container, 3600)
-    Background(lambda: world.remove_sandbox(sandbox)).join()
-    stop.join()
+    Background(lambda: world.remove_sandbox(sandbox)).done()
+    stop.done()
     assert world.everything() == []
 
 
@@ -251,4 +227,4 @@ def test_a_waiting_stop_does_not_hold_up_other_pods(world: World) -> None:
     world.stop(other, 0)
     world.remove_sandbox(sandbox)
     world.stop(container, 0)
-    stop.join()
+    stop.done()

@@ -1,0 +1,217 @@
+"""The node itself: version, conditions, what is not implemented, the socket."""
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fakes.cri import Client, container, refused, served
+from fakes.world import World
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.config import Cri
+from virtshim.cri.server import SocketLock
+from virtshim.domain.errors import WrongState
+
+pytestmark = pytest.mark.cri
+
+RPCS = {
+    method.name: method for service in ("RuntimeService", "ImageService") for method in pb.DESCRIPTOR.services_by_name[service].methods
+}  # fmt: skip
+IMPLEMENTED = {
+    *("Version", "Status", "RuntimeConfig"),
+    *("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "PodSandboxStatus", "ListPodSandbox"),
+    *("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "ContainerStatus", "ListContainers"),
+    *("PullImage", "ListImages", "ImageStatus", "RemoveImage", "ImageFsInfo"),
+}
+
+
+def request_for(rpc: str) -> Any:
+    return getattr(pb, RPCS[rpc].input_type.name)()
+
+
+@pytest.mark.parametrize("asked", ["", "0.1.0", "v1", "anything"])
+def test_version_is_exactly_what_kubelet_wants_whatever_it_sends(client: Client, world: World, asked: str) -> None:
+    assert client.Version(pb.VersionRequest(version=asked)) == pb.VersionResponse(
+        version="0.1.0",
+        runtime_name="virtshim",
+        runtime_version=world.do.node.version,
+        runtime_api_version="v1",
+    )
+    assert all(part.isdigit() for part in world.do.node.version.split("."))
+
+
+def test_status_has_both_conditions_and_every_handler(client: Client) -> None:
+    answer = client.Status(pb.StatusRequest())
+    assert [(c.type, c.status, c.reason, c.message) for c in answer.status.conditions] == [
+        ("RuntimeReady", True, "", ""),
+        ("NetworkReady", True, "", ""),
+    ]
+    assert [handler.name for handler in answer.runtime_handlers] == ["", "virtshim"]
+    assert answer.HasField("features")
+    assert not answer.info
+
+
+def test_a_condition_that_is_false_says_why(client: Client, world: World) -> None:
+    world.outside.vms.why_not = "libvirt cannot be reached; start libvirtd"
+    world.outside.networks.why_not = "no CNI configuration in /etc/cni/net.d"
+    conditions = client.Status(pb.StatusRequest()).status.conditions
+    assert [(c.type, c.status, c.reason, c.message) for c in conditions] == [
+        ("RuntimeReady", False, "HypervisorUnavailable", "libvirt cannot be reached; start libvirtd"),
+        ("NetworkReady", False, "NetworkPluginNotReady", "no CNI configuration in /etc/cni/net.d"),
+    ]
+
+
+def test_verbose_status_carries_json(client: Client, world: World) -> None:
+    info = client.Status(pb.StatusRequest(verbose=True)).info
+    assert json.loads(info["config"])["nodeId"] == world.records.node_id()
+
+
+@pytest.mark.parametrize(("setting", "driver"), [("systemd", pb.SYSTEMD), ("cgroupfs", pb.CGROUPFS)])
+def test_runtime_config_tells_the_cgroup_driver_that_was_set(tmp_path: Path, setting: str, driver: int) -> None:
+    with served(tmp_path, cri={"cgroup_driver": setting}) as (_, client, _):
+        answer = client.RuntimeConfig(pb.RuntimeConfigRequest())
+    assert answer.HasField("linux")
+    assert answer.linux.cgroup_driver == driver
+
+
+@pytest.mark.parametrize("rpc", sorted(set(RPCS) - IMPLEMENTED))
+def test_what_is_not_implemented_says_so(client: Client, rpc: str) -> None:
+    with refused(grpc.StatusCode.UNIMPLEMENTED, f"virtshim does not implement {rpc} yet"):
+        answer = getattr(client, rpc)(request_for(rpc))
+        if RPCS[rpc].server_streaming:
+            list(answer)
+
+
+@pytest.mark.parametrize("rpc", sorted(IMPLEMENTED))
+def test_an_empty_request_to_what_is_implemented_is_answered_or_refused_as_invalid(client: Client, rpc: str) -> None:
+    try:
+        getattr(client, rpc)(request_for(rpc))
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017  either way is right
+        assert error.details()  # noqa: PT017
+
+
+def test_a_bug_is_told_apart_from_a_refusal_and_shows_no_inside(
+    client: Client, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("password=hunter2")
+
+    monkeypatch.setattr(world.outside.networks, "attach", broken)
+    with refused(grpc.StatusCode.INTERNAL, "virtshim failed in RunPodSandbox; its log has the details"):
+        client.run()
+    monkeypatch.undo()
+    client.run()
+
+
+# --- messages of every size
+
+
+def test_a_request_and_a_list_of_many_mebibytes_pass(client: Client) -> None:
+    big = {"example.com/big": "x" * (6 << 20)}
+    sandbox = client.run(annotations=big)
+    client.run("other", annotations=big)
+    assert dict(client.pod_status(sandbox).annotations) == big
+    assert len(client.pods()) == 2  # 12 MiB
+
+
+@pytest.mark.parametrize(
+    "text", ["n" * 4096, "ü" * 4096, "\U0001f600" * 4096, "%" * 4096], ids=["ascii", "latin", "emoji", "percent"]
+)
+def test_an_error_about_a_very_long_name_arrives(client: Client, text: str) -> None:
+    metadata = pb.PodSandboxMetadata(name=text, namespace=text, uid=text)
+    client.run(metadata=metadata)
+    with refused(grpc.StatusCode.ALREADY_EXISTS, "^a sandbox for pod"):
+        client.run(metadata=metadata, hostname="other")
+
+
+def test_an_error_about_very_many_faults_arrives(client: Client) -> None:
+    sysctls = {f"net.ipv4.some_{n}": "1" for n in range(1000)}
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "some_0"):
+        client.run(linux=pb.LinuxPodSandboxConfig(sysctls=sysctls))
+    devices = [pb.Device(host_path=f"/dev/vfio/{n}") for n in range(1000)]
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "/dev/vfio/0"):
+        client.create(client.run(), devices=devices)
+
+
+def test_an_error_with_line_breaks_and_control_characters_arrives(client: Client) -> None:
+    with refused(grpc.StatusCode.NOT_FOUND, "no such container"):
+        client.status("a\nb\x01\x7f")
+
+
+# --- the socket
+
+
+def test_only_its_owner_may_use_the_socket(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, _, path):
+        assert oct(stat.S_IMODE(os.lstat(path).st_mode)) == "0o600"
+        assert stat.S_ISSOCK(os.lstat(path).st_mode)
+
+
+def test_a_socket_that_a_dead_server_left_is_replaced(tmp_path: Path) -> None:
+    with served(tmp_path) as (world, client, path):
+        os.rename(path, f"{path}.live")
+        left = socket.socket(socket.AF_UNIX)
+        left.bind(path)
+        left.close()
+        again = world.app.server(world.settings)
+        again.start()
+        second = Client(path)
+        second.Version(pb.VersionRequest())
+        second.channel.close()
+        again.stop(0)
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    with served(tmp_path) as (world, _, path):
+        in_the_way = Path(f"{path}.file")
+        in_the_way.write_text("precious")
+        settings = world.settings.model_copy(update={"cri": Cri(socket=str(in_the_way))})
+        other = world.app.server(settings)
+        with pytest.raises(WrongState, match="not a socket"):
+            other.start()
+        other.stop(0)
+        assert in_the_way.read_text() == "precious"
+
+
+def test_a_second_server_is_refused_by_the_lock_and_told_who_holds_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    lock = SocketLock(path)
+    with pytest.raises(WrongState, match=rf"pid {os.getpid()}\) serves"):
+        SocketLock(path)
+    lock.release()
+    SocketLock(path).release()
+
+
+def test_the_lock_is_private(tmp_path: Path) -> None:
+    lock = SocketLock(str(tmp_path / "s"))
+    assert oct(stat.S_IMODE((tmp_path / "s.lock").stat().st_mode)) == "0o600"
+    lock.release()
+
+
+def test_calls_after_the_stop_fail_and_the_next_server_takes_over(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, client, _):
+        sandbox = client.run()
+    with pytest.raises(ValueError, match="closed channel"):
+        client.pods()
+    with served(tmp_path) as (_, client, _):
+        assert [(item.id, item.state) for item in client.pods()] == [(sandbox, pb.SANDBOX_NOTREADY)]
+
+
+def test_containers_and_pods_can_be_named_like_anything(client: Client, world: World) -> None:
+    odd = "../../etc/$(reboot)\n;'\"é"
+    metadata = pb.PodSandboxMetadata(name=odd, namespace=odd, uid=odd, attempt=2**32 - 1)
+    sandbox = client.run(metadata=metadata)
+    request = pb.CreateContainerRequest(
+        pod_sandbox_id=sandbox, config=container(metadata=pb.ContainerMetadata(name=odd, attempt=2**32 - 1))
+    )
+    client.start(client.CreateContainer(request).container_id)
+    (item,) = client.pods()
+    assert item.metadata == metadata
+    client.remove_pod(sandbox)
+    assert world.everything() == []

@@ -1,0 +1,31 @@
+"""A call on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from fakes.journal import PATIENCE
+
+
+class Background:
+    """Runs at once. `done` waits for its end and gives its result, or raises what it raised."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._result: object = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            self._result = call()
+        except Exception as error:  # noqa: BLE001  raised again by `done`
+            self._error = error
+
+    def done(self) -> object:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the call never returned"
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,153 @@
+"""Pulls from a real registry (docker-registry) and a real web server, as kubelet asks for them."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import imageserver
+import pytest
+
+from virtshim.domain.errors import NotFound, PermissionRefused
+from virtshim.domain.image import Credentials, DiskFormat
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+
+pytestmark = [
+    pytest.mark.images,
+    pytest.mark.skipif(not shutil.which("docker-registry"), reason="AREA images NOT TESTED: needs docker-registry"),
+    pytest.mark.skipif(not shutil.which("skopeo"), reason="AREA images NOT TESTED: needs skopeo"),
+]
+
+NEVER = threading.Event()
+USER, PASSWORD = "puller", "c0rrect"
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With 8 MiB that do not compress, so that it comes in many pieces."""
+    directory = tmp_path_factory.mktemp("disk")
+    raw, disk = directory / "raw", directory / "disk.qcow2"
+    raw.write_bytes(os.urandom(8 << 20) + bytes(8 << 20))
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, disk], check=True)
+    return disk
+
+
+@pytest.fixture
+def open_registry(tmp_path: Path) -> Iterator[imageserver.Registry]:
+    (tmp_path / "registry").mkdir()
+    with imageserver.registry(directory=tmp_path / "registry") as registry:
+        yield registry
+
+
+@pytest.fixture
+def closed_registry(tmp_path: Path) -> Iterator[imageserver.Registry]:
+    (tmp_path / "registry").mkdir()
+    with imageserver.registry({USER: PASSWORD}, tmp_path / "registry") as registry:
+        yield registry
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageFileStore:
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings())
+    store.sweep()
+    return store
+
+
+@pytest.mark.parametrize("docker_format", [False, True])
+def test_a_container_disk_is_pulled_by_tag_and_digest(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, docker_format: bool
+) -> None:
+    server = open_registry.address
+    digest = imageserver.push_container_disk(server, "vm/disk", disk, tag="1.0", docker_format=docker_format)
+    found = store.fetch(f"{server}/vm/disk:1.0", None, NEVER)
+    assert (found.tag, found.repo_digest) == (f"{server}/vm/disk:1.0", f"{server}/vm/disk@{digest}")
+    assert (found.format, found.virtual_size, found.size) == (DiskFormat.QCOW2, 16 << 20, disk.stat().st_size)
+    assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
+    by_digest = store.fetch(f"{server}/vm/disk@{digest}", None, NEVER)
+    assert (by_digest.tag, by_digest.repo_digest, by_digest.digest) == ("", found.repo_digest, found.digest)
+
+
+def test_the_default_tag_is_latest_and_the_same_disk_is_one_file(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
+) -> None:
+    server = open_registry.address
+    for name in ("one", "two"):
+        imageserver.push_container_disk(server, name, disk)
+    found = {store.fetch(f"{server}/{name}", None, NEVER) for name in ("one", "two")}
+    assert {image.tag for image in found} == {f"{server}/one:latest", f"{server}/two:latest"}
+    assert {image.digest for image in found} == store.stored()
+
+
+def test_a_second_pull_asks_the_registry_but_reads_no_blob(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
+) -> None:
+    imageserver.push_container_disk(open_registry.address, "vm", disk)
+    first = store.fetch(f"{open_registry.address}/vm", None, NEVER)
+    before = open_registry.log()
+    assert store.fetch(f"{open_registry.address}/vm", None, NEVER) == first
+    asked = open_registry.log()[len(before) :]
+    assert "GET /v2/vm/manifests/latest" in asked
+    assert "/blobs/" not in asked
+
+
+@pytest.mark.parametrize("name", ["no/such/image", "vm:no-such-tag", f"vm@sha256:{'0' * 64}"])
+def test_what_is_not_there_is_not_found(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, name: str
+) -> None:
+    imageserver.push_container_disk(open_registry.address, "vm", disk)
+    with pytest.raises(NotFound, match="does not have it"):
+        store.fetch(f"{open_registry.address}/{name}", None, NEVER)
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        Credentials(USER, PASSWORD),
+        Credentials(auth=base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()),
+    ],
+)
+def test_a_password_opens_a_closed_registry_for_that_pull_only(
+    closed_registry: imageserver.Registry, store: ImageFileStore, disk: Path, credentials: Credentials
+) -> None:
+    name = f"{closed_registry.address}/vm"
+    imageserver.push_container_disk(closed_registry.address, "vm", disk, credentials=(USER, PASSWORD))
+    with pytest.raises(PermissionRefused, match="wants a login"):
+        store.fetch(name, None, NEVER)
+    assert store.stored() == frozenset()
+    first = store.fetch(name, credentials, NEVER)
+    assert store.fetch(name, credentials, NEVER) == first
+    # The image is here now, and still nobody gets it without the password.
+    with pytest.raises(PermissionRefused, match="wants a login"):
+        store.fetch(name, None, NEVER)
+    with pytest.raises(PermissionRefused, match="refuses the login") as caught:
+        store.fetch(name, Credentials(USER, "wr0ng"), NEVER)
+    assert "wr0ng" not in str(caught.value)
+
+
+def test_a_deleted_manifest_is_not_found_though_the_disk_is_here(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
+) -> None:
+    digest = imageserver.push_container_disk(open_registry.address, "vm", disk)
+    store.fetch(f"{open_registry.address}/vm", None, NEVER)
+    connection = http.client.HTTPConnection(open_registry.address)
+    connection.request("DELETE", f"/v2/vm/manifests/{digest}")
+    assert connection.getresponse().status == 202
+    connection.close()
+    with pytest.raises(NotFound):
+        store.fetch(f"{open_registry.address}/vm", None, NEVER)
+
+
+def test_a_directory_on_a_web_server_is_an_image_source(tmp_path: Path, store: ImageFileStore, disk: Path) -> None:
+    with imageserver.serve_directory(disk.parent) as url:
+        found = store.fetch(f"{url}/{disk.name}", None, NEVER)
+        assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
+        plain = ImageFileStore(str(tmp_path / "other"), ImageSettings(download_protocol="http"))
+        name = url.removeprefix("http://")
+        assert plain.fetch(f"{name}/{disk.name}", None, NEVER).tag == f"{name}/{disk.name}:latest"
+        assert plain.fetch(f"virtlet.cloud/{name}/{disk.name}", None, NEVER).digest == found.digest

@@ -1,0 +1,184 @@
+"""A real tapmanager process on private paths, with a real CNI bridge network of its own; and what it left on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from toy_guest import ToyGuest
+
+from tapmanager import protocol
+
+PLUGINS = "/usr/lib/cni"
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition") -> None:
+    """Returns as soon as `condition()` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come true within {seconds} s"
+        time.sleep(0.01)
+
+
+def sandbox() -> str:
+    return secrets.token_hex(32)
+
+
+class TapNode:
+    """`start` and `stop` the process as often as a test likes; `clean` removes the host's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = str(folder / "t.sock")
+        self.netns_dir = Path("/run/netns")
+        self.conf_dir = folder / "cni"
+        self.bin_dir = folder / "bin"
+        self.leases = folder / "leases"
+        self.ledger = folder / "ledger"
+        tag = secrets.token_hex(3)
+        self.bridge = f"vst{tag}"
+        self.network = f"vst-{tag}"
+        # Of 10.89.0.0/16, which nothing else on the machine uses; a third octet of its own a node.
+        self.subnet = f"10.89.{secrets.randbelow(200) + 20}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "tapmanager.log"
+        self.arguments: list[str] = []
+        for made in (self.conf_dir, self.bin_dir):
+            made.mkdir(parents=True)
+        self.configure()
+
+    # -- CNI -----------------------------------------------------------------------------------------------------------
+
+    def bridge_plugin(self, **more: object) -> dict[str, object]:
+        ipam = {
+            "type": "host-local",
+            "dataDir": str(self.leases),
+            "ranges": [[{"subnet": f"{self.subnet}.0/24"}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
+        return {"type": "bridge", "bridge": self.bridge, "isGateway": True, "ipMasq": True, "ipam": ipam, **more}
+
+    def configure(self, *plugins: dict[str, object], version: str = "1.0.0") -> None:
+        chain = list(plugins) or [self.bridge_plugin()]
+        conf = {"cniVersion": version, "name": self.network, "plugins": chain}
+        (self.conf_dir / "10-test.conflist").write_text(json.dumps(conf))
+
+    def plugin(self, name: str, script: str) -> None:
+        """A plugin of our own, /bin/sh."""
+        path = self.bin_dir / name
+        path.write_text("#!/bin/sh\n" + script)
+        path.chmod(0o755)
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+
+    def start(self, *more: str) -> None:
+        command = [
+            sys.executable, "-m", "tapmanager",
+            "--socket", self.socket, "--state-dir", str(self.ledger), "--netns-dir", str(self.netns_dir),
+            "--cni-conf-dir", str(self.conf_dir), "--cni-bin-dir", str(self.bin_dir), "--cni-bin-dir", PLUGINS,
+            *more,
+        ]  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until(self._answers, 20, "tapmanager's first answer")
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(OSError):
+            self.call("list", timeout=2)
+            return True
+        return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process = None
+        return code
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def call(self, verb: str, args: dict[str, object] | None = None, timeout: float = 60.0) -> dict[str, object]:
+        answer, fds = protocol.call(self.socket, verb, args or {}, timeout)
+        protocol.close_all(fds)
+        return answer
+
+    def attach(self, which: str, name: str = "web-0", timeout: float = 60.0, **more: object):
+        pod = {"namespace": "default", "name": name, "uid": "uid-1"}
+        dns = {"servers": ["10.96.0.10"], "searches": ["default.svc.cluster.local", "cluster.local"], "options": []}
+        return self.call("attach", {"sandbox": which, "pod": pod, "dns": dns, **more}, timeout)
+
+    def release(self, which: str, timeout: float = 60.0) -> None:
+        assert self.call("release", {"sandbox": which}, timeout) == {}
+
+    def listed(self) -> list[str]:
+        return list(self.call("list")["sandboxes"])
+
+    def fetch(self, which: str, key: str) -> tuple[list[dict[str, object]], list[int]]:
+        answer, fds = protocol.call(self.socket, "fetch", {"sandbox": which, "key": key}, 10.0)
+        return answer["interfaces"], fds
+
+    @contextlib.contextmanager
+    def guest(self, which: str, network: dict[str, object]) -> Iterator[ToyGuest]:
+        nics, fds = self.fetch(which, network["fetch_key"])
+        assert len(nics) == len(fds) == 1
+        with ToyGuest(fds[0], nics[0]["mac"]) as guest:
+            yield guest
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def netns_of(self, which: str) -> Path:
+        return self.netns_dir / f"virtshim-{which[:20]}"
+
+    def inside(self, which: str, *command: str) -> str:
+        name = self.netns_of(which).name
+        return subprocess.run(
+            ["ip", "netns", "exec", name, *command], capture_output=True, text=True, check=True
+        ).stdout
+
+    def leased(self) -> set[str]:
+        folder = self.leases / self.network
+        return {path.name for path in folder.iterdir() if path.name[0].isdigit()} if folder.exists() else set()
+
+    def ports(self) -> set[str]:
+        folder = Path(f"/sys/class/net/{self.bridge}/brif")
+        return set(os.listdir(folder)) if folder.exists() else set()
+
+    def nat_rules(self) -> list[str]:
+        rules = subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
+        return [line for line in rules.splitlines() if f"{self.subnet}." in line or self.network in line]
+
+    def leftovers(self) -> list[str]:
+        """Everything a pod of this node may leave; empty after all were released."""
+        found = [f"lease {ip}" for ip in sorted(self.leased())]
+        found += [f"bridge port {port}" for port in sorted(self.ports())]
+        found += [f"nat rule {rule}" for rule in self.nat_rules()]
+        if self.ledger.exists():
+            found += [f"ledger file {path.name}" for path in self.ledger.iterdir() if path.name != "lock"]
+        return found
+
+    def descriptors(self) -> int:
+        assert self.process is not None
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def clean(self) -> None:
+        """Releases what a failed test left, ends the process, removes the bridge. Gone is success."""
+        if self.process is None or self.process.poll() is not None:
+            with contextlib.suppress(AssertionError):
+                self.start()
+        if self.process is not None and self.process.poll() is None:
+            self.configure()
+            for which in self.listed():
+                with contextlib.suppress(protocol.RemoteError):
+                    self.release(which)
+            self.stop()
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)

@@ -1,0 +1,251 @@
+"""Plugins that fail, hang or are not there; a tapmanager that is killed; records that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tap_node import TapNode, sandbox, until
+
+from tapmanager import protocol
+from tapmanager.dhcp import packet
+
+pytestmark = pytest.mark.network
+
+# Notes each call, and what the plugin was given.
+_NOTING = "cat > {folder}/stdin.$CNI_COMMAND\necho $CNI_COMMAND >> {folder}/calls\n"
+
+
+def refused(node: TapNode, kind: str, words: str, timeout: float = 60.0) -> str:
+    """An attach that must fail so; its sandbox."""
+    which = sandbox()
+    with pytest.raises(protocol.RemoteError, match=words) as caught:
+        node.attach(which, timeout=timeout)
+    assert caught.value.kind == kind
+    return which
+
+
+def test_a_failing_plugin_is_told_and_everything_before_it_is_undone(tap_node: TapNode) -> None:
+    tap_node.plugin("sour", 'echo \'{"code": 100, "msg": "lemons", "details": "only"}\'; test $CNI_COMMAND = DEL\n')
+    tap_node.configure(tap_node.bridge_plugin(), {"type": "sour"})
+    which = refused(tap_node, "internal", r'plugin "sour" .* failed at ADD: lemons: only \(CNI error 100\)')
+    assert tap_node.listed() == []
+    assert not tap_node.netns_of(which).exists()
+    until(lambda: not tap_node.leftovers(), what="all undone")
+
+
+def test_what_cannot_be_undone_is_kept_listed_and_undone_by_release(tap_node: TapNode) -> None:
+    tap_node.plugin("sour", "exit 1\n")
+    tap_node.configure(tap_node.bridge_plugin(), {"type": "sour"})
+    which = refused(tap_node, "internal", "failed at ADD")
+    assert tap_node.listed() == [which]
+    with pytest.raises(protocol.RemoteError, match="failed at DEL"):
+        tap_node.release(which)
+    assert tap_node.listed() == [which]
+    tap_node.plugin("sour", "exit 0\n")
+    tap_node.release(which)
+    assert tap_node.listed() == []
+
+
+def test_attach_after_a_failure_starts_afresh(tap_node: TapNode) -> None:
+    tap_node.plugin("sour", "exit 1\n")
+    tap_node.configure(tap_node.bridge_plugin(), {"type": "sour"})
+    which = refused(tap_node, "internal", "failed at ADD")
+    tap_node.plugin("sour", "exit 0\n")
+    tap_node.configure()
+    network = tap_node.attach(which)
+    assert tap_node.leased() == set(network["ips"])
+    tap_node.release(which)
+
+
+def test_a_hanging_plugin_is_killed_at_the_callers_limit_and_blocks_no_other_pod(tap_node: TapNode) -> None:
+    tap_node.plugin("tar", f"test $CNI_COMMAND = DEL && exit 0\necho $$ > {tap_node.folder}/pid\nexec sleep 600\n")
+    tap_node.configure(tap_node.bridge_plugin(), {"type": "tar"})
+    failures: list[object] = []
+    slow = threading.Thread(target=lambda: failures.append(refused(tap_node, "deadline", "was killed", 3.0)))
+    slow.start()
+    pid = tap_node.folder / "pid"
+    until(lambda: pid.exists() and pid.read_text(), what="the plugin hanging")
+    tap_node.configure()
+    other = sandbox()
+    started = time.monotonic()
+    tap_node.attach(other)
+    tap_node.release(other)
+    assert slow.is_alive(), f"{time.monotonic() - started:.1f} s"
+    slow.join()
+    assert len(failures) == 1
+    until(lambda: not Path(f"/proc/{int(pid.read_text())}").exists(), what="the plugin dead")
+    until(lambda: not tap_node.listed(), what="all undone")
+
+
+def test_a_missing_plugin_or_config_is_told_by_status_and_attach(tap_node: TapNode) -> None:
+    assert tap_node.call("status") == {"ready": True, "reason": ""}
+    tap_node.configure({"type": "unheard-of"})
+    assert '"unheard-of" is not in' in str(tap_node.call("status")["reason"])
+    refused(tap_node, "unavailable", '"unheard-of" is not in')
+    (tap_node.conf_dir / "10-test.conflist").write_text("{")
+    assert "not valid" in str(tap_node.call("status")["reason"])
+    refused(tap_node, "unavailable", "not valid")
+    (tap_node.conf_dir / "10-test.conflist").unlink()
+    refused(tap_node, "unavailable", "no CNI config")
+    assert tap_node.call("status")["ready"] is False
+    assert tap_node.listed() == []
+
+
+def test_del_gets_the_cached_result_and_config_even_when_the_file_is_gone(tap_node: TapNode) -> None:
+    echo = f"import json; print(json.dumps(json.load(open('{tap_node.folder}/stdin.ADD'))['prevResult']))"
+    note = _NOTING.format(folder=tap_node.folder)
+    tap_node.plugin("note", f'{note}test $CNI_COMMAND = DEL || {sys.executable} -c "{echo}"\n')
+    tap_node.configure(tap_node.bridge_plugin(), {"type": "note", "capabilities": {"portMappings": True}})
+    which = sandbox()
+    mapping = {"protocol": "tcp", "container_port": 80, "host_port": 8080, "host_ip": ""}
+    network = tap_node.attach(which, port_mappings=[mapping])
+    conf = tap_node.conf_dir / "10-test.conflist"
+    conf.unlink()
+    tap_node.release(which)
+    given = json.loads((tap_node.folder / "stdin.DEL").read_text())
+    assert given["prevResult"]["ips"][0]["address"].split("/")[0] == network["ips"][0]
+    assert given["runtimeConfig"]["portMappings"][0]["hostPort"] == 8080
+    assert (tap_node.folder / "calls").read_text().split() == ["ADD", "DEL"]
+
+
+def test_release_works_when_the_namespace_is_gone_already(tap_node: TapNode) -> None:
+    """Without ipMasq: the bridge plugin learns from the interface which rule to remove, and the interface is gone."""
+    tap_node.configure(tap_node.bridge_plugin(ipMasq=False))
+    which = sandbox()
+    tap_node.attach(which)
+    subprocess.run(["ip", "netns", "del", tap_node.netns_of(which).name], check=True)
+    tap_node.release(which)
+    assert tap_node.listed() == []
+    until(lambda: not tap_node.leftovers(), what="lease and veth gone")
+
+
+def test_after_a_reboot_attach_makes_the_network_anew(tap_node: TapNode) -> None:
+    tap_node.configure(tap_node.bridge_plugin(ipMasq=False))
+    which = sandbox()
+    first = tap_node.attach(which)
+    subprocess.run(["ip", "netns", "del", tap_node.netns_of(which).name], check=True)
+    second = tap_node.attach(which)
+    assert second["fetch_key"] != first["fetch_key"]
+    with tap_node.guest(which, second) as guest:
+        guest.boot()
+    tap_node.release(which)
+
+
+def test_a_killed_tapmanager_comes_back_with_its_pods(tap_node: TapNode) -> None:
+    which = sandbox()
+    network = tap_node.attach(which)
+    with tap_node.guest(which, network) as guest:
+        guest.boot()
+        tap_node.stop(signal.SIGKILL)
+        assert (
+            subprocess.run(["ping", "-c1", "-W2", network["ips"][0]], capture_output=True, check=False).returncode == 0
+        )
+        tap_node.start()
+        _, ack = guest.dhcp(packet.REQUEST, ciaddr=guest.address)
+        assert ack.kind == packet.ACK
+    with tap_node.guest(which, network) as again:
+        again.boot()
+    assert tap_node.attach(which) == network
+    tap_node.release(which)
+
+
+def test_a_clean_stop_leaves_pods_alone_and_removes_its_socket(tap_node: TapNode) -> None:
+    which = sandbox()
+    network = tap_node.attach(which)
+    assert tap_node.stop() == 0
+    assert not Path(tap_node.socket).exists()
+    assert tap_node.netns_of(which).exists()
+    tap_node.start()
+    assert tap_node.attach(which) == network
+    tap_node.release(which)
+
+
+@pytest.mark.parametrize("phase", ["bridge", "hold"])
+def test_a_tapmanager_killed_in_the_middle_of_an_attach_leaves_what_release_can_clear(
+    tap_node: TapNode, phase: str
+) -> None:
+    """Killed before the chain's first plugin did anything, and after the bridge plugin did all."""
+    tap_node.plugin("hold", f"test $CNI_COMMAND = DEL && exit 0\necho $$ > {tap_node.folder}/pid\nexec sleep 600\n")
+    chain = (
+        [{"type": "hold"}, tap_node.bridge_plugin()]
+        if phase == "hold"
+        else [tap_node.bridge_plugin(), {"type": "hold"}]
+    )
+    tap_node.configure(*chain)
+    which = sandbox()
+
+    def attach() -> None:
+        with pytest.raises(OSError):
+            tap_node.attach(which)
+
+    caller = threading.Thread(target=attach)
+    caller.start()
+    pid = tap_node.folder / "pid"
+    until(lambda: pid.exists() and pid.read_text(), what="the plugin holding")
+    tap_node.stop(signal.SIGKILL)
+    caller.join()
+    subprocess.run(
+        ["kill", "-9", pid.read_text().strip()], check=True
+    )  # what systemd does with the service's processes
+    tap_node.start()
+    assert tap_node.listed() == [which]
+    tap_node.release(which)
+    assert tap_node.listed() == []
+    assert not tap_node.netns_of(which).exists()
+    until(lambda: not tap_node.leftovers(), what="all cleared")
+
+
+def test_an_unreadable_record_is_kept_listed_and_keeps_others_working(tap_node: TapNode) -> None:
+    which, other = sandbox(), sandbox()
+    tap_node.attach(which)
+    record = tap_node.ledger / f"{which}.json"
+    good = record.read_text()
+    record.write_text(good[:100])
+    tap_node.stop()
+    tap_node.start()
+    assert tap_node.listed() == [which]
+    for act in (tap_node.attach, tap_node.release):
+        with pytest.raises(protocol.RemoteError, match=f"{which}.json cannot be read") as caught:
+            act(which)
+        assert caught.value.kind == "internal"
+    assert tap_node.netns_of(which).exists()
+    tap_node.attach(other)
+    tap_node.release(other)
+    record.write_text(good)
+    tap_node.release(which)
+
+
+def test_a_second_tapmanager_is_refused_and_told_who_is_first(tap_node: TapNode) -> None:
+    assert tap_node.process is not None
+    command = [sys.executable, "-m", "tapmanager", "--socket", tap_node.socket, "--state-dir", str(tap_node.ledger)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert f"process {tap_node.process.pid}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tap_node.call("status")["ready"] is True
+
+
+def test_many_cycles_leave_no_descriptor_thread_or_file(tap_node: TapNode) -> None:
+    def cycle() -> None:
+        which = sandbox()
+        network = tap_node.attach(which)
+        with tap_node.guest(which, network) as guest:
+            guest.boot()
+        tap_node.release(which)
+
+    assert tap_node.process is not None
+    tasks = Path(f"/proc/{tap_node.process.pid}/task")
+    cycle()
+    descriptors, threads = tap_node.descriptors(), len(list(tasks.iterdir()))
+    for _ in range(10):
+        cycle()
+    until(lambda: tap_node.descriptors() <= descriptors, what="descriptors closed")
+    until(lambda: len(list(tasks.iterdir())) <= threads, what="threads ended")
+    until(lambda: not tap_node.leftovers(), what="all released")

@@ -1,0 +1,245 @@
+"""VmSpec -> domain XML, compared with golden files exactly. GOLDEN_UPDATE=1 rewrites them; the diff is the review."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import os
+import re
+import uuid
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import CpuLimits, CpuModel, Disk, DiskBus, VmSpec
+from virtshim.hypervisor import domain_xml
+from virtshim.hypervisor.devices import disk as disk_device
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+
+PROJECT = Path(__file__).resolve().parents[3]
+GOLDEN = PROJECT / "tests" / "golden" / "domain_xml"
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+
+ROOT = Disk("/state/containers/c/root.qcow2", DiskFormat.QCOW2, "root")
+SEED = Disk("/state/containers/c/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True)
+PLAIN = VmSpec(
+    uuid=uuid.UUID("11111111-2222-5333-8444-555555555555"),
+    name="virtshim-0123456789abcdef0123-app",
+    container_id=ContainerId("c" * 64),
+    sandbox_id=SandboxId("5" * 64),
+    vcpus=1,
+    memory_bytes=128 << 20,
+    disk_bus=DiskBus.SCSI,
+    disks=(ROOT, SEED),
+    console_socket="/run/virtshim/vm/c/console.sock",
+    console_log="/state/containers/c/console.log",
+    agent_socket="/run/virtshim/vm/c/agent.sock",
+)
+NODE = NodeProfile("node-1", DomainType.KVM, "/usr/lib/virtshim/vmwrapper", "/usr/bin/qemu-system-x86_64", Cgroups.OFF)
+TCG = dataclasses.replace(NODE, domain_type=DomainType.QEMU)
+LIMITS = CpuLimits(shares=512, quota=150_000, period=100_000)
+
+CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
+    "plain": (PLAIN, NODE),
+    "tcg_virtio_blk": (dataclasses.replace(PLAIN, disk_bus=DiskBus.VIRTIO), TCG),
+    "network_title_smbios": (
+        dataclasses.replace(
+            PLAIN,
+            title='default/"pod" <&> näme',
+            fetch_key="k-1",
+            tapmanager_socket="/run/virtshim/tapmanager.sock",
+            smbios_uuid=True,
+        ),
+        NODE,
+    ),
+    "limits_cgroup_v1": (
+        dataclasses.replace(PLAIN, vcpus=2, cpu=LIMITS),
+        dataclasses.replace(NODE, cgroups=Cgroups.V1),
+    ),
+    "limits_cgroup_v2_host_model": (
+        dataclasses.replace(PLAIN, vcpus=4, cpu=LIMITS, cpu_model=CpuModel.HOST_MODEL),
+        dataclasses.replace(NODE, cgroups=Cgroups.V2),
+    ),
+    "three_disks": (
+        dataclasses.replace(
+            PLAIN,
+            disks=(
+                ROOT,
+                Disk("/volumes/data, with comma.raw", DiskFormat.RAW, ""),
+                Disk("/volumes/shared.qcow2", DiskFormat.QCOW2, "shared", readonly=True),
+                SEED,
+            ),
+        ),
+        NODE,
+    ),
+    "test_driver": (PLAIN, dataclasses.replace(NODE, domain_type=DomainType.TEST)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_xml_is_as_reviewed(name: str) -> None:
+    xml = domain_xml.build(*CASES[name])
+    golden = GOLDEN / f"{name}.xml"
+    if os.environ.get("GOLDEN_UPDATE") == "1":
+        golden.write_text(xml)
+    assert xml == golden.read_text()
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.xml")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_libvirts_schema_accepts_it(name: str) -> None:
+    if not SCHEMA.exists():
+        pytest.skip(f"NOT TESTED: {SCHEMA} is missing; run make setup")
+    schema = etree.RelaxNG(etree.parse(SCHEMA))
+    document = etree.parse(GOLDEN / f"{name}.xml")
+    assert schema.validate(document), schema.error_log
+
+
+def _golden_names() -> set[str]:
+    """Every element and attribute name, namespaces dropped."""
+    found: set[str] = set()
+    for path in GOLDEN.glob("*.xml"):
+        for element in etree.parse(path).iter():
+            found.add(etree.QName(element).localname)
+            found.update(str(name) for name in element.attrib)
+    return found
+
+
+def _emitted_names() -> set[str]:
+    """Every element and attribute name that the builders' source can emit: Element, SubElement, _text, _qemu and set."""
+    found: set[str] = set()
+    package = PROJECT / "virtshim" / "hypervisor"
+    for path in [package / "domain_xml.py", package / "mark.py", *(package / "devices").glob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            place = {"Element": 0, "SubElement": 1, "_text": 1, "_qemu": 0, "set": 0}.get(function)
+            if place is None or len(call.args) <= place:
+                continue
+            name = call.args[place]
+            if isinstance(name, ast.JoinedStr):  # "{namespace}tag"
+                name = name.values[-1]
+            if isinstance(name, ast.Constant):
+                found.add(name.value.rpartition("}")[2])
+            if function in ("Element", "SubElement"):
+                found.update(word.arg for word in call.keywords if word.arg and word.arg != "nsmap")
+    return found
+
+
+def test_each_element_and_attribute_we_can_emit_is_in_a_golden_file() -> None:
+    emitted = _emitted_names()
+    assert {"disk", "owner", "sandbox", "env", "quota", "discard"} <= emitted
+    assert emitted - _golden_names() == set()
+
+
+def _paths(document: etree._Element) -> set[str]:
+    found = set()
+    for element in document.iter():
+        names = [etree.QName(e).localname for e in (*reversed(list(element.iterancestors())), element)]
+        found.add("/".join(names))
+        found.update("/".join([*names, f"@{name}"]) for name in element.attrib)
+    return found
+
+
+def test_no_combination_of_settings_has_a_path_that_is_in_no_golden_file() -> None:
+    known: set[str] = set()
+    for path in GOLDEN.glob("*.xml"):
+        known |= _paths(etree.parse(path).getroot())
+    everything = CASES["network_title_smbios"][0]
+    for bus, kind, cgroups, model, cpu, spec in itertools.product(
+        DiskBus, DomainType, Cgroups, CpuModel, (LIMITS, CpuLimits()), (PLAIN, everything, CASES["three_disks"][0])
+    ):
+        if kind is DomainType.QEMU and model is CpuModel.HOST_PASSTHROUGH:
+            continue
+        changed = dataclasses.replace(spec, disk_bus=bus, cpu_model=model, cpu=cpu)
+        xml = domain_xml.build(changed, dataclasses.replace(NODE, domain_type=kind, cgroups=cgroups))
+        assert _paths(etree.fromstring(xml)) - known == set()
+
+
+def test_the_same_spec_gives_the_same_bytes() -> None:
+    assert domain_xml.build(PLAIN, NODE) == domain_xml.build(dataclasses.replace(PLAIN), NODE)
+
+
+def test_the_quota_of_the_container_is_shared_by_its_vcpus_but_never_below_libvirts_minimum() -> None:
+    profile = dataclasses.replace(NODE, cgroups=Cgroups.V1)
+    tiny = dataclasses.replace(PLAIN, vcpus=8, cpu=CpuLimits(shares=1, quota=2000, period=5))
+    document = etree.fromstring(domain_xml.build(tiny, profile))
+    assert document.findtext("cputune/quota") == "1000"
+    assert document.findtext("cputune/period") == "1000"
+    assert document.findtext("cputune/shares") == "2"
+    unlimited = dataclasses.replace(PLAIN, cpu=CpuLimits(quota=-1))
+    assert etree.fromstring(domain_xml.build(unlimited, profile)).find("cputune") is None
+
+
+@pytest.mark.parametrize(("shares", "weight"), [(2, "1"), (1024, "39"), (262_144, "10000"), (9_999_999, "10000")])
+def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: str) -> None:
+    spec = dataclasses.replace(PLAIN, cpu=CpuLimits(shares=shares))
+    document = etree.fromstring(domain_xml.build(spec, dataclasses.replace(NODE, cgroups=Cgroups.V2)))
+    assert document.findtext("cputune/shares") == weight
+
+
+def test_nothing_of_ours_is_on_the_slots_of_the_nics() -> None:
+    """Root ports come from slot 1 up, 8 a slot; the NICs start at slot 0x10."""
+    most_ports = disk_device.MOST_DISKS[DiskBus.VIRTIO] + 8
+    assert 1 + most_ports // 8 < 0x10
+
+
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [(0, "sda"), (25, "sdz"), (26, "sdaa"), (51, "sdaz"), (52, "sdba"), (701, "sdzz"), (702, "sdaaa")],
+)
+def test_disks_are_lettered_as_linux_does(index: int, name: str) -> None:
+    assert disk_device.target_name("sd", index) == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"title": "a\x00b"}, "U+0000"),
+        ({"title": "two\nlines"}, "U+000A"),
+        ({"title": "\udcff"}, "U+DCFF"),
+        ({"title": "\ufffe"}, "U+FFFE"),
+        ({"name": "a/b"}, "VM name"),
+        ({"name": ""}, "VM name"),
+        ({"name": "-x"}, "VM name"),
+        ({"name": "x" * 201}, "VM name"),
+        ({"vcpus": 0}, "vCPUs"),
+        ({"vcpus": 256}, "vCPUs"),
+        ({"memory_bytes": 0}, "memory"),
+        ({"disks": ()}, "disk"),
+        ({"disks": (ROOT,) * 65}, "too many"),
+        ({"disks": (ROOT,) * 27, "disk_bus": DiskBus.VIRTIO}, "too many"),
+        ({"disks": (dataclasses.replace(ROOT, path="root.qcow2"),)}, "absolute"),
+        ({"disks": (dataclasses.replace(ROOT, path="/a\nb"),)}, "U+000A"),
+        ({"disks": (dataclasses.replace(ROOT, serial="s" * 37),)}, "serial"),
+        ({"disks": (dataclasses.replace(ROOT, serial="s" * 21),), "disk_bus": DiskBus.VIRTIO}, "serial"),
+        ({"disks": (dataclasses.replace(ROOT, serial="a,b"),)}, "serial"),
+        ({"console_socket": "/" + "s" * 107}, "run_dir"),
+        ({"agent_socket": "agent.sock"}, "absolute"),
+        ({"fetch_key": "k", "tapmanager_socket": ""}, "tapmanager"),
+        ({"fetch_key": "k\x01", "tapmanager_socket": "/t"}, "fetch key"),
+    ],
+)
+def test_what_libvirt_cannot_be_given_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(words)):
+        domain_xml.build(dataclasses.replace(PLAIN, **changes), NODE)
+
+
+def test_host_passthrough_needs_kvm() -> None:
+    with pytest.raises(InvalidRequest, match="host-passthrough"):
+        domain_xml.build(dataclasses.replace(PLAIN, cpu_model=CpuModel.HOST_PASSTHROUGH), TCG)
+
+
+def test_a_node_without_an_id_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="node id"):
+        dataclasses.replace(NODE, node="")

@@ -1,0 +1,445 @@
+"""Pulls from a registry that does what a real one never does: wrong bytes, odd layers, every kind of login."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import platform
+import tarfile
+import threading
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.domain.image import Credentials
+from virtshim.domain.image_name import ImageName
+from virtshim.images.filestore import ImageFileStore
+from virtshim.images.names import resolve
+from virtshim.images.registry import Registry
+
+NEVER = threading.Event()
+OTHER = b"\xeb\x3c" + bytes(1022)
+
+
+@pytest.fixture(autouse=True)
+def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def pull(store: ImageFileStore, incoming: Callable[[], list[str]]) -> Callable[..., Any]:
+    """Pulls, and sees to it that nothing half-made is left, whatever happens."""
+
+    def run(reference: str, credentials: Credentials | None = None) -> Any:
+        try:
+            return store.fetch(reference, credentials, NEVER)
+        finally:
+            assert incoming() == []
+
+    return run
+
+
+def test_the_disk_comes_out_of_its_layer(fake_registry, pull, store, qcow2: bytes) -> None:
+    name = fake_registry.push("a/disk", {"disk/": b"", "disk/cirros.qcow2": qcow2})
+    found = pull(f"{name}:latest")
+    assert Path(store.path(found.digest)).read_bytes() == qcow2
+    assert found.digest.hex == hashlib.sha256(qcow2).hexdigest()
+    assert found.tag == f"{name}:latest"
+    manifest = fake_registry.web.seen[0][0]
+    assert manifest.endswith("/manifests/latest")
+    assert found.repo_digest.startswith(f"{name}@sha256:")
+    by_digest = pull(found.repo_digest)
+    assert (by_digest.tag, by_digest.repo_digest, by_digest.digest) == ("", found.repo_digest, found.digest)
+
+
+def test_a_known_manifest_spares_the_layers_but_not_the_question(fake_registry, pull, store, qcow2: bytes) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    first = pull(name)
+    asked = len(fake_registry.web.seen)
+    assert pull(name) == first
+    assert [path for path, _ in fake_registry.web.seen[asked:]] == ["/v2/a/manifests/latest"]
+    store.delete(first.digest)
+    assert pull(name) == first
+    assert store.stored() == {first.digest}
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("name", ["disk/x.img", "./disk/x", "/disk/" + "long" * 60 + ".qcow2"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_every_tar_a_builder_writes_is_read(
+    fake_registry, pull, make_tar, qcow2: bytes, kind: int, name: str, packed: bool
+) -> None:
+    if kind == tarfile.USTAR_FORMAT and len(name) > 100:
+        name = f"disk/{'d' * 90}/x"
+    plain = make_tar({"etc/": b"", "etc/passwd": b"root", name: qcow2, "zzz": b"1" * 600}, format=kind)
+    fake_registry.manifest("a", [(gzip.compress(plain) if packed else plain, plain)])
+    assert pull(fake_registry.name("a")).digest.hex == hashlib.sha256(qcow2).hexdigest()
+
+
+def test_gzip_of_several_members_and_padding_is_read(fake_registry, pull, make_tar, qcow2: bytes) -> None:
+    plain = make_tar({"disk/x": qcow2})
+    packed = b"".join(gzip.compress(plain[at : at + 70000]) for at in range(0, len(plain), 70000)) + bytes(1000)
+    fake_registry.manifest("a", [(packed, plain)])
+    assert pull(fake_registry.name("a")).size == len(qcow2)
+
+
+@pytest.mark.parametrize(
+    "trees",
+    [
+        pytest.param([{"disk/x": OTHER}, {"disk/x": b"DISK"}], id="replaced above"),
+        pytest.param([{"disk/y": OTHER}, {"disk/.wh.y": b"", "disk/x": b"DISK"}], id="whited out above"),
+        pytest.param([{"disk/y": OTHER}, {"disk/.wh..wh..opq": b"", "disk/x": b"DISK"}], id="opaque directory"),
+        pytest.param([{"disk/y": OTHER}, {".wh.disk": b""}, {"disk/x": b"DISK"}], id="directory whited out"),
+        pytest.param([{"disk/y": OTHER}, {".wh..wh..opq": b"", "disk/x": b"DISK"}], id="opaque root"),
+        pytest.param(
+            [{"disk/y": OTHER}, {"disk": b"a file"}, {".wh.disk": b""}, {"disk/x": b"DISK"}], id="dir was a file"
+        ),
+        pytest.param([{"disk/x": b"DISK"}, {"etc/motd": b"hello"}], id="disk below"),
+        pytest.param([{"disk/x": b"DISK"}, {"etc/.wh.disk": b"", "diskette/y": OTHER}], id="names that look like it"),
+        pytest.param([{"disk/.wh.x": b"", "disk/x": b"DISK"}], id="whiteout does not act in its own layer"),
+    ],
+)
+def test_upper_layers_hide_what_is_below(fake_registry, pull, qcow2: bytes, trees: list[dict[str, bytes]]) -> None:
+    real = [{name: qcow2 if data == b"DISK" else data for name, data in tree.items()} for tree in trees]
+    assert pull(fake_registry.push("a", *real)).digest.hex == hashlib.sha256(qcow2).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("trees", "why"),
+    [
+        ([{"etc/passwd": b"root"}], "no file below /disk"),
+        ([{"disk/": b""}], "no file below /disk"),
+        ([{"disk": b"x"}], "no file below /disk"),
+        ([{"disk/x": OTHER, "disk/y": OTHER}], "two files below /disk"),
+        ([{"disk/x": OTHER}, {"disk/y": OTHER}], "two files below /disk"),
+        ([{"disk/x": OTHER}, {"disk/.wh.x": b""}], "no file below /disk"),
+        ([{"disk/x": OTHER}, {"disk": b"file"}], "no file below /disk"),
+        ([{"disk/x": b""}], "empty"),
+        ([{"disk/x": b"text"}], "512-byte sectors"),
+        ([{f"disk/.wh.{number}": b"" for number in range(1100)}], "more than 1000 entries"),
+    ],
+)
+def test_what_is_no_container_disk_is_refused(fake_registry, pull, trees: list[dict[str, bytes]], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        pull(fake_registry.push("a", *trees))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_a_disk_that_is_a_link_or_a_device_is_refused(fake_registry, pull, kind: bytes) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo("disk/x")
+        entry.type, entry.linkname = kind, "/etc/shadow"
+        archive.addfile(entry)
+    plain = buffer.getvalue()
+    fake_registry.manifest("a", [(gzip.compress(plain), plain)])
+    with pytest.raises(InvalidRequest, match="link or a device"):
+        pull(fake_registry.name("a"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda packed, plain: (packed[:-20], plain), "cut short"),
+        (lambda packed, plain: (packed[:300] + b"\xff" * 64 + packed[364:], plain), "damaged|not a tar|digest"),
+        (lambda packed, plain: (packed, plain + b"x"), "digest"),
+        (lambda packed, plain: (gzip.compress(plain[:-11000]), plain[:-11000]), "cut short"),
+        (lambda packed, plain: (gzip.compress(b"no tar at all" * 100), b"no tar at all" * 100), "not a tar|number"),
+        (lambda packed, plain: (b"\x28\xb5\x2f\xfd" + packed, plain), "zstd"),
+        (lambda packed, plain: (b"", b""), "no file below"),
+        (lambda packed, plain: (packed + b"trailing rubbish", plain), "damaged"),
+    ],
+)
+def test_a_spoiled_layer_is_refused(fake_registry, pull, make_tar, spoil: Any, why: str) -> None:
+    plain = make_tar({"disk/x": OTHER * 30})
+    fake_registry.manifest("a", [spoil(gzip.compress(plain), plain)])
+    with pytest.raises(InvalidRequest, match=why):
+        pull(fake_registry.name("a"))
+
+
+def test_a_layer_that_unpacks_without_end_is_refused(fake_registry, make_store, make_tar) -> None:
+    store = make_store(max_bytes=1 << 20)
+    plain = make_tar({"filler": bytes(8 << 20), "disk/x": OTHER})
+    fake_registry.manifest("a", [(gzip.compress(plain), plain)])
+    with pytest.raises(InvalidRequest, match=r"unpacks to more than 1048576 bytes"):
+        store.fetch(fake_registry.name("a"), None, NEVER)
+
+
+def test_bytes_that_are_not_the_blobs_are_refused(fake_registry, web, pull, qcow2: bytes) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    blobs = [path for path in web.routes if "/blobs/" in path]
+    for path in blobs:
+        route = web.routes[path]
+        web.serve(path, b"something else")
+        with pytest.raises(InvalidRequest, match="manifest says"):
+            pull(name)
+        web.routes[path] = route
+    assert pull(name).size == len(qcow2)
+
+
+def test_a_manifest_that_is_not_the_digests_is_refused(fake_registry, web, pull, qcow2: bytes) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    wanted = f"sha256:{'0' * 64}"
+    web.routes[f"/v2/a/manifests/{wanted}"] = web.routes["/v2/a/manifests/latest"]
+    with pytest.raises(InvalidRequest, match=f"wanted is {wanted}"):
+        pull(f"{name}@{wanted}")
+
+
+def test_an_index_gives_this_nodes_platform(fake_registry, pull, make_tar, qcow2: bytes) -> None:
+    entries = []
+    for machine, variant, disk in (
+        ("arm64", "", OTHER),
+        ("amd64", "v3", OTHER * 2),
+        ("amd64", "", qcow2),
+        ("unknown", "", b""),
+    ):
+        plain = make_tar({"disk/x": disk})
+        part = fake_registry.manifest("multi", [(gzip.compress(plain), plain)], reference=machine, architecture=machine)
+        entries.append({**part, "platform": {"os": "linux", "architecture": machine, "variant": variant}})
+    listed = fake_registry.document("multi", "latest", {"schemaVersion": 2, "manifests": entries})
+    found = pull(fake_registry.name("multi"))
+    assert found.digest.hex == hashlib.sha256(qcow2).hexdigest()
+    assert found.repo_digest == f"{fake_registry.name('multi')}@{listed['digest']}"
+    fake_registry.document("multi", "arm", {"schemaVersion": 2, "manifests": entries[:1]})
+    with pytest.raises(NotFound, match=r"no variant for linux/amd64, this node's platform; it has linux/arm64"):
+        pull(fake_registry.name("multi:arm"))
+    fake_registry.document(
+        "multi", "nested", {"schemaVersion": 2, "manifests": [{**listed, "platform": entries[2]["platform"]}]}
+    )
+    with pytest.raises(InvalidRequest, match="another index"):
+        pull(fake_registry.name("multi:nested"))
+
+
+def test_another_architecture_is_refused(fake_registry, pull, qcow2: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="made for arm64, this node is linux/amd64"):
+        pull(fake_registry.push("a", {"disk/x": qcow2}, architecture="arm64"))
+
+
+DESCRIPTOR = {"digest": f"sha256:{'1' * 64}", "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ([], "not a JSON object"),
+        ({"schemaVersion": 1}, "old or unknown schema"),
+        ({"schemaVersion": 2}, "no list layers"),
+        ({"schemaVersion": 2, "layers": []}, "0 layers"),
+        ({"schemaVersion": 2, "layers": [DESCRIPTOR] * 200, "config": DESCRIPTOR}, "200 layers"),
+        ({"schemaVersion": 2, "layers": [DESCRIPTOR]}, "no descriptor"),
+        ({"schemaVersion": 2, "layers": ["x"], "config": DESCRIPTOR}, "no descriptor"),
+        ({"schemaVersion": 2, "layers": [{"digest": "sha512:1", "size": 1}], "config": DESCRIPTOR}, "not sha256"),
+        ({"schemaVersion": 2, "layers": [{**DESCRIPTOR, "size": -1}], "config": DESCRIPTOR}, "without size"),
+        (
+            {"schemaVersion": 2, "layers": [DESCRIPTOR], "config": {**DESCRIPTOR, "size": 1 << 40}},
+            "config of more than",
+        ),
+        ({"schemaVersion": 2, "layers": [DESCRIPTOR], "manifests": [DESCRIPTOR]}, "ambiguous"),
+    ],
+)
+def test_a_bad_manifest_is_refused(fake_registry, pull, document: Any, why: str) -> None:
+    fake_registry.document("a", "latest", document)
+    with pytest.raises(InvalidRequest, match=why):
+        pull(fake_registry.name("a"))
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"[" * 100000, b"{" + b" " * (5 << 20) + b"}"])
+def test_a_manifest_that_is_no_json_or_too_long_is_refused(web, fake_registry, pull, body: bytes) -> None:
+    web.serve("/v2/a/manifests/latest", body)
+    with pytest.raises(InvalidRequest):
+        pull(fake_registry.name("a"))
+
+
+@pytest.mark.parametrize("config", [{}, {"rootfs": {}}, {"rootfs": {"diff_ids": []}}, {"rootfs": {"diff_ids": [7]}}])
+def test_an_artifact_is_told_from_an_image(fake_registry, pull, make_tar, config: Any) -> None:
+    layer = fake_registry.blob("a", make_tar({"disk/x": OTHER}))
+    described = fake_registry.blob("a", json.dumps(config).encode())
+    fake_registry.document("a", "latest", {"schemaVersion": 2, "config": described, "layers": [layer]})
+    with pytest.raises(InvalidRequest, match=r"artifact|diff_ids"):
+        pull(fake_registry.name("a"))
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "why"),
+    [
+        (404, NotFound, "does not have it"),
+        (403, PermissionRefused, "image pull secret"),
+        (429, Unavailable, "fewer pulls"),
+        (500, Unavailable, "HTTP 500"),
+    ],
+)
+def test_each_refusal_has_its_kind(web, fake_registry, pull, status: int, error: type[ShimError], why: str) -> None:
+    web.answer("/v2/a/manifests/latest", status)
+    with pytest.raises(error, match=why):
+        pull(fake_registry.name("a"))
+
+
+def test_a_registry_without_tls_is_spoken_to_only_if_listed_or_loopback(web, make_store) -> None:
+    with pytest.raises(Unavailable, match=r"registry\.invalid:5000 cannot be reached"):
+        make_store(insecure_registries=("registry.invalid:5000",)).fetch("registry.invalid:5000/a", None, NEVER)
+
+    def root(name: str, *insecure: str) -> str:
+        return Registry(resolve(ImageName.parse(name), [], "https"), None, None, insecure)._root  # type: ignore[arg-type]
+
+    assert root("registry.example:5000/a") == "https://registry.example:5000/v2/a"
+    assert root("registry.example:5000/a", "registry.example") == "https://registry.example:5000/v2/a"
+    assert root("registry.example:5000/a", "registry.example:5000") == "http://registry.example:5000/v2/a"
+    assert root("localhost:5000/a") == "http://localhost:5000/v2/a"
+    assert root("127.0.0.1:443/a") == "https://127.0.0.1:443/v2/a"
+    assert root("fedora") == "https://registry-1.docker.io/v2/library/fedora"
+
+
+# ---- logins ---------------------------------------------------------------------------------------------------------
+
+BASIC = "Basic " + base64.b64encode(b"me:hunter2").decode()
+
+
+def guard(web: Any, challenge: str, accepted: str) -> None:
+    """All of the registry now wants this Authorization header."""
+    for path, route in list(web.routes.items()):
+
+        def guarded(request: Any, route: Any = route) -> None:
+            if request.headers.get("Authorization") == accepted:
+                route(request)
+                return
+            request.send_response(401)
+            request.send_header("WWW-Authenticate", challenge)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+
+        web.routes[path] = guarded
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        Credentials("me", "hunter2"),
+        Credentials(auth=base64.b64encode(b"me:hunter2").decode()),
+        Credentials(auth=base64.b64encode(b"me:hunter2\0").decode()),
+        Credentials("me", "hunter2", server_address="http://127.0.0.1"),
+    ],
+)
+def test_a_password_is_given_when_asked(fake_registry, web, pull, qcow2: bytes, credentials: Credentials) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    guard(web, 'Basic realm="r"', BASIC)
+    assert pull(name, credentials).size == len(qcow2)
+    assert "Authorization" not in web.seen[0][1]
+
+
+@pytest.mark.parametrize(
+    ("credentials", "why"),
+    [
+        (None, "wants a login"),
+        (Credentials(), "refuses the login"),
+        (Credentials("me", "hunter3"), "refuses the login"),
+        (Credentials("me", "hunter2", server_address="https://other.example"), "for another server"),
+    ],
+)
+def test_a_wrong_login_is_refused_without_repeating_it(
+    fake_registry, web, pull, qcow2: bytes, credentials: Credentials | None, why: str
+) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    guard(web, 'Basic realm="r"', BASIC)
+    with pytest.raises(PermissionRefused, match=why) as caught:
+        pull(name, credentials)
+    assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize("auth", ["!!", base64.b64encode(b"no colon").decode()])
+def test_an_auth_field_that_is_none_is_refused_without_repeating_it(fake_registry, web, pull, qcow2, auth: str) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    guard(web, 'Basic realm="r"', BASIC)
+    with pytest.raises(InvalidRequest, match="auth field") as caught:
+        pull(name, Credentials(auth=auth))
+    assert auth not in str(caught.value)
+
+
+def token_service(web: Any, accepted: Callable[[Any, dict[str, list[str]]], bool], field: str = "token") -> str:
+    def route(request: Any) -> None:
+        query = urllib.parse.urlsplit(request.path).query
+        if request.command == "POST":
+            query = request.rfile.read(int(request.headers["Content-Length"])).decode()
+        good = accepted(request, urllib.parse.parse_qs(query))
+        body = json.dumps({field: "t0ken"}).encode() if good else b"{}"
+        request.send_response(200 if good else 401)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    web.routes["/token"] = route
+    return f'Bearer realm="{web.url("/token")}",service="reg",scope="repository:a:pull"'
+
+
+def test_a_token_is_fetched_with_the_password_once(fake_registry, web, pull, qcow2: bytes) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+
+    def accepted(request: Any, asked: dict[str, list[str]]) -> bool:
+        right = asked == {"service": ["reg"], "scope": ["repository:a:pull"]}
+        return right and request.headers.get("Authorization") == BASIC
+
+    guard(web, f'Basic realm="also", {token_service(web, accepted)}', "Bearer t0ken")
+    token_service(web, accepted)
+    assert pull(name, Credentials("me", "hunter2")).size == len(qcow2)
+    assert web.paths().count("/token?service=reg&scope=repository%3Aa%3Apull") == 1
+    with pytest.raises(PermissionRefused, match="refuses the login"):
+        pull(name, Credentials("me", "wrong"))
+    with pytest.raises(PermissionRefused, match="wants a login"):
+        pull(name)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "wanted", "field"),
+    [
+        (None, {}, "token"),
+        (
+            Credentials(identity_token="refr3sh"),
+            {"grant_type": ["refresh_token"], "refresh_token": ["refr3sh"]},
+            "access_token",
+        ),
+        (Credentials(registry_token="t0ken"), None, "token"),
+    ],
+)
+def test_a_token_is_fetched_or_given(
+    fake_registry,
+    web,
+    pull,
+    qcow2: bytes,
+    credentials: Credentials | None,
+    wanted: dict[str, list[str]] | None,
+    field: str,
+) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    challenge = token_service(web, lambda request, asked: wanted is not None and wanted.items() <= asked.items(), field)
+    guard(web, challenge, "Bearer t0ken")
+    token_service(web, lambda request, asked: wanted is not None and wanted.items() <= asked.items(), field)
+    assert pull(name, credentials).size == len(qcow2)
+    assert any(path.startswith("/token") for path in web.paths()) is (wanted is not None)
+
+
+@pytest.mark.parametrize("realm", ["http://token.example/", "ftp://x/", "", "https://u:p@x/", "http://[/"])
+def test_a_login_is_not_sent_where_it_could_be_read(fake_registry, web, pull, qcow2: bytes, realm: str) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    guard(web, f'Bearer realm="{realm}"', "never")
+    with pytest.raises(PermissionRefused, match="not https"):
+        pull(name, Credentials("me", "hunter2"))
+
+
+def test_a_blob_elsewhere_is_fetched_without_the_login(fake_registry, web, pull, qcow2: bytes) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    for path in [path for path in web.routes if "/blobs/" in path]:
+        web.routes["/store" + path] = web.routes[path]
+        web.answer(path, 307, Location=f"http://localhost:{web.server_address[1]}/store{path}?sig=x")
+    guard_paths = {path: route for path, route in web.routes.items() if path.startswith("/store")}
+    guard(web, 'Basic realm="r"', BASIC)
+    web.routes.update(guard_paths)
+    assert pull(name, Credentials("me", "hunter2")).size == len(qcow2)
+    elsewhere = [headers for path, headers in web.seen if path.startswith("/store")]
+    assert elsewhere
+    assert all("Authorization" not in headers for headers in elsewhere)

@@ -1,0 +1,89 @@
+"""Programs are run cleanly, and nothing of them is left when the call returns."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from virtshim.domain.errors import DeadlineExceeded, InternalError
+from virtshim.process import Finished, Limits, run
+
+
+def test_a_program_says_what_it_says() -> None:
+    done = run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)
+    assert done == Finished(3, b"out\n", b"err\n", cut=False)
+    assert done.words() == "err"
+
+
+def test_a_program_gets_a_clean_environment_closed_stdin_and_its_own_group(monkeypatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    script = "cat; umask; pwd; env | sort; test $(ps -o pgid= -p $$) = $$ && echo own"
+    lines = run(["sh", "-c", script], timeout=10, environment={"EXTRA": "1"}).stdout.decode().splitlines()
+    assert lines[:2] == ["0077", "/"]
+    assert lines[-1] == "own"
+    names = {line.partition("=")[0] for line in lines[2:-1]}
+    assert names - {"PWD", "_", "SHLVL", "OLDPWD"} == {"EXTRA", "LC_ALL", "PATH"}
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel", "end"])
+def test_nothing_of_the_group_outlives_the_call(tmp_path: Path, how: str) -> None:
+    """A child in the background holds the pipes; it neither delays the call nor survives it."""
+    pids = tmp_path / "pids"
+    script = f"sleep 600 & echo $! > {pids}; {'exit 0' if how == 'end' else 'wait'}"
+    cancelled = threading.Event()
+    timer = threading.Timer(0.3, cancelled.set)
+    before = time.monotonic()
+    if how == "end":
+        assert run(["sh", "-c", script], timeout=60).returncode == 0
+    elif how == "timeout":
+        with pytest.raises(DeadlineExceeded, match="sh took too long"):
+            run(["sh", "-c", script], timeout=0.3)
+    else:
+        timer.start()
+        with pytest.raises(DeadlineExceeded, match="gave up"):
+            run(["sh", "-c", script], timeout=60, cancelled=cancelled)
+        timer.join()
+    assert time.monotonic() - before < 5
+    state = Path(f"/proc/{pids.read_text().strip()}/stat")
+    until = time.monotonic() + 5
+    # The kernel ends it, init reaps it; a zombie is as good as gone.
+    while state.exists() and state.read_text().split()[2] != "Z":
+        assert time.monotonic() < until
+
+
+def test_output_is_bounded_and_read_to_its_end() -> None:
+    done = run(["sh", "-c", "head -c 50000000 /dev/zero; echo end >&2"], timeout=30, output_limit=1000)
+    assert (len(done.stdout), done.stderr, done.cut, done.returncode) == (1000, b"end\n", True, 0)
+
+
+def test_a_signal_is_a_negative_code_and_words_are_printable() -> None:
+    done = run(["sh", "-c", "printf 'a\\033[31m\\377b\\nc'; kill -9 $$"], timeout=10)
+    assert done.returncode == -9
+    assert done.words().isprintable()
+    assert run(["false"], timeout=10).words() == "nothing said, exit code 1"
+
+
+@pytest.mark.parametrize("argv", [["no-such-program-here"], ["/etc/passwd"], ["true", "a\0b"]])
+def test_what_cannot_be_started_says_so(argv: list[str]) -> None:
+    with pytest.raises(InternalError, match="cannot run"):
+        run(argv, timeout=10)
+
+
+def test_limits_hold_memory_and_time() -> None:
+    script = "x = bytearray(2 << 30)"
+    assert b"MemoryError" in run(["python3", "-c", script], timeout=30, limits=Limits(1 << 30, 10)).stderr
+    assert run(["sh", "-c", "while :; do :; done"], timeout=30, limits=Limits(1 << 30, 1)).returncode < 0
+
+
+def test_no_descriptor_is_left() -> None:
+    run(["true"], timeout=10)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        run(["true"], timeout=10)
+        with pytest.raises(InternalError):
+            run(["no-such-program-here"], timeout=10)
+    assert len(os.listdir("/proc/self/fd")) == before

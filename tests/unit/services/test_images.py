@@ -1,0 +1,192 @@
+"""Images: pull, names, removal, and which files must stay."""
+
+import threading
+
+import pytest
+from fakes.world import IMAGE, World
+
+from virtshim.domain.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PermissionRefused,
+    ResourceExhausted,
+)
+from virtshim.domain.ids import ImageDigest
+from virtshim.domain.image import Credentials
+
+OTHER = "registry.test/vm/other:2"
+
+
+def test_a_pulled_image_is_listed_with_tag_digest_and_size(world: World) -> None:
+    (image,) = world.images.all()
+    assert image.tags == (IMAGE,)
+    assert image.repo_digests == (f"registry.test/vm/guest@{image.digest}",)
+    assert (image.size, image.virtual_size) == (6, 48)
+
+
+def test_each_pull_asks_the_source_with_its_credentials(world: World) -> None:
+    world.outside.files.publish(OTHER, b"secret disk", password="right")
+    right = Credentials(username="me", password="right")
+    world.images.pull(OTHER, right, threading.Event())
+    for wrong in (None, Credentials(username="me", password="wrong")):
+        with pytest.raises(PermissionRefused):
+            world.images.pull(OTHER, wrong, threading.Event())
+    assert world.images.find(OTHER) is not None
+
+
+def test_a_pull_that_was_given_up_lists_nothing(world: World) -> None:
+    world.outside.files.publish(OTHER, b"big disk")
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(DeadlineExceeded):
+        world.images.pull(OTHER, None, cancelled)
+    assert world.images.find(OTHER) is None
+
+
+def test_an_image_that_is_nowhere_is_not_found(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.images.pull("registry.test/none:1", None, threading.Event())
+
+
+def test_the_same_content_under_two_names_is_one_image(world: World) -> None:
+    assert world.pull(OTHER, b"a disk") == world.pull(IMAGE)
+    (image,) = world.images.all()
+    assert image.tags == (IMAGE, OTHER)
+
+
+def test_a_moved_tag_names_the_new_content_only(world: World) -> None:
+    old = world.pull()
+    world.outside.files.publish(IMAGE, b"a newer disk")
+    new = world.pull()
+    found = world.images.find(IMAGE)
+    assert found is not None
+    assert found.digest == new != old
+    (former,) = [image for image in world.images.all() if image.digest == old]
+    assert former.tags == ()
+    assert former.repo_digests
+
+
+def test_a_pull_by_digest_gives_no_tag(world: World) -> None:
+    digest = world.outside.files.publish(OTHER, b"other disk")
+    image = world.images.pull(f"registry.test/vm/other@{digest}", None, threading.Event())
+    assert image.tags == ()
+    assert world.images.find(f"registry.test/vm/other@{digest}") == image
+
+
+def test_an_image_is_found_by_id_prefix_tag_and_digest(world: World) -> None:
+    (image,) = world.images.all()
+    hexes = image.digest.hex
+    for reference in (image.digest.value, hexes, hexes[:8], f"sha256:{hexes[:8]}", IMAGE, image.repo_digests[0]):
+        assert world.images.find(reference) == image, reference
+
+
+def test_an_absent_image_is_not_found_and_a_malformed_name_is_an_error(world: World) -> None:
+    assert world.images.find("registry.test/none") is None
+    with pytest.raises(InvalidRequest):
+        world.images.find("registry.test/UPPER case")
+
+
+def test_removal_by_any_reference_takes_record_and_file(world: World) -> None:
+    world.pull(OTHER, b"a disk")
+    world.images.remove(IMAGE)
+    assert world.images.all() == []
+    assert world.outside.files.files == {}
+
+
+def test_removing_what_is_not_there_is_no_error(world: World) -> None:
+    world.images.remove("registry.test/none")
+    world.images.remove(f"sha256:{'0' * 64}")
+
+
+def test_the_file_stays_while_a_container_needs_it(world: World) -> None:
+    container = world.create(world.run())
+    world.images.remove(IMAGE)
+    assert world.images.all() == []
+    assert len(world.outside.files.files) == 1
+    world.remove(container)
+    assert world.outside.files.files == {}
+
+
+def test_an_image_pulled_again_while_only_a_container_held_it_is_listed_again(world: World) -> None:
+    container = world.create(world.run())
+    world.images.remove(IMAGE)
+    world.pull()
+    world.remove(container)
+    assert len(world.outside.files.files) == 1
+
+
+def test_a_removal_between_download_and_record_starts_the_pull_over(world: World) -> None:
+    gate = world.journal.hold("files.stored")
+    thread = threading.Thread(target=world.pull, args=(OTHER, b"other disk"))
+    thread.start()
+    gate.wait()
+    digest = world.outside.files.published[OTHER].digest
+    world.outside.files.delete(digest)
+    gate.open()
+    thread.join()
+    assert world.journal.count("files.fetch") == 2
+    assert world.images.find(OTHER) is not None
+    assert digest in world.outside.files.files
+
+
+def test_a_pull_that_always_loses_against_removals_gives_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.outside.files, "stored", frozenset)
+    with pytest.raises(Aborted, match="repeat the pull"):
+        world.pull()
+
+
+def test_a_pinned_image_cannot_be_removed_meanwhile(world: World) -> None:
+    removed = threading.Event()
+
+    def remove() -> None:
+        world.images.remove(IMAGE)
+        removed.set()
+
+    with world.images.pinned(IMAGE):
+        thread = threading.Thread(target=remove)
+        thread.start()
+        assert not removed.wait(0.05)
+    thread.join()
+    assert world.images.all() == []
+
+
+def test_parallel_pulls_of_one_image_list_it_once(world: World) -> None:
+    threads = [threading.Thread(target=world.pull, args=(OTHER, b"other disk")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [image.tags for image in world.images.all()] == [(IMAGE,), (OTHER,)]
+
+
+def test_a_record_that_cannot_be_written_fails_the_pull(world: World) -> None:
+    world.journal.fail("records.images.put", ResourceExhausted("disk full"))
+    with pytest.raises(ResourceExhausted):
+        world.pull(OTHER, b"other disk")
+    assert world.images.find(OTHER) is None
+
+
+def test_start_up_drops_records_without_file_and_files_without_need(world: World) -> None:
+    (kept,) = world.images.all()
+    lost = world.pull(OTHER, b"other disk")
+    world.outside.files.delete(lost)
+    stray = ImageDigest(f"sha256:{'5' * 64}")
+    world.outside.files.files[stray] = 7
+    world.outside.files.unfinished.add("half a download")
+    world.images.collect_all()
+    assert world.images.all() == [kept]
+    assert set(world.outside.files.files) == {kept.digest}
+    assert world.outside.files.unfinished == set()
+
+
+def test_start_up_keeps_the_file_that_only_a_container_needs(world: World) -> None:
+    world.create(world.run())
+    world.images.remove(IMAGE)
+    world.images.collect_all()
+    assert len(world.outside.files.files) == 1
+
+
+def test_the_use_of_the_file_system_is_that_of_the_store(world: World) -> None:
+    assert world.images.filesystem().used_bytes == 6

@@ -1,0 +1,414 @@
+"""Records over real SQLite: everything comes back, nothing is taken for absent that is only unreadable."""
+
+import dataclasses
+import os
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from virtshim.domain.container import (
+    Container,
+    ContainerConfig,
+    ContainerName,
+    ContainerPhase,
+    Exit,
+    ExitReason,
+    Mount,
+    Resources,
+)
+from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.store import rows
+from virtshim.store.records import SqliteRecords
+
+SANDBOX = Sandbox(
+    id=SandboxId("a" * 64),
+    key=PodKey("name space", "pöd\n", "uid'; drop table sandboxes; --", 2**32 - 1),
+    config=SandboxConfig(
+        hostname="web",
+        log_directory="/var/log/pods/x",
+        dns=Dns(("10.0.0.1", "fd00::1"), ("a.b",), ("ndots:5",)),
+        port_mappings=(PortMapping("sctp", 1, 65535, "::"),),
+        labels={"k": "v", "": "", "π": "\0\u2028"},
+        annotations={"VirtletCloudInitUserData": "a: |\r\n  b\n", "x": "'\"\\"},
+        cgroup_parent="/kubepods.slice",
+        runtime_handler="virtshim",
+    ),
+    created_at=2**62,
+    phase=SandboxPhase.NOT_READY,
+    network=PodNetwork(
+        netns="/run/netns/x",
+        interfaces=(Interface("eth0", "52:54:00:00:00:01", 1450, ("10.0.0.2/24",), (Route("::/0", "fe80::1"),)),),
+        ips=("10.0.0.2", "fd00::2"),
+        dns=Dns(("1.1.1.1",)),
+        fetch_key="secret",
+    ),
+    network_released=True,
+    reason="stopped",
+)
+CONTAINER = Container(
+    id=ContainerId("c" * 64),
+    sandbox_id=SANDBOX.id,
+    name=ContainerName("vm", 3),
+    config=ContainerConfig(
+        image="img",
+        user_image="docker.io/img:1",
+        command=("/init", ""),
+        args=("--x", "y z"),
+        working_dir="/",
+        envs=(("TEXT", b"plain"), ("BYTES", bytes(range(256))), ("EMPTY", b""), ("TEXT", b"again")),
+        mounts=(Mount("/a", "/b", True), Mount("/c", "/d")),
+        labels={"a": "b"},
+        annotations={"c": "d"},
+        log_path="vm/3.log",
+        stdin=True,
+        stdin_once=True,
+        tty=True,
+        resources=Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"}),
+    ),
+    image=ImageDigest(f"sha256:{'1' * 64}"),
+    image_ref="registry/x@sha256:1",
+    domain_uuid="12345678-9abc-4def-8123-456789abcdef",
+    created_at=5,
+    log_file="/var/log/pods/x/vm/3.log",
+    phase=ContainerPhase.EXITED,
+    started_at=6,
+    exit=Exit(137, ExitReason.OOM_KILLED, 7, "oops"),
+)
+IMAGE = Image(
+    digest=ImageDigest(f"sha256:{'2' * 64}"),
+    tags=("a:1", "b:2"),
+    repo_digests=("a@sha256:2",),
+    size=2**60,
+    virtual_size=2**61,
+    format=DiskFormat.RAW,
+    pulled_at=8,
+    pinned=True,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def records(path: Path):
+    records = SqliteRecords(str(path))
+    yield records
+    records.close()
+
+
+def fill(records: SqliteRecords) -> None:
+    records.sandboxes.add(SANDBOX)
+    records.containers.add(CONTAINER)
+    records.images.put(IMAGE)
+
+
+def sandbox(n: int, **changes: Any) -> Sandbox:
+    key = PodKey("default", f"pod-{n}", "uid", 0)
+    return dataclasses.replace(SANDBOX, **{"id": SandboxId(f"{n:064x}"), "key": key, "created_at": n} | changes)
+
+
+def opened(path: Path) -> SqliteRecords:
+    """Opens and closes; what was read stays readable."""
+    records = SqliteRecords(str(path))
+    records.close()
+    return records
+
+
+# --- round trips
+
+
+def has_no_default_left(record: object) -> list[str]:
+    """Fields of a record that hold their default: a test that forgets a new field is found here."""
+    left = []
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            left += [f"{field.name}.{name}" for name in has_no_default_left(value)]
+        elif field.default is not dataclasses.MISSING and value == field.default:
+            left.append(field.name)
+    return left
+
+
+@pytest.mark.parametrize("record", [SANDBOX, CONTAINER, IMAGE], ids=lambda record: type(record).__name__)
+def test_the_records_of_this_test_fill_every_field(record: object) -> None:
+    ignored = {"network.dns.searches", "network.dns.options"}
+    assert set(has_no_default_left(record)) - ignored == set()
+
+
+def test_every_field_of_every_record_survives_a_restart(records: SqliteRecords, path: Path) -> None:
+    fill(records)
+    records.close()
+    again = opened(path)
+    assert again.sandboxes.all() == [SANDBOX]
+    assert again.containers.all() == [CONTAINER]
+    assert again.images.all() == [IMAGE]
+
+
+def test_environment_values_are_bytes_and_come_back_byte_for_byte(records: SqliteRecords, path: Path) -> None:
+    fill(records)
+    records.close()
+    envs = opened(path).containers.all()[0].config.envs
+    assert envs == CONTAINER.config.envs
+    assert all(type(value) is bytes for _, value in envs)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+LABELS = st.dictionaries(TEXT, TEXT, max_size=3)
+
+
+@given(
+    labels=LABELS,
+    annotations=LABELS,
+    envs=st.lists(st.tuples(TEXT, st.binary(max_size=20)), max_size=3),
+    texts=st.tuples(TEXT, TEXT, TEXT),
+    number=st.integers(-(2**63), 2**63 - 1),
+    size=st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_text_bytes_and_numbers_of_a_request_survive(
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    envs: list[tuple[str, bytes]],
+    texts: tuple[str, str, str],
+    number: int,
+    size: int,
+) -> None:
+    config = dataclasses.replace(
+        CONTAINER.config,
+        labels=labels,
+        annotations=annotations,
+        envs=tuple(envs),
+        args=texts,
+        working_dir=texts[0],
+        resources=Resources(cpu_quota=number, memory_limit_bytes=number, hugepage_limits={texts[1]: size}),
+    )
+    container = dataclasses.replace(CONTAINER, config=config)
+    assert rows.container_from(rows.container_document(container)) == container
+    made = dataclasses.replace(SANDBOX, config=dataclasses.replace(SANDBOX.config, labels=labels, hostname=texts[2]))
+    assert rows.sandbox_from(rows.sandbox_document(made)) == made
+
+
+# --- the table
+
+
+def test_a_list_is_in_order_of_creation_also_after_a_restart(records: SqliteRecords, path: Path) -> None:
+    made = [sandbox(n) for n in (5, 9, 200)]
+    for one in made:
+        records.sandboxes.add(one)
+    assert records.sandboxes.all() == made
+    records.sandboxes.replace(dataclasses.replace(made[0], reason="changed"))
+    records.close()
+    assert [s.created_at for s in opened(path).sandboxes.all()] == [5, 9, 200]
+
+
+def test_a_taken_id_is_refused(records: SqliteRecords) -> None:
+    records.sandboxes.add(SANDBOX)
+    with pytest.raises(AlreadyExists):
+        records.sandboxes.add(dataclasses.replace(SANDBOX, key=PodKey("other", "pod", "uid", 0)))
+    assert records.sandboxes.all() == [SANDBOX]
+
+
+def test_a_taken_pod_key_is_refused(records: SqliteRecords) -> None:
+    records.sandboxes.add(SANDBOX)
+    with pytest.raises(AlreadyExists):
+        records.sandboxes.add(dataclasses.replace(SANDBOX, id=SandboxId("b" * 64)))
+    records.sandboxes.add(
+        dataclasses.replace(SANDBOX, id=SandboxId("b" * 64), key=dataclasses.replace(SANDBOX.key, attempt=0))
+    )
+
+
+def test_a_taken_container_name_is_refused_within_one_sandbox_only(records: SqliteRecords) -> None:
+    records.containers.add(CONTAINER)
+    twin = dataclasses.replace(CONTAINER, id=ContainerId("d" * 64))
+    with pytest.raises(AlreadyExists):
+        records.containers.add(twin)
+    records.containers.add(dataclasses.replace(twin, sandbox_id=SandboxId("b" * 64)))
+
+
+def test_replacing_a_row_that_is_gone_is_not_found_and_does_not_bring_it_back(records: SqliteRecords) -> None:
+    with pytest.raises(NotFound):
+        records.sandboxes.replace(SANDBOX)
+    assert records.sandboxes.all() == []
+    assert records.sandboxes.get(SANDBOX.id) is None
+
+
+def test_deleting_what_is_gone_is_no_error(records: SqliteRecords) -> None:
+    fill(records)
+    for _ in range(2):
+        records.sandboxes.delete(SANDBOX.id)
+        records.containers.delete(CONTAINER.id)
+        records.images.delete(IMAGE.digest)
+    assert records.sandboxes.all() == records.containers.all() == records.images.all() == []
+
+
+def test_put_adds_or_replaces(records: SqliteRecords, path: Path) -> None:
+    records.images.put(IMAGE)
+    other = dataclasses.replace(IMAGE, tags=(), pulled_at=9)
+    records.images.put(other)
+    records.close()
+    assert opened(path).images.all() == [other]
+
+
+def test_what_a_caller_was_told_is_on_disk(records: SqliteRecords, path: Path) -> None:
+    """Another connection sees each change at once: it was committed."""
+    fill(records)
+    with sqlite3.connect(path) as other:
+        assert other.execute("select phase, created_at from sandboxes").fetchall() == [("not-ready", 2**62)]
+        assert other.execute("select name, attempt from containers").fetchall() == [("vm", 3)]
+        assert other.execute("pragma journal_mode").fetchall() == [("wal",)]
+    other.close()
+
+
+def test_a_write_that_fails_changes_neither_disk_nor_memory(records: SqliteRecords, path: Path) -> None:
+    records.sandboxes.add(SANDBOX)
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("pragma busy_timeout=0")
+    # A full disk, as SQLite sees it: no page may be added to the file.
+    with records._engine.connect() as connection:
+        connection.exec_driver_sql("pragma max_page_count=1")
+    blocker.close()
+    big = dataclasses.replace(SANDBOX, reason="x" * 100_000)
+    with pytest.raises(ResourceExhausted, match="disk is full"):
+        records.sandboxes.replace(big)
+    with pytest.raises(ResourceExhausted):
+        records.sandboxes.add(sandbox(1, reason="x" * 100_000))
+    assert records.sandboxes.all() == [SANDBOX]
+    with records._engine.connect() as connection:
+        connection.exec_driver_sql("pragma max_page_count=100000")
+    records.sandboxes.replace(big)
+    assert records.sandboxes.all() == [big]
+
+
+def test_many_threads_may_write_at_once(records: SqliteRecords, path: Path) -> None:
+    def work(base: int) -> None:
+        for n in range(base, base + 20):
+            records.sandboxes.add(sandbox(n))
+            records.sandboxes.replace(sandbox(n, reason="again"))
+            if n % 2:
+                records.sandboxes.delete(SandboxId(f"{n:064x}"))
+            records.sandboxes.all()
+
+    threads = [threading.Thread(target=work, args=(base,)) for base in range(0, 160, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(records.sandboxes.all()) == 80
+    before = sorted(records.sandboxes.all(), key=lambda s: s.created_at)
+    records.close()
+    assert opened(path).sandboxes.all() == before
+
+
+# --- facts of the node
+
+
+def test_the_newest_stamp_is_that_of_any_record(records: SqliteRecords) -> None:
+    assert records.newest_stamp() == 0
+    records.containers.add(CONTAINER)
+    assert records.newest_stamp() == 5
+    records.sandboxes.add(SANDBOX)
+    assert records.newest_stamp() == 2**62
+
+
+def test_node_facts_are_kept_and_can_be_changed(records: SqliteRecords, path: Path) -> None:
+    assert records.node_fact("boot") is None
+    records.set_node_fact("boot", "one")
+    records.set_node_fact("boot", "two")
+    node_id = records.node_id()
+    records.close()
+    again = SqliteRecords(str(path))
+    assert (again.node_fact("boot"), again.node_id()) == ("two", node_id)
+    again.close()
+
+
+# --- the file
+
+
+def test_only_its_owner_may_read_the_database_and_what_sqlite_puts_beside_it(
+    records: SqliteRecords, path: Path
+) -> None:
+    fill(records)
+    files = sorted(path.parent.iterdir())
+    assert path in files
+    assert len(files) == 3  # the database, its write-ahead log, the log's index
+    assert {oct(stat.S_IMODE(file.stat().st_mode)) for file in files} == {"0o600"}
+
+
+def test_a_link_in_the_databases_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises((ShimError, OSError)):
+        SqliteRecords(str(tmp_path / "link"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("content", [b"this is not a database, and it is longer than a header" * 10, b"SQLite format 3\0"])
+def test_a_file_that_is_no_database_is_named_and_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InternalError, match=r"state\.db"):
+        SqliteRecords(str(path))
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_database_is_an_error_and_not_an_empty_node(records: SqliteRecords, path: Path) -> None:
+    for n in range(1, 200):
+        records.sandboxes.add(sandbox(n))
+    records.close()
+    data = bytearray(path.read_bytes())
+    data[4096 : len(data)] = os.urandom(len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(ShimError):
+        SqliteRecords(str(path))
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "where"),
+    [
+        ("sandboxes", "'not json'", "JSON"),
+        ("sandboxes", "json_remove(document, '$[0].key')", "key"),
+        ("sandboxes", "json_set(document, '$[0].phase', 'dancing')", "phase"),
+        ("containers", "json_set(document, '$[0].created_at', 'late')", "created_at"),
+        ("containers", "json_set(document, '$[0].id.value', 'short')", "id"),
+        ("images", "'[]'", "image"),
+    ],
+)
+def test_an_unreadable_record_is_an_error_that_says_where_and_shows_no_content(
+    records: SqliteRecords, path: Path, table: str, change: str, where: str
+) -> None:
+    fill(records)
+    records.close()
+    with sqlite3.connect(path) as broken:
+        broken.execute(f"update {table} set document = {change}")
+    broken.close()
+    with pytest.raises(InternalError, match=where) as unreadable:
+        SqliteRecords(str(path))
+    assert table.rstrip("es") in str(unreadable.value)
+    assert "secret" not in str(unreadable.value)
+
+
+def test_a_record_written_before_a_field_existed_gets_its_default(records: SqliteRecords, path: Path) -> None:
+    fill(records)
+    records.close()
+    with sqlite3.connect(path) as older:
+        older.execute("update images set document = json_remove(document, '$[0].pinned')")
+    older.close()
+    assert opened(path).images.all() == [dataclasses.replace(IMAGE, pinned=False)]
+
+
+def test_two_processes_do_not_share_a_database_silently(records: SqliteRecords, path: Path) -> None:
+    """A second one can read; its writes wait for the first one's transactions and are seen by neither memory."""
+    fill(records)
+    second = SqliteRecords(str(path))
+    assert second.sandboxes.all() == [SANDBOX]
+    second.close()

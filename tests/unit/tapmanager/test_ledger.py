@@ -1,0 +1,127 @@
+"""The ledger: whole files only, and what cannot be read is never taken for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapmanager.cni_conf import NetworkConf
+from tapmanager.errors import NetError
+from tapmanager.fields import BadField
+from tapmanager.ledger import Entry, Ledger, Phase, from_json, to_json
+from tapmanager.pod import Dns, Nic, Pod, PortMapping, Route
+
+SANDBOX = "0123456789abcdef" * 4
+ENTRY = Entry(
+    phase=Phase.ATTACHED,
+    pod=Pod(SANDBOX, "default", "web", "uid-1", Dns(("10.96.0.10",)), (PortMapping("tcp", 80, 8080, "127.0.0.1"),)),
+    netns="/run/netns/virtshim-0123456789abcdef0123",
+    conf=NetworkConf("net", "1.0.0", ({"type": "bridge", "ipam": {"type": "host-local"}},)),
+    bin_dirs=("/opt/cni/bin",),
+    fetch_key="c0ffee" * 10 + "abcd",
+    result={"ips": [{"address": "10.88.0.5/16"}]},
+    nics=(
+        Nic("eth0", "0a:58:00:00:00:01", "02:00:00:00:00:01", "br0", "02:00:00:00:00:02", "tap0", 1500,
+            ("10.88.0.5/16",), (Route("0.0.0.0/0", "10.88.0.1"),), ("10.88.0.5/16",), (Route("10.88.0.0/16"),)),
+    ),
+    ips=("10.88.0.5",),
+    dns=Dns(("10.96.0.10",), ("cluster.local",), ("ndots:5",)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(str(tmp_path / "ledger"))
+    made.prepare()
+    return made
+
+
+def test_an_entry_is_read_as_it_was_written(ledger: Ledger) -> None:
+    ledger.write(ENTRY)
+    assert ledger.read(SANDBOX) == ENTRY
+    assert ledger.sandboxes() == [SANDBOX]
+
+
+def test_files_hold_secrets_so_only_root_reads_them(ledger: Ledger) -> None:
+    ledger.write(ENTRY)
+    path = ledger.path(SANDBOX)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    assert ENTRY.fetch_key not in repr(ENTRY)
+
+
+def test_deleting_twice_is_no_error(ledger: Ledger) -> None:
+    ledger.write(ENTRY)
+    ledger.delete(SANDBOX)
+    ledger.delete(SANDBOX)
+    assert ledger.read(SANDBOX) is None
+    assert ledger.sandboxes() == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_an_unreadable_file_is_listed_kept_and_an_error(ledger: Ledger, data: bytes) -> None:
+    path = Path(ledger.path(SANDBOX))
+    path.write_bytes(data)
+    with pytest.raises(NetError, match=str(path)) as caught:
+        ledger.read(SANDBOX)
+    assert caught.value.kind == "internal"
+    assert ledger.sandboxes() == [SANDBOX]
+    assert path.read_bytes() == data
+
+
+def test_a_file_under_anothers_name_is_not_believed(ledger: Ledger) -> None:
+    ledger.write(ENTRY)
+    other = "f" * 64
+    os.rename(ledger.path(SANDBOX), ledger.path(other))
+    with pytest.raises(NetError, match="another sandbox"):
+        ledger.read(other)
+
+
+def test_files_half_written_by_a_killed_process_are_removed_at_start_and_never_listed(ledger: Ledger) -> None:
+    folder = Path(ledger.path(SANDBOX)).parent
+    (folder / ".new-abc").write_text("{")
+    (folder / "lock").write_text("1")
+    assert ledger.sandboxes() == []
+    ledger.prepare()
+    assert sorted(path.name for path in folder.iterdir()) == ["lock"]
+
+
+def test_a_newer_versions_file_is_not_guessed_at(ledger: Ledger) -> None:
+    raw = {**to_json(ENTRY), "version": 2}
+    Path(ledger.path(SANDBOX)).write_text(json.dumps(raw))
+    with pytest.raises(NetError, match="version"):
+        ledger.read(SANDBOX)
+
+
+@given(
+    name=st.sampled_from([field.name for field in dataclasses.fields(Entry)]),
+    value=st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), min_size=1, max_size=2),
+)
+def test_a_wrong_field_is_a_bad_field_or_harmless(name: str, value: object) -> None:
+    raw = json.loads(json.dumps({**to_json(ENTRY), name: value}))
+    with contextlib.suppress(BadField):
+        from_json(raw)
+
+
+def test_a_full_disk_is_told_as_exhausted_and_leaves_the_old_file(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.write(ENTRY)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NetError) as caught:
+        ledger.write(dataclasses.replace(ENTRY, phase=Phase.RELEASING))
+    assert caught.value.kind == "exhausted"
+    assert ledger.read(SANDBOX) == ENTRY
+    assert len(os.listdir(os.path.dirname(ledger.path(SANDBOX)))) == 1

@@ -1,0 +1,146 @@
+"""virtshim's side of the wire: values and errors in the product's own types."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tapmanager import server
+from tapmanager.errors import NetError
+from tapmanager.fields import Json
+from tapmanager.verbs import Answer
+from virtshim.domain.errors import DeadlineExceeded, InternalError, Kind, Unavailable
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.sandbox import PodKey, PortMapping
+from virtshim.podnet.client import PodNetworkClient
+from virtshim.ports import AttachRequest, PodNetworks
+
+SANDBOX = SandboxId("ab" * 32)
+REQUEST = AttachRequest(
+    SANDBOX, PodKey("ns", "web", "uid", 3), Dns(("10.96.0.10",), ("a.b",)), (PortMapping("tcp", 80, 8080, ""),)
+)
+NETWORK = {
+    "netns": "/run/netns/x",
+    "interfaces": [
+        {
+            "name": "eth0",
+            "mac": "0a:58:00:00:00:01",
+            "mtu": 1450,
+            "addresses": ["10.88.0.5/16"],
+            "routes": [
+                {"destination": "10.0.0.0/8", "gateway": None},
+                {"destination": "0.0.0.0/0", "gateway": "10.88.0.1"},
+            ],
+        }
+    ],
+    "ips": ["10.88.0.5"],
+    "dns": {"servers": ["10.96.0.10"], "searches": [], "options": []},
+    "fetch_key": "k",
+}
+
+
+class Wire:
+    """A server whose verbs are `answer`; keeps what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "s")
+        self.asked: list[Json] = []
+        self.answer: Callable[[], Json] = dict
+        self.server = server.Server(server.listen(self.path, os.getegid()), self._perform, os.geteuid())
+        self.server.start()
+        self.client = PodNetworkClient(self.path)
+
+    def _perform(self, request: Json, is_root: bool, until: float) -> Answer:
+        self.asked.append(request)
+        return Answer(self.answer())
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Iterator[Wire]:
+    made = Wire(tmp_path)
+    yield made
+    made.server.stop(5.0)
+
+
+def raises(exc: Exception) -> Callable[[], Json]:
+    def fail() -> Json:
+        raise exc
+
+    return fail
+
+
+def test_it_is_the_port() -> None:
+    client: PodNetworks = PodNetworkClient("/x")
+    assert client is not None
+
+
+def test_an_attached_network_comes_back_as_a_value(wire: Wire) -> None:
+    wire.answer = lambda: NETWORK
+    assert wire.client.attach(REQUEST, 5.0) == PodNetwork(
+        "/run/netns/x",
+        (
+            Interface(
+                "eth0",
+                "0a:58:00:00:00:01",
+                1450,
+                ("10.88.0.5/16",),
+                (Route("10.0.0.0/8"), Route("0.0.0.0/0", "10.88.0.1")),
+            ),
+        ),
+        ("10.88.0.5",),
+        Dns(("10.96.0.10",)),
+        "k",
+    )
+    assert wire.asked[0]["args"] == {
+        "sandbox": SANDBOX.value,
+        "pod": {"namespace": "ns", "name": "web", "uid": "uid"},
+        "dns": {"servers": ["10.96.0.10"], "searches": ["a.b"], "options": []},
+        "port_mappings": [{"protocol": "tcp", "container_port": 80, "host_port": 8080, "host_ip": ""}],
+    }
+
+
+def test_release_and_list_speak_of_sandbox_ids(wire: Wire) -> None:
+    wire.client.release(SANDBOX, 5.0)
+    assert wire.asked[0]["args"] == {"sandbox": SANDBOX.value}
+    wire.answer = lambda: {"sandboxes": [SANDBOX.value]}
+    assert wire.client.attached(5.0) == {SANDBOX}
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_of_error_becomes_the_products_error_of_that_kind(wire: Wire, kind: Kind) -> None:
+    wire.answer = raises(NetError(kind.value, "the plugin's words"))
+    with pytest.raises(Exception, match="the plugin's words") as caught:
+        wire.client.attach(REQUEST, 5.0)
+    assert getattr(caught.value, "kind", None) is kind
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {**NETWORK, "ips": 1}, {**NETWORK, "interfaces": [{}]}, {**NETWORK, "dns": None}]
+)
+def test_an_answer_that_cannot_be_used_is_an_internal_error(wire: Wire, broken: Json) -> None:
+    wire.answer = lambda: broken
+    with pytest.raises(InternalError, match="cannot be used"):
+        wire.client.attach(REQUEST, 5.0)
+
+
+def test_an_absent_tapmanager_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
+    client = PodNetworkClient(str(tmp_path / "none"))
+    with pytest.raises(Unavailable, match="systemctl status tapmanager"):
+        client.release(SANDBOX, 1.0)
+    assert "systemctl status tapmanager" in client.trouble()
+
+
+def test_no_time_left_is_a_deadline(wire: Wire) -> None:
+    with pytest.raises(DeadlineExceeded):
+        wire.client.release(SANDBOX, 0.0)
+
+
+def test_trouble_is_tapmanagers_own_reason_or_nothing(wire: Wire) -> None:
+    wire.answer = lambda: {"ready": True, "reason": ""}
+    assert wire.client.trouble() == ""
+    wire.answer = lambda: {"ready": False, "reason": "no CNI config"}
+    assert wire.client.trouble() == "no CNI config"

@@ -1,0 +1,111 @@
+"""NIC arguments for QEMU command lines as libvirt writes them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vmwrapper import argv_plan
+from vmwrapper.argv_plan import PlanError
+
+NIC = {"mac": "0a:58:0a:58:00:05", "mtu": 1450}
+Q35 = ["-name", "guest=x", "-machine", "pc-q35-7.2,usb=off,dump-guest-core=off"]
+
+
+def added(argv: list[str], nics: int = 1) -> list[str]:
+    return argv_plan.nic_arguments(argv, [NIC] * nics, list(range(5, 5 + nics)))
+
+
+def test_each_nic_is_a_netdev_on_its_descriptor_and_a_virtio_device() -> None:
+    common = "mac=0a:58:0a:58:00:05,host_mtu=1450,bus=pcie.0"
+    assert added(Q35, 2) == [
+        "-netdev",
+        "tap,id=virtshimnet0,fd=5,vhost=off",
+        "-device",
+        f"virtio-net-pci,netdev=virtshimnet0,id=virtshimnic0,{common},addr=0x10,romfile=",
+        "-netdev",
+        "tap,id=virtshimnet1,fd=6,vhost=off",
+        "-device",
+        f"virtio-net-pci,netdev=virtshimnet1,id=virtshimnic1,{common},addr=0x11,romfile=",
+    ]
+
+
+def test_without_nics_nothing_is_added() -> None:
+    assert added(Q35, 0) == []
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "pcie-root-port,port=16,chassis=9,bus=pcie.0,multifunction=on,addr=0x10",
+        '{"driver":"pcie-root-port","bus":"pcie.0","multifunction":true,"addr":"0x10.0x3"}',
+        "vfio-pci,host=0000:01:00.0,bus=pcie.0,addr=10.1",
+    ],
+)
+def test_a_slot_that_libvirt_took_is_left_alone(device: str) -> None:
+    assert "addr=0x11" in added([*Q35, "-device", device])[3]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        '{"driver":"virtio-blk-pci","bus":"pci.5","addr":"0x10"}',
+        "virtio-blk-pci,bus=pci.5,addr=0x10",
+        "{broken",
+        "usb-kbd",
+    ],
+)
+def test_the_same_number_on_another_bus_does_not_matter(device: str) -> None:
+    assert "addr=0x10" in added([*Q35, "-device", device])[3]
+
+
+@pytest.mark.parametrize(
+    ("machine", "bus"),
+    [
+        ("q35", "pcie.0"),
+        ("pc-q35-7.2,accel=kvm", "pcie.0"),
+        ("type=pc-q35-rhel9.2.0,usb=off", "pcie.0"),
+        ("pc-i440fx-7.2", "pci.0"),
+        ("pc", "pci.0"),
+        ("virt-8.0,gic-version=3", "pcie.0"),
+    ],
+)
+def test_the_root_bus_follows_the_machine_type(machine: str, bus: str) -> None:
+    assert argv_plan.root_bus(["-machine", machine]) == bus
+
+
+@pytest.mark.parametrize("machine", ["microvm", "none", "s390-ccw-virtio"])
+def test_a_machine_without_a_known_root_bus_is_refused_by_name(machine: str) -> None:
+    with pytest.raises(PlanError, match=machine):
+        added(["-machine", machine])
+
+
+@pytest.mark.parametrize(
+    "nic", [{}, {"mac": "x", "mtu": 1500}, {"mac": "0a:58:0a:58:00:05,x=y"[:17], "mtu": "1500"}, {**NIC, "mtu": 1}]
+)
+def test_an_interface_that_is_not_one_is_refused(nic: dict[str, object]) -> None:
+    with pytest.raises(PlanError):
+        argv_plan.nic_arguments(Q35, [nic], [5])
+
+
+def test_an_answer_that_does_not_match_its_descriptors_is_refused() -> None:
+    with pytest.raises(PlanError, match="2 interfaces and 1 descriptors"):
+        argv_plan.nic_arguments(Q35, [NIC, NIC], [5])
+
+
+def test_more_nics_than_slots_are_refused() -> None:
+    with pytest.raises(PlanError, match="free PCI slots"):
+        added(Q35, 11)
+
+
+@given(
+    argv=st.lists(
+        st.text(max_size=12) | st.sampled_from(["-device", "-machine", "-M", "{}", "q35", "[1]", '{"bus":1}'])
+    )
+)
+def test_any_command_line_gives_arguments_or_a_plan_error(argv: list[str]) -> None:
+    with contextlib.suppress(PlanError):
+        assert len(argv_plan.nic_arguments(argv, [NIC], [5])) == 4
