@@ -91,7 +91,9 @@ def demo(directory: str) -> None:
             console.print(f"    | {line}", markup=False)
         console.print(f"    | ...\n    | {log_lines(log)[-1]}", markup=False)
         with step(f"ping {address}"):
-            result = subprocess.run(["ping", "-c", "3", "-i", "0.2", "-W", "5", address], capture_output=True, check=False)
+            result = subprocess.run(
+                ["ping", "-c", "3", "-i", "0.2", "-W", "5", address], capture_output=True, check=False
+            )
             console.print("    " + result.stdout.decode().strip().replace("\n", "\n    "), markup=False)
             if result.returncode:
                 sys.exit("the guest does not answer on its pod IP")
@@ -116,7 +118,7 @@ def demo(directory: str) -> None:
 def main() -> None:
     if os.geteuid() != 0:
         sys.exit("the demo needs root: sudo make demo")
-    directory = tempfile.mkdtemp(prefix="virtshim-demo-", dir="/var/tmp")  # noqa: S108  QEMU's user must reach it
+    directory = tempfile.mkdtemp(prefix="virtshim-demo-", dir="/var/tmp")
     os.chmod(directory, 0o711)  # noqa: S103
     try:
         demo(directory)

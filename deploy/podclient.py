@@ -35,7 +35,9 @@ class PodClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
         self._channel.close()
 
     def run_pod(self, config: pb.PodSandboxConfig, handler: str = "") -> str:

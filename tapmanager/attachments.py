@@ -121,10 +121,11 @@ class Attachments:
             phase=Phase.ATTACHING,
             pod=pod,
             netns=netns.path_of(self._limits.netns_dir, pod.sandbox),
-            conf=self._cni.load(),
+            conf=self._cni.load_runnable(),
             bin_dirs=self._limits.bin_dirs,
             fetch_key=secrets.token_hex(32),
         )
+        self._cni.require_plugins(entry.conf, entry.bin_dirs)
         self._refuse_twin(entry)
         self._ledger.write(entry)
         try:

@@ -7,7 +7,7 @@ message borders, so a frame arrives whole or not at all.
     answer    {"v": 1, "id": 7, "ok": {...}}                              descriptors only here
     error     {"v": 1, "id": 7, "error": {"kind": "not-found", "message": "..."}}
 
-`timeout` is in seconds: how long the caller will wait. An error's kind is one of `KINDS`, its message is for people.
+`timeout` is in seconds: how long the other side may work on it. An error's kind is one of `KINDS`, its message is for people.
 
 vmwrapper must start in a few ten milliseconds, so this module imports five cheap modules and no more: no dataclasses, no
 typing at run time.
@@ -64,7 +64,7 @@ class RemoteError(Exception):
 
 
 def request(number: int, verb: str, args: Mapping[str, object], timeout: float) -> dict[str, object]:
-    """A request's body; `timeout` in seconds."""
+    """A request's body; `timeout` in seconds is what the other side may take."""
     return {"v": VERSION, "id": number, "verb": verb, "timeout": timeout, "args": args}
 
 
@@ -142,6 +142,12 @@ def close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
+def _work_time(timeout: float) -> float:
+    """What the other side may use of the caller's `timeout` (seconds): the rest is for clean-up and the answer's way, so that
+    the caller learns what took so long, not only that it was too long."""
+    return timeout - min(2.0, timeout / 5)
+
+
 def call(path: str, verb: str, args: Mapping[str, object], timeout: float) -> tuple[dict[str, object], list[int]]:
     """One request on a connection of its own: the answer's `ok` object and the descriptors (owned by the caller).
 
@@ -152,7 +158,7 @@ def call(path: str, verb: str, args: Mapping[str, object], timeout: float) -> tu
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(max(timeout, 0.001))
         sock.connect(path)
-        send_frame(sock, request(1, verb, args, timeout))
+        send_frame(sock, request(1, verb, args, _work_time(timeout)))
         sock.settimeout(max(until - time.monotonic(), 0.001))
         received = recv_frame(sock)
     if received is None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Tests run gRPC and libvirt's embedded driver in one process, as the product does (see virtshim.cli.main).
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests"), str(PROJECT / "tests" / "e2e")]
 

@@ -97,7 +97,6 @@ def boot_id() -> str:
 
 def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
-    layout = settings.layout()
     a = adapters
     locks = PodLocks()
     stamps = Stamps(a.clock, a.records.newest_stamp())
@@ -109,15 +108,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     services = Services(
         records=a.records,
         clock=a.clock,
-        node=NodeStatus(
-            version=version("virtshim"),
-            node_id=a.records.node_id(),
-            handlers=settings.cri.runtime_handlers,
-            systemd_cgroups=_systemd_cgroups(settings),
-            hypervisor=a.hypervisor,
-            networks=a.networks,
-            layout=layout,
-        ),
+        node=_node(settings, a),
         run_sandbox=RunSandbox(
             records=a.records,
             networks=a.networks,
@@ -141,7 +132,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
             stamps=stamps,
             locks=locks,
             inflight=Inflight[ContainerId](),
-            layout=layout,
+            layout=settings.layout(),
             sizes=Sizes(settings.vm.default_memory, settings.vm.min_memory, settings.vm.max_vcpus),
             tapmanager_socket=settings.tapmanager.socket,
         ),
@@ -162,6 +153,18 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         timeout=settings.cri.stop_timeout,
     )
     return App(a, services, images, recover, VmEvents(a.records, exits))
+
+
+def _node(settings: Settings, a: Adapters) -> NodeStatus:
+    return NodeStatus(
+        version=version("virtshim"),
+        node_id=a.records.node_id(),
+        handlers=settings.cri.runtime_handlers,
+        systemd_cgroups=_systemd_cgroups(settings),
+        hypervisor=a.hypervisor,
+        networks=a.networks,
+        layout=settings.layout(),
+    )
 
 
 def _systemd_cgroups(settings: Settings) -> bool:

@@ -7,6 +7,7 @@ that is flooded is not read for the rest of its second.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -25,8 +26,12 @@ log = logging.getLogger(__name__)
 
 _ETH_P_ALL = 3
 _SO_ATTACH_FILTER = 26
+_SOL_PACKET = 263
+_PACKET_QDISC_BYPASS = 20
 _PACKET_OUTGOING = 4
 _RECEIVE_BUFFER = 64 * 1024
+# More frames than the buffer holds: the kernel counts at least 256 bytes for each.
+_BACKLOG = 2 * _RECEIVE_BUFFER // 256
 # Requests of one guest served in a second; a boot takes two to four.
 _PER_SECOND = 32
 # Errors after which the socket lives on: ENETDOWN is told once when the tap goes down; the others are of one frame.
@@ -58,6 +63,9 @@ def open_socket(tap: str) -> socket.socket:
         program = struct.pack("HL", len(_FILTER), ctypes.addressof(code))
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        # When QEMU opens the tap, the kernel puts the tap's queue in place a moment later and drops what is sent until then:
+        # the answer to a guest that asks at once. So the queue is gone round.
+        sock.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
         sock.bind((tap, _ETH_P_ALL))
     except BaseException:
         sock.close()
@@ -147,6 +155,7 @@ class DhcpServer:
         for served in self._served.values():
             served.left = _PER_SECOND
             if served.paused:
+                _discard_backlog(served.sock)
                 served.paused = False
                 self._selector.register(served.sock, selectors.EVENT_READ)
 
@@ -169,3 +178,10 @@ class DhcpServer:
             log.warning("dhcp.flooded sandbox=%s per_second=%d", served.owner, _PER_SECOND)
             served.paused = True
             self._selector.unregister(fd)
+
+
+def _discard_backlog(sock: socket.socket) -> None:
+    """What a flood left in the buffer is stale: the guest's next request shall not wait behind it."""
+    with contextlib.suppress(OSError):
+        for _ in range(_BACKLOG):
+            sock.recv(1)

@@ -20,9 +20,8 @@ sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests" / "e2e"), str(PRO
 
 from bare import BareLibvirt  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
-from podclient import PodClient, container_config, pod_config  # noqa: E402
-
 from node import Node  # noqa: E402
+from podclient import PodClient, container_config, pod_config  # noqa: E402
 
 NULL = PROJECT / "build" / "null.qcow2"
 
@@ -82,7 +81,7 @@ def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures
     figures.add("start_ratio", ours / plain, "ratio")
     figures.add("phase_stop_ms", timed(lambda: cri.stop(made["vm"], 0)), "ms")
     figures.add("phase_remove_ms", timed(lambda: cri.remove_pod(made["pod"])), "ms")
-    figures.add("status_ms", timed(lambda: cri.pods()), "ms")
+    figures.add("status_ms", timed(cri.pods), "ms")
 
 
 def first_byte_ms(node: Node, container: str, started: float) -> float:
@@ -116,7 +115,11 @@ def main() -> None:
         node = Node(f"{directory}/n", pod_cidr="10.88.0.0/16")
         node.up()
         try:
-            with serve_directory(NULL.parent) as url, PodClient(node.socket) as cri, BareLibvirt(directory, node) as bare:
+            with (
+                serve_directory(NULL.parent) as url,
+                PodClient(node.socket) as cri,
+                BareLibvirt(directory, node) as bare,
+            ):
                 image = f"{url.removeprefix('http://')}/{NULL.name}"
                 one_round(cri, node, bare, image, Figures(), 0)  # caches: libvirt's QEMU capabilities, pages
                 for number in range(1, options.rounds + 1):
@@ -138,7 +141,8 @@ def main() -> None:
     Path(options.output).parent.mkdir(exist_ok=True)
     Path(options.output).write_text(json.dumps(document, indent=2) + "\n")
     for key, figure in document["figures"].items():
-        print(f"{key:24} {figure['median']:>10} {figure['unit']:6} (min {figure['min']}, max {figure['max']}, n {figure['n']})")
+        spread = f"(min {figure['min']}, max {figure['max']}, n {figure['n']})"
+        print(f"{key:24} {figure['median']:>10} {figure['unit']:6} {spread}")
 
 
 if __name__ == "__main__":

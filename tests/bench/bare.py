@@ -12,7 +12,6 @@ from typing import Self
 
 import libvirt
 from lxml import etree
-
 from node import Node
 
 _QEMU_NS = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -35,7 +34,9 @@ class BareLibvirt:
         self._connection = libvirt.open(f"qemu:///embed?root={self._directory}")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
         self.remove()
         self._connection.close()
 
@@ -55,7 +56,9 @@ class BareLibvirt:
         new = f"{self._directory}/vm/disks"
         shutil.rmtree(new, ignore_errors=True)
         subprocess.run(["cp", "-a", old, new], check=True)
-        text = text.replace(old, new).replace(f"{self._node.directory}/run/vm/{container[:20]}", f"{self._directory}/vm")
+        text = text.replace(old, new).replace(
+            f"{self._node.directory}/run/vm/{container[:20]}", f"{self._directory}/vm"
+        )
         self._domain = self._connection.defineXML(text)
 
     def start(self) -> None:

@@ -12,14 +12,15 @@ class SerialConsole:
         self.path = path
 
     def type(self, command: str) -> None:
-        """Sends one line and stays until the guest's shell has echoed it: the UART holds 16 bytes, and QEMU drops what it has
-        not passed on when the client goes."""
+        """Sends one line and stays until the guest's shell has echoed it: the UART holds 16 bytes, and QEMU drops
+        what it has not passed on when the client goes."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_LIMIT)
             sock.connect(self.path)
             sock.sendall(command.encode() + b"\n")
             echoed = b""
             while command.encode()[-6:] not in echoed.replace(b"\r\n", b""):
-                echoed += sock.recv(4096)
-            while b"\n" not in echoed[-4096:]:
-                echoed += sock.recv(4096)
+                piece = sock.recv(4096)
+                if not piece:  # the VM has ended: the line was a poweroff
+                    return
+                echoed += piece

@@ -51,7 +51,11 @@ class Node:
     def down(self) -> None:
         """Stops what runs and removes everything."""
         done = subprocess.run(
-            [*VIRTSHIM, "down", "--dir", self.directory, "--all"], capture_output=True, text=True, timeout=120
+            [*VIRTSHIM, "down", "--dir", self.directory, "--all"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         if self.process is not None:
             self.process.wait(60)

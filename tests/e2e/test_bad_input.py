@@ -9,9 +9,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from criproto.runtime_v1 import api_pb2 as pb
 from imageserver import serve_directory
 from podclient import container_config, pod_config
+
+from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = pytest.mark.e2e
 
@@ -128,7 +129,7 @@ def test_a_failing_cni_plugin_leaves_nothing(cri, node, cni_conf, tmp_path):
     cni_conf.write_text(json.dumps(conf))
     with pytest.raises(grpc.RpcError) as error:
         cri.run_pod(pod_config("x", f"{node.directory}/logs/x"))
-    assert "static" in error.value.details()
+    assert "IPAM" in error.value.details()
     assert not cri.pods()
 
 

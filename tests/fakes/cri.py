@@ -112,7 +112,7 @@ def refused(code: grpc.StatusCode, says: str = ".") -> Iterator[list[str]]:
     message: list[str] = []
     with pytest.raises(grpc.RpcError) as error:
         yield message
-    assert (error.value.code(), error.value.details()) == (code, error.value.details())
+    assert error.value.code() is code, error.value.details()
     assert re.search(says, error.value.details()), error.value.details()
     message.append(error.value.details())
 

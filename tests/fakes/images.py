@@ -6,6 +6,8 @@ import hashlib
 import threading
 from dataclasses import dataclass
 
+from fakes.journal import PATIENCE
+
 from virtshim.domain.errors import DeadlineExceeded, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse
@@ -27,12 +29,14 @@ class Published:
 
 class FakeImageFiles:
     """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
-    `unfinished` what a dead process left."""
+    `unfinished` what a dead process left. While `stalled`, downloads wait until they are cancelled, and set `gave_up`."""
 
     def __init__(self) -> None:
         self.published: dict[str, Published] = {}
         self.files: dict[ImageDigest, int] = {}
         self.unfinished: set[str] = set()
+        self.stalled = False
+        self.gave_up = threading.Event()
         self.fetched: list[tuple[str, Credentials | None]] = []
 
     def publish(self, name: str, content: bytes, password: str = "") -> ImageDigest:
@@ -47,6 +51,9 @@ class FakeImageFiles:
             raise NotFound(f"image {reference!r} is not at its source")
         if image.password and (credentials is None or credentials.password != image.password):
             raise PermissionRefused(f"the registry refuses the credentials for {reference!r}")
+        if self.stalled:
+            assert cancelled.wait(PATIENCE), "nobody gave the stalled download up"
+            self.gave_up.set()
         if cancelled.is_set():
             raise DeadlineExceeded(f"the pull of {reference!r} was given up")
         self.files[image.digest] = len(image.content)

@@ -101,8 +101,8 @@ _EXIT_CODES = {Kind.INVALID: 78, Kind.UNAVAILABLE: 69, Kind.FAILED_PRECONDITION:
 
 def main() -> None:
     """Entry point. A ShimError is one line on standard error, never a traceback."""
-    # The embedded libvirt driver forks to start QEMU; gRPC's own fork handlers would abort the child. grpc reads this when it
-    # is first imported, which is later.
+    # The embedded libvirt driver forks to start QEMU; gRPC's own fork handlers would abort the child. grpc reads this
+    # when it is first imported, which is later.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     try:
         app()

@@ -132,10 +132,12 @@ class Container:
         return self._to(ContainerPhase.CREATED)
 
     def running(self, started_at: int) -> Container:
-        return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=started_at)
+        """Times stay in order, also when the wall clock was set back."""
+        return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=max(started_at, self.created_at))
 
     def exited(self, how: Exit) -> Container:
-        return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=how)
+        at = max(how.finished_at, self.started_at, self.created_at)
+        return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
 
     def removing(self) -> Container:
         return self._to(ContainerPhase.REMOVING)

@@ -35,5 +35,5 @@ def set_up_logging(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for chatty in ("urllib3", "oras", "alembic"):
+    for chatty in ("urllib3", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -24,6 +24,11 @@ class Exits:
     consoles: Consoles
     clock: Clock
     locks: PodLocks
+    ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
+
+    def announce(self, container: ContainerId, message: str) -> None:
+        """Why we are about to end this VM. Its power event may be settled on another thread before we are back."""
+        self.ended_by_us[container] = message
 
     def settle(self, container: ContainerId, message: str = "") -> Container | None:
         """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
@@ -39,6 +44,7 @@ class Exits:
             if state.is_on:
                 return found
             self.finish_log(found)
+            message = message or self.ended_by_us.pop(container, "")
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
             self.records.containers.replace(ended)
             log.info(

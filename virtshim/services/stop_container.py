@@ -90,6 +90,7 @@ class StopContainer:
                 else "killed: no grace period"
             )
             log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
+            self._exits.announce(container.id, message)
             self._hypervisor.destroy(domain)
         self._settled(container, message)
 
@@ -104,9 +105,8 @@ class StopContainer:
         """True once the VM is off; False when the grace period is over first."""
         with self._hypervisor.watching(domain) as changed:
             with self._lock:
-                stop.wake = (
-                    changed  # one event for both, the domain and a caller with less patience: one wait is enough
-                )
+                # One event for both, the domain and a caller with less patience: one wait is enough.
+                stop.wake = changed
             pressed = float("-inf")
             while True:
                 changed.clear()  # before the reads below: what happens after them is not missed

@@ -69,13 +69,19 @@ class RootDiskStore:
         return frozenset(found)
 
     def _make_directories(self, container: ContainerId) -> None:
-        """Searchable by all, as the QEMU user must reach its disk; the files are 0600, libvirt gives them to that user."""
+        """Searchable by all, as the QEMU user must reach its disk; the files are 0600. The sockets' directory is root's alone:
+        libvirt binds the sockets and passes them on, and one VM's QEMU must not reach another's agent."""
         layout = self._layout
-        for path in (layout.containers, layout.container_dir(container), layout.sockets, layout.socket_dir(container)):
+        for path, mode in (
+            (layout.containers, 0o711),
+            (layout.container_dir(container), 0o711),
+            (layout.sockets, 0o711),
+            (layout.socket_dir(container), 0o700),
+        ):
             directory = Path(path)
-            directory.mkdir(parents=True, exist_ok=True)
-            if directory.stat().st_mode & 0o777 != 0o711:
-                directory.chmod(0o711)
+            directory.mkdir(mode=mode, parents=True, exist_ok=True)
+            if directory.stat().st_mode & 0o777 != mode:
+                directory.chmod(mode)
 
     def _failure(self, container: ContainerId, disk: str, words: str) -> InternalError | ResourceExhausted:
         Path(disk).unlink(missing_ok=True)

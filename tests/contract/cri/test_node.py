@@ -19,9 +19,8 @@ from virtshim.domain.errors import WrongState
 
 pytestmark = pytest.mark.cri
 
-RPCS = {
-    method.name: method for service in ("RuntimeService", "ImageService") for method in pb.DESCRIPTOR.services_by_name[service].methods
-}  # fmt: skip
+SERVICES = [pb.DESCRIPTOR.services_by_name[name] for name in ("RuntimeService", "ImageService")]
+RPCS = {method.name: method for service in SERVICES for method in service.methods}
 IMPLEMENTED = {
     *("Version", "Status", "RuntimeConfig"),
     *("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "PodSandboxStatus", "ListPodSandbox"),
@@ -92,8 +91,8 @@ def test_an_empty_request_to_what_is_implemented_is_answered_or_refused_as_inval
     try:
         getattr(client, rpc)(request_for(rpc))
     except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017  either way is right
-        assert error.details()  # noqa: PT017
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details()
 
 
 def test_a_bug_is_told_apart_from_a_refusal_and_shows_no_inside(
@@ -120,10 +119,9 @@ def test_a_request_and_a_list_of_many_mebibytes_pass(client: Client) -> None:
     assert len(client.pods()) == 2  # 12 MiB
 
 
-@pytest.mark.parametrize(
-    "text", ["n" * 4096, "ü" * 4096, "\U0001f600" * 4096, "%" * 4096], ids=["ascii", "latin", "emoji", "percent"]
-)
-def test_an_error_about_a_very_long_name_arrives(client: Client, text: str) -> None:
+@pytest.mark.parametrize("char", ["n", "ü", "\U0001f600", "%"], ids=["ascii", "latin", "emoji", "percent"])
+def test_an_error_about_a_very_long_name_arrives(client: Client, char: str) -> None:
+    text = char * 4096
     metadata = pb.PodSandboxMetadata(name=text, namespace=text, uid=text)
     client.run(metadata=metadata)
     with refused(grpc.StatusCode.ALREADY_EXISTS, "^a sandbox for pod"):
@@ -154,7 +152,7 @@ def test_only_its_owner_may_use_the_socket(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_a_dead_server_left_is_replaced(tmp_path: Path) -> None:
-    with served(tmp_path) as (world, client, path):
+    with served(tmp_path) as (world, _, path):
         os.rename(path, f"{path}.live")
         left = socket.socket(socket.AF_UNIX)
         left.bind(path)
@@ -194,11 +192,9 @@ def test_the_lock_is_private(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_calls_after_the_stop_fail_and_the_next_server_takes_over(tmp_path: Path) -> None:
+def test_the_next_daemon_serves_what_the_last_one_made(tmp_path: Path) -> None:
     with served(tmp_path) as (_, client, _):
         sandbox = client.run()
-    with pytest.raises(ValueError, match="closed channel"):
-        client.pods()
     with served(tmp_path) as (_, client, _):
         assert [(item.id, item.state) for item in client.pods()] == [(sandbox, pb.SANDBOX_NOTREADY)]
 

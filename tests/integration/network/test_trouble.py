@@ -64,11 +64,15 @@ def test_attach_after_a_failure_starts_afresh(tap_node: TapNode) -> None:
     tap_node.release(which)
 
 
-def test_a_hanging_plugin_is_killed_at_the_callers_limit_and_blocks_no_other_pod(tap_node: TapNode) -> None:
+def test_a_hanging_plugin_is_killed_at_its_limit_and_blocks_no_other_pod(quiet_node: TapNode) -> None:
+    tap_node = quiet_node
+    tap_node.start("--cni-timeout", "3")
     tap_node.plugin("tar", f"test $CNI_COMMAND = DEL && exit 0\necho $$ > {tap_node.folder}/pid\nexec sleep 600\n")
     tap_node.configure(tap_node.bridge_plugin(), {"type": "tar"})
     failures: list[object] = []
-    slow = threading.Thread(target=lambda: failures.append(refused(tap_node, "deadline", "was killed", 3.0)))
+    slow = threading.Thread(
+        target=lambda: failures.append(refused(tap_node, "deadline", "did not finish ADD within 3.0 s and was killed"))
+    )
     slow.start()
     pid = tap_node.folder / "pid"
     until(lambda: pid.exists() and pid.read_text(), what="the plugin hanging")

@@ -16,12 +16,25 @@ from virtshim.domain.vm import OffReason
 
 
 def test_the_vm_runs_and_the_log_file_is_there(world: World) -> None:
-    _, container = world.running()
+    container = world.create(world.run())
+    world.outside.clock.advance(5)
+    world.start(container)
     record = world.container(container)
     assert record.phase is ContainerPhase.RUNNING
     assert record.started_at == world.outside.clock.now_ns()
     assert world.outside.vms.power(world.domain(container)).is_on
     assert world.outside.consoles.logs == {f"{LOG_DIRECTORY}/vm/0.log": []}
+
+
+def test_times_stay_in_order_when_the_clock_is_set_back(world: World) -> None:
+    container = world.create(world.run())
+    world.outside.clock.set_back(3600)
+    world.start(container)
+    world.outside.clock.set_back(3600)
+    world.stop(container)
+    ended = world.container(container)
+    assert ended.exit is not None
+    assert ended.created_at <= ended.started_at <= ended.exit.finished_at
 
 
 def test_the_console_is_open_before_the_vm_boots(world: World) -> None:

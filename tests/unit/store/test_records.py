@@ -353,7 +353,9 @@ def test_a_link_in_the_databases_place_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("content", [b"this is not a database, and it is longer than a header" * 10, b"SQLite format 3\0"])
+@pytest.mark.parametrize(
+    "content", [b"this is not a database, and it is longer than a header" * 10, b"SQLite format 3\0"]
+)
 def test_a_file_that_is_no_database_is_named_and_left_alone(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InternalError, match=r"state\.db"):

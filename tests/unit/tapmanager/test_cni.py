@@ -210,8 +210,9 @@ def test_a_plugins_failure_is_told_in_its_own_words(place: Place, script: str, w
 
 def test_a_missing_plugin_is_unavailable_and_nothing_was_run(place: Place) -> None:
     place.plugin("one", "")
+    place.chain("one", "two")
     with pytest.raises(NetError, match='"two" is not in') as caught:
-        place.cni.add(place.chain("one", "two"), place.at, soon())
+        place.cni.load_runnable()
     assert caught.value.kind == "unavailable"
     assert '"two" is not in' in place.cni.trouble()
     assert place.calls() == []

@@ -1,0 +1,454 @@
+"""Containers over the wire: each is one virtual machine, one of a pod runs at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fakes.background import Background
+from fakes.cri import Client, container, pod, refused, served
+from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason
+
+pytestmark = pytest.mark.cri
+
+Code = grpc.StatusCode
+LABELS = {"io.kubernetes.container.name": "vm", "π": "ünï\n", "": ""}
+ANNOTATIONS = {"io.kubernetes.container.hash": "1f", "io.kubernetes.container.restartCount": "0", "x": "\t\0'\""}
+NODE = pb.NamespaceMode.Value("NODE")
+MIB = 1 << 20
+
+
+def domain(world: World, made: str) -> Any:
+    return world.domain(ContainerId(made))
+
+
+# --- life
+
+
+def test_a_container_is_created_runs_exits_and_goes(client: Client, world: World) -> None:
+    sandbox = client.run()
+    made = client.create(sandbox)
+    assert client.status(made).state == pb.CONTAINER_CREATED
+    client.start(made)
+    assert client.status(made).state == pb.CONTAINER_RUNNING
+    client.stop(made, 30)
+    assert client.status(made).state == pb.CONTAINER_EXITED
+    client.remove(made)
+    assert client.containers() == []
+    with refused(Code.NOT_FOUND, "no such container"):
+        client.status(made)
+    client.remove_pod(sandbox)
+    assert world.everything() == []
+
+
+def test_status_has_everything_that_kubelet_reads(client: Client, world: World) -> None:
+    resources = pb.LinuxContainerResources(
+        cpu_shares=512, cpu_quota=150_000, cpu_period=100_000, memory_limit_in_bytes=512 * MIB, oom_score_adj=-997
+    )
+    mounts = [pb.Mount(container_path="/dev/termination-log", host_path="/var/lib/x", readonly=True)]
+    config = container(
+        "vm",
+        3,
+        labels=LABELS,
+        annotations=ANNOTATIONS,
+        mounts=mounts,
+        linux=pb.LinuxContainerConfig(resources=resources),
+    )
+    request = pb.CreateContainerRequest(pod_sandbox_id=client.run(), config=config)
+    made = client.CreateContainer(request).container_id
+    (image,) = world.images.all()
+    status = client.status(made)
+    assert (status.id, status.metadata) == (made, config.metadata)
+    assert (dict(status.labels), dict(status.annotations)) == (LABELS, ANNOTATIONS)
+    assert list(status.mounts) == mounts
+    assert status.log_path == f"{LOG_DIRECTORY}/vm/3.log"
+    assert status.resources.linux == resources
+    assert (status.image.image, status.image.user_specified_image) == (IMAGE, IMAGE)
+    assert status.image_ref == image.repo_digests[0]
+    assert status.image_id == image.digest.value
+    assert status.created_at > 0
+    assert (status.started_at, status.finished_at, status.exit_code, status.reason) == (0, 0, 0, "")
+
+
+def test_times_come_in_order_and_stay(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.clock.advance(60)
+    running = client.status(made)
+    client.stop(made, 30)
+    ended = client.status(made)
+    assert 0 < ended.created_at <= ended.started_at < ended.finished_at
+    assert (running.created_at, running.started_at) == (ended.created_at, ended.started_at)
+    world.outside.clock.advance(60)
+    client.stop(made)
+    assert client.status(made) == ended
+
+
+def test_the_list_says_the_same_as_the_status(client: Client) -> None:
+    sandbox = client.run()
+    made = client.create(sandbox, labels=LABELS, annotations=ANNOTATIONS)
+    status = client.status(made)
+    (item,) = client.containers()
+    assert item.pod_sandbox_id == sandbox
+    for field in ("id", "metadata", "state", "created_at", "labels", "annotations", "image", "image_ref", "image_id"):
+        assert getattr(item, field) == getattr(status, field), field
+
+
+def test_one_image_id_in_all_four_fields(client: Client) -> None:
+    pulled = client.pull()
+    sandbox = client.run()
+    made = client.create(sandbox, image=pb.ImageSpec(image=pulled, user_specified_image=IMAGE))
+    listed = client.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image=IMAGE))).image.id
+    (item,) = client.containers()
+    assert pulled == listed == item.image_id == client.status(made).image_id
+    assert client.status(made).image.image == IMAGE  # what people wrote, not the id that kubelet sent
+
+
+def test_verbose_status_tells_a_person_where_things_are(client: Client) -> None:
+    _, made = client.running()
+    info = client.ContainerStatus(pb.ContainerStatusRequest(container_id=made, verbose=True)).info
+    facts = json.loads(info["info"])
+    assert facts["rootDisk"].endswith("root.qcow2")
+    assert set(facts) >= {"domainUUID", "consoleLog", "sandboxID", "phase"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "text"),
+    [(OffReason.SHUTDOWN, 0, "Completed"), (OffReason.CRASHED, 1, "Error"), (OffReason.FAILED, 137, "Error")],
+)
+def test_a_vm_that_ends_by_itself_has_its_exit_code(
+    client: Client, world: World, reason: OffReason, code: int, text: str
+) -> None:
+    _, made = client.running()
+    world.outside.vms.end(domain(world, made), reason)
+    world.outside.vms.deliver()
+    status = client.status(made)
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, code, text)
+
+
+def test_environment_values_that_are_no_text_are_accepted(client: Client, world: World) -> None:
+    made = client.create(client.run(), envs=[pb.KeyValue(key="K", value=b"\xff\x00")])
+    assert world.container(ContainerId(made)).config.envs == (("K", b"\xff\x00"),)
+
+
+# --- what is refused
+
+
+def test_a_config_without_metadata_or_image_is_refused(client: Client) -> None:
+    sandbox = client.run()
+    with refused(Code.INVALID_ARGUMENT, "config is missing"):
+        client.CreateContainer(pb.CreateContainerRequest(pod_sandbox_id=sandbox))
+    with refused(Code.INVALID_ARGUMENT, "metadata is missing"):
+        client.CreateContainer(pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=pb.ContainerConfig()))
+    with refused(Code.INVALID_ARGUMENT, "name is empty"):
+        client.create(sandbox, metadata=pb.ContainerMetadata())
+    with refused(Code.INVALID_ARGUMENT, "image is empty"):
+        client.create(sandbox, image=pb.ImageSpec())
+
+
+def test_an_unknown_sandbox_is_not_found(client: Client) -> None:
+    with refused(Code.NOT_FOUND, "no such pod sandbox"):
+        client.create("0" * 64)
+
+
+def test_an_image_that_is_not_here_is_not_found(client: Client) -> None:
+    with refused(Code.NOT_FOUND, "pull it first"):
+        client.create(client.run(), image=pb.ImageSpec(image="registry.test/none:1"))
+
+
+@pytest.mark.parametrize("name", ["has blank", "ftp://x/y", "name@sha256:short", "a/../b", "x:" + "t" * 129])
+def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
+    with refused(Code.INVALID_ARGUMENT, "malformed image reference"):
+        client.create(client.run(), image=pb.ImageSpec(image=name))
+
+
+def test_a_taken_name_with_a_different_config_is_refused(client: Client) -> None:
+    sandbox = client.run()
+    first = client.create(sandbox)
+    assert client.create(sandbox) == first
+    with refused(Code.ALREADY_EXISTS, first):
+        client.create(sandbox, args=["x"])
+    assert len(client.containers()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"devices": [pb.Device(host_path="/dev/kvm", container_path="/dev/kvm")]}, "/dev/kvm"),
+        ({"CDI_devices": [pb.CDIDevice(name="vendor.com/nic=vf0")]}, "vendor.com/nic=vf0"),
+        ({"mounts": [pb.Mount(host_path="/x")]}, "container_path is empty"),
+        ({"mounts": [pb.Mount(container_path="/x", propagation=pb.PROPAGATION_BIDIRECTIONAL)]}, "propagat"),
+        ({"mounts": [pb.Mount(container_path="/x", image=pb.ImageSpec(image="i"))]}, "image volumes"),
+        ({"log_path": "../../etc/cron.d/x"}, "log_path"),
+    ],
+)
+def test_what_a_vm_cannot_have_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
+    with refused(Code.INVALID_ARGUMENT, says):
+        client.create(client.run(), **changes)
+    assert client.containers() == []
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"memory_limit_in_bytes": -1}, "memory_limit_in_bytes is negative"),
+        ({"cpu_period": -1}, "cpu_period is negative"),
+        ({"memory_limit_in_bytes": 1}, "virtual machine needs"),
+        ({"cpu_quota": 2**62}, "vCPUs; this node allows"),
+    ],
+)
+def test_resources_that_make_no_vm_are_refused(client: Client, resources: dict[str, int], says: str) -> None:
+    linux = pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(**resources))
+    with refused(Code.INVALID_ARGUMENT, says):
+        client.create(client.run(), linux=linux)
+
+
+def test_a_namespace_of_the_host_is_refused(client: Client) -> None:
+    context = pb.LinuxContainerSecurityContext(namespace_options=pb.NamespaceOption(pid=NODE))
+    with refused(Code.INVALID_ARGUMENT, "hostPID"):
+        client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
+
+
+def test_all_faults_of_a_config_are_told_at_once(client: Client) -> None:
+    linux = pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(cpu_shares=-1))
+    with refused(Code.INVALID_ARGUMENT, "image is empty.*/dev/kvm.*container_path.*cpu_shares"):
+        client.create(
+            client.run(),
+            image=pb.ImageSpec(),
+            devices=[pb.Device(host_path="/dev/kvm")],
+            mounts=[pb.Mount()],
+            linux=linux,
+        )
+
+
+def test_the_security_settings_of_an_ordinary_pod_are_accepted(client: Client) -> None:
+    context = pb.LinuxContainerSecurityContext(
+        capabilities=pb.Capability(drop_capabilities=["ALL"]),
+        run_as_user=pb.Int64Value(value=1000),
+        readonly_rootfs=True,
+        no_new_privs=True,
+        masked_paths=["/proc/kcore"],
+        seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.RuntimeDefault),
+    )
+    client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
+
+
+def test_a_container_starts_once(client: Client) -> None:
+    _, made = client.running()
+    with refused(Code.FAILED_PRECONDITION, "only a created one"):
+        client.start(made)
+    client.stop(made)
+    with refused(Code.FAILED_PRECONDITION, "exited"):
+        client.start(made)
+    with refused(Code.NOT_FOUND):
+        client.start("0" * 64)
+
+
+def test_a_second_running_container_in_a_pod_is_refused_and_told_why(client: Client) -> None:
+    sandbox, first = client.running()
+    second = client.create(sandbox, "sidecar")
+    with refused(Code.FAILED_PRECONDITION, "a pod is one virtual machine"):
+        client.start(second)
+    assert client.status(second).state == pb.CONTAINER_CREATED
+    client.stop(first)
+    client.start(second)
+    assert client.status(second).state == pb.CONTAINER_RUNNING
+
+
+# --- stop and remove
+
+
+@pytest.mark.parametrize("missing", ["0" * 64, "nonsense"])
+def test_stopping_and_removing_what_is_not_there_is_a_success(client: Client, missing: str) -> None:
+    client.stop(missing, 30)
+    client.remove(missing)
+
+
+def test_stopping_and_removing_twice_is_a_success(client: Client) -> None:
+    _, made = client.running()
+    for call in (client.stop, client.stop, client.remove, client.remove, client.stop):
+        call(made)
+
+
+def test_an_empty_id_is_refused(client: Client) -> None:
+    client.running()
+    for call in (client.stop, client.remove, client.status, client.start):
+        with refused(Code.INVALID_ARGUMENT, "id is empty"):
+            call("")
+    assert client.containers()[0].state == pb.CONTAINER_RUNNING
+
+
+def test_a_running_container_is_removed_by_force(client: Client, world: World) -> None:
+    sandbox, made = client.running()
+    client.remove(made)
+    client.remove_pod(sandbox)
+    assert world.everything() == []
+
+
+def test_a_negative_grace_period_is_none(client: Client) -> None:
+    _, made = client.running()
+    client.stop(made, -5)
+    assert client.status(made).message == "killed: no grace period"
+
+
+def test_a_deaf_guest_is_killed_after_its_grace_period(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.vms.shuts_down_after = None
+    client.stop(made, 45)
+    status = client.status(made)
+    assert (status.exit_code, status.reason) == (137, "Error")
+    assert "within 45 s" in status.message
+
+
+def test_an_overlapping_stop_with_less_patience_wins(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.vms.shuts_down_after, world.outside.clock.held = None, True
+    patient = Background(lambda: client.stop(made, 3600))
+    world.outside.clock.until_waiting()
+    client.stop(made, 0)
+    patient.done()
+    assert client.status(made).state == pb.CONTAINER_EXITED
+
+
+def test_a_stop_whose_client_gave_up_goes_on_and_the_next_one_ends_it(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.vms.shuts_down_after, world.outside.clock.held = None, True
+    with refused(Code.DEADLINE_EXCEEDED):
+        client.StopContainer(pb.StopContainerRequest(container_id=made, timeout=3600), timeout=0.2)
+    assert client.status(made).state == pb.CONTAINER_RUNNING
+    client.stop(made, 0)
+    assert client.status(made).state == pb.CONTAINER_EXITED
+
+
+def test_lists_and_status_answer_while_many_stops_wait(client: Client, world: World) -> None:
+    made = [client.running(f"pod-{n}")[1] for n in range(12)]
+    world.outside.vms.shuts_down_after, world.outside.clock.held = None, True
+    stops = [Background(lambda one=one: client.stop(one, 3600)) for one in made]
+    world.outside.clock.until_waiting(12)
+    assert len(client.containers()) == len(client.pods()) == 12
+    client.Status(pb.StatusRequest())
+    for one in made:
+        client.stop(one, 0)
+    for stop in stops:
+        stop.done()
+
+
+# --- ids and filters
+
+
+def test_a_unique_prefix_is_as_good_as_the_id(client: Client) -> None:
+    made = client.create(client.run())
+    client.start(made[:12])
+    assert client.status(made[:12]).id == made
+    client.stop(made[:12])
+    client.remove(made[:12])
+    assert client.containers() == []
+
+
+def test_an_ambiguous_prefix_is_refused(client: Client) -> None:
+    sandbox = client.run()
+    made = [client.create(sandbox, f"c-{n}") for n in range(17)]
+    digit = next(a[0] for n, a in enumerate(made) if any(a[0] == b[0] for b in made[:n]))
+    for call in (client.status, client.start, client.stop, client.remove):
+        with refused(Code.INVALID_ARGUMENT, "ambiguous"):
+            call(digit)
+    assert len(client.containers()) == 17
+
+
+def test_filters_narrow_the_list_and_all_must_match(client: Client) -> None:
+    pod_one, one = client.running("one")
+    pod_two = client.run("two")
+    two = client.create(pod_two, "a", labels={"app": "db", "tier": "back"})
+    three = client.create(pod_two, "b", labels={"app": "db"})
+    running, created = (pb.ContainerStateValue(state=state) for state in (pb.CONTAINER_RUNNING, pb.CONTAINER_CREATED))
+
+    def listed(**wanted: Any) -> list[str]:
+        return [item.id for item in client.containers(**wanted)]
+
+    assert listed() == [one, two, three]
+    assert listed(id=one) == listed(state=running) == listed(pod_sandbox_id=pod_one) == [one]
+    assert (
+        listed(state=created) == listed(pod_sandbox_id=pod_two) == listed(label_selector={"app": "db"}) == [two, three]
+    )
+    assert listed(pod_sandbox_id=pod_two[:20], label_selector={"tier": "back"}) == [two]
+    assert listed(id=one[:20], state=running) == [one]
+    assert listed(id=one, pod_sandbox_id=pod_two) == listed(state=running, label_selector={"app": "db"}) == []
+
+
+def test_created_at_increases_over_pods_and_containers(client: Client) -> None:
+    created = []
+    for n in range(4):
+        sandbox = client.run(f"pod-{n}")
+        made = client.create(sandbox)
+        created += [client.pod_status(sandbox).created_at, client.status(made).created_at]
+    assert created == sorted(set(created))
+
+
+# --- failures leave nothing, or something that can be finished
+
+
+@pytest.mark.parametrize("step", ["disks.create", "seeds.create", "vms.define"])
+def test_a_container_that_cannot_be_made_leaves_nothing(client: Client, world: World, step: str) -> None:
+    sandbox = client.run()
+    before = world.everything()
+    world.journal.fail(step, ResourceExhausted("no space left; free some"), after=True)
+    with refused(Code.RESOURCE_EXHAUSTED, "no space left"):
+        client.create(sandbox)
+    assert (client.containers(), world.everything()) == ([], before)
+    client.create(sandbox)
+
+
+def test_a_container_that_cannot_start_says_why_and_stays_listed(client: Client, world: World) -> None:
+    made = client.create(client.run())
+    world.journal.fail("vms.start", InternalError("QEMU: could not open root.qcow2"))
+    with refused(Code.INTERNAL, "could not open root.qcow2"):
+        client.start(made)
+    status = client.status(made)
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 128, "StartError")
+    assert "root.qcow2" in status.message
+    assert status.finished_at > 0
+
+
+def test_a_removal_that_failed_shows_unknown_and_can_be_repeated(client: Client, world: World) -> None:
+    sandbox, made = client.running()
+    world.journal.fail("vms.destroy", Unavailable("libvirt cannot be reached"))
+    with refused(Code.UNAVAILABLE, "libvirt cannot be reached"):
+        client.remove(made)
+    assert client.status(made).state == pb.CONTAINER_UNKNOWN  # kubelet kills and replaces it
+    client.remove(made)
+    client.remove_pod(sandbox)
+    assert world.everything() == []
+
+
+def test_a_repeat_of_a_slow_create_joins_it(client: Client, world: World) -> None:
+    sandbox = client.run()
+    gate = world.journal.hold("disks.create")
+    request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container(), sandbox_config=pod())
+    with refused(Code.DEADLINE_EXCEEDED):
+        client.CreateContainer(request, timeout=0.2)
+    gate.wait()
+    assert client.containers() == []
+    repeat = Background(lambda: client.CreateContainer(request).container_id)
+    gate.open()
+    made = repeat.done()
+    assert [item.id for item in client.containers()] == [made]
+    assert world.journal.count("disks.create") == 1
+
+
+def test_a_restart_of_the_daemon_changes_no_answer(tmp_path: Path) -> None:
+    outside = Outside()
+    with served(tmp_path, outside) as (world, client, _):
+        world.pull()
+        sandbox, made = client.running()
+        before = (client.pod_status(sandbox), client.status(made), client.pods(), client.containers())
+    with served(tmp_path, outside) as (world, client, _):
+        assert (client.pod_status(sandbox), client.status(made), client.pods(), client.containers()) == before
+        client.stop(made, 30)
+        assert client.status(made).exit_code == 0
+        client.remove_pod(sandbox)
+        assert world.everything() == []

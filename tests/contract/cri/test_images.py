@@ -1,0 +1,175 @@
+"""Images over the wire."""
+
+from typing import Any
+
+import grpc
+import pytest
+from fakes.background import Background
+from fakes.cri import Client, refused
+from fakes.journal import PATIENCE
+from fakes.world import IMAGE, World
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import ResourceExhausted, Unavailable
+
+pytestmark = pytest.mark.cri
+
+Code = grpc.StatusCode
+OTHER = "registry.test/vm/other:2"
+
+
+def status(client: Client, reference: str) -> pb.Image | None:
+    answer = client.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image=reference)))
+    return answer.image if answer.HasField("image") else None
+
+
+def listed(client: Client, reference: str = "") -> list[pb.Image]:
+    request = pb.ListImagesRequest()
+    if reference:
+        request.filter.image.image = reference
+    return list(client.ListImages(request).images)
+
+
+def remove(client: Client, reference: str) -> None:
+    client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=reference)))
+
+
+def test_a_pull_returns_the_id_under_which_the_image_is_listed(client: Client, world: World) -> None:
+    digest = world.outside.files.publish(OTHER, b"other disk")
+    assert client.pull(OTHER) == digest.value
+    image = status(client, OTHER)
+    assert image is not None
+    assert image.id == digest.value
+    assert list(image.repo_tags) == [OTHER]
+    assert list(image.repo_digests) == [f"registry.test/vm/other@{digest}"]
+    assert image.size == 10
+    assert image in listed(client)
+
+
+def test_an_image_answers_to_id_prefix_tag_and_digest(client: Client) -> None:
+    (image,) = listed(client)
+    for reference in (image.id, image.id.removeprefix("sha256:")[:12], IMAGE, image.repo_digests[0]):
+        assert status(client, reference) == image
+        assert listed(client, reference) == [image]
+
+
+@pytest.mark.parametrize("reference", ["registry.test/none:1", f"sha256:{'0' * 64}"])
+def test_a_missing_image_is_an_empty_answer(client: Client, reference: str) -> None:
+    assert status(client, reference) is None
+    assert listed(client, reference) == []
+    remove(client, reference)
+
+
+def test_a_malformed_reference_is_refused(client: Client) -> None:
+    for call in (
+        lambda: status(client, "has blank"),
+        lambda: client.pull("has blank"),
+        lambda: remove(client, "has blank"),
+    ):
+        with refused(Code.INVALID_ARGUMENT, "malformed image reference"):
+            call()
+
+
+def test_an_empty_reference_is_refused_and_never_means_all(client: Client) -> None:
+    for call in (lambda: status(client, ""), lambda: client.pull(""), lambda: remove(client, "")):
+        with refused(Code.INVALID_ARGUMENT, "empty"):
+            call()
+    assert len(listed(client)) == 1
+
+
+def test_an_image_that_is_nowhere_is_not_found(client: Client) -> None:
+    with refused(Code.NOT_FOUND, "not at its source"):
+        client.pull("registry.test/none:1")
+
+
+def pull_with(client: Client, **auth: Any) -> str:
+    request = pb.PullImageRequest(image=pb.ImageSpec(image=OTHER), auth=pb.AuthConfig(**auth) if auth else None)
+    return client.PullImage(request).image_ref
+
+
+def test_credentials_are_asked_for_at_each_pull(client: Client, world: World) -> None:
+    world.outside.files.publish(OTHER, b"secret disk", password="right")
+    for auth in ({}, {"username": "me", "password": "wrong"}):
+        with refused(Code.PERMISSION_DENIED, "credentials"):
+            pull_with(client, **auth)
+    pull_with(client, username="me", password="right")
+    with refused(Code.PERMISSION_DENIED):
+        pull_with(client)
+
+
+def test_every_form_of_credentials_reaches_the_source_and_none_reaches_the_log(
+    client: Client, world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.outside.files.publish(OTHER, b"disk")
+    pull_with(
+        client,
+        username="u",
+        password="hunter2",
+        auth="YQ==",
+        server_address="s",
+        identity_token="i",
+        registry_token="r",
+    )
+    credentials = world.outside.files.fetched[-1][1]
+    assert credentials is not None
+    values = (credentials.username, credentials.password, credentials.auth, credentials.server_address)
+    assert (*values, credentials.identity_token, credentials.registry_token) == ("u", "hunter2", "YQ==", "s", "i", "r")
+    assert "hunter2" not in "".join(capfd.readouterr())
+
+
+def test_a_pull_ends_when_its_client_leaves(client: Client, world: World) -> None:
+    world.outside.files.publish(OTHER, b"big disk")
+    world.outside.files.stalled = True
+    gate = world.journal.hold("files.fetch")
+    call = client.image.PullImage.future(pb.PullImageRequest(image=pb.ImageSpec(image=OTHER)))
+    gate.wait()
+    gate.open()
+    call.cancel()
+    assert world.outside.files.gave_up.wait(PATIENCE)
+    assert status(client, OTHER) is None
+
+
+@pytest.mark.parametrize("error", [ResourceExhausted("no space left"), Unavailable("registry is down")])
+def test_a_pull_that_fails_lists_nothing_and_can_be_repeated(client: Client, world: World, error: Any) -> None:
+    world.outside.files.publish(OTHER, b"other disk")
+    world.journal.fail("files.fetch", error)
+    with refused(Code.RESOURCE_EXHAUSTED if "space" in str(error) else Code.UNAVAILABLE, str(error)):
+        client.pull(OTHER)
+    assert status(client, OTHER) is None
+    client.pull(OTHER)
+
+
+def test_parallel_pulls_of_one_image_give_one_id(client: Client, world: World) -> None:
+    world.outside.files.publish(OTHER, b"other disk")
+    pulls = [Background(lambda: client.pull(OTHER)) for _ in range(8)]
+    assert len({pull.done() for pull in pulls}) == 1
+    assert len(listed(client)) == 2
+
+
+def test_removal_takes_all_tags_and_twice_is_a_success(client: Client, world: World) -> None:
+    world.outside.files.publish(OTHER, b"a disk")
+    assert client.pull(OTHER) == client.pull()
+    for _ in range(2):
+        remove(client, OTHER)
+    assert listed(client) == []
+    assert world.outside.files.files == {}
+
+
+def test_an_image_in_use_can_be_removed_and_its_vm_runs_on(client: Client, world: World) -> None:
+    sandbox, made = client.running()
+    image = client.status(made).image_id
+    remove(client, image)
+    assert listed(client) == []
+    assert client.status(made).state == pb.CONTAINER_RUNNING
+    assert client.status(made).image_id == image
+    client.remove_pod(sandbox)
+    assert world.outside.files.files == {}
+
+
+def test_image_fs_info_has_what_kubelet_dereferences(client: Client) -> None:
+    answer = client.ImageFsInfo(pb.ImageFsInfoRequest())
+    for (use,) in (answer.image_filesystems, answer.container_filesystems):
+        assert use.fs_id.mountpoint == "/images"
+        assert use.HasField("used_bytes")
+        assert use.used_bytes.value == 6
+        assert use.timestamp > 0
