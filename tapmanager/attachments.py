@@ -121,7 +121,7 @@ class Attachments:
             phase=Phase.ATTACHING,
             pod=pod,
             netns=netns.path_of(self._limits.netns_dir, pod.sandbox),
-            conf=self._cni.load_runnable(),
+            conf=self._cni.load(),
             bin_dirs=self._limits.bin_dirs,
             fetch_key=secrets.token_hex(32),
         )

@@ -62,17 +62,10 @@ class Cni:
                 return os.path.join(self._conf_dir, name)
         raise unavailable(f"no CNI config: no .conf, .conflist or .json file in {self._conf_dir}; {remedy}")
 
-    def load_runnable(self) -> NetworkConf:
-        """As `load`, and all its plugins are there: else a chain would fail in its middle, and at the undoing again."""
-        conf = self.load()
-        for kind in (*conf.types(), *conf.ipam_types()):
-            _find(kind, self._bin_dirs)
-        return conf
-
     def trouble(self) -> str:
         """Why no pod can be attached now, for people; "" if one can."""
         try:
-            self.load_runnable()
+            self.require_plugins(self.load(), self._bin_dirs)
         except NetError as exc:
             return str(exc)
         return ""
@@ -80,8 +73,8 @@ class Cni:
     def require_plugins(self, conf: NetworkConf, bin_dirs: Sequence[str]) -> None:
         """Raises NetError naming the first plugin that is not installed. Asked before anything is made: a chain that
         cannot run to its end could not be taken down again either."""
-        for plugin in conf.plugins:
-            _find(str(plugin["type"]), bin_dirs)
+        for kind in (*conf.types(), *conf.ipam_types()):
+            _find(kind, bin_dirs)
 
     def add(self, conf: NetworkConf, pod_at: Attachment, until: float) -> Json:
         """The chain's last result. Raises NetError; whatever it raises, `delete` must follow."""

@@ -7,7 +7,8 @@ message borders, so a frame arrives whole or not at all.
     answer    {"v": 1, "id": 7, "ok": {...}}                              descriptors only here
     error     {"v": 1, "id": 7, "error": {"kind": "not-found", "message": "..."}}
 
-`timeout` is in seconds: how long the other side may work on it. An error's kind is one of `KINDS`, its message is for people.
+`timeout` is in seconds: how long the other side may work on it. An error's kind is one of `KINDS`, its message is for
+people.
 
 vmwrapper must start in a few ten milliseconds, so this module imports five cheap modules and no more: no dataclasses, no
 typing at run time.
@@ -143,8 +144,8 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def _work_time(timeout: float) -> float:
-    """What the other side may use of the caller's `timeout` (seconds): the rest is for clean-up and the answer's way, so that
-    the caller learns what took so long, not only that it was too long."""
+    """What the other side may use of the caller's `timeout` (seconds): the rest is for clean-up and the answer's way, so
+    that the caller learns what took so long, not only that it was too long."""
     return timeout - min(2.0, timeout / 5)
 
 

@@ -20,7 +20,7 @@ sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests" / "e2e"), str(PRO
 
 from bare import BareLibvirt  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
-from node import Node  # noqa: E402
+from node import Node, free_cidr  # noqa: E402
 from podclient import PodClient, container_config, pod_config  # noqa: E402
 
 NULL = PROJECT / "build" / "null.qcow2"
@@ -112,7 +112,7 @@ def main() -> None:
     os.chmod(directory, 0o711)
     figures = Figures()
     try:
-        node = Node(f"{directory}/n", pod_cidr="10.88.0.0/16")
+        node = Node(f"{directory}/n", pod_cidr=free_cidr())
         node.up()
         try:
             with (

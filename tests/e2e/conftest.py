@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from imageserver import Registry, push_container_disk, registry, serve_directory
 from leaks import Snapshot
-from node import Node
+from node import Node, free_cidr
 from podclient import PodClient
 
 
@@ -28,7 +28,7 @@ def node_root() -> Iterator[str]:
 def node(node_root: str) -> Iterator[Node]:
     """One node for all tests; after the last one `virtshim down` must leave the machine as it was before the first."""
     before = Snapshot.take()
-    node = Node(f"{node_root}/n", pod_cidr="10.88.0.0/16")
+    node = Node(f"{node_root}/n", pod_cidr=free_cidr())
     try:
         node.up()
         # The bridge comes with the first pod and stays until `down`: make it part of every test's picture.

@@ -17,6 +17,7 @@ class SerialConsole:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_LIMIT)
             sock.connect(self.path)
+            self._await_prompt(sock)
             sock.sendall(command.encode() + b"\n")
             echoed = b""
             while command.encode()[-6:] not in echoed.replace(b"\r\n", b""):
@@ -24,3 +25,18 @@ class SerialConsole:
                 if not piece:  # the VM has ended: the line was a poweroff
                     return
                 echoed += piece
+
+    @staticmethod
+    def _await_prompt(sock: socket.socket) -> None:
+        """A shell that is just starting throws away what was typed before its first prompt."""
+        seen = b""
+        sock.settimeout(1.0)
+        for _ in range(int(_LIMIT)):
+            sock.sendall(b"\n")
+            try:
+                while b"# " not in seen:
+                    seen += sock.recv(4096)
+            except TimeoutError:
+                continue
+            break
+        sock.settimeout(_LIMIT)

@@ -10,6 +10,13 @@ from pathlib import Path
 
 from podclient import PodClient, pod_config, wait_until
 
+
+def free_cidr() -> str:
+    """A /16 that no route of this machine uses."""
+    routes = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=True).stdout
+    return next(f"10.{n}.0.0/16" for n in range(88, 128) if f"10.{n}." not in routes)
+
+
 VIRTSHIM = [sys.executable, "-m", "virtshim"]
 
 

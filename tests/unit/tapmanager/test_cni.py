@@ -210,9 +210,9 @@ def test_a_plugins_failure_is_told_in_its_own_words(place: Place, script: str, w
 
 def test_a_missing_plugin_is_unavailable_and_nothing_was_run(place: Place) -> None:
     place.plugin("one", "")
-    place.chain("one", "two")
+    conf = place.chain("one", "two")
     with pytest.raises(NetError, match='"two" is not in') as caught:
-        place.cni.load_runnable()
+        place.cni.require_plugins(conf, place.at.bin_dirs)
     assert caught.value.kind == "unavailable"
     assert '"two" is not in' in place.cni.trouble()
     assert place.calls() == []
@@ -253,3 +253,10 @@ def test_no_time_left_runs_nothing(place: Place) -> None:
     with pytest.raises(NetError, match="no time was left"):
         place.cni.add(place.chain("one"), place.at, time.monotonic())
     assert place.calls() == []
+
+
+def test_a_missing_ipam_plugin_is_found_before_anything_is_made(place: Place) -> None:
+    place.plugin("one", "")
+    conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "no-ipam"}},))
+    with pytest.raises(NetError, match='"no-ipam" is not in'):
+        place.cni.require_plugins(conf, place.at.bin_dirs)
