@@ -37,6 +37,12 @@ _BUSY_WAIT = 2.0
 _BUSY_POLL = 0.02
 
 
+# bridge and ptp remove their masquerading rules only for the addresses they read off the pod's interface at DEL; once the
+# namespace is gone those rules would stay for ever. They merely delete the interface, and the others do not look at it, so a
+# stand-in of the same name and addresses serves; other plugins might move it to the host, and get an empty namespace name.
+DEL_READS_ADDRESSES = frozenset({"bridge", "ptp", "portmap", "firewall", "bandwidth"})
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`tap_owner` is the uid of QEMU; `undo_timeout`, in seconds, is what clean-up after a failed attach may take: it has a
@@ -111,6 +117,8 @@ class Attachments:
         with self._locks.holding(pod.sandbox, until):
             found = self._ledger.read(pod.sandbox)
             if found is not None and found.phase is Phase.ATTACHED and netns.exists(found.netns):
+                if pod.sandbox not in self._dhcp.owners():
+                    self._start_dhcp(found)  # it failed at our start
                 return found
             if found is not None:
                 self._tear_down(found, self._undo_until())
@@ -204,14 +212,25 @@ class Attachments:
         if entry.phase is not Phase.RELEASING:
             self._note_releasing(entry)
         self._dhcp.forget(sandbox)
-        alive = netns.exists(entry.netns)
-        if alive and entry.nics:
-            for trouble in netns.run_inside(entry.netns, lambda: links.restore(entry.nics)):
-                log.warning("pod.link_not_restored sandbox=%s error=%s", sandbox, trouble)
+        alive = self._as_plugins_left_it(entry)
         # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
         self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
+
+    def _as_plugins_left_it(self, entry: Entry) -> bool:
+        """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
+        alive = netns.exists(entry.netns)
+        work = links.restore
+        if not alive and entry.nics and DEL_READS_ADDRESSES.issuperset(entry.conf.types()):
+            log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
+            netns.delete(entry.netns)
+            netns.create(entry.netns)
+            alive, work = True, links.stand_in
+        if alive and entry.nics:
+            for trouble in netns.run_inside(entry.netns, lambda: work(entry.nics)):
+                log.warning("pod.link_not_restored sandbox=%s error=%s", entry.pod.sandbox, trouble)
+        return alive
 
     def _note_releasing(self, entry: Entry) -> None:
         """A full disk must not keep anybody from giving resources back; the older record leads to the same release."""

@@ -91,10 +91,17 @@ def _gateway(item: Json, name: str, where: str) -> str | None:
 
 
 def _dns(item: Json) -> Dns:
-    """A name server that is no address cannot go into DHCP; the plugin's own domain comes first in the search list."""
-    servers = tuple(address(one, f"dns.nameservers[{at}]") for at, one in enumerate(texts(item, "nameservers", "dns")))
+    """A name server that is no address can be told to no guest: left out. The plugin's own domain comes first."""
+    servers = tuple(found for one in texts(item, "nameservers", "dns") for found in _addresses(one))
     searches = texts(item, "search", "dns")
     domain = text(item, "domain", "dns", "")
     if domain and domain not in searches:
         searches = (domain, *searches)
     return Dns(servers, searches, texts(item, "options", "dns"))
+
+
+def _addresses(value: str) -> tuple[str, ...]:
+    try:
+        return (address(value, "dns"),)
+    except BadField:
+        return ()

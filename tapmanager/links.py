@@ -189,6 +189,23 @@ def restore(nics: Sequence[Nic]) -> list[str]:
     return trouble
 
 
+def stand_in(nics: Sequence[Nic]) -> list[str]:
+    """In an empty namespace: interfaces with the names and addresses of the lost ones, nothing behind them. As `restore`."""
+    trouble: list[str] = []
+    with IPRoute() as ipr:
+        for nic in nics:
+            _try(trouble, f"standing in for {nic.link}", partial(_stand_in_one, ipr, nic))
+    return trouble
+
+
+def _stand_in_one(ipr: Any, nic: Nic) -> None:
+    ipr.link("add", ifname=nic.link, kind="bridge", address=nic.mac)
+    index = _index(ipr, nic.link)
+    for address in nic.link_addresses:
+        ip, _, prefix = address.partition("/")
+        ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
+
+
 def _try(trouble: list[str], doing: str, work: Callable[[], None]) -> None:
     try:
         work()

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 # Seconds a peer may take to send its (next) request, or to read its answer.
 _PEER_PATIENCE = 5.0
 _CONNECTIONS_ROOT = 1024
-_CONNECTIONS_OTHER = 64
+# One QEMU process (libvirt's seccomp sandbox lets it start no other) needs one; all QEMUs together must not starve root.
+_CONNECTIONS_PROCESS = 4
+_CONNECTIONS_OTHER = 256
 _BACKLOG = 512
 
 # (request, peer is root, until) -> Answer; raises NetError, OSError
@@ -98,7 +100,7 @@ class Server:
         self._perform = perform
         self._qemu_uid = qemu_uid
         self._lock = threading.Lock()
-        self._connections: collections.Counter[int] = collections.Counter()
+        self._connections: collections.Counter[_Peer] = collections.Counter()
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = threading.Event()
@@ -141,7 +143,7 @@ class Server:
                 protocol.send_frame(conn, protocol.error(0, refusal.kind, str(refusal)))
             return
         with self._lock:
-            self._connections[peer.uid] += 1
+            self._connections[peer] += 1
         try:
             threading.Thread(target=self._converse, args=(conn, peer), name=f"peer-{peer.pid}", daemon=True).start()
         except RuntimeError as exc:  # no more threads: this peer must try again, the others go on
@@ -152,10 +154,15 @@ class Server:
     def _refusal(self, peer: _Peer) -> NetError | None:
         if not peer.is_root and peer.uid != self._qemu_uid:
             return NetError("permission", f"uid {peer.uid} may not use tapmanager")
-        limit = _CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER
         with self._lock:
-            if self._connections[peer.uid] >= limit:
-                return NetError("unavailable", f"{limit} connections of uid {peer.uid} are open already; try again")
+            of_process = self._connections[peer]
+            of_user = sum(count for other, count in self._connections.items() if other.uid == peer.uid)
+        if of_user >= (_CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER):
+            return NetError("unavailable", f"{of_user} connections of uid {peer.uid} are open already; try again")
+        if not peer.is_root and of_process >= _CONNECTIONS_PROCESS:
+            return NetError(
+                "unavailable", f"{of_process} connections of process {peer.pid} are open already; try again"
+            )
         return None
 
     def _converse(self, conn: socket.socket, peer: _Peer) -> None:
@@ -171,9 +178,9 @@ class Server:
 
     def _forget(self, peer: _Peer) -> None:
         with self._lock:
-            self._connections[peer.uid] -= 1
-            if not self._connections[peer.uid]:
-                del self._connections[peer.uid]
+            self._connections[peer] -= 1
+            if not self._connections[peer]:
+                del self._connections[peer]
 
     def _one_request(self, conn: socket.socket, peer: _Peer) -> bool:
         """False at the end of the conversation."""

@@ -111,6 +111,8 @@ def node() -> Iterator[tuple[World, Client]]:
     directory = tempfile.mkdtemp(prefix="random-requests-")
     with served(Path(directory)) as (world, client, _):
         world.pull()
+        for name in ("one", "two", "three"):
+            client.running(name)
         yield world, client
     shutil.rmtree(directory)
 
@@ -156,8 +158,9 @@ def test_any_message_is_answered_or_refused(node: tuple[World, Client], rpc: str
         request = data.draw(messages(RPCS[rpc].input_type))
         sandboxes, containers = real_ids(world)
         for field, ids in (("pod_sandbox_id", sandboxes), ("container_id", containers)):
-            if field in RPCS[rpc].input_type.fields_by_name and ids and data.draw(st.booleans()):
-                setattr(request, field, data.draw(st.sampled_from(ids)))
+            chosen = data.draw(st.none() | st.integers(0, 100))  # does not depend on what happens to be there
+            if field in RPCS[rpc].input_type.fields_by_name and ids and chosen is not None:
+                setattr(request, field, ids[chosen % len(ids)])
         answered(client, rpc, request)
 
     holds()
@@ -178,7 +181,7 @@ def test_a_good_request_with_one_random_part_is_answered_or_refused(node: tuple[
     count = iter(range(1_000_000))
 
     @given(st.data())
-    @settings(BOUNDED, max_examples=120)
+    @settings(BOUNDED, max_examples=100)
     def holds(data: st.DataObject) -> None:
         world.pull()
         config = pod(f"pod-{os.getpid()}-{next(count)}")

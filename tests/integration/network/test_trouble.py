@@ -120,18 +120,30 @@ def test_del_gets_the_cached_result_and_config_even_when_the_file_is_gone(tap_no
 
 
 def test_release_works_when_the_namespace_is_gone_already(tap_node: TapNode) -> None:
-    """Without ipMasq: the bridge plugin learns from the interface which rule to remove, and the interface is gone."""
-    tap_node.configure(tap_node.bridge_plugin(ipMasq=False))
+    """Masquerading rules too, which the bridge plugin removes by what it reads off the interface."""
     which = sandbox()
     tap_node.attach(which)
+    assert tap_node.nat_rules() != []
     subprocess.run(["ip", "netns", "del", tap_node.netns_of(which).name], check=True)
     tap_node.release(which)
     assert tap_node.listed() == []
     until(lambda: not tap_node.leftovers(), what="lease and veth gone")
 
 
+def test_a_plugin_that_might_move_the_interface_is_told_that_the_namespace_is_gone(tap_node: TapNode) -> None:
+    echo = f"import json; print(json.dumps(json.load(open('{tap_node.folder}/stdin'))['prevResult']))"
+    script = f'cat > {tap_node.folder}/stdin\necho "$CNI_COMMAND=$CNI_NETNS" >> {tap_node.folder}/calls\n'
+    tap_node.plugin("mover", f'{script}test $CNI_COMMAND = DEL || {sys.executable} -c "{echo}"\n')
+    tap_node.configure(tap_node.bridge_plugin(ipMasq=False), {"type": "mover"})
+    which = sandbox()
+    network = tap_node.attach(which)
+    subprocess.run(["ip", "netns", "del", tap_node.netns_of(which).name], check=True)
+    tap_node.release(which)
+    assert (tap_node.folder / "calls").read_text().split() == [f"ADD={network['netns']}", "DEL="]
+    until(lambda: not tap_node.leftovers(), what="lease and veth gone")
+
+
 def test_after_a_reboot_attach_makes_the_network_anew(tap_node: TapNode) -> None:
-    tap_node.configure(tap_node.bridge_plugin(ipMasq=False))
     which = sandbox()
     first = tap_node.attach(which)
     subprocess.run(["ip", "netns", "del", tap_node.netns_of(which).name], check=True)
@@ -140,6 +152,14 @@ def test_after_a_reboot_attach_makes_the_network_anew(tap_node: TapNode) -> None
     with tap_node.guest(which, second) as guest:
         guest.boot()
     tap_node.release(which)
+
+
+def test_release_while_the_guest_still_runs_takes_its_network_away(tap_node: TapNode) -> None:
+    which = sandbox()
+    with tap_node.guest(which, tap_node.attach(which)) as guest:
+        guest.boot()
+        tap_node.release(which)
+        until(lambda: not tap_node.leftovers(), what="all released under a running guest")
 
 
 def test_a_killed_tapmanager_comes_back_with_its_pods(tap_node: TapNode) -> None:

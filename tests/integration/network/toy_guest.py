@@ -6,6 +6,7 @@ Answers ARP and ping for its address, and runs a DHCP client. Everything it rece
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import struct
@@ -81,7 +82,11 @@ class ToyGuest:
             ready, _, _ = select.select([self.fd, self._stop_read], [], [])
             if self._stop_read in ready:
                 return
-            raw = os.read(self.fd, 70000)
+            try:
+                raw = os.read(self.fd, 70000)
+            except OSError as exc:
+                assert exc.errno == errno.EBADFD  # the tap was taken away
+                return
             data = raw[len(_VNET_HDR) :]
             with self._changed:
                 self.frames.append(data)

@@ -153,7 +153,7 @@ def test_a_slow_request_blocks_no_other(run) -> None:
 
 def test_more_connections_than_the_limit_are_refused_with_a_reason(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_CONNECTIONS_ROOT", 3)
-    monkeypatch.setattr(server, "_CONNECTIONS_OTHER", 3)
+    monkeypatch.setattr(server, "_CONNECTIONS_PROCESS", 3)
     running = run(echo)
     held = []
     try:
