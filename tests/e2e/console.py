@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 
-_LIMIT = 20.0
+_LIMIT = 60.0
 
 
 class SerialConsole:
@@ -12,19 +13,20 @@ class SerialConsole:
         self.path = path
 
     def type(self, command: str) -> None:
-        """Sends one line and stays until the guest's shell has echoed it: the UART holds 16 bytes, and QEMU drops
-        what it has not passed on when the client goes."""
+        """Sends one line and stays until it has run or the VM has ended: the UART holds 16 bytes, and QEMU drops
+        what it has not passed on when the client goes. The end is a word that the echo of the line does not hold."""
+        word = secrets.token_hex(4)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_LIMIT)
             sock.connect(self.path)
             self._await_prompt(sock)
-            sock.sendall(command.encode() + b"\n")
-            echoed = b""
-            while command.encode()[-6:] not in echoed.replace(b"\r\n", b""):
+            sock.sendall(f"{command}; echo end''{word}\n".encode())
+            seen = b""
+            while f"end{word}".encode() not in seen:
                 piece = sock.recv(4096)
                 if not piece:  # the VM has ended: the line was a poweroff
                     return
-                echoed += piece
+                seen += piece
 
     @staticmethod
     def _await_prompt(sock: socket.socket) -> None:

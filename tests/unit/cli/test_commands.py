@@ -1,0 +1,91 @@
+"""The command line: what it prints, how it ends, what it says of mistakes."""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from virtshim.cli import main as command
+from virtshim.domain import errors
+from virtshim.domain.errors import ShimError
+
+pytestmark = pytest.mark.operator
+
+
+def ran(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command.app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_version_is_that_of_the_installation() -> None:
+    assert ran("version") == (0, importlib.metadata.version("virtshim") + "\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("serve", "--help"), ("up", "--help"), ("down", "--help"), ("config", "--help")]
+)
+def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
+    code, text = ran(*arguments)
+    assert code == 0
+    assert "Usage" in text
+
+
+@pytest.mark.parametrize("arguments", [("fly",), ("up",), ("serve", "--nonsense"), ("down",)])
+def test_a_mistake_in_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    assert ran(*arguments)[0] == 2
+
+
+def test_config_show_prints_the_settings_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[vm]\nmax_vcpus = 3\n")
+    code, text = ran("config", "show", "--config", str(file))
+    assert code == 0
+    assert json.loads(text)["vm"]["max_vcpus"] == 3
+
+
+def test_config_schema_lists_every_section() -> None:
+    code, text = ran("config", "schema")
+    assert code == 0
+    assert set(json.loads(text)["properties"]) >= {"paths", "cri", "libvirt", "tapmanager", "images", "vm", "log"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidRequest("bad"), 78),
+        (errors.Unavailable("gone"), 69),
+        (errors.WrongState("taken"), 75),
+        (errors.InternalError("broken"), 70),
+    ],
+)
+def test_an_error_is_one_line_and_its_kind_the_exit_code(
+    error: ShimError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr(command, "app", fails)
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"virtshim: {error}\n"
+
+
+def test_a_bad_configuration_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[vm]\nmax_vcpu = 3\n")
+    monkeypatch.setattr(sys, "argv", ["virtshim", "config", "show", "--config", str(file)])
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 78
+    said = capsys.readouterr().err
+    assert said.startswith("virtshim: configuration")
+    assert "vm.max_vcpu" in said
+    assert said.count("\n") == 1

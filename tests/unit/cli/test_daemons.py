@@ -1,0 +1,68 @@
+"""Child daemons: ready when they say so, told apart from dead and silent ones, ended for certain."""
+
+import sys
+import threading
+
+import pytest
+
+from virtshim.cli.daemons import Daemon
+from virtshim.domain.errors import Unavailable
+
+pytestmark = pytest.mark.operator
+
+NOTIFY = "import os, socket, time; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto({!r}, os.environ['NOTIFY_SOCKET'])"
+
+
+def daemon(*statements: str) -> Daemon:
+    return Daemon("child", (sys.executable, "-ISc", "; ".join(statements)))
+
+
+def says(message: bytes) -> str:
+    return NOTIFY.format(message)
+
+
+def test_a_daemon_is_started_when_it_says_so() -> None:
+    child = daemon(says(b"STATUS=recovering"), says(b"STATUS=serving\nREADY=1"), "time.sleep(60)")
+    child.start()
+    assert child.is_running
+    child.stop()
+    assert not child.is_running
+
+
+def test_a_daemon_that_ends_before_it_is_ready_is_an_error_with_its_code() -> None:
+    with pytest.raises(Unavailable, match="child ended with code 3 before it was ready"):
+        daemon("import sys", "sys.exit(3)").start()
+
+
+def test_a_silent_daemon_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("virtshim.cli.daemons._START_LIMIT", 0.1)
+    child = daemon("import time", "time.sleep(60)")
+    with pytest.raises(Unavailable, match=r"not ready within 0\.1 s"):
+        child.start()
+    assert not child.is_running
+
+
+def test_whoever_is_told_to_stop_does_not_wait_for_a_daemon() -> None:
+    stopping = threading.Event()
+    stopping.set()
+    child = daemon("import time", "time.sleep(60)")
+    child.start(stopping)
+    child.stop()
+    assert not child.is_running
+
+
+def test_a_daemon_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("virtshim.cli.daemons._STOP_LIMIT", 0.1)
+    child = daemon("import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN)", says(b"READY=1"), "time.sleep(60)")
+    child.start()
+    child.stop()
+    assert not child.is_running
+
+
+def test_stopping_what_does_not_run_is_no_error() -> None:
+    child = daemon(says(b"READY=1"))
+    child.stop()
+    child.start()
+    child.stop()
+    child.stop()
+    assert not child.is_running

@@ -1,0 +1,134 @@
+"""What `up` writes below its directory, and who holds it."""
+
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from virtshim.cli.node_dir import NodeDir, NodeOptions, bridge_network, to_toml, write_node
+from virtshim.cli.up import holder, take_lock
+from virtshim.domain.errors import InvalidRequest, WrongState
+
+pytestmark = pytest.mark.operator
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("VIRTSHIM_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A short path: a node's directory has to leave room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="n-") as directory:
+        yield Path(directory)
+
+
+def absolute(tmp_path: Path) -> NodeDir:
+    return NodeDir.of(str(tmp_path))
+
+
+def test_everything_of_a_node_lies_below_its_directory() -> None:
+    node = NodeDir.of("/srv/node")
+    paths = (node.config_file, node.state, node.run, node.libvirt, node.cni, node.vmwrapper, node.lock)
+    assert all(path.startswith("/srv/node/") for path in paths)
+
+
+def test_two_directories_have_two_bridges_and_names_that_fit() -> None:
+    one, two = NodeDir.of("/srv/one"), NodeDir.of("/srv/two")
+    assert one.bridge != two.bridge
+    assert one.bridge == NodeDir.of("/srv/one/../one/").bridge
+    assert len(one.bridge) <= 15
+
+
+def test_the_bridge_network_is_a_cni_configuration_with_host_ports() -> None:
+    network = bridge_network(NodeDir.of("/srv/one"), "10.99.0.0/16")
+    bridge, ports = network["plugins"]
+    assert (network["cniVersion"], bridge["type"], ports["type"]) == ("1.0.0", "bridge", "portmap")
+    assert bridge["ipam"]["ranges"] == [[{"subnet": "10.99.0.0/16"}]]
+    assert bridge["ipam"]["routes"] == [{"dst": "0.0.0.0/0"}]
+    json.dumps(network)
+
+
+def test_an_ipv6_network_gets_an_ipv6_route() -> None:
+    (bridge, _) = bridge_network(NodeDir.of("/srv/one"), "fd00:99::/64")["plugins"]
+    assert bridge["ipam"]["routes"] == [{"dst": "::/0"}]
+
+
+@pytest.mark.parametrize("cidr", ["10.88.0.1/16", "banana", "10.0.0.0/30", "", "10.0.0.0/33"])
+def test_a_pod_network_that_cannot_be_is_refused_by_its_flag(cidr: str) -> None:
+    with pytest.raises(InvalidRequest, match="--pod-cidr"):
+        bridge_network(NodeDir.of("/srv/one"), cidr)
+
+
+def test_the_lock_names_its_holder_and_is_free_after_it(tmp_path: Path) -> None:
+    node = absolute(tmp_path)
+    os.makedirs(node.run)
+    assert holder(node) == 0
+    held = take_lock(node)
+    assert holder(node) == os.getpid()
+    with pytest.raises(WrongState, match=f"pid {os.getpid()}"):
+        take_lock(node)
+    os.close(held)
+    os.close(take_lock(node))
+
+
+@pytest.mark.parametrize("value", ["/a b", 'q"uote', "back\\slash", "ünï", 3, True, ["a", "b"], [], 1.5])
+def test_plain_values_survive_their_way_into_toml(value: object) -> None:
+    assert tomllib.loads(to_toml({"t": {"k": value}})) == {"t": {"k": value}}
+
+
+def test_a_value_outside_a_table_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="must be a table"):
+        to_toml({"vm": 3})
+
+
+def test_options_and_an_overlay_reach_the_settings(short: Path) -> None:
+    overlay = short / "overlay.toml"
+    overlay.write_text('[vm]\nmax_vcpus = 3\n[log]\nlevel = "debug"\n')
+    node = absolute(short / "n")
+    chosen = NodeOptions(node.path, config=str(overlay), cni_bin_dir="/opt/bin", domain_type="qemu")
+    settings = write_node(node, chosen)
+    assert (settings.vm.max_vcpus, settings.log.level) == (3, "debug")
+    assert (settings.libvirt.domain_type, settings.tapmanager.cni_bin_dir) == ("qemu", ("/opt/bin",))
+    assert settings.libvirt.uri == f"qemu:///embed?root={node.libvirt}"
+    assert settings.paths.state_dir == node.state
+    assert settings.cri_socket == f"{node.run}/virtshim.sock"
+    (conflist,) = Path(settings.tapmanager.cni_conf_dir).iterdir()
+    assert json.loads(conflist.read_text())["plugins"][0]["bridge"] == node.bridge
+
+
+def test_a_cni_configuration_of_the_users_own_is_not_replaced(short: Path) -> None:
+    node = absolute(short / "n")
+    settings = write_node(node, NodeOptions(node.path, cni_conf_dir="/etc/cni/mine"))
+    assert settings.tapmanager.cni_conf_dir == "/etc/cni/mine"
+    assert not (Path(node.cni) / "net.d").exists()
+
+
+def test_writing_a_node_twice_gives_the_same_files(short: Path) -> None:
+    node = absolute(short / "n")
+    first = write_node(node, NodeOptions(node.path))
+    assert write_node(node, NodeOptions(node.path)) == first
+    assert not list(Path(node.path).rglob("*.new"))
+
+
+@pytest.mark.parametrize("content", [None, "[vm\n", "[vm]\nmax_vcpu = 1\n", "vm = 1\n"])
+def test_an_overlay_that_cannot_be_used_is_an_error_that_names_it(short: Path, content: str | None) -> None:
+    overlay = short / "overlay.toml"
+    if content is not None:
+        overlay.write_text(content)
+    node = absolute(short / "n")
+    with pytest.raises(InvalidRequest, match=r"overlay\.toml|--config|config\.toml"):
+        write_node(node, NodeOptions(node.path, config=str(overlay)))
+
+
+def test_a_directory_too_long_for_sockets_is_refused_with_the_reason(tmp_path: Path) -> None:
+    node = absolute(tmp_path / ("n" * 80))
+    with pytest.raises(InvalidRequest, match="Unix sockets"):
+        write_node(node, NodeOptions(node.path))

@@ -1,0 +1,148 @@
+"""Messages and domain values, both ways."""
+
+import dataclasses
+
+import pytest
+from fakes.cri import container as container_message
+from fakes.world import container_config, pod_key, sandbox_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri import to_domain, to_proto
+from virtshim.cri.interceptors import _bounded
+from virtshim.domain.container import Container, ContainerName, ContainerPhase, Exit, ExitReason, Resources
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.network import Dns, PodNetwork
+from virtshim.domain.sandbox import PortMapping, Sandbox, SandboxPhase
+
+ENDED = Exit(137, ExitReason.OOM_KILLED, 9, "out of memory")
+CONTAINER = Container(
+    id=ContainerId("c" * 64),
+    sandbox_id=SandboxId("a" * 64),
+    name=ContainerName("vm", 2),
+    config=container_config(),
+    image=ImageDigest(f"sha256:{'1' * 64}"),
+    image_ref="ref",
+    domain_uuid="u",
+    created_at=5,
+)
+SANDBOX = Sandbox(SandboxId("a" * 64), pod_key(), sandbox_config(), 5)
+
+
+@pytest.mark.parametrize(
+    ("phase", "ended", "state"),
+    [
+        (ContainerPhase.CREATED, None, pb.CONTAINER_CREATED),
+        (ContainerPhase.RUNNING, None, pb.CONTAINER_RUNNING),
+        (ContainerPhase.EXITED, ENDED, pb.CONTAINER_EXITED),
+        (ContainerPhase.REMOVING, ENDED, pb.CONTAINER_EXITED),
+        (ContainerPhase.REMOVING, None, pb.CONTAINER_UNKNOWN),
+    ],
+)
+def test_each_phase_of_a_container_has_its_state(
+    phase: ContainerPhase, ended: Exit | None, state: pb.ContainerState.ValueType
+) -> None:
+    container = dataclasses.replace(CONTAINER, phase=phase, exit=ended)
+    assert to_proto.container_item(container).state == to_proto.container_status(container).state == state
+
+
+@pytest.mark.parametrize("phase", list(SandboxPhase))
+def test_only_a_ready_sandbox_is_shown_as_ready(phase: SandboxPhase) -> None:
+    sandbox = dataclasses.replace(SANDBOX, phase=phase)
+    state = pb.SANDBOX_READY if phase is SandboxPhase.READY else pb.SANDBOX_NOTREADY
+    assert to_proto.sandbox_item(sandbox).state == to_proto.sandbox_status(sandbox).state == state
+
+
+@pytest.mark.parametrize("reason", list(ExitReason))
+def test_an_end_is_told_with_code_reason_message_and_time(reason: ExitReason) -> None:
+    ended = dataclasses.replace(CONTAINER, phase=ContainerPhase.EXITED, exit=Exit(3, reason, 9, "why"))
+    status = to_proto.container_status(ended)
+    assert (status.exit_code, status.reason, status.message, status.finished_at) == (3, reason.value, "why", 9)
+
+
+@pytest.mark.parametrize(
+    ("ips", "first", "others"), [((), "", []), (("1.2.3.4",), "1.2.3.4", []), (("::1", "1.2.3.4"), "::1", ["1.2.3.4"])]
+)
+def test_the_first_address_is_the_ip_and_the_rest_are_additional(
+    ips: tuple[str, ...], first: str, others: list[str]
+) -> None:
+    network = PodNetwork("/run/netns/x", (), ips, Dns(), "key")
+    status = to_proto.sandbox_status(dataclasses.replace(SANDBOX, network=network)).network
+    assert (status.ip, [ip.ip for ip in status.additional_ips]) == (first, others)
+
+
+def test_a_container_without_a_text_of_the_pod_spec_shows_what_was_asked_for() -> None:
+    config = dataclasses.replace(CONTAINER.config, user_image="")
+    assert to_proto.container_status(dataclasses.replace(CONTAINER, config=config)).image.image == config.image
+
+
+I64 = st.integers(-(2**63), 2**63 - 1)
+NATURAL = st.integers(0, 2**63 - 1)
+
+
+@given(
+    resources=st.builds(
+        pb.LinuxContainerResources,
+        cpu_period=NATURAL,
+        cpu_quota=I64,
+        cpu_shares=NATURAL,
+        memory_limit_in_bytes=NATURAL,
+        oom_score_adj=I64,
+        cpuset_cpus=st.text(max_size=5),
+        cpuset_mems=st.text(max_size=5),
+        hugepage_limits=st.lists(
+            st.builds(pb.HugepageLimit, page_size=st.sampled_from(["2MB", "1GB"]), limit=st.integers(0, 2**64 - 1)),
+            unique_by=lambda limit: limit.page_size,
+            max_size=2,
+        ),
+        unified=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
+        memory_swap_limit_in_bytes=I64,
+    )
+)
+def test_resources_come_back_as_they_were_sent(resources: pb.LinuxContainerResources) -> None:
+    linux = pb.LinuxContainerConfig(resources=resources)
+    config = to_domain.container_config(container_message(linux=linux))
+    shown = to_proto.container_status(dataclasses.replace(CONTAINER, config=config)).resources.linux
+    assert shown == resources
+
+
+def test_absent_resources_are_all_unset() -> None:
+    assert to_domain.container_config(container_message()).resources == Resources()
+
+
+def test_every_field_of_a_sandbox_config_that_we_use_is_taken_over() -> None:
+    message = pb.PodSandboxConfig(
+        hostname="h",
+        log_directory="/logs",
+        dns_config=pb.DNSConfig(servers=["1.1.1.1"], searches=["a.b"], options=["ndots:5"]),
+        port_mappings=[pb.PortMapping(protocol=pb.SCTP, container_port=1, host_port=2, host_ip="::1")],
+        labels={"a": "b"},
+        annotations={"c": "d"},
+        linux=pb.LinuxPodSandboxConfig(cgroup_parent="/kubepods"),
+    )
+    config = to_domain.sandbox_config(message, "handler")
+    assert config.dns == Dns(("1.1.1.1",), ("a.b",), ("ndots:5",))
+    assert config.port_mappings == (PortMapping("sctp", 1, 2, "::1"),)
+    assert (config.hostname, config.log_directory, config.cgroup_parent) == ("h", "/logs", "/kubepods")
+    assert (config.labels, config.annotations, config.runtime_handler) == ({"a": "b"}, {"c": "d"}, "handler")
+
+
+def test_a_domain_value_does_not_change_with_its_message() -> None:
+    message = container_message(labels={"a": "b"}, args=["x"])
+    config = to_domain.container_config(message)
+    message.labels["a"] = "changed"
+    message.args.append("more")
+    assert (config.labels, config.args) == ({"a": "b"}, ("x",))
+
+
+@given(st.text())
+def test_an_error_message_fits_into_the_trailers_of_a_reply(text: str) -> None:
+    message = _bounded(text * 500)
+    on_the_wire = sum(1 if 32 <= byte < 127 and byte != 37 else 3 for byte in message.encode())
+    assert on_the_wire < 7000
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=400))
+def test_an_ordinary_error_message_is_not_changed(text: str) -> None:
+    assert _bounded(text) == text
