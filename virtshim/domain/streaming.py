@@ -1,0 +1,85 @@
+"""What a caller may stream to and from a container or a pod: requests, and what a session brings. No I/O."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ContainerId, SandboxId
+
+
+class OutStream(enum.Enum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which streams a caller wants. With `tty` there is one output, stdout."""
+
+    stdin: bool = False
+    stdout: bool = False
+    stderr: bool = False
+    tty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tty and self.stderr:
+            raise InvalidRequest("tty and stderr together: a terminal has one output; ask for stdout alone")
+        if not (self.stdin or self.stdout or self.stderr):
+            raise InvalidRequest("no stream is asked for: one of stdin, stdout and stderr must be")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    container: ContainerId
+    command: tuple[str, ...]
+    streams: Streams
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise InvalidRequest("the command is empty")
+
+    def __repr__(self) -> str:  # commands may hold passwords
+        return f"ExecRequest(container={self.container.short!r}, streams={self.streams!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachStreams:
+    """`stdin_once`: the container's input ends for good when the first client that has it closes it or leaves."""
+
+    container: ContainerId
+    streams: Streams
+    stdin_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardRequest:
+    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams."""
+
+    sandbox: SandboxId
+    address: str
+    ports: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for port in self.ports:
+            if not 1 <= port <= 65535:
+                raise InvalidRequest(f"port {port}: 1 to 65535 wanted")
+
+
+StreamRequest = ExecRequest | AttachStreams | ForwardRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of output, never empty."""
+
+    stream: OutStream
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The command has ended and all its output was read. `code` is 0 to 255; a console that ends gives 0."""
+
+    code: int
