@@ -33,7 +33,8 @@ class Project:
                     for name in subdirectories
                     if name not in NOT_OURS and not name.startswith(".") and not name.endswith(".egg-info")
                 )
-                yield from (Path(directory, name) for name in sorted(names))
+                # A checkout beside the repository has a file .git, which names a directory of this machine.
+                yield from (Path(directory, name) for name in sorted(names) if name != ".git")
 
     def modules(self, *tops: str) -> Iterator[Path]:
         """The hand-written Python files below the named top directories; by default, below those that are installed."""
