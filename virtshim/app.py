@@ -78,7 +78,7 @@ class App:
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
-        image = ImageServicer(self.images)  # type: ignore[abstract]
+        image = ImageServicer(self.images)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image)
 
     def recovered(self) -> None:

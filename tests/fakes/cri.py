@@ -27,7 +27,8 @@ class Client:
 
     def __init__(self, socket: str) -> None:
         sizes = [("grpc.max_receive_message_length", MESSAGE_BYTES), ("grpc.max_send_message_length", MESSAGE_BYTES)]
-        self.channel = grpc.insecure_channel(f"unix:{socket}", options=sizes)
+        self.address = f"unix:{socket}"
+        self.channel = grpc.insecure_channel(self.address, options=sizes)
         self.runtime = api_pb2_grpc.RuntimeServiceStub(self.channel)
         self.image = api_pb2_grpc.ImageServiceStub(self.channel)
 

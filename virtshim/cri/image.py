@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
+from virtshim.cri.batches import batches
 from virtshim.domain.errors import InvalidRequest
 from virtshim.services.images import ImageUse
 
@@ -21,11 +23,20 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
 
     def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
         del context
-        wanted = request.filter.image.image
-        if wanted:
-            found = self._images.find(wanted)
-            return pb.ListImagesResponse(images=[to_proto.image_item(found)] if found else [])
-        return pb.ListImagesResponse(images=[to_proto.image_item(image) for image in self._images.all()])
+        return pb.ListImagesResponse(images=self._items(request.filter))
+
+    def StreamImages(
+        self, request: pb.StreamImagesRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StreamImagesResponse]:
+        del context
+        for batch in batches(self._items(request.filter)):
+            yield pb.StreamImagesResponse(images=batch)
+
+    def _items(self, wanted: pb.ImageFilter) -> list[pb.Image]:
+        if wanted.image.image:
+            found = self._images.find(wanted.image.image)
+            return [to_proto.image_item(found)] if found else []
+        return [to_proto.image_item(image) for image in self._images.all()]
 
     def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
         """A missing image is an answer without `image`, never NotFound."""

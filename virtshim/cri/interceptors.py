@@ -36,7 +36,7 @@ _QUIET = frozenset(
         "ImageStatus",
         "ListImages",
     }
-    | {"ImageFsInfo", "RuntimeConfig"}
+    | {"ImageFsInfo", "RuntimeConfig", "StreamPodSandboxes", "StreamContainers", "StreamImages"}
 )
 
 

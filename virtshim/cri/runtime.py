@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -11,6 +11,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
+from virtshim.cri.batches import batches
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
@@ -130,12 +131,21 @@ class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
         self, request: pb.ListPodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.ListPodSandboxResponse:
         del context
-        wanted = request.filter
+        return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter))
+
+    def StreamPodSandboxes(
+        self, request: pb.StreamPodSandboxesRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StreamPodSandboxesResponse]:
+        del context
+        for batch in batches(self._sandbox_items(request.filter)):
+            yield pb.StreamPodSandboxesResponse(pod_sandboxes=batch)
+
+    def _sandbox_items(self, wanted: pb.PodSandboxFilter) -> list[pb.PodSandbox]:
         found = list_sandboxes(self._do.records, Filter(id=wanted.id, labels=wanted.label_selector))
         items = [to_proto.sandbox_item(sandbox) for sandbox in found]
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
-        return pb.ListPodSandboxResponse(items=items)
+        return items
 
     # --- containers
 
@@ -187,14 +197,23 @@ class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
         self, request: pb.ListContainersRequest, context: grpc.ServicerContext
     ) -> pb.ListContainersResponse:
         del context
-        wanted = request.filter
+        return pb.ListContainersResponse(containers=self._container_items(request.filter))
+
+    def StreamContainers(
+        self, request: pb.StreamContainersRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StreamContainersResponse]:
+        del context
+        for batch in batches(self._container_items(request.filter)):
+            yield pb.StreamContainersResponse(containers=batch)
+
+    def _container_items(self, wanted: pb.ContainerFilter) -> list[pb.Container]:
         found = list_containers(
             self._do.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
         )
         items = [to_proto.container_item(container) for container in found]
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
-        return pb.ListContainersResponse(containers=items)
+        return items
 
     # ---
 
