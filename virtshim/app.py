@@ -37,6 +37,7 @@ from virtshim.services.node_status import NodeStatus
 from virtshim.services.recover import Recover
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.remove_sandbox import RemoveSandbox
+from virtshim.services.reopen_log import ReopenLog
 from virtshim.services.run_sandbox import RunSandbox
 from virtshim.services.start_container import StartContainer
 from virtshim.services.stop_container import StopContainer
@@ -139,6 +140,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         start_container=StartContainer(a.records, a.hypervisor, a.consoles, exits, a.clock, locks),
         stop_container=stop_container,
         remove_container=remove_container,
+        reopen_log=ReopenLog(a.consoles),
     )
     recover = Recover(
         records=a.records,

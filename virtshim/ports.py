@@ -204,9 +204,14 @@ class GuestSeeds(Protocol):
 class Consoles(Protocol):
     """Serial console to CRI log."""
 
-    def open(self, container: ContainerId, log_file: str) -> None:
+    def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
         """From now on console bytes go to `log_file` ("" discards them) in CRI format; the file (and its directory) exists
-        on return. Continues where an earlier process stopped. No error if open already."""
+        on return; below `log_directory` ("": its own) no symbolic link is followed. Continues where an earlier process
+        stopped. No error if open already."""
+
+    def reopen(self, container: ContainerId) -> None:
+        """The log file was renamed: from now on bytes go to a new one of the old name, which exists on return. On error
+        none was made, and the old one is written on. WrongState if not open; nothing to do for a log that is discarded."""
 
     def finish(self, container: ContainerId) -> None:
         """Writes what is left (the VM is off), then stops following. No error if not open."""

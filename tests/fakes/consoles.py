@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
 
 
@@ -12,8 +13,16 @@ class FakeConsoles:
         self.following: dict[ContainerId, str] = {}
         self.logs: dict[str, list[str]] = {}
 
-    def open(self, container: ContainerId, log_file: str) -> None:
+    def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
+        assert log_file.startswith(log_directory)
         self.following[container] = log_file
+        if log_file:
+            self.logs.setdefault(log_file, [])
+
+    def reopen(self, container: ContainerId) -> None:
+        log_file = self.following.get(container)
+        if log_file is None:
+            raise WrongState(f"the console of {container} is not followed")
         if log_file:
             self.logs.setdefault(log_file, [])
 

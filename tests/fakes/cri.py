@@ -17,6 +17,21 @@ from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.config import Cri
+from virtshim.cri.image import ImageServicer
+from virtshim.cri.runtime import RuntimeServicer
+
+SERVICES = [pb.DESCRIPTOR.services_by_name[name] for name in ("RuntimeService", "ImageService")]
+RPCS = {method.name: method for service in SERVICES for method in service.methods}
+# What the servicers define themselves; the rest is answered UNIMPLEMENTED.
+SERVED = sorted(
+    name
+    for name in RPCS
+    for ours, generated in (
+        (RuntimeServicer, api_pb2_grpc.RuntimeServiceServicer),
+        (ImageServicer, api_pb2_grpc.ImageServiceServicer),
+    )
+    if getattr(ours, name, None) is not getattr(generated, name, None)
+)
 
 CALL_SECONDS = 20.0
 MESSAGE_BYTES = 16 << 20

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import Final, Self
 
 from virtshim.console.position import ENCODED_BYTES, Position, decode, encode
@@ -34,20 +35,33 @@ class _OwnedFile:
 class LogFile(_OwnedFile):
     """The CRI log, open for appending."""
 
+    def __init__(self, descriptor: int, path: str, directory: str) -> None:
+        super().__init__(descriptor)
+        self._path = path
+        self._directory = directory
+
     @classmethod
-    def open(cls, path: str) -> Self:
-        """Made (0640) if missing, its directory too (0755)."""
+    def open(cls, path: str, directory: str = "") -> Self:
+        """Made (0640) if missing, the directories above it too (0755). `directory` is kubelet's ("" for the file's
+        own) and may lead over links; below it none is followed, for a pod that mounts log directories can write there."""
         if not os.path.isabs(path):
             raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
+        directory = directory or os.path.dirname(path)
+        below, name = os.path.split(os.path.relpath(path, directory))
         try:
-            _make_directory(os.path.dirname(path))
-            log = cls(_open_log(path))
+            _make_directory(directory)
+            with _directory_below(directory, below) as parent:
+                log = cls(_open_log(name, parent), path, directory)
         except OSError as error:
             raise for_people(f"log file {path} cannot be opened", error) from error
         if not stat.S_ISREG(os.fstat(log._fd).st_mode):
             log.close()
             raise InvalidRequest(f"log file {path} is not a regular file; remove it")
         return log
+
+    def renewed(self) -> Self:
+        """What is under this name now; this one was renamed."""
+        return self.open(self._path, self._directory)
 
     def status(self) -> os.stat_result:
         return os.fstat(self._fd)
@@ -70,18 +84,38 @@ def _make_directory(path: str) -> None:
         os.chmod(path, 0o755)  # noqa: S103 (kubelet and log collectors read it), whatever the umask
 
 
-def _open_log(path: str) -> int:
+@contextlib.contextmanager
+def _directory_below(top: str, below: str) -> Iterator[int]:
+    """A descriptor of the directory `top`/`below`, each part made if missing, none of them a link."""
+    with contextlib.ExitStack() as opened:
+        here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, here)
+        for part in filter(None, below.split("/")):
+            made = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=here)
+                made = True
+            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _CAREFULLY, dir_fd=here)
+            opened.callback(os.close, here)
+            if made:
+                os.fchmod(here, 0o755)
+        yield here
+
+
+def _open_log(name: str, parent: int) -> int:
     flags = os.O_WRONLY | os.O_APPEND | _CAREFULLY
     with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o640)
+        descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o640, dir_fd=parent)
         os.fchmod(descriptor, 0o640)
         return descriptor
-    return os.open(path, flags | os.O_CREAT, 0o640)
+    return os.open(name, flags | os.O_CREAT, 0o640, dir_fd=parent)
 
 
 def for_people(what: str, error: OSError) -> ShimError:
     if error.errno == errno.ELOOP:
         return InvalidRequest(f"{what}: it is a symbolic link, which is not followed; remove it")
+    if error.errno == errno.ENOTDIR:
+        return InvalidRequest(f"{what}: a part of its path is a symbolic link or a file where a directory should be")
     if error.errno in _NO_SPACE:
         return ResourceExhausted(f"{what}: {error.strerror}; free space on that file system")
     return InternalError(f"{what}: {error.strerror}")

@@ -11,9 +11,10 @@ from typing import Final
 
 import structlog
 
+from virtshim.console.files import LogFile
 from virtshim.console.tail import Pace, Tail
 from virtshim.console.watch import RawLogWatch
-from virtshim.domain.errors import Unavailable
+from virtshim.domain.errors import Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.ports import Clock
@@ -48,7 +49,7 @@ class ConsoleLogs:
         self._thread = threading.Thread(target=self._follow, name="consoles", daemon=True)
         self._thread.start()
 
-    def open(self, container: ContainerId, log_file: str) -> None:
+    def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
         """See Consoles. Errors: InvalidRequest (path not absolute, a symbolic link, not a regular file),
         ResourceExhausted, InternalError, Unavailable (closed)."""
         if not log_file:
@@ -58,7 +59,8 @@ class ConsoleLogs:
                 known = self._tails.get(container)
             if known is not None and not known.is_closed:
                 return
-            tail = Tail.open(container, log_file, self._layout, self._clock, self._pace)
+            log = LogFile.open(log_file, log_directory)
+            tail = Tail.open(container, log, self._layout, self._clock, self._pace)
             with self._lock:
                 if not self._stopping.is_set():
                     self._tails[container] = tail
@@ -67,6 +69,14 @@ class ConsoleLogs:
                     return
             tail.close()
             raise Unavailable("consoles are closed: the service is stopping")
+
+    def reopen(self, container: ContainerId) -> None:
+        """See Consoles. Errors as of `open`."""
+        with self._lock:
+            tail = self._tails.get(container)
+        if tail is None:
+            raise WrongState(f"the console of container {container} is not followed, so its log cannot be opened anew")
+        tail.reopen()
 
     def finish(self, container: ContainerId) -> None:
         """See Consoles. A log that cannot be written is reported in our log, not to the caller."""

@@ -13,6 +13,7 @@ import structlog
 from virtshim.console.crilog import LineCutter, timestamp
 from virtshim.console.files import LogFile, PositionFile, RawLog, for_people
 from virtshim.console.position import Position
+from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.ports import Clock
@@ -70,11 +71,10 @@ class Tail:
         self._closed = False
 
     @classmethod
-    def open(cls, container: ContainerId, log_file: str, layout: Layout, clock: Clock, pace: Pace) -> Self:
-        """Continues where an earlier process stopped. InvalidRequest, ResourceExhausted or InternalError if a file cannot be
-        opened."""
+    def open(cls, container: ContainerId, log: LogFile, layout: Layout, clock: Clock, pace: Pace) -> Self:
+        """Continues where an earlier process stopped; owns `log` from now on. InvalidRequest, ResourceExhausted or
+        InternalError if a file cannot be opened."""
         with contextlib.ExitStack() as undo:
-            log = LogFile.open(log_file)
             undo.callback(log.close)
             try:
                 position = PositionFile.open(layout.console_position(container))
@@ -111,6 +111,26 @@ class Tail:
                 return Turn(due=self._failed(error))
             self._log_failing = False
             return Turn(more, self._flush_at)
+
+    def reopen(self) -> None:
+        """Goes on in a new file of the same name. On error (as `LogFile.open`; WrongState if closed) it stays with the old
+        one."""
+        with self._lock:
+            if self._closed:
+                raise WrongState(f"the console of container {self._container} has ended; its log is complete")
+            new = self._log.renewed()
+            try:
+                self._rewind_after_failure()
+            except OSError as error:  # the bytes that the failed write left would come twice
+                _log.warning("console.log.failed", container=self._container.short, error=str(error))
+            old, self._log = self._log, new
+            old.close()
+            status = new.status()
+            self._record(
+                dataclasses.replace(
+                    self._done, log_device=status.st_dev, log_inode=status.st_ino, log_size=status.st_size
+                )
+            )
 
     def finish(self) -> None:
         """Writes all that is there, the unfinished line too, and closes. What cannot be written is left to a later

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import grpc
+import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
@@ -23,10 +24,13 @@ from virtshim.services.node_status import NodeStatus
 from virtshim.services.queries import Filter, list_containers, list_sandboxes
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.remove_sandbox import RemoveSandbox
+from virtshim.services.reopen_log import ReopenLog
 from virtshim.services.run_sandbox import RunSandbox
 from virtshim.services.start_container import StartContainer
 from virtshim.services.stop_container import StopContainer
 from virtshim.services.stop_sandbox import StopSandbox
+
+log = structlog.get_logger(__name__)
 
 # A caller without a deadline gets kubelet's own (runtimeRequestTimeout); no step may wait for ever.
 _DEFAULT_DEADLINE = 240.0
@@ -46,6 +50,7 @@ class Services:
     start_container: StartContainer
     stop_container: StopContainer
     remove_container: RemoveContainer
+    reopen_log: ReopenLog
 
 
 class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
@@ -90,6 +95,14 @@ class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
         del request, context
         driver = pb.SYSTEMD if self._do.node.systemd_cgroups else pb.CGROUPFS
         return pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=driver))
+
+    def UpdateRuntimeConfig(
+        self, request: pb.UpdateRuntimeConfigRequest, context: grpc.ServicerContext
+    ) -> pb.UpdateRuntimeConfigResponse:
+        """kubelet tells the pod address range of the node; the CNI configuration decides, so nothing is done with it."""
+        del context
+        log.info("node.pod_cidr", told=request.runtime_config.network_config.pod_cidr[:200])
+        return pb.UpdateRuntimeConfigResponse()
 
     # --- sandboxes
 
@@ -184,6 +197,13 @@ class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
         if found is not None:
             self._do.remove_container.remove(found)
         return pb.RemoveContainerResponse()
+
+    def ReopenContainerLog(
+        self, request: pb.ReopenContainerLogRequest, context: grpc.ServicerContext
+    ) -> pb.ReopenContainerLogResponse:
+        del context
+        self._do.reopen_log.reopen(get_container(self._do.records, request.container_id))
+        return pb.ReopenContainerLogResponse()
 
     def ContainerStatus(
         self, request: pb.ContainerStatusRequest, context: grpc.ServicerContext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -145,6 +146,11 @@ class Container:
     @property
     def is_visible(self) -> bool:
         return self.phase is not ContainerPhase.CREATING
+
+    @property
+    def log_directory(self) -> str:
+        """The part of `log_file` that is the sandbox's log directory; "" if there is no log."""
+        return self.log_file and self.log_file.removesuffix(posixpath.normpath(self.config.log_path))
 
     @property
     def may_be_on(self) -> bool:

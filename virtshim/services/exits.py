@@ -58,7 +58,8 @@ class Exits:
     def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
         try:
-            self.consoles.open(container.id, container.log_file)  # not open if it ended while virtshim was away
+            # Not open if it ended while virtshim was away.
+            self.consoles.open(container.id, container.log_file, container.log_directory)
             self.consoles.finish(container.id)
         except ShimError as exc:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import structlog
 
 from virtshim.domain.errors import Aborted, NotFound
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials, FilesystemUse, Image
-from virtshim.domain.image_name import find_image
+from virtshim.domain.image_name import familiar, find_image
 from virtshim.ports import Clock, FetchedImage, ImageFiles, Records
 
 log = structlog.get_logger(__name__)
@@ -33,22 +33,22 @@ class ImageUse:
     def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         """Always contacts the source. The image is listed when this returns."""
         for _ in range(_ATTEMPTS):
-            fetched = self._files.fetch(reference, credentials, cancelled)
-            with self._lock:
-                if fetched.digest in self._files.stored():
-                    image = self._record(fetched)
-                    log.info("image.pulled", image=reference, digest=str(image.digest), bytes=image.size)
-                    return image
+            with contextlib.suppress(Aborted):  # the file that was there already went while its source was asked
+                fetched = self._files.fetch(reference, credentials, cancelled)
+                with self._lock:
+                    if fetched.digest in self._files.stored():
+                        image = self._record(fetched)
+                        log.info("image.pulled", image=reference, digest=str(image.digest), bytes=image.size)
+                        return image
         raise Aborted(f"image {reference!r} was removed as fast as it was pulled; repeat the pull")
 
     def _record(self, fetched: FetchedImage) -> Image:
-        """A tag names one image: it is taken from the one that had it before."""
+        """A tag names one image, however it is spelt: it is taken from the one that had it before."""
         old: Image | None = None
         for image in self._records.images.all():
             if image.digest == fetched.digest:
                 old = image
-            elif fetched.tag and fetched.tag in image.tags:
-                tags = tuple(tag for tag in image.tags if tag != fetched.tag)
+            elif (tags := _without(image.tags, fetched.tag)) != image.tags:
                 self._records.images.put(dataclasses.replace(image, tags=tags))
         image = Image(
             digest=fetched.digest,
@@ -69,7 +69,7 @@ class ImageUse:
     def all(self) -> Sequence[Image]:
         return self._records.images.all()
 
-    @contextmanager
+    @contextlib.contextmanager
     def pinned(self, reference: str) -> Iterator[Image]:
         """The image cannot be removed inside the block; write a container record in it, which keeps the file afterwards.
         Raises NotFound."""
@@ -114,5 +114,11 @@ class ImageUse:
         return self._files.use()
 
 
+def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Without every spelling of that name."""
+    return tuple(one for one in names if familiar(one) != familiar(name))
+
+
 def _with(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    return tuple(sorted({*names, name} - {""}))
+    """Of several spellings the last one is listed."""
+    return tuple(sorted((*_without(names, name), name))) if name else names

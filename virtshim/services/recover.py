@@ -87,11 +87,11 @@ class Recover:
 
     def _adopt(self, container: Container) -> None:
         """Killed between libvirt's start and our record."""
-        self.consoles.open(container.id, container.log_file)
+        self.consoles.open(container.id, container.log_file, container.log_directory)
         self.records.containers.replace(container.running(self.clock.now_ns()))
 
     def _follow(self, container: Container) -> None:
-        self.consoles.open(container.id, container.log_file)
+        self.consoles.open(container.id, container.log_file, container.log_directory)
 
     def _settle(self, container: Container) -> None:
         self.exits.settle(container.id)

@@ -36,7 +36,7 @@ class StartContainer:
             self._refuse_unless_startable(container)
             domain = uuid.UUID(container.domain_uuid)
             try:
-                self.consoles.open(container.id, container.log_file)
+                self.consoles.open(container.id, container.log_file, container.log_directory)
                 self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
             except ShimError as exc:

@@ -15,6 +15,14 @@ def node(tmp_path: Path) -> Iterator[tuple[World, Client]]:
         yield world, client
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, Client]]:
+    """One node for all tests of a file, with one image on it; each test has pods of its own."""
+    with served(tmp_path_factory.mktemp("node")) as (world, client, _):
+        world.pull()
+        yield world, client
+
+
 @pytest.fixture
 def world(node: tuple[World, Client]) -> World:
     return node[0]

@@ -1,5 +1,7 @@
 """Images over the wire."""
 
+import hashlib
+import itertools
 from typing import Any
 
 import grpc
@@ -51,6 +53,68 @@ def test_an_image_answers_to_id_prefix_tag_and_digest(client: Client) -> None:
     for reference in (image.id, image.id.removeprefix("sha256:")[:12], IMAGE, image.repo_digests[0]):
         assert status(client, reference) == image
         assert listed(client, reference) == [image]
+
+
+def test_a_name_without_a_tag_is_latest(client: Client, world: World) -> None:
+    world.outside.files.publish("registry.test/bare", b"disk")
+    client.pull("registry.test/bare")
+    image = status(client, "registry.test/bare:latest")
+    assert image is not None
+    assert list(image.repo_tags) == ["registry.test/bare:latest"]
+
+
+def test_a_pull_by_digest_gives_that_digest_and_no_tag(client: Client, world: World) -> None:
+    by_digest = f"registry.test/vm/other@{world.outside.files.publish(OTHER, b'other disk')}"
+    client.pull(by_digest)
+    image = status(client, by_digest)
+    assert image is not None
+    assert (list(image.repo_tags), list(image.repo_digests)) == ([], [by_digest])
+    assert client.pull(OTHER) == image.id
+    tagged = status(client, by_digest)
+    assert tagged is not None
+    assert (list(tagged.repo_tags), list(tagged.repo_digests)) == ([OTHER], [by_digest])
+
+
+def test_every_call_takes_every_form_of_a_name(client: Client, world: World) -> None:
+    pulled = client.pull()
+    forms = (
+        pulled,
+        pulled.removeprefix("sha256:"),
+        pulled[:17],
+        pulled[7:19],
+        IMAGE,
+        f"registry.test/vm/guest@{pulled}",
+    )
+    for n, form in enumerate(forms):
+        made = client.create(client.run(f"pod-{n}"), image=pb.ImageSpec(image=form))
+        assert client.status(made).image_id == pulled
+        remove(client, form)
+        assert listed(client, form) == []
+        client.pull()
+
+
+def test_a_prefix_of_two_ids_is_refused_everywhere(client: Client, world: World) -> None:
+    sandbox = client.run()
+    # Some two of so many contents have ids that begin with the same four digits.
+    contents = (f"disk {n}".encode() for n in itertools.count())
+    seen: dict[str, bytes] = {}
+    for content in contents:
+        prefix = hashlib.sha256(content).hexdigest()[:4]
+        if prefix in seen:
+            break
+        seen[prefix] = content
+    for name, disk in (("registry.test/a:1", content), ("registry.test/b:1", seen[prefix])):
+        world.outside.files.publish(name, disk)
+        client.pull(name)
+    for call in (
+        lambda: status(client, prefix),
+        lambda: listed(client, f"sha256:{prefix}"),
+        lambda: remove(client, prefix),
+        lambda: client.create(sandbox, image=pb.ImageSpec(image=prefix)),
+    ):
+        with refused(Code.INVALID_ARGUMENT, "fits 2 images"):
+            call()
+    assert len(listed(client)) == 3
 
 
 @pytest.mark.parametrize("reference", ["registry.test/none:1", f"sha256:{'0' * 64}"])
@@ -115,6 +179,17 @@ def test_every_form_of_credentials_reaches_the_source_and_none_reaches_the_log(
     values = (credentials.username, credentials.password, credentials.auth, credentials.server_address)
     assert (*values, credentials.identity_token, credentials.registry_token) == ("u", "hunter2", "YQ==", "s", "i", "r")
     assert "hunter2" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1])
+def test_a_pull_ends_at_its_deadline(client: Client, world: World, seconds: float) -> None:
+    world.outside.files.publish(OTHER, b"big disk")
+    world.outside.files.stalled = True
+    with refused(Code.DEADLINE_EXCEEDED):
+        client.PullImage(pb.PullImageRequest(image=pb.ImageSpec(image=OTHER)), timeout=seconds)
+    assert status(client, OTHER) is None
+    world.outside.files.stalled = False
+    assert client.pull(OTHER)
 
 
 def test_a_pull_ends_when_its_client_leaves(client: Client, world: World) -> None:

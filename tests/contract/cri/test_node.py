@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cri
 SERVICES = [pb.DESCRIPTOR.services_by_name[name] for name in ("RuntimeService", "ImageService")]
 RPCS = {method.name: method for service in SERVICES for method in service.methods}
 IMPLEMENTED = {
-    *("Version", "Status", "RuntimeConfig"),
+    *("Version", "Status", "RuntimeConfig", "UpdateRuntimeConfig", "ReopenContainerLog"),
     *("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "PodSandboxStatus", "ListPodSandbox"),
     *("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "ContainerStatus", "ListContainers"),
     *("PullImage", "ListImages", "ImageStatus", "RemoveImage", "ImageFsInfo"),
@@ -77,6 +77,12 @@ def test_runtime_config_tells_the_cgroup_driver_that_was_set(tmp_path: Path, set
         answer = client.RuntimeConfig(pb.RuntimeConfigRequest())
     assert answer.HasField("linux")
     assert answer.linux.cgroup_driver == driver
+
+
+@pytest.mark.parametrize("cidr", ["", "10.88.0.0/16", "10.88.0.0/16,fd00::/64", "no address"])
+def test_the_address_range_that_kubelet_tells_is_taken_note_of(client: Client, cidr: str) -> None:
+    config = pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=cidr))
+    client.UpdateRuntimeConfig(pb.UpdateRuntimeConfigRequest(runtime_config=config))
 
 
 @pytest.mark.parametrize("rpc", sorted(set(RPCS) - IMPLEMENTED))

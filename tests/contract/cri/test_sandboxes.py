@@ -227,26 +227,6 @@ def test_lists_and_status_answer_while_a_pod_is_slow(client: Client, world: Worl
 # --- stop and remove
 
 
-@pytest.mark.parametrize("missing", ["0" * 64, "nonsense", "../x"])
-def test_stopping_and_removing_what_is_not_there_is_a_success(client: Client, missing: str) -> None:
-    client.stop_pod(missing)
-    client.remove_pod(missing)
-
-
-def test_stopping_and_removing_twice_is_a_success(client: Client) -> None:
-    sandbox = client.run()
-    for call in (client.stop_pod, client.stop_pod, client.remove_pod, client.remove_pod, client.stop_pod):
-        call(sandbox)
-
-
-def test_an_empty_id_is_refused_and_never_means_all(client: Client) -> None:
-    sandbox = client.run()
-    for call in (client.stop_pod, client.remove_pod, client.pod_status):
-        with refused(INVALID, "id is empty"):
-            call("")
-    assert client.pod_status(sandbox).state == pb.SANDBOX_READY
-
-
 def test_removing_a_pod_that_runs_takes_everything(client: Client, world: World) -> None:
     sandbox, _ = client.running()
     client.remove_pod(sandbox)
@@ -272,25 +252,6 @@ def test_parallel_stops_and_removals_all_succeed(client: Client, world: World) -
 
 
 # --- ids and filters
-
-
-def test_a_unique_prefix_is_as_good_as_the_id(client: Client) -> None:
-    sandbox = client.run()
-    assert client.pod_status(sandbox[:12]).id == sandbox
-    made = client.create(sandbox[:12])
-    assert client.status(made).state == pb.CONTAINER_CREATED
-    client.stop_pod(sandbox[:12])
-    client.remove_pod(sandbox[:12])
-    assert client.pods() == []
-
-
-def test_an_ambiguous_prefix_is_refused(client: Client) -> None:
-    made = [client.run(f"pod-{n}") for n in range(17)]  # of 17 ids, two begin with the same digit
-    digit = next(a[0] for n, a in enumerate(made) if any(a[0] == b[0] for b in made[:n]))
-    for call in (client.pod_status, client.stop_pod, client.remove_pod):
-        with refused(INVALID, "ambiguous"):
-            call(digit)
-    assert len(client.pods()) == 17
 
 
 def test_filters_narrow_the_list_and_all_must_match(client: Client) -> None:

@@ -18,7 +18,7 @@ import pytest
 from virtshim.console.files import LogFile
 from virtshim.console.follower import ConsoleLogs
 from virtshim.console.tail import Pace
-from virtshim.domain.errors import InternalError, InvalidRequest, Unavailable
+from virtshim.domain.errors import InternalError, InvalidRequest, Unavailable, WrongState
 
 PROJECT = Path(__file__).parents[3]
 Eventually = Callable[..., None]
@@ -132,6 +132,56 @@ def test_a_link_in_place_of_the_log_is_refused(machine: Any, logs: ConsoleLogs, 
         logs.open(vm, str(path))
     assert (tmp_path / "victim").read_text() == "precious"
     assert not (tmp_path / "not there").exists()
+
+
+def test_below_the_log_directory_no_link_is_followed(machine: Any, logs: ConsoleLogs, tmp_path: Path) -> None:
+    """The sandbox's log directory itself may lead over links: /var/log is one on some nodes."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "pods").symlink_to(tmp_path / "elsewhere")
+    vm, other = machine.container(1), machine.container(2)
+    (tmp_path / "elsewhere" / "evil").symlink_to("/etc")
+    with pytest.raises(InvalidRequest, match="symbolic link"):
+        logs.open(vm, str(tmp_path / "pods" / "evil" / "cron.d" / "0.log"), str(tmp_path / "pods"))
+    assert not Path("/etc/cron.d/0.log").exists()
+    logs.open(other, str(tmp_path / "pods" / "deep" / "er" / "0.log"), str(tmp_path / "pods"))
+    made = tmp_path / "elsewhere" / "deep" / "er"
+    assert (made / "0.log").is_file()
+    assert [oct(path.stat().st_mode & 0o777) for path in (made.parent, made)] == ["0o755", "0o755"]
+
+
+def test_a_renamed_log_is_left_alone_and_a_new_one_is_there_at_once(machine: Any, logs: ConsoleLogs) -> None:
+    vm = machine.container()
+    path, rotated = machine.log_path(vm), machine.log_path(vm).with_suffix(".log.1")
+    logs.open(vm, str(path))
+    machine.says(vm, b"old\n")
+    logs.reopen(vm)  # nothing was renamed
+    logs.finish(vm)
+    logs.open(vm, str(path))
+    path.rename(rotated)
+    logs.reopen(vm)
+    assert path.read_bytes() == b""
+    machine.says(vm, b"new\n")
+    logs.finish(vm)
+    assert machine.pieces(vm) == [("F", b"new")]
+    assert rotated.read_bytes().endswith(b" stdout F old\n")
+    with pytest.raises(WrongState, match="not followed"):
+        logs.reopen(vm)
+
+
+def test_a_log_that_cannot_be_renewed_is_written_on(machine: Any, logs: ConsoleLogs) -> None:
+    """kubelet then renames it back."""
+    vm = machine.container()
+    path, rotated = machine.log_path(vm), machine.log_path(vm).with_suffix(".log.1")
+    logs.open(vm, str(path))
+    path.rename(rotated)
+    path.mkdir()
+    with pytest.raises((InternalError, InvalidRequest), match=r"0\.log"):
+        logs.reopen(vm)
+    path.rmdir()
+    rotated.rename(path)
+    machine.says(vm, b"goes on\n")
+    logs.finish(vm)
+    assert machine.pieces(vm) == [("F", b"goes on")]
 
 
 def test_a_log_that_is_no_file_is_refused(machine: Any, logs: ConsoleLogs) -> None:

@@ -21,7 +21,7 @@ PACE = Pace(turn_bytes=200_000, flush_after=0.5, retry_after=2.0)
 def opened(machine: Any, hand_clock: Any, request: pytest.FixtureRequest) -> Any:
     def open_tail(pace: Pace = PACE) -> Tail:
         container = machine.container()
-        tail = Tail.open(container, str(machine.log_path(container)), machine.layout, hand_clock, pace)
+        tail = Tail.open(container, LogFile.open(str(machine.log_path(container))), machine.layout, hand_clock, pace)
         request.addfinalizer(tail.close)
         return tail
 
@@ -205,6 +205,33 @@ def failing(machine: Any, hand_clock: Any, vm: Any) -> Iterator[tuple[FailingLog
     tail.close()
 
 
+def test_after_a_rotation_a_kill_neither_loses_nor_repeats_a_line(machine: Any, opened: Any, vm: Any) -> None:
+    first = opened()
+    machine.says(vm, b"one\ntwo\nunfinished")
+    first.turn()
+    machine.log_path(vm).rename(machine.log_path(vm).with_suffix(".log.1"))
+    first.reopen()
+    second = opened()  # the first process was killed here
+    machine.says(vm, b" line\n")
+    second.turn()
+    assert machine.pieces(vm) == [("F", b"unfinished line")]
+
+
+def test_a_rotation_while_the_disk_is_full_loses_nothing(
+    machine: Any, failing: Any, vm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, tail = failing
+    log.room = 50
+    machine.says(vm, b"one\ntwo\n")
+    tail.turn()
+    rotated = machine.log_path(vm).with_suffix(".log.1")
+    machine.log_path(vm).rename(rotated)
+    monkeypatch.setattr(FailingLog, "room", 10_000)  # of the next one
+    tail.reopen()
+    tail.turn()
+    assert (rotated.read_bytes(), machine.text(vm)) == (b"", b"one\ntwo\n")
+
+
 def test_a_full_disk_is_tried_again_and_nothing_is_lost(machine: Any, failing: Any, vm: Any, hand_clock: Any) -> None:
     log, tail = failing
     log.room = 50
@@ -304,7 +331,7 @@ def test_a_kill_at_any_write_neither_loses_nor_doubles(
         here.says(vm, chunk)
     with open(here.layout.console_log(vm), "rb") as raw:
         said = raw.read()
-    again = Tail.open(vm, str(here.log_path(vm)), here.layout, hand_clock, PACE)
+    again = Tail.open(vm, LogFile.open(str(here.log_path(vm))), here.layout, hand_clock, PACE)
     again.turn()
     again.finish()
     assert here.text(vm) == said.replace(b"\r\n", b"\n")

@@ -68,6 +68,25 @@ def test_a_moved_tag_names_the_new_content_only(world: World) -> None:
     assert former.repo_digests
 
 
+def test_a_tag_moves_however_it_is_spelt(world: World) -> None:
+    old = world.pull("docker.io/library/debian:12", b"old disk")
+    new = world.pull("debian:12", b"new disk")
+    assert {image.digest: image.tags for image in world.images.all() if image.digest in (old, new)} == {
+        old: (),
+        new: ("debian:12",),
+    }
+
+
+def test_one_name_in_two_spellings_is_listed_once(world: World) -> None:
+    digest = world.pull("docker.io/library/debian", b"disk")
+    assert world.pull("debian", b"disk") == digest
+    image = world.images.find(digest.value)
+    assert image is not None
+    assert image.tags == ("debian:latest",)
+    assert image.repo_digests == (f"debian@{digest}",)
+    assert world.images.find("index.docker.io/library/debian:latest") == image
+
+
 def test_a_pull_by_digest_gives_no_tag(world: World) -> None:
     digest = world.outside.files.publish(OTHER, b"other disk")
     image = world.images.pull(f"registry.test/vm/other@{digest}", None, threading.Event())
@@ -129,6 +148,12 @@ def test_a_removal_between_download_and_record_starts_the_pull_over(world: World
     assert world.journal.count("files.fetch") == 2
     assert world.images.find(OTHER) is not None
     assert digest in world.outside.files.files
+
+
+def test_a_file_that_went_while_its_source_was_asked_is_downloaded_anew(world: World) -> None:
+    world.journal.fail("files.fetch", Aborted("it was removed while it was pulled"))
+    world.pull()
+    assert world.journal.count("files.fetch") == 2
 
 
 def test_a_pull_that_always_loses_against_removals_gives_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
