@@ -49,7 +49,7 @@ from virtshim.volumes.root import RootDiskStore
 _EMBED = "qemu:///embed?root="
 
 # Seconds that libvirt and tapmanager get to answer at start.
-_START_LIMIT = 60.0
+_START_LIMIT = 90.0
 
 
 @dataclass(frozen=True, slots=True)

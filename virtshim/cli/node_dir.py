@@ -14,6 +14,7 @@ import ipaddress
 import json
 import os
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,24 @@ def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
+
+
+def refuse_routed(node: NodeDir, pod_cidr: str, routes: Iterable[tuple[str, str]]) -> None:
+    """`routes`: (destination, interface) of the machine's routing tables. Raises InvalidRequest if one of them already
+    leads addresses of `pod_cidr` elsewhere: pods would get addresses that nobody reaches. A wider route does no harm."""
+    subnet = ipaddress.ip_network(pod_cidr)
+    for destination, interface in routes:
+        try:
+            taken = ipaddress.ip_network(destination)
+        except ValueError:  # "default", and types such as "unreachable"
+            continue
+        if interface == node.bridge or taken.version != subnet.version or taken.prefixlen < subnet.prefixlen:
+            continue
+        if taken.overlaps(subnet):
+            raise InvalidRequest(
+                f"--pod-cidr {pod_cidr}: this machine routes {destination} to {interface} already;"
+                " choose a network that is free, such as --pod-cidr 10.91.0.0/16"
+            )
 
 
 def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[str, Any]:

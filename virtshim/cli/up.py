@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import threading
@@ -11,8 +12,9 @@ from types import FrameType
 from rich.console import Console
 
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
-from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
+from virtshim.cli.node_dir import NodeDir, NodeOptions, refuse_routed, write_node
 from virtshim.domain.errors import ShimError, WrongState
+from virtshim.process import run
 from vmwrapper import bundle
 
 __all__ = ["NodeOptions", "up_command"]
@@ -30,6 +32,8 @@ def up_command(options: NodeOptions) -> int:
     lock = take_lock(node)
     try:
         settings = write_node(node, options)
+        if options.cni_conf_dir is None:
+            refuse_routed(node, options.pod_cidr, _routes())
         bundle.write(node.vmwrapper)
         stopping = threading.Event()
 
@@ -53,6 +57,16 @@ def up_command(options: NodeOptions) -> int:
             console.print("up: stopped")
     finally:
         os.close(lock)
+
+
+def _routes() -> list[tuple[str, str]]:
+    """(destination, interface) of both families, ip-route(8)."""
+    found: list[tuple[str, str]] = []
+    for family in ("-4", "-6"):
+        finished = run(["ip", "-json", family, "route", "show"], timeout=10)
+        if finished.returncode == 0:
+            found += [(route["dst"], route.get("dev", "")) for route in json.loads(finished.stdout or "[]")]
+    return found
 
 
 def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Console) -> int:

@@ -23,7 +23,7 @@ from virtshim.hypervisor import domain_xml, mark
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.errors import code_of
+from virtshim.hypervisor.errors import code_of, words_of
 from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.handover import hand_over
 from virtshim.hypervisor.power import ABSENT, to_power
@@ -116,7 +116,18 @@ class LibvirtHypervisor:
     def trouble(self) -> str:
         return self._connection.trouble()
 
+    def _warm_up(self, conn: libvirt.virConnect) -> None:
+        """libvirt runs an emulator it does not know a few times to learn what it can do, which takes seconds; better now
+        than in the first pod's CreateContainer. A failure is told again, and in the right place, by `define`."""
+        if self._profile.domain_type is DomainType.TEST:
+            return
+        try:
+            conn.getDomainCapabilities(self._profile.emulator, "x86_64", "q35", self._profile.domain_type.value)
+        except libvirt.libvirtError as exc:
+            _log.warning("libvirt cannot tell what %s can do: %s", self._profile.emulator, words_of(exc))
+
     def _subscribe(self, conn: libvirt.virConnect) -> None:
+        self._warm_up(conn)
         conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
 
     def _tell_after_settling(self) -> None:

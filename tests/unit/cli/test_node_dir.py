@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.cli.node_dir import NodeDir, NodeOptions, bridge_network, to_toml, write_node
+from virtshim.cli.node_dir import NodeDir, NodeOptions, bridge_network, refuse_routed, to_toml, write_node
 from virtshim.cli.up import holder, take_lock
 from virtshim.domain.errors import InvalidRequest, WrongState
 
@@ -132,3 +133,16 @@ def test_a_directory_too_long_for_sockets_is_refused_with_the_reason(tmp_path: P
     node = absolute(tmp_path / ("n" * 80))
     with pytest.raises(InvalidRequest, match="Unix sockets"):
         write_node(node, NodeOptions(node.path))
+
+
+@pytest.mark.parametrize("route", ["10.88.0.0/16", "10.88.7.0/24", "10.88.0.9"])
+def test_a_pod_network_that_is_routed_elsewhere_is_refused_with_the_route(short: Path, route: str) -> None:
+    node = absolute(short / "n")
+    with pytest.raises(InvalidRequest, match=rf"{re.escape(route)} to cni0.*--pod-cidr"):
+        refuse_routed(node, "10.88.0.0/16", [("default", "eth0"), (route, "cni0")])
+
+
+def test_wider_routes_other_families_and_the_nodes_own_bridge_do_not_matter(short: Path) -> None:
+    node = absolute(short / "n")
+    routes = [("default", "eth0"), ("10.0.0.0/8", "wg0"), ("10.88.0.0/16", node.bridge), ("fe80::/64", "eth0")]
+    refuse_routed(node, "10.88.0.0/16", routes)
