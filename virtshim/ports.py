@@ -214,7 +214,7 @@ class Consoles(Protocol):
         none was made, and the old one is written on. WrongState if not open; nothing to do for a log that is discarded."""
 
     def finish(self, container: ContainerId) -> None:
-        """Writes what is left (the VM is off), then stops following. No error if not open."""
+        """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
 
 
 class StreamSession(Protocol):

@@ -204,6 +204,19 @@ def test_a_pull_ends_when_its_client_leaves(client: Client, world: World) -> Non
     assert status(client, OTHER) is None
 
 
+def test_a_pull_goes_on_when_the_client_of_another_pull_of_the_image_leaves(client: Client, world: World) -> None:
+    world.outside.files.publish(OTHER, b"other disk")
+    gate = world.journal.hold("files.fetch")
+    first = client.image.PullImage.future(pb.PullImageRequest(image=pb.ImageSpec(image=OTHER)))
+    gate.wait()
+    first.cancel()
+    pulled = client.pull(OTHER)
+    gate.open()
+    image = status(client, OTHER)
+    assert image is not None
+    assert image.id == pulled
+
+
 @pytest.mark.parametrize("error", [ResourceExhausted("no space left"), Unavailable("registry is down")])
 def test_a_pull_that_fails_lists_nothing_and_can_be_repeated(client: Client, world: World, error: Any) -> None:
     world.outside.files.publish(OTHER, b"other disk")
