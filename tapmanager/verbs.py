@@ -5,6 +5,7 @@ release  {"sandbox"}         -> {}                                              
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descriptor each                     root, QEMU
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
+counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
 
 from __future__ import annotations
@@ -103,6 +104,14 @@ def _list(attachments: Attachments, args: Json, until: float) -> Answer:  # noqa
     return Answer({"sandboxes": list(attachments.sandboxes())})
 
 
+def _counters(attachments: Attachments, args: Json, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    """`after` "" begins; a `last` that is not "" is the next call's `after`."""
+    known(args, ("after",), "args")
+    after = text(args, "after", "args", "")
+    found, last = attachments.counters(after)
+    return Answer({"sandboxes": found, "last": last})
+
+
 def _status(attachments: Attachments, args: Json, until: float) -> Answer:  # noqa: ARG001  the table's signature
     known(args, (), "args")
     reason = attachments.trouble()
@@ -119,4 +128,5 @@ _TABLE: Mapping[str, _Verb] = {
     "fetch": _Verb(_fetch, open_to_qemu=True),
     "list": _Verb(_list),
     "status": _Verb(_status),
+    "counters": _Verb(_counters),
 }

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,14 +21,17 @@ from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import embed
+from virtshim.hypervisor.bulk_stats import BulkStats, read_all
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.probe import choose
+from virtshim.hypervisor.qemu_process import pid_directory
+from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.podnet.client import PodNetworkClient
-from virtshim.ports import Clock, Consoles, GuestSeeds, Hypervisor, ImageFiles, PodNetworks, RootDisks
+from virtshim.ports import Clock, Consoles, GuestSeeds, Hypervisor, ImageFiles, PodNetworks, RootDisks, VmReadings
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.create_container import CreateContainer, Sizes
 from virtshim.services.exits import Exits
@@ -42,6 +46,7 @@ from virtshim.services.run_sandbox import RunSandbox
 from virtshim.services.start_container import StartContainer
 from virtshim.services.stop_container import StopContainer
 from virtshim.services.stop_sandbox import StopSandbox
+from virtshim.services.usage import Usage
 from virtshim.services.vm_events import VmEvents
 from virtshim.store.records import SqliteRecords
 from virtshim.volumes.root import RootDiskStore
@@ -58,6 +63,7 @@ class Adapters:
 
     records: SqliteRecords
     hypervisor: Hypervisor
+    readings: VmReadings
     networks: PodNetworks
     files: ImageFiles
     disks: RootDisks
@@ -141,6 +147,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_container=stop_container,
         remove_container=remove_container,
         reopen_log=ReopenLog(a.consoles),
+        usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
     )
     recover = Recover(
         records=a.records,
@@ -199,6 +206,7 @@ def built(settings: Settings) -> Iterator[App]:
         adapters = Adapters(
             records=records,
             hypervisor=hypervisor,
+            readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
             networks=networks,
             files=ImageFileStore(layout.images, _image_settings(settings)),
             disks=RootDiskStore(layout),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -19,6 +19,7 @@ from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse, Image
 from virtshim.domain.network import Dns, Interface, PodNetwork
 from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox
 from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest
+from virtshim.domain.usage import DiskUse, DomainUsage, InterfaceUsage
 from virtshim.domain.vm import Disk, OwnedDomain, PowerState, VmSpec
 from virtshim.domain.vm_options import VmOptions
 
@@ -107,6 +108,14 @@ class Hypervisor(Protocol):
         """Why VMs cannot be run now, for people; "" if they can. Answers at once, from memory."""
 
 
+class VmReadings(Protocol):
+    """What VMs use. Raises nothing: numbers that cannot be had are left out."""
+
+    def usage(self, wanted: Mapping[uuid.UUID, str]) -> Mapping[uuid.UUID, DomainUsage]:
+        """`wanted` are UUIDs and names of VMs (those of their VmSpec). One call of libvirt's for all of them, and an answer
+        within 3 s also when libvirt or a VM hangs: then with what else is known of it. VMs that are off are not in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
     sandbox: SandboxId
@@ -128,6 +137,9 @@ class PodNetworks(Protocol):
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
         """The sandboxes for which anything exists, half-made ones included."""
+
+    def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
+        """The guest NICs of all attached sandboxes, counted since the attach; those that cannot be read are left out."""
 
     def trouble(self) -> str:
         """Why no pod network can be made now (tapmanager gone, no CNI config); "" if one can. Answers within 1 s."""
@@ -180,6 +192,9 @@ class RootDisks(Protocol):
 
     def existing(self) -> frozenset[ContainerId]:
         """Containers that have a state directory."""
+
+    def use(self, container: ContainerId) -> DiskUse | None:
+        """What the container's state directory takes, its root disk first of all; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

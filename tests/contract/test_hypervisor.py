@@ -5,26 +5,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import libvirt
 import pytest
 from fakes.hypervisor import FakeHypervisor
+from fakes.readings import FakeReadings
 
 from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
+from virtshim.domain.usage import DomainUsage
 from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSpec
-from virtshim.hypervisor import embed
+from virtshim.hypervisor import embed, qemu_process
+from virtshim.hypervisor.bulk_stats import BulkStats, read_all
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.ports import Hypervisor
+from virtshim.hypervisor.readings import LibvirtReadings
+from virtshim.ports import Hypervisor, VmReadings
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 PATIENCE = 30.0
@@ -42,6 +48,10 @@ class World:
     add_foreign: Callable[[uuid.UUID, str], None]
     foreign_runs: Callable[[uuid.UUID], bool]
     add_other_node: Callable[[uuid.UUID, str], None]
+    readings: VmReadings
+
+    def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
+        return self.readings.usage({spec.uuid: spec.name for spec in specs})
 
     def spec(self, digit: str = "a", **changes: object) -> VmSpec:
         container = ContainerId(digit * 64)
@@ -78,22 +88,26 @@ def _fake_world(directory: Path) -> Iterator[World]:
         fake.add_foreign,
         lambda domain: fake.domains[domain].state.power is Power.RUNNING,
         fake.add_foreign,
+        FakeReadings(fake, time.time_ns),
     )
     fake.close()
 
 
 @contextlib.contextmanager
-def _connected(uri: str, kind: DomainType) -> Iterator[LibvirtHypervisor]:
+def _connected(uri: str, kind: DomainType) -> Iterator[tuple[Connection, LibvirtHypervisor]]:
     connection = Connection(uri)
     hypervisor = LibvirtHypervisor(connection, NodeProfile("this-node", kind, QEMU, QEMU, Cgroups.OFF))
     connection.start()
     assert connection.wait_open(PATIENCE), connection.trouble()
-    yield hypervisor
+    yield connection, hypervisor
     hypervisor.close()
     connection.close()
 
 
-def _libvirt_world(uri: str, kind: DomainType, hypervisor: LibvirtHypervisor, directory: Path) -> Iterator[World]:
+def _libvirt_world(
+    uri: str, kind: DomainType, connected: tuple[Connection, LibvirtHypervisor], directory: Path
+) -> Iterator[World]:
+    connection, hypervisor = connected
     beside = libvirt.open(uri)
     there = {domain.UUIDString() for domain in beside.listAllDomains()}
 
@@ -110,6 +124,7 @@ def _libvirt_world(uri: str, kind: DomainType, hypervisor: LibvirtHypervisor, di
             add(""),
             lambda domain: bool(beside.lookupByUUID(domain.bytes).isActive()),
             add(OTHER_NODE),
+            LibvirtReadings(BulkStats(lambda: read_all(connection)), qemu_process.pid_directory(uri)),
         )
     finally:
         for domain in beside.listAllDomains():
@@ -121,13 +136,13 @@ def _libvirt_world(uri: str, kind: DomainType, hypervisor: LibvirtHypervisor, di
 
 
 @pytest.fixture(scope="session")
-def embedded() -> Iterator[tuple[str, LibvirtHypervisor]]:
+def embedded() -> Iterator[tuple[str, tuple[Connection, LibvirtHypervisor]]]:
     """One for all tests: a process can have one root, and open it a few times only (libvirt's table of drivers fills up).
     Below /var/tmp, where QEMU's user may go."""
     with tempfile.TemporaryDirectory(prefix="hv-", dir="/var/tmp") as root:
         uri = embed.prepare(root, embed.qemu_user())
-        with _connected(uri, DomainType.QEMU) as hypervisor:
-            yield uri, hypervisor
+        with _connected(uri, DomainType.QEMU) as connected:
+            yield uri, connected
 
 
 def _missing() -> str:
@@ -144,13 +159,13 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         if request.param == "fake":
             yield from _fake_world(directory)
         elif request.param == "test-driver":
-            with _connected("test:///default", DomainType.TEST) as hypervisor:
-                yield from _libvirt_world("test:///default", DomainType.TEST, hypervisor, directory)
+            with _connected("test:///default", DomainType.TEST) as connected:
+                yield from _libvirt_world("test:///default", DomainType.TEST, connected, directory)
         else:
             if why := _missing():
                 pytest.skip(why)
-            uri, hypervisor = request.getfixturevalue("embedded")
-            yield from _libvirt_world(uri, DomainType.QEMU, hypervisor, directory)
+            uri, connected = request.getfixturevalue("embedded")
+            yield from _libvirt_world(uri, DomainType.QEMU, connected, directory)
 
 
 def test_a_defined_vm_is_off_and_ours(world: World) -> None:
@@ -302,3 +317,81 @@ def test_what_xml_cannot_carry_is_refused_and_nothing_is_defined(world: World, r
 
 def test_no_trouble_while_it_works(world: World) -> None:
     assert world.hypervisor.trouble() == ""
+
+
+def test_only_running_vms_that_were_asked_for_have_numbers(world: World) -> None:
+    running, off = world.spec("a"), world.spec("b")
+    world.running("a")
+    world.hypervisor.define(off)
+    (world.directory / "disk.raw").rename(world.directory / "busy.raw")
+    unasked = world.spec("c")
+    world.running("c")
+    before = time.time_ns()
+    found = world.usage_of(running, off)
+    assert list(found) == [running.uuid]
+    counters = found[running.uuid].counters
+    assert counters is not None
+    assert before <= counters.taken_at <= time.time_ns()
+    assert unasked.uuid in world.usage_of(unasked)
+
+
+def test_a_vm_that_ended_has_no_numbers(world: World) -> None:
+    spec = world.spec()
+    world.running()
+    assert spec.uuid in world.usage_of(spec)
+    world.hypervisor.destroy(spec.uuid)
+    assert world.usage_of(spec) == {}
+
+
+def test_cpu_time_memory_and_disks_are_told_and_each_reading_is_a_new_one(
+    world: World, request: pytest.FixtureRequest
+) -> None:
+    if "test-driver" in request.node.name:
+        return  # it knows states only
+    spec = world.spec()
+    world.running()
+    first, second = (world.usage_of(spec)[spec.uuid] for _ in range(2))
+    assert first.counters is not None
+    assert second.counters is not None
+    assert second.counters.taken_at > first.counters.taken_at
+    assert first.counters.cpu is not None
+    assert second.counters.cpu is not None
+    assert 0 < first.counters.cpu <= second.counters.cpu
+    assert first.counters.memory is not None
+    assert first.counters.memory.maximum >= spec.memory_bytes
+    assert [block.device for block in first.counters.blocks] == ["vda"]
+    assert [vcpu.number for vcpu in first.counters.vcpus] == [0]
+    assert first.process is not None
+    assert first.process.resident > 1 << 20
+    assert first.process.threads > 1
+    assert first.process.descriptors > first.process.sockets > 0
+
+
+def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request: pytest.FixtureRequest) -> None:
+    if "qemu" not in request.node.name:
+        return  # only a real process can be stopped
+    broken = world.spec("a")
+    world.running("a")
+    (world.directory / "disk.raw").rename(world.directory / "busy.raw")
+    healthy = world.spec("b")
+    world.running("b")
+    process = world.usage_of(broken)[broken.uuid].process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            started = time.monotonic()
+            found = world.usage_of(broken, healthy)
+            assert time.monotonic() - started < 3
+            whole = found[healthy.uuid].counters
+            assert whole is not None
+            assert whole.memory is not None
+            assert whole.blocks
+            # Of the broken one libvirt still knows what it need not ask QEMU.
+            rest = found[broken.uuid]
+            assert rest.process is not None
+            assert rest.counters is not None
+            assert rest.counters.cpu is not None
+        assert time.monotonic() - started < 0.5, "the second list need not wait again"
+    finally:
+        os.kill(process.pid, signal.SIGCONT)

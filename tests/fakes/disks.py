@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from fakes.clock import START_NS
+
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.usage import DiskUse
 from virtshim.domain.vm import Disk
 from virtshim.ports import SeedRequest
 
@@ -34,6 +37,13 @@ class FakeRootDisks:
 
     def existing(self) -> frozenset[ContainerId]:
         return frozenset(self.directories)
+
+    def use(self, container: ContainerId) -> DiskUse | None:
+        """A mebibyte a file."""
+        files = self.directories.get(container)
+        if files is None:
+            return None
+        return DiskUse(START_NS, "/state/containers", len(files) << 20, 1 + len(files), 1 << 40, 1_000_000, 900_000)
 
 
 class FakeGuestSeeds:

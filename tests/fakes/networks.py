@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Interface, PodNetwork, Route
+from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports import AttachRequest
+
+
+def usage(name: str = "eth0") -> InterfaceUsage:
+    return InterfaceUsage(
+        name,
+        rx_bytes=1000,
+        rx_packets=10,
+        rx_errors=1,
+        rx_dropped=2,
+        tx_bytes=2000,
+        tx_packets=20,
+        tx_errors=3,
+        tx_dropped=4,
+    )
 
 
 class FakePodNetworks:
@@ -16,6 +33,7 @@ class FakePodNetworks:
         self.leases: dict[SandboxId, str] = {}
         self.requests: list[AttachRequest] = []
         self.why_not = ""
+        self.counted: dict[SandboxId, Sequence[InterfaceUsage]] = {}
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
         self.requests.append(request)
@@ -48,6 +66,14 @@ class FakePodNetworks:
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
         return frozenset(self.networks)
+
+    def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
+        """What a test put into `counted`, else a little traffic on each NIC."""
+        return {
+            sandbox: self.counted.get(sandbox) or [usage(nic.name) for nic in network.interfaces]
+            for sandbox, network in self.networks.items()
+            if network is not None
+        }
 
     def trouble(self) -> str:
         return self.why_not

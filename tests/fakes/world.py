@@ -16,6 +16,7 @@ from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, Watched
 from fakes.networks import FakePodNetworks
+from fakes.readings import FakeReadings
 from fakes.vms import FakeVms
 
 from virtshim.app import Adapters, App, wire
@@ -64,6 +65,7 @@ class Outside:
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
+        self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.seeds = FakeGuestSeeds(self.disks)
 
 
@@ -90,6 +92,7 @@ class World:
         return Adapters(
             records=cast("SqliteRecords", WatchedRecords(self.records, journal)),
             hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
+            readings=out.readings,
             networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
             files=cast("Any", Watched("files", out.files, journal, ("path",))),
             disks=cast("Any", Watched("disks", out.disks, journal)),

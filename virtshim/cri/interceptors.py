@@ -37,6 +37,8 @@ _QUIET = frozenset(
         "ListImages",
     }
     | {"ImageFsInfo", "RuntimeConfig", "StreamPodSandboxes", "StreamContainers", "StreamImages"}
+    | {"ListContainerStats", "ListPodSandboxStats", "ListPodSandboxMetrics"}
+    | {"StreamContainerStats", "StreamPodSandboxStats", "StreamPodSandboxMetrics"}
 )
 
 

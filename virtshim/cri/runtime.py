@@ -13,6 +13,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
+from virtshim.cri.stats import StatsCalls
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
@@ -29,6 +30,7 @@ from virtshim.services.run_sandbox import RunSandbox
 from virtshim.services.start_container import StartContainer
 from virtshim.services.stop_container import StopContainer
 from virtshim.services.stop_sandbox import StopSandbox
+from virtshim.services.usage import Usage
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +53,10 @@ class Services:
     stop_container: StopContainer
     remove_container: RemoveContainer
     reopen_log: ReopenLog
+    usage: Usage
 
 
-class RuntimeServicer(api_pb2_grpc.RuntimeServiceServicer):
+class RuntimeServicer(StatsCalls, api_pb2_grpc.RuntimeServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
     def __init__(self, services: Services) -> None:

@@ -17,7 +17,7 @@ _CONTAINER_STATE = {
 }
 
 
-def _sandbox_metadata(sandbox: Sandbox) -> pb.PodSandboxMetadata:
+def sandbox_metadata(sandbox: Sandbox) -> pb.PodSandboxMetadata:
     key = sandbox.key
     return pb.PodSandboxMetadata(name=key.name, uid=key.uid, namespace=key.namespace, attempt=key.attempt)
 
@@ -36,7 +36,7 @@ def container_state(container: Container) -> pb.ContainerState.ValueType:
 def sandbox_item(sandbox: Sandbox) -> pb.PodSandbox:
     return pb.PodSandbox(
         id=sandbox.id.value,
-        metadata=_sandbox_metadata(sandbox),
+        metadata=sandbox_metadata(sandbox),
         state=sandbox_state(sandbox),
         created_at=sandbox.created_at,
         labels=sandbox.config.labels,
@@ -49,7 +49,7 @@ def sandbox_status(sandbox: Sandbox) -> pb.PodSandboxStatus:
     ips: Sequence[str] = sandbox.network.ips if sandbox.network else ()
     return pb.PodSandboxStatus(
         id=sandbox.id.value,
-        metadata=_sandbox_metadata(sandbox),
+        metadata=sandbox_metadata(sandbox),
         state=sandbox_state(sandbox),
         created_at=sandbox.created_at,
         network=pb.PodSandboxNetworkStatus(
@@ -64,7 +64,7 @@ def sandbox_status(sandbox: Sandbox) -> pb.PodSandboxStatus:
     )
 
 
-def _container_metadata(container: Container) -> pb.ContainerMetadata:
+def container_metadata(container: Container) -> pb.ContainerMetadata:
     return pb.ContainerMetadata(name=container.name.name, attempt=container.name.attempt)
 
 
@@ -72,7 +72,7 @@ def container_item(container: Container) -> pb.Container:
     return pb.Container(
         id=container.id.value,
         pod_sandbox_id=container.sandbox_id.value,
-        metadata=_container_metadata(container),
+        metadata=container_metadata(container),
         image=_image_spec(container),
         image_ref=container.image_ref,
         state=container_state(container),
@@ -92,7 +92,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
     ended = container.exit
     return pb.ContainerStatus(
         id=container.id.value,
-        metadata=_container_metadata(container),
+        metadata=container_metadata(container),
         state=container_state(container),
         created_at=container.created_at,
         started_at=container.started_at,

@@ -6,7 +6,8 @@ Each call has a connection of its own, so a slow pod blocks nobody and a restart
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 from tapmanager import protocol
 from virtshim.domain.errors import (
@@ -26,6 +27,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports import AttachRequest
 
 _ERRORS: Mapping[Kind, type[ShimError]] = {
@@ -84,6 +86,21 @@ class PodNetworkClient:
         with self._talking("listing pod networks"):
             return frozenset(SandboxId(value) for value in _texts(self._call("list", {}, timeout), "sandboxes"))
 
+    def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
+        """See the port."""
+        found: dict[SandboxId, Sequence[InterfaceUsage]] = {}
+        until = time.monotonic() + timeout
+        with self._talking("reading the pods' network counters"):
+            after = ""
+            while True:
+                answer = self._call("counters", {"after": after}, until - time.monotonic())
+                for sandbox, interfaces in _object(answer, "sandboxes").items():
+                    found[SandboxId(sandbox)] = _usages(interfaces)
+                following = _text(answer, "last")
+                if following <= after:
+                    return found
+                after = following
+
     def trouble(self) -> str:
         """See the port."""
         try:
@@ -139,6 +156,18 @@ def _interface(item: Mapping[str, object]) -> Interface:
         for route in _objects(item, "routes")
     )
     return Interface(_text(item, "name"), _text(item, "mac"), mtu, _texts(item, "addresses"), routes)
+
+
+def _usages(interfaces: object) -> tuple[InterfaceUsage, ...]:
+    if not isinstance(interfaces, dict):
+        raise protocol.FrameError("sandboxes: objects are wanted")
+    return tuple(_usage(name, numbers) for name, numbers in interfaces.items())
+
+
+def _usage(name: str, numbers: object) -> InterfaceUsage:
+    if not isinstance(numbers, list) or len(numbers) != 8 or not all(isinstance(number, int) for number in numbers):
+        raise protocol.FrameError(f"{name}: eight numbers are wanted")
+    return InterfaceUsage(name, *numbers)
 
 
 def _object(obj: Mapping[str, object], name: str) -> Mapping[str, object]:

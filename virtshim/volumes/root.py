@@ -6,12 +6,14 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout
+from virtshim.domain.usage import DiskUse
 from virtshim.domain.vm import Disk
 from virtshim.process import run
 
@@ -67,6 +69,28 @@ class RootDiskStore:
                     if entry.is_dir(follow_symlinks=False):
                         found.add(container)
         return frozenset(found)
+
+    def use(self, container: ContainerId) -> DiskUse | None:
+        directory = Path(self._layout.container_dir(container))
+        try:
+            room = os.statvfs(directory)
+        except FileNotFoundError:
+            return None
+        used = inodes = 0
+        for path in (directory, *directory.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                used += found.st_blocks * _SECTOR
+                inodes += 1
+        return DiskUse(
+            taken_at=time.time_ns(),
+            directory=self._layout.containers,
+            used_bytes=used,
+            inodes_used=inodes,
+            filesystem_bytes=room.f_blocks * room.f_frsize,
+            filesystem_inodes=room.f_files,
+            filesystem_inodes_free=room.f_ffree,
+        )
 
     def _make_directories(self, container: ContainerId) -> None:
         """Searchable by all, as the QEMU user must reach its disk; the files are 0600. The sockets' directory is root's alone:

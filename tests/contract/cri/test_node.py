@@ -27,6 +27,8 @@ IMPLEMENTED = {
     *("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "ContainerStatus", "ListContainers"),
     *("PullImage", "ListImages", "ImageStatus", "RemoveImage", "ImageFsInfo"),
     *("StreamPodSandboxes", "StreamContainers", "StreamImages"),
+    *("ContainerStats", "ListContainerStats", "StreamContainerStats"),
+    *("PodSandboxStats", "ListPodSandboxStats", "StreamPodSandboxStats"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -326,3 +327,30 @@ def test_the_qemu_user_may_fetch_with_its_key_and_nothing_else(quiet_node: TapNo
     assert ask_as(quiet_node, 65532, 0, "fetch", good) in ({"kind": "permission"}, {"errno": "BrokenPipeError"})
     assert ask_as(quiet_node, 65532, 65532, "fetch", good) == {"errno": "PermissionError"}
     quiet_node.release(which)
+
+
+def test_counters_are_the_guests_own_and_tell_of_all_pods_at_once(tap_node: TapNode) -> None:
+    first, second = sandbox(), sandbox()
+    network = tap_node.attach(first)
+    tap_node.attach(second)
+
+    def received_and_sent() -> tuple[int, int]:
+        answer = tap_node.call("counters", {"after": ""})
+        assert answer["last"] == ""
+        assert set(answer["sandboxes"]) == {first, second}
+        numbers = answer["sandboxes"][first]["eth0"]
+        return numbers[0], numbers[4]
+
+    with tap_node.guest(first, network) as guest:
+        guest.boot()
+        before = received_and_sent()
+        flood = bytes(1000)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for _ in range(20):
+                sock.sendto(flood, (network["ips"][0], 9))
+        until(lambda: received_and_sent()[0] - before[0] > 20_000, what="the guest has received 20 datagrams")
+        assert received_and_sent()[1] - before[1] < 10_000, "what the guest received is not what it sent"
+    tap_node.release(first)
+    assert set(tap_node.call("counters", {})["sandboxes"]) == {second}
+    tap_node.release(second)
+    assert tap_node.call("counters", {})["sandboxes"] == {}

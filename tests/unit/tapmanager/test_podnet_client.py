@@ -16,6 +16,7 @@ from virtshim.domain.errors import DeadlineExceeded, InternalError, Kind, Unavai
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey, PortMapping
+from virtshim.domain.usage import InterfaceUsage
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.ports import AttachRequest, PodNetworks
 
@@ -144,3 +145,30 @@ def test_trouble_is_tapmanagers_own_reason_or_nothing(wire: Wire) -> None:
     assert wire.client.trouble() == ""
     wire.answer = lambda: {"ready": False, "reason": "no CNI config"}
     assert wire.client.trouble() == "no CNI config"
+
+
+def test_counters_come_page_by_page_until_there_is_no_more(wire: Wire) -> None:
+    first, second = "a" * 64, "b" * 64
+    pages = [
+        {"sandboxes": {first: {"eth0": [1, 2, 3, 4, 5, 6, 7, 8]}}, "last": first},
+        {"sandboxes": {second: {"eth0": [0] * 8, "net1": [9] * 8}}, "last": ""},
+    ]
+    wire.answer = lambda: pages.pop(0)
+    assert wire.client.counters(5.0) == {
+        SandboxId(first): (InterfaceUsage("eth0", 1, 2, 3, 4, 5, 6, 7, 8),),
+        SandboxId(second): (InterfaceUsage("eth0"), InterfaceUsage("net1", *[9] * 8)),
+    }
+    assert [request["args"] for request in wire.asked] == [{"after": ""}, {"after": first}]
+
+
+def test_a_page_that_leads_back_ends_it(wire: Wire) -> None:
+    wire.answer = lambda: {"sandboxes": {}, "last": "a" * 64}
+    assert wire.client.counters(5.0) == {}
+    assert len(wire.asked) == 2
+
+
+@pytest.mark.parametrize("interfaces", [[], {"eth0": [1] * 7}, {"eth0": ["1"] * 8}, {"eth0": {}}])
+def test_counters_that_are_none_are_an_error(wire: Wire, interfaces: object) -> None:
+    wire.answer = lambda: {"sandboxes": {SANDBOX.value: interfaces}, "last": ""}
+    with pytest.raises(InternalError, match="reading the pods' network counters"):
+        wire.client.counters(5.0)

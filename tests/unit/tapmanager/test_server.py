@@ -224,7 +224,7 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"verb": "run", "args": {}}, "verb: 'run' is not one of attach, release, fetch, list, status"),
+        ({"verb": "run", "args": {}}, "verb: 'run' is not one of attach, release, fetch, list, status, counters"),
         ({"verb": ["list"], "args": {}}, "verb:"),
         ({"verb": "list"}, "args: an object"),
         ({"verb": "list", "args": {"x": 1}}, "args.x: unknown field"),
@@ -242,7 +242,7 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(request_: Json, words
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("verb", ["attach", "release", "list", "status"])
+@pytest.mark.parametrize("verb", ["attach", "release", "list", "status", "counters"])
 def test_all_but_fetch_is_for_root_only(verb: str) -> None:
     with pytest.raises(NetError) as caught:
         verbs.perform(None, {"verb": verb, "args": {}}, False, 0.0)  # type: ignore[arg-type]

@@ -166,3 +166,22 @@ def test_a_mount_below_a_container_is_not_emptied(disks, layout, monkeypatch: py
         with pytest.raises(InternalError, match="mount point"):
             disks.delete(ID)
     assert (mounted / "precious").exists()
+
+
+def test_the_use_of_a_container_is_what_its_files_take_without_holes(disks: RootDiskStore, layout: Layout) -> None:
+    assert disks.use(ID) is None
+    directory = Path(layout.container_dir(ID))
+    directory.mkdir(parents=True)
+    empty = disks.use(ID)
+    assert empty is not None
+    with (directory / "root.qcow2").open("wb") as disk:
+        disk.truncate(1 << 30)
+        disk.write(bytes(1 << 20))
+    written = disks.use(ID)
+    assert written is not None
+    assert 1 << 20 <= written.used_bytes - empty.used_bytes < 2 << 20
+    assert written.inodes_used - empty.inodes_used == 1
+    assert written.taken_at > empty.taken_at
+    assert written.directory == layout.containers
+    assert written.filesystem_bytes > written.used_bytes
+    assert written.filesystem_inodes >= written.filesystem_inodes_free

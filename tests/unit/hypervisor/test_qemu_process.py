@@ -1,0 +1,71 @@
+"""Finding QEMU, and reading /proc. The process read is this test's own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from virtshim.hypervisor import qemu_process
+
+DOMAIN = uuid.UUID(int=77)
+
+
+@pytest.mark.parametrize(
+    ("uri", "directory"),
+    [
+        ("qemu:///system", "/run/libvirt/qemu"),
+        ("qemu+unix:///system?socket=/run/x", "/run/libvirt/qemu"),
+        ("qemu:///embed?root=/var/lib/v", "/var/lib/v/run/qemu"),
+        ("qemu:///session", ""),
+        ("test:///default", ""),
+    ],
+)
+def test_where_libvirt_keeps_process_ids(uri: str, directory: str) -> None:
+    assert qemu_process.pid_directory(uri) == directory
+
+
+def test_a_vms_process_is_known_by_its_file_and_by_the_uuid_on_its_command_line(tmp_path: Path) -> None:
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-IS", "-c", code, "-uuid", str(DOMAIN)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (tmp_path / "vm.pid").write_text(f"{child.pid}\n")
+        assert qemu_process.find(str(tmp_path), "vm", DOMAIN) == child.pid
+        assert qemu_process.find(str(tmp_path), "vm", uuid.UUID(int=78)) is None
+        assert qemu_process.find(str(tmp_path), "other", DOMAIN) is None
+        child.communicate()
+    assert qemu_process.find(str(tmp_path), "vm", DOMAIN) is None
+
+
+@pytest.mark.parametrize("content", ["", "x", "-1"])
+def test_a_damaged_file_names_no_process(tmp_path: Path, content: str) -> None:
+    (tmp_path / "vm.pid").write_text(content)
+    assert qemu_process.find(str(tmp_path), "vm", DOMAIN) is None
+
+
+def test_memory_descriptors_and_limits_are_the_processs_own() -> None:
+    before = qemu_process.usage_of(os.getpid())
+    assert before is not None
+    held = bytearray(os.urandom(1 << 20) * 32)
+    with socket.socket(), socket.socket():
+        after = qemu_process.usage_of(os.getpid())
+    assert after is not None
+    assert len(held) == 32 << 20
+    assert 24 << 20 < after.anon - before.anon < 64 << 20
+    assert after.minor_faults > before.minor_faults
+    assert (after.descriptors - before.descriptors, after.sockets - before.sockets) == (2, 2)
+    assert after.threads >= 1
+    assert after.most_descriptors == int(subprocess.check_output(["sh", "-c", "ulimit -Sn"], text=True))
+
+
+def test_a_process_that_is_gone_uses_nothing() -> None:
+    with subprocess.Popen(["true"]) as child:
+        child.wait()
+    assert qemu_process.usage_of(child.pid) is None
