@@ -105,10 +105,10 @@ def _connected(uri: str, kind: DomainType) -> Iterator[tuple[Connection, Libvirt
 
 
 def _libvirt_world(
-    uri: str, kind: DomainType, connected: tuple[Connection, LibvirtHypervisor], directory: Path
+    beside: libvirt.virConnect, kind: DomainType, connected: tuple[Connection, LibvirtHypervisor], directory: Path
 ) -> Iterator[World]:
     connection, hypervisor = connected
-    beside = libvirt.open(uri)
+    uri = beside.getURI()
     there = {domain.UUIDString() for domain in beside.listAllDomains()}
 
     def add(metadata: str) -> Callable[[uuid.UUID, str], None]:
@@ -132,17 +132,18 @@ def _libvirt_world(
                 if domain.isActive():
                     domain.destroy()
                 domain.undefine()
-        beside.close()
 
 
 @pytest.fixture(scope="session")
-def embedded() -> Iterator[tuple[str, tuple[Connection, LibvirtHypervisor]]]:
+def embedded() -> Iterator[tuple[libvirt.virConnect, tuple[Connection, LibvirtHypervisor]]]:
     """One for all tests: a process can have one root, and open it a few times only (libvirt's table of drivers fills up).
     Below /var/tmp, where QEMU's user may go."""
     with tempfile.TemporaryDirectory(prefix="hv-", dir="/var/tmp") as root:
         uri = embed.prepare(root, embed.qemu_user())
         with _connected(uri, DomainType.QEMU) as connected:
-            yield uri, connected
+            beside = libvirt.open(uri)
+            yield beside, connected
+            beside.close()
 
 
 def _missing() -> str:
@@ -160,12 +161,14 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             yield from _fake_world(directory)
         elif request.param == "test-driver":
             with _connected("test:///default", DomainType.TEST) as connected:
-                yield from _libvirt_world("test:///default", DomainType.TEST, connected, directory)
+                beside = libvirt.open("test:///default")
+                yield from _libvirt_world(beside, DomainType.TEST, connected, directory)
+                beside.close()
         else:
             if why := _missing():
                 pytest.skip(why)
-            uri, connected = request.getfixturevalue("embedded")
-            yield from _libvirt_world(uri, DomainType.QEMU, connected, directory)
+            beside, connected = request.getfixturevalue("embedded")
+            yield from _libvirt_world(beside, DomainType.QEMU, connected, directory)
 
 
 def test_a_defined_vm_is_off_and_ours(world: World) -> None:
