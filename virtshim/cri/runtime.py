@@ -13,6 +13,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
+from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.stats import StatsCalls
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
@@ -56,7 +57,7 @@ class Services:
     usage: Usage
 
 
-class RuntimeServicer(StatsCalls, api_pb2_grpc.RuntimeServiceServicer):
+class RuntimeServicer(MetricsCalls, StatsCalls, api_pb2_grpc.RuntimeServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
     def __init__(self, services: Services) -> None:

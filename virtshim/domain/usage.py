@@ -76,6 +76,7 @@ class ProcessUsage:
     file: int
     shmem: int
     swap: int
+    most_resident: int
     threads: int
     minor_faults: int
     major_faults: int

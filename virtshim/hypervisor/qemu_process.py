@@ -66,6 +66,7 @@ def _parsed(pid: int, *, status: str, stat: str, limits: str, links: list[str]) 
         file=fields["RssFile"] * _KIB,
         shmem=fields["RssShmem"] * _KIB,
         swap=fields["VmSwap"] * _KIB,
+        most_resident=fields["VmHWM"] * _KIB,
         threads=fields["Threads"],
         minor_faults=int(words[7]),
         major_faults=int(words[9]),

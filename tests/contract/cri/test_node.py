@@ -29,6 +29,7 @@ IMPLEMENTED = {
     *("StreamPodSandboxes", "StreamContainers", "StreamImages"),
     *("ContainerStats", "ListContainerStats", "StreamContainerStats"),
     *("PodSandboxStats", "ListPodSandboxStats", "StreamPodSandboxStats"),
+    *("ListMetricDescriptors", "ListPodSandboxMetrics", "StreamPodSandboxMetrics"),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from virtshim.config import Settings
+from virtshim.cri.metrics import CONTAINER_FAMILIES, POD_FAMILIES
 from virtshim.cri.status import STATUS
 from virtshim.domain.annotations import _READERS, parse_vm_options
 from virtshim.domain.errors import InvalidRequest
@@ -43,6 +44,14 @@ def test_every_setting_is_listed_with_its_default(operator: str) -> None:
 def test_every_annotation_is_listed(operator: str) -> None:
     listed = [name for name, _, _ in ROW.findall(section(operator, "Annotations"))]
     assert sorted(listed) == sorted(_READERS)
+
+
+def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:
+    listed = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| (.+) \| (.+) \|$", (root / "docs/metrics.md").read_text(), re.MULTILINE
+    )
+    families = [*CONTAINER_FAMILIES, *POD_FAMILIES]
+    assert sorted(listed) == sorted((f.name, f.kind.value, ", ".join(f.labels) or "-", f.help) for f in families)
 
 
 @pytest.mark.parametrize(

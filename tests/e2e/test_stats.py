@@ -1,0 +1,99 @@
+"""A real VM's numbers follow what it does."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from podclient import PodClient, wait_until
+from test_pod_lifecycle import boot, console_of
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+MIB = 1 << 20
+GUEST_RAM = 128 * MIB
+# Only these need a cgroup of the VM's own, or a kernel with that accounting.
+CGROUP_ONLY = ("container_memory_cache", "container_memory_kernel_usage", "container_pressure_", "container_hugetlb_")
+# And these need a request that sets them.
+SPEC = ("container_spec_cpu_",)
+
+
+def stats(cri: PodClient, container: str) -> pb.ContainerStats:
+    (found,) = cri.runtime.ListContainerStats(
+        pb.ListContainerStatsRequest(filter=pb.ContainerStatsFilter(id=container)), timeout=20
+    ).stats
+    return found
+
+
+def pod_stats(cri: PodClient, pod: str) -> pb.PodSandboxStats:
+    return cri.runtime.PodSandboxStats(pb.PodSandboxStatsRequest(pod_sandbox_id=pod), timeout=20).stats
+
+
+def samples(cri: PodClient) -> dict[str, list[pb.Metric]]:
+    (pod,) = cri.runtime.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest(), timeout=20).pod_metrics
+    found: dict[str, list[pb.Metric]] = {}
+    for metric in [*pod.metrics, *(m for c in pod.container_metrics for m in c.metrics)]:
+        found.setdefault(metric.name, []).append(metric)
+    return found
+
+
+def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
+    pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
+    console = console_of(cri, node, pod)
+    address = cri.pod_ip(pod)
+
+    first = stats(cri, container)
+    second = stats(cri, container)
+    assert first.cpu.timestamp < second.cpu.timestamp
+    boot_cost = first.cpu.usage_core_nano_seconds.value
+    assert 500_000_000 < boot_cost <= second.cpu.usage_core_nano_seconds.value
+
+    # The guest's RAM as far as it was touched, and QEMU's own; never more than both.
+    assert GUEST_RAM // 4 < first.memory.working_set_bytes.value < GUEST_RAM + 256 * MIB
+    assert first.memory.working_set_bytes.value <= first.memory.usage_bytes.value
+    (pid,) = node.qemu_pids()
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    anonymous = int(fields["RssAnon"].split()[0]) << 10
+    assert abs(first.memory.rss_bytes.value - anonymous) < 32 * MIB
+
+    console.type("i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done")
+    busy = stats(cri, container)
+    assert busy.cpu.usage_core_nano_seconds.value - boot_cost > 200_000_000
+    assert busy.cpu.usage_nano_cores.value > 50_000_000
+
+    before = pod_stats(cri, pod).linux.network.default_interface
+    assert before.name == "eth0"
+    ping = ["ping", "-c", "20", "-i", "0.05", "-s", "1000", "-w", "30", address]
+    assert subprocess.run(ping, capture_output=True, check=False).returncode == 0
+    after = pod_stats(cri, pod).linux.network.default_interface
+    for name in ("rx_bytes", "tx_bytes"):
+        grown = getattr(after, name).value - getattr(before, name).value
+        assert 20_000 < grown < 60_000, name
+
+    disk = stats(cri, container).writable_layer
+    assert disk.fs_id.mountpoint == f"{node.directory}/state/containers"
+    console.type("dd if=/dev/urandom of=$(ls /dev/sda /dev/vda 2>/dev/null | head -n 1) bs=1M count=12 conv=fsync")
+    written = stats(cri, container).writable_layer
+    assert 12 * MIB <= written.used_bytes.value - disk.used_bytes.value < 40 * MIB
+    assert written.inodes_used.value >= 3
+
+    described = cri.runtime.ListMetricDescriptors(pb.ListMetricDescriptorsRequest(), timeout=20).descriptors
+    keys = {one.name: len(one.label_keys) for one in described}
+    # The balloon driver reports every 10 s.
+    wait_until(lambda: "virtshim_vm_memory_unused_bytes" in samples(cri), 40, "the guest reports its memory")
+    found = samples(cri)
+    assert {name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC))} == set()
+    assert all(len(m.label_values) == keys[name] for name, every in found.items() for m in every)
+    (unused,) = found["virtshim_vm_memory_unused_bytes"]
+    assert MIB < unused.value.value < GUEST_RAM
+    writes = {m.label_values[-1]: m.value.value for m in found["container_fs_writes_bytes_total"]}
+    assert max(writes.values()) >= 12 * MIB
+    assert found["container_processes"][0].value.value == 1
+
+    cri.stop(container, 30)
+    stopped = stats(cri, container)
+    assert not stopped.HasField("cpu")
+    assert stopped.writable_layer.used_bytes.value >= 12 * MIB
