@@ -7,10 +7,12 @@ call that is late is left behind on its thread, and the next one gets everything
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import libvirt
@@ -46,32 +48,59 @@ def read_all(connection: Connection) -> Mapping[uuid.UUID, Stats]:
         return {uuid.UUID(domain.UUIDString()): stats for domain, stats in rows}
 
 
+@dataclass(eq=False)
 class _Call:
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.rows: Mapping[uuid.UUID, Stats] = {}
-        self.taken_at = 0
+    """`started` in seconds of time.monotonic()."""
+
+    started: float
+    finished: queue.SimpleQueue[_Call]
+    rows: Mapping[uuid.UUID, Stats] = field(default_factory=dict)
+    taken_at: int = 0
 
 
 class BulkStats:
-    """`patience` in seconds is for each attempt; attempts in flight, late ones included, are few. Thread-safe."""
+    """`patience` in seconds is for each attempt; an answer takes three attempts at most. Calls in flight, those left behind
+    included, are few. Thread-safe."""
 
     def __init__(self, read: Read, patience: float = 1.0, now: Callable[[], int] = time.time_ns) -> None:
         self._read = read
         self._patience = patience
         self._now = now
-        self._free = threading.Semaphore(_MOST_CALLS)
+        self._limit = patience * _MOST_CALLS
+        self._changed = threading.Condition()
+        self._running: list[_Call] = []
 
     def latest(self) -> tuple[int, Mapping[uuid.UUID, Stats]]:
         """When they were read (ns since the epoch), and the numbers of each VM that could be read; none if libvirt does not
         answer. Never raises."""
-        while self._free.acquire(blocking=False):
-            call = _Call()
-            threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True).start()
-            if call.done.wait(self._patience):
+        until = time.monotonic() + self._limit
+        finished: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        while (left := until - time.monotonic()) > 0 and self._begin(finished, min(left, self._patience)):
+            try:
+                # A call that is only slow may still be the first to come back.
+                call = finished.get(timeout=min(left, self._patience))
+            except queue.Empty:
+                log.warning("libvirt.statistics.late", seconds=self._patience)
+            else:
                 return call.taken_at, call.rows
-            log.warning("libvirt.statistics.late", seconds=self._patience)
         return self._now(), {}
+
+    def _begin(self, finished: queue.SimpleQueue[_Call], patience: float) -> bool:
+        """Starts a call, waiting for one of others' to end if there are too many. False if all of them are left behind."""
+        with self._changed:
+            if self._all_left_behind():
+                return False
+            self._changed.wait_for(lambda: len(self._running) < _MOST_CALLS, patience)
+            if len(self._running) >= _MOST_CALLS:
+                return True  # a call of our own may be among them
+            call = _Call(time.monotonic(), finished)
+            self._running.append(call)
+        threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True).start()
+        return True
+
+    def _all_left_behind(self) -> bool:
+        oldest = time.monotonic() - self._limit
+        return len(self._running) >= _MOST_CALLS and all(call.started < oldest for call in self._running)
 
     def _run(self, call: _Call) -> None:
         try:
@@ -80,5 +109,7 @@ class BulkStats:
             log.warning("libvirt.statistics.failed", error=str(exc))
         finally:
             call.taken_at = self._now()
-            self._free.release()
-            call.done.set()
+            with self._changed:
+                self._running.remove(call)
+                self._changed.notify_all()
+            call.finished.put(call)

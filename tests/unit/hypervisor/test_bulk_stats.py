@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 import uuid
@@ -72,12 +73,42 @@ def test_two_vms_that_hang_cost_two(libvirt: Libvirt) -> None:
     assert libvirt.calls == 3
 
 
+def test_a_call_that_is_only_slow_is_still_the_answer(libvirt: Libvirt) -> None:
+    first = threading.Event()
+
+    def read() -> Mapping[uuid.UUID, Stats]:
+        if first.is_set():
+            libvirt.released.wait()  # later calls are slower
+            return {}
+        first.set()
+        threading.Event().wait(1.5 * PATIENCE)
+        return {A: {"cpu.time": 1}}
+
+    assert set(latest(BulkStats(read, PATIENCE))) == {A}
+
+
+def test_many_callers_at_once_all_get_numbers(libvirt: Libvirt) -> None:
+    together = threading.Barrier(8)
+
+    def ask() -> set[uuid.UUID]:
+        together.wait()
+        return set(latest(stats))
+
+    stats = BulkStats(libvirt.read)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [future.result() for future in [pool.submit(ask) for _ in range(8)]]
+    assert answers == [{A, B}] * 8
+
+
 def test_when_libvirt_hangs_the_answer_comes_without_numbers_and_calls_do_not_pile_up(libvirt: Libvirt) -> None:
     libvirt.dead = True
     stats = BulkStats(libvirt.read, PATIENCE)
-    for _ in range(5):
+    for _ in range(3):
         assert latest(stats) == {}
     assert libvirt.calls == 3
+    started = time.monotonic()
+    assert latest(stats) == {}
+    assert time.monotonic() - started < PATIENCE, "nobody waits again for what is known to hang"
 
 
 def test_when_libvirt_answers_again_so_do_we(libvirt: Libvirt) -> None:
