@@ -19,6 +19,7 @@ from virtshim.cri.server import CriServer
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
@@ -31,9 +32,20 @@ from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.podnet.client import PodNetworkClient
-from virtshim.ports import Clock, Consoles, GuestSeeds, Hypervisor, ImageFiles, PodNetworks, RootDisks, VmReadings
+from virtshim.ports import (
+    Clock,
+    Consoles,
+    GuestAgents,
+    GuestSeeds,
+    Hypervisor,
+    ImageFiles,
+    PodNetworks,
+    RootDisks,
+    VmReadings,
+)
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.create_container import CreateContainer, Sizes
+from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
@@ -69,6 +81,7 @@ class Adapters:
     disks: RootDisks
     seeds: GuestSeeds
     consoles: Consoles
+    guests: GuestAgents
     clock: Clock
 
 
@@ -110,7 +123,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     images = ImageUse(a.records, a.files, a.clock)
     exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
-    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, locks)
+    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, locks, a.guests)
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, settings.cri.stop_timeout)
     services = Services(
         records=a.records,
@@ -146,6 +159,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         start_container=StartContainer(a.records, a.hypervisor, a.consoles, exits, a.clock, locks),
         stop_container=stop_container,
         remove_container=remove_container,
+        exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(a.consoles),
         usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
     )
@@ -202,6 +216,8 @@ def built(settings: Settings) -> Iterator[App]:
         connection.start()
         consoles = ConsoleLogs(layout, clock)
         stack.callback(consoles.close)
+        guests = AgentClients(layout)
+        stack.callback(guests.close)
         networks = PodNetworkClient(settings.tapmanager.socket)
         adapters = Adapters(
             records=records,
@@ -212,6 +228,7 @@ def built(settings: Settings) -> Iterator[App]:
             disks=RootDiskStore(layout),
             seeds=SeedStore(layout),
             consoles=consoles,
+            guests=guests,
             clock=clock,
         )
         if not connection.wait_open(_START_LIMIT):

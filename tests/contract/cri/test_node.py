@@ -30,6 +30,7 @@ IMPLEMENTED = {
     *("ContainerStats", "ListContainerStats", "StreamContainerStats"),
     *("PodSandboxStats", "ListPodSandboxStats", "StreamPodSandboxStats"),
     *("ListMetricDescriptors", "ListPodSandboxMetrics", "StreamPodSandboxMetrics"),
+    "ExecSync",
 }
 
 
