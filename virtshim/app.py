@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from virtshim.config import Settings
+from virtshim.console.attach import ConsoleAttach
 from virtshim.console.follower import ConsoleLogs
 from virtshim.cri.image import ImageServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
@@ -19,7 +20,6 @@ from virtshim.cri.server import CriServer
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
@@ -35,17 +35,16 @@ from virtshim.podnet.client import PodNetworkClient
 from virtshim.ports import (
     Clock,
     Consoles,
-    GuestAgents,
     GuestSeeds,
     Hypervisor,
     ImageFiles,
     PodNetworks,
     RootDisks,
+    Streaming,
     VmReadings,
 )
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.create_container import CreateContainer, Sizes
-from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
@@ -61,6 +60,7 @@ from virtshim.services.stop_sandbox import StopSandbox
 from virtshim.services.usage import Usage
 from virtshim.services.vm_events import VmEvents
 from virtshim.store.records import SqliteRecords
+from virtshim.streaming.server import StreamingServer
 from virtshim.volumes.root import RootDiskStore
 
 _EMBED = "qemu:///embed?root="
@@ -81,7 +81,7 @@ class Adapters:
     disks: RootDisks
     seeds: GuestSeeds
     consoles: Consoles
-    guests: GuestAgents
+    streaming: Streaming
     clock: Clock
 
 
@@ -121,10 +121,12 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     locks = PodLocks()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     images = ImageUse(a.records, a.files, a.clock)
-    exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks)
+    exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks, a.streaming)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
-    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, locks, a.guests)
-    stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, settings.cri.stop_timeout)
+    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, locks)
+    stop_sandbox = StopSandbox(
+        a.records, a.networks, stop_container, a.clock, locks, settings.cri.stop_timeout, a.streaming
+    )
     services = Services(
         records=a.records,
         clock=a.clock,
@@ -141,27 +143,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         ),
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, locks),
-        create_container=CreateContainer(
-            records=a.records,
-            hypervisor=a.hypervisor,
-            files=a.files,
-            images=images,
-            disks=a.disks,
-            seeds=a.seeds,
-            clock=a.clock,
-            stamps=stamps,
-            locks=locks,
-            inflight=Inflight[ContainerId](),
-            layout=settings.layout(),
-            sizes=Sizes(settings.vm.default_memory, settings.vm.min_memory, settings.vm.max_vcpus),
-            tapmanager_socket=settings.tapmanager.socket,
-        ),
+        create_container=_create_container(settings, a, images, stamps, locks),
         start_container=StartContainer(a.records, a.hypervisor, a.consoles, exits, a.clock, locks),
         stop_container=stop_container,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(a.consoles),
         usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
+        streaming=a.streaming,
     )
     recover = Recover(
         records=a.records,
@@ -176,6 +164,26 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         timeout=settings.cri.stop_timeout,
     )
     return App(a, services, images, recover, VmEvents(a.records, exits))
+
+
+def _create_container(
+    settings: Settings, a: Adapters, images: ImageUse, stamps: Stamps, locks: PodLocks
+) -> CreateContainer:
+    return CreateContainer(
+        records=a.records,
+        hypervisor=a.hypervisor,
+        files=a.files,
+        images=images,
+        disks=a.disks,
+        seeds=a.seeds,
+        clock=a.clock,
+        stamps=stamps,
+        locks=locks,
+        inflight=Inflight[ContainerId](),
+        layout=settings.layout(),
+        sizes=Sizes(settings.vm.default_memory, settings.vm.min_memory, settings.vm.max_vcpus),
+        tapmanager_socket=settings.tapmanager.socket,
+    )
 
 
 def _node(settings: Settings, a: Adapters) -> NodeStatus:
@@ -216,9 +224,9 @@ def built(settings: Settings) -> Iterator[App]:
         connection.start()
         consoles = ConsoleLogs(layout, clock)
         stack.callback(consoles.close)
-        guests = AgentClients(layout)
-        stack.callback(guests.close)
         networks = PodNetworkClient(settings.tapmanager.socket)
+        streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
+        stack.callback(streaming.stop)
         adapters = Adapters(
             records=records,
             hypervisor=hypervisor,
@@ -228,13 +236,15 @@ def built(settings: Settings) -> Iterator[App]:
             disks=RootDiskStore(layout),
             seeds=SeedStore(layout),
             consoles=consoles,
-            guests=guests,
+            streaming=streaming,
             clock=clock,
         )
         if not connection.wait_open(_START_LIMIT):
             raise Unavailable(connection.trouble())
         _await_tapmanager(networks, clock)
-        yield wire(settings, adapters)
+        app = wire(settings, adapters)
+        streaming.start(ConsoleAttach(layout))
+        yield app
 
 
 def _libvirt_uri(settings: Settings) -> str:

@@ -3,6 +3,7 @@ the environment (`VIRTSHIM_LIBVIRT__URI=...`). Unknown keys and bad values are e
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,6 +42,22 @@ class Cri(_Section):
     )
     max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
     stop_timeout: float = Field(30.0, gt=0, description="seconds that undo and clean-up steps may take")
+
+
+class Streaming(_Section):
+    """[streaming]"""
+
+    address: str = Field("127.0.0.1", description="address of exec, attach and port-forward; a loopback one")
+    port: int = Field(0, ge=0, le=65535, description="its TCP port; 0: the kernel chooses one at each start")
+
+    @field_validator("address")
+    @classmethod
+    def _loopback(cls, address: str) -> str:
+        # Whoever reaches the port and learns a token has a shell in a guest, and there is no TLS: kubelet, which relays its
+        # users' connections, is on the same machine.
+        if not ipaddress.ip_address(address).is_loopback:
+            raise ValueError("a loopback address is wanted: kubelet relays its users' connections from this machine")
+        return address
 
 
 class Libvirt(_Section):
@@ -112,6 +129,7 @@ class Settings(BaseSettings):
 
     paths: Paths = Paths()
     cri: Cri = Cri()
+    streaming: Streaming = Streaming()
     libvirt: Libvirt = Libvirt()
     tapmanager: Tapmanager = Tapmanager()
     images: Images = Images()

@@ -13,11 +13,11 @@ from typing import Any, cast
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
-from fakes.guests import FakeGuests
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, Watched
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
+from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
 
 from virtshim.app import Adapters, App, wire
@@ -62,7 +62,7 @@ class Outside:
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
-    guests: FakeGuests = field(default_factory=FakeGuests)
+    streaming: FakeStreaming = field(default_factory=FakeStreaming)
     journal: Journal = field(default_factory=Journal)
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class World:
             disks=cast("Any", Watched("disks", out.disks, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
             consoles=cast("Any", Watched("consoles", out.consoles, journal)),
-            guests=out.guests,
+            streaming=out.streaming,
             clock=out.clock,
         )
 

@@ -13,16 +13,15 @@ from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
-from virtshim.cri.exec import ExecCalls
 from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.stats import StatsCalls
+from virtshim.cri.streaming import StreamingCalls
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Clock, Records
+from virtshim.ports import Clock, Records, Streaming
 from virtshim.services.create_container import CreateContainer
-from virtshim.services.exec_command import ExecCommand
 from virtshim.services.lookup import find_container, find_sandbox, get_container, get_sandbox
 from virtshim.services.node_status import NodeStatus
 from virtshim.services.queries import Filter, list_containers, list_sandboxes
@@ -55,16 +54,15 @@ class Services:
     start_container: StartContainer
     stop_container: StopContainer
     remove_container: RemoveContainer
-    exec_command: ExecCommand
     reopen_log: ReopenLog
     usage: Usage
+    streaming: Streaming
 
 
-class RuntimeServicer(ExecCalls, MetricsCalls, StatsCalls, api_pb2_grpc.RuntimeServiceServicer):
+class RuntimeServicer(MetricsCalls, StatsCalls, StreamingCalls, api_pb2_grpc.RuntimeServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
     def __init__(self, services: Services) -> None:
-        ExecCalls.__init__(self, services.records, services.exec_command)
         self._do = services
 
     # --- node

@@ -10,9 +10,6 @@ from typing import Any
 
 from virtshim.domain.vm import CpuModel, DiskBus
 
-# A virtio-serial device has 31 ports; one is the console's by convention, one the guest agent's.
-MAX_EXEC_PORTS = 29
-
 
 class SeedType(enum.Enum):
     """The cloud-init data source that the seed ISO is made for."""
@@ -23,8 +20,7 @@ class SeedType(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class VmOptions:
     """`vcpus` None: from the CPU limit. `root_volume_bytes` 0: the image's own size. `user_data_script` replaces every
-    generated user-data. `system_uuid` becomes the domain's and the SMBIOS UUID. `exec_ports`: serial
-    ports that commands in the guest talk through, two or three a running command; each costs the guest half a MiB."""
+    generated user-data. `system_uuid` becomes the domain's and the SMBIOS UUID."""
 
     vcpus: int | None = None
     disk_bus: DiskBus = DiskBus.SCSI
@@ -38,4 +34,3 @@ class VmOptions:
     user_data_script: str = ""
     ssh_keys: tuple[str, ...] = ()
     force_dhcp: bool = False
-    exec_ports: int = 12

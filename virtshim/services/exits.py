@@ -11,7 +11,7 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, Power, PowerState
-from virtshim.ports import Clock, Consoles, Hypervisor, Records
+from virtshim.ports import Clock, Consoles, Hypervisor, Records, Streaming
 from virtshim.services.inflight import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -24,6 +24,7 @@ class Exits:
     consoles: Consoles
     clock: Clock
     locks: PodLocks
+    streaming: Streaming
     ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
 
     def announce(self, container: ContainerId, message: str) -> None:
@@ -47,6 +48,7 @@ class Exits:
             message = message or self.ended_by_us.pop(container, "")
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
             self.records.containers.replace(ended)
+            self.streaming.end_container(container)
             log.info(
                 "container.exited",
                 container=container.short,

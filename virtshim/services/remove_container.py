@@ -9,7 +9,7 @@ import structlog
 
 from virtshim.domain.container import Container
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Consoles, GuestAgents, Hypervisor, Records, RootDisks
+from virtshim.ports import Consoles, Hypervisor, Records, RootDisks
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 
@@ -24,7 +24,6 @@ class RemoveContainer:
     disks: RootDisks
     images: ImageUse
     locks: PodLocks
-    guests: GuestAgents
 
     def remove(self, wanted: Container) -> None:
         """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
@@ -35,7 +34,6 @@ class RemoveContainer:
             self.records.containers.replace(container.removing())
             domain = uuid.UUID(container.domain_uuid)
             self.hypervisor.destroy(domain)
-            self.guests.forget(container.id)
             try:
                 self.consoles.finish(container.id)
             except ShimError as exc:  # a full disk, say: removal is what makes room

@@ -9,7 +9,7 @@ import structlog
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
-from virtshim.ports import Clock, PodNetworks, Records
+from virtshim.ports import Clock, PodNetworks, Records, Streaming
 from virtshim.services.inflight import PodLocks
 from virtshim.services.stop_container import StopContainer
 
@@ -26,6 +26,7 @@ class StopSandbox:
     clock: Clock
     locks: PodLocks
     least: float
+    streaming: Streaming
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Containers get no grace: kubelet has stopped those it cared for. The network is released once; a failure is
@@ -39,6 +40,7 @@ class StopSandbox:
             if sandbox.phase is SandboxPhase.READY:
                 sandbox = sandbox.not_ready("stopped")
                 self.records.sandboxes.replace(sandbox)
+            self.streaming.end_sandbox(sandbox.id)
             if sandbox.network_released:
                 return
             timeout = max(self.least, deadline.left(self.clock.monotonic()))

@@ -29,8 +29,8 @@ IMPLEMENTED = {
     *("StreamPodSandboxes", "StreamContainers", "StreamImages"),
     *("ContainerStats", "ListContainerStats", "StreamContainerStats"),
     *("PodSandboxStats", "ListPodSandboxStats", "StreamPodSandboxStats"),
+    *("Exec", "Attach", "PortForward"),
     *("ListMetricDescriptors", "ListPodSandboxMetrics", "StreamPodSandboxMetrics"),
-    "ExecSync",
 }
 
 

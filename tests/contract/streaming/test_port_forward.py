@@ -1,0 +1,231 @@
+"""Connections to a pod's ports: SPDY, SPDY in a WebSocket, and the WebSocket protocol of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from fakes.spdy import SpdyClient, spdy
+from fakes.streamnode import SANDBOX
+from fakes.ws import CLOSE, Tunnel, asked, websocket
+
+PORTFORWARD = "portforward.k8s.io"
+TUNNEL = "SPDY/3.1+portforward.k8s.io"
+
+
+@contextlib.contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A pod's service: each connection is handled on a thread. Yields its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def one(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                serve(connection)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def upper(connection: socket.socket) -> None:
+    """Answers in capitals when the client has said all: only works with half-closes."""
+    said = b""
+    while received := connection.recv(1 << 16):
+        said += received
+    connection.sendall(said.upper())
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def over_spdy(node) -> SpdyClient:
+    return spdy(node.forward(), PORTFORWARD)
+
+
+def over_tunnel(node) -> SpdyClient:
+    return SpdyClient(Tunnel(websocket(node.forward(), TUNNEL)))
+
+
+@pytest.fixture(params=[over_spdy, over_tunnel])
+def client(request, node) -> SpdyClient:
+    return request.param(node)
+
+
+def pair(client: SpdyClient, port: int, request_id: str | None = "0") -> tuple[int, int]:
+    """Error and data stream of one connection, as client-go opens them."""
+    more = {} if request_id is None else {"requestid": request_id}
+    error = client.open(streamtype="error", port=str(port), **more)
+    client.write(error, b"", fin=True)
+    return error, client.open(streamtype="data", port=str(port), **more)
+
+
+def test_bytes_go_both_ways_and_so_do_their_ends(client):
+    with listening(upper) as port:
+        error, data = pair(client, port)
+        client.write(data, b"get ")
+        client.write(data, b"this", fin=True)
+        assert client.read_all(data) == b"GET THIS"
+        assert client.read_all(error) == b""
+
+
+def test_a_client_before_request_ids_is_understood(client):
+    with listening(upper) as port:
+        pairs = [pair(client, port, None) for _ in range(3)]
+        for number, (_, data) in enumerate(pairs):
+            client.write(data, f"old {number}".encode(), fin=True)
+        for number, (_, data) in enumerate(pairs):
+            assert client.read_all(data) == f"OLD {number}".encode()
+
+
+def test_a_closed_port_is_told_on_the_error_stream(client):
+    port = closed_port()
+    error, data = pair(client, port)
+    message = client.read_all(error).decode()
+    assert str(port) in message
+    assert "refused" in message
+    assert client.read_all(data) == b""
+
+
+def test_many_connections_run_at_once_over_one_client(client):
+    with listening(upper) as port:
+        pairs = [pair(client, port, str(number)) for number in range(40)]
+        for number, (_, data) in enumerate(pairs):
+            client.write(data, f"connection {number}".encode(), fin=True)
+        for number, (_, data) in reversed(list(enumerate(pairs))):
+            assert client.read_all(data) == f"CONNECTION {number}".encode()
+
+
+def test_megabytes_come_through_unchanged(client):
+    payload = bytes(range(256)) * (4 << 12)
+    with listening(lambda connection: connection.sendall(payload)) as port:
+        _, data = pair(client, port)
+        assert client.read_all(data) == payload
+
+
+def test_the_streams_of_a_pair_may_come_in_any_order(client):
+    with listening(upper) as port:
+        data = client.open(streamtype="data", port=str(port), requestid="x")
+        client.open(streamtype="error", port=str(port), requestid="x")
+        client.write(data, b"later", fin=True)
+        assert client.read_all(data) == b"LATER"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "80x", "", "٨٠", "99999999999999999999"])
+def test_a_port_that_is_none_is_refused(client, port):
+    stream = client.open(streamtype="error", port=port, requestid="1")
+    client.until(lambda: stream in client.reset)
+
+
+def test_a_stream_of_no_known_type_or_twice_the_same_is_refused(client):
+    wrong = [client.open(streamtype="udp", port="53", requestid="1"), client.open(port="53", requestid="2")]
+    first = client.open(streamtype="error", port="53", requestid="3")
+    wrong.append(client.open(streamtype="error", port="53", requestid="3"))
+    wrong.append(client.open(streamtype="data", port="54", requestid="3"))
+    client.until(lambda: client.reset.keys() == set(wrong))
+    assert first in client.replied
+
+
+def test_only_the_pods_address_is_dialed(client):
+    """A header that names a host changes nothing."""
+    with listening(upper) as port:
+        client.open(streamtype="error", port=str(port), requestid="1", host="192.0.2.1", address="192.0.2.1")
+        data = client.open(streamtype="data", port=str(port), requestid="1", host="192.0.2.1", address="192.0.2.1")
+        client.write(data, b"here", fin=True)
+        assert client.read_all(data) == b"HERE"
+
+
+def test_a_reset_by_the_client_closes_the_connection_to_the_pod(client):
+    closed = threading.Event()
+
+    def wait(connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"hello")
+            assert connection.recv(1) == b""
+        closed.set()
+
+    with listening(wait) as port:
+        error, data = pair(client, port)
+        client.until(lambda: client.received[data] == b"hello")
+        client.send(b"\x80\x03\x00\x03\x00\x00\x00\x08" + data.to_bytes(4, "big") + (5).to_bytes(4, "big"))
+        assert closed.wait(10)
+        assert client.read_all(error) == b""
+
+
+def test_a_client_that_leaves_closes_its_connections_to_the_pod(node):
+    closed = threading.Event()
+
+    def wait(connection: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"hello")
+            connection.recv(1)
+        closed.set()
+
+    with listening(wait) as port:
+        client = over_spdy(node)
+        _, data = pair(client, port)
+        client.until(lambda: client.received[data] == b"hello")
+        client.leave()
+        assert closed.wait(10)
+
+
+def test_a_pod_that_ends_ends_its_forwards(node):
+    with listening(lambda connection: threading.Event().wait(20)) as port:
+        client = over_spdy(node)
+        pair(client, port)
+        client.until(lambda: len(client.replied) == 2)
+        node.server.end_sandbox(SANDBOX)
+        client.to_the_end()
+        assert client.goaway == 0
+
+
+def test_thousands_of_streams_are_refused_at_the_limit(node):
+    client = over_spdy(node)
+    for number in range(1001):
+        client.open(streamtype="error", port="80", requestid=str(number))
+    client.until(lambda: client.reset and len(client.replied) == 1000)
+    assert list(client.reset.values()) == [3]
+    assert len(client.replied) == 1000
+
+
+# --- the WebSocket protocol of its own
+
+
+def test_each_channel_begins_with_the_ports_number(node):
+    with listening(lambda connection: connection.sendall(b"from the pod")) as port:
+        client = websocket(node.forward(port, closed_port()), "v4.channel.k8s.io")
+        got = client.all_until_close()
+        assert got[0] == port.to_bytes(2, "little") + b"from the pod"
+        assert got[1] == port.to_bytes(2, "little")
+        assert b"refused" in got[3][2:]
+
+
+def test_websocket_ports_carry_input(node):
+    def greet(connection: socket.socket) -> None:
+        connection.sendall(b"hello " + connection.recv(100))
+
+    with listening(greet) as port:
+        client = websocket(node.forward(port), "v4.base64.channel.k8s.io")
+        assert client.message_base64() == (0, port.to_bytes(2, "little"))
+        assert client.message_base64() == (1, port.to_bytes(2, "little"))
+        client.send_base64(0, b"world")
+        assert client.message_base64() == (0, b"hello world")
+        assert client.next()[0] == CLOSE
+
+
+@pytest.mark.parametrize(
+    ("ports", "protocol"), [((), "v4.channel.k8s.io"), (tuple(range(1, 7)), "v4.base64.channel.k8s.io")]
+)
+def test_the_websocket_protocol_needs_a_fit_number_of_ports(node, ports, protocol):
+    _, head, _ = asked(node.forward(*ports), protocol)
+    assert head.startswith("HTTP/1.1 400 ")

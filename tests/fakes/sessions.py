@@ -1,0 +1,91 @@
+"""Sessions in memory: what a guest's command or console does is written by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from virtshim.domain.errors import ShimError
+from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, OutStream
+
+
+class FakeSession:
+    """Implements `virtshim.ports.StreamSession`. `script` plays the guest; what it returns is the exit code."""
+
+    def __init__(self, script: Callable[[FakeSession], Awaitable[int]]) -> None:
+        self.stdin: asyncio.Queue[bytes] = asyncio.Queue(4)  # b"" is the end
+        self.sizes: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        self.closed = asyncio.Event()
+        self.taken = 0
+        self._out: asyncio.Queue[Output | Ended | ShimError] = asyncio.Queue(1)
+        self._guest = asyncio.create_task(self._play(script))
+
+    async def _play(self, script: Callable[[FakeSession], Awaitable[int]]) -> None:
+        try:
+            code = await script(self)
+        except ShimError as exc:
+            await self._out.put(exc)
+        else:
+            await self._out.put(Ended(code))
+
+    # --- for the script
+
+    async def out(self, data: bytes, stream: OutStream = OutStream.STDOUT) -> None:
+        await self._out.put(Output(stream, data))
+
+    async def err(self, data: bytes) -> None:
+        await self.out(data, OutStream.STDERR)
+
+    # --- the port
+
+    async def read(self) -> Output | Ended:
+        event = await self._out.get()
+        if isinstance(event, ShimError):
+            raise event
+        return event
+
+    async def write_stdin(self, data: bytes) -> None:
+        await self.stdin.put(data)
+        self.taken += len(data)
+
+    async def close_stdin(self) -> None:
+        await self.stdin.put(b"")
+
+    async def resize(self, width: int, height: int) -> None:
+        await self.sizes.put((width, height))
+
+    async def close(self) -> None:
+        assert not self.closed.is_set(), "closed twice"
+        self._guest.cancel()
+        self.closed.set()
+
+
+class FakeSessions:
+    """Implements `virtshim.ports.Execs` and `Attaches`. `refuse` is raised instead of starting."""
+
+    def __init__(self) -> None:
+        self.script: Callable[[FakeSession], Awaitable[int]] = echo
+        self.refuse: Exception | None = None
+        self.started: list[FakeSession] = []
+        self.requests: list[ExecRequest | AttachStreams] = []
+
+    async def start(self, request: ExecRequest) -> FakeSession:
+        return self._made(request)
+
+    async def attach(self, request: AttachStreams) -> FakeSession:
+        return self._made(request)
+
+    def _made(self, request: ExecRequest | AttachStreams) -> FakeSession:
+        self.requests.append(request)
+        if self.refuse is not None:
+            raise self.refuse
+        session = FakeSession(self.script)
+        self.started.append(session)
+        return session
+
+
+async def echo(session: FakeSession) -> int:
+    """cat: input comes out again; ends with it."""
+    while data := await session.stdin.get():
+        await session.out(data)
+    return 0

@@ -1,0 +1,65 @@
+"""Tokens: one use, one minute, a thousand at most."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.clock import FakeClock
+
+from virtshim.domain.errors import ResourceExhausted
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.streaming import AttachStreams, Streams
+from virtshim.streaming.tokens import Tokens
+
+ONE = AttachStreams(ContainerId("1" * 64), Streams(stdout=True))
+TWO = AttachStreams(ContainerId("2" * 64), Streams(stdout=True))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def tokens(clock: FakeClock) -> Tokens:
+    return Tokens(clock.monotonic)
+
+
+def test_a_token_brings_its_request_back_once(tokens):
+    token = tokens.issue(ONE)
+    assert tokens.redeem(token) is ONE
+    assert tokens.redeem(token) is None
+
+
+def test_an_unknown_token_brings_nothing(tokens):
+    tokens.issue(ONE)
+    assert tokens.redeem("") is None
+    assert tokens.redeem("x" * 22) is None
+
+
+@pytest.mark.parametrize(("seconds", "valid"), [(59.9, True), (60.0, False), (1e6, False)])
+def test_a_token_lives_a_minute(tokens, clock, seconds, valid):
+    token = tokens.issue(ONE)
+    clock.advance(seconds)
+    assert (tokens.redeem(token) is ONE) == valid
+
+
+def test_expired_tokens_make_room(tokens, clock):
+    for _ in range(500):
+        tokens.issue(ONE)
+    clock.advance(30)
+    for _ in range(500):
+        tokens.issue(ONE)
+    with pytest.raises(ResourceExhausted):
+        tokens.issue(ONE)
+    clock.advance(31)
+    for _ in range(500):
+        tokens.issue(TWO)
+    with pytest.raises(ResourceExhausted):
+        tokens.issue(TWO)
+
+
+def test_tokens_of_a_container_can_be_revoked(tokens):
+    mine, other = tokens.issue(ONE), tokens.issue(TWO)
+    tokens.revoke(lambda request: request is ONE)
+    assert tokens.redeem(mine) is None
+    assert tokens.redeem(other) is TWO

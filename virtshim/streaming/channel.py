@@ -1,0 +1,113 @@
+"""The client's connection as a bounded two-way channel of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from virtshim.streaming.pipe import Pipe
+
+# One read, and the most that waits to be sent to a client that does not read.
+PIECE: Final = 64 << 10
+
+_ESTABLISHED: Final = 1  # tcpi_state, the first byte of struct tcp_info
+
+
+class Gone(Exception):
+    """The peer has left, or the stream to it was reset."""
+
+
+# Seconds between two looks whether a client that we cannot read from is still there.
+_STALL_CHECK: Final = 5.0
+
+
+async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool]) -> None:
+    """Waits for room, as long as the client is there. Raises Gone."""
+    while True:
+        try:
+            async with asyncio.timeout(_STALL_CHECK):
+                await pipe.room()
+            break
+        except TimeoutError:
+            if gone():
+                raise Gone("the client left while its input waited") from None
+    pipe.put(data)
+
+
+class ByteChannel(Protocol):
+    async def receive(self) -> bytes:
+        """At least one byte; b"" when the peer sends no more. Raises Gone."""
+
+    async def send(self, data: bytes) -> None:
+        """Waits while the peer does not read. Raises Gone."""
+
+    def gone(self) -> bool:
+        """Whether the peer has left. Tells it also while nothing is read."""
+
+
+class TcpChannel:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._unread = b""
+        self._loop = asyncio.get_running_loop()
+        self.active_at = self._loop.time()
+        writer.transport.set_write_buffer_limits(high=PIECE)
+
+    async def receive(self) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        try:
+            data = await self._reader.read(PIECE)
+        except OSError as exc:
+            raise Gone(str(exc)) from exc
+        self.active_at = self._loop.time()
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """These bytes were received, and belong to whoever receives next."""
+        self._unread = data
+
+    async def send(self, data: bytes) -> None:
+        if not data:
+            return
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError as exc:
+            raise Gone(str(exc)) from exc
+        self.active_at = self._loop.time()
+
+    def gone(self) -> bool:
+        """Read from the kernel: while a full pipe keeps us from reading, no end of input is seen."""
+        if self._writer.transport.is_closing():
+            return True
+        sock = self._writer.get_extra_info("socket")
+        try:
+            return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED)
+        except OSError:
+            return True
+
+    async def idle(self, seconds: float) -> None:
+        """Returns when no byte has moved for so long."""
+        while True:
+            left = self.active_at + seconds - self._loop.time()
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
+
+    async def close(self, seconds: float) -> None:
+        """Sends what waits, says so, and reads the peer's rest: a close with unread bytes would throw away what the peer
+        has not read yet. After `seconds` the connection is cut."""
+        with contextlib.suppress(OSError, TimeoutError):
+            self._writer.transport.set_write_buffer_limits(high=0)  # drain() now waits for the last byte
+            async with asyncio.timeout(seconds):
+                await self._writer.drain()
+                self._writer.write_eof()
+                while await self._reader.read(PIECE):
+                    pass
+        self._writer.transport.abort()

@@ -1,0 +1,117 @@
+"""The HTTP side of a streaming connection, until it is switched to another protocol. h11 parses; this decides.
+
+Checks come in an order that tells strangers nothing: method and size, then Origin, then the token; only its owner learns
+what is wrong with the upgrade.
+"""
+
+from __future__ import annotations
+
+import http
+from dataclasses import dataclass, field
+from typing import Final
+
+import h11
+
+from virtshim.streaming.channel import Gone, TcpChannel
+
+# Bytes of request line and headers together.
+MOST_HEAD: Final = 16 << 10
+
+_METHODS: Final = ("GET", "POST")
+
+
+class Refused(Exception):
+    """The request is answered with this status and text."""
+
+    def __init__(self, status: int, text: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = headers
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`headers` have lower-case names, in order. `target` and headers hold what the client sent: secrets among it."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def values(self, name: str) -> list[str]:
+        """All values of a header; a comma separates values as a repeated header does."""
+        return [part.strip() for key, value in self.headers if key == name for part in value.split(",") if part.strip()]
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    def upgrades_to(self, protocol: str) -> bool:
+        connection = {value.lower() for value in self.values("connection")}
+        return "upgrade" in connection and protocol in {value.lower() for value in self.values("upgrade")}
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, channel: TcpChannel) -> None:
+        self._channel = channel
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
+        self._head_only = False
+
+    async def head(self) -> Head:
+        """Raises Refused, Gone."""
+        try:
+            request = await self._next()
+            if not isinstance(request, h11.Request):
+                raise Gone("no request came")
+            head = Head(
+                request.method.decode("latin-1"),
+                request.target.decode("latin-1"),
+                tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers),
+            )
+            self._head_only = head.method == "HEAD"
+            _check(head)
+            await self._next()  # the end of the message: it has no body
+        except h11.RemoteProtocolError as exc:
+            raise Refused(exc.error_status_hint, "the request is not HTTP/1.1 as it should be") from exc
+        return head
+
+    async def _next(self) -> h11.Event | type[h11.PAUSED]:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event  # type: ignore[return-value]  # NEED_DATA and PAUSED are of one type to the checker
+            data = await self._channel.receive()
+            if not data:
+                raise Gone("the client left before its request was whole")
+            self._http.receive_data(data)
+
+    async def switch(self, headers: list[tuple[str, str]]) -> bytes:
+        """Answers 101; HTTP is over. Bytes that the client has sent already, of the new protocol. Raises Gone."""
+        answer = h11.InformationalResponse(status_code=101, headers=headers, reason=b"Switching Protocols")
+        await self._channel.send(self._http.send(answer) or b"")
+        return bytes(self._http.trailing_data[0])
+
+    async def refuse(self, refused: Refused) -> None:
+        """Raises Gone."""
+        body = (refused.text + "\n").encode()
+        headers = (
+            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+            *refused.headers,
+        )
+        head = f"HTTP/1.1 {refused.status} {http.HTTPStatus(refused.status).phrase}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers)
+        await self._channel.send(head.encode("ascii") + b"\r\n" + (b"" if self._head_only else body))
+
+
+def _check(head: Head) -> None:
+    if head.method not in _METHODS:
+        raise Refused(405, "GET and POST are served here", (("Allow", ", ".join(_METHODS)),))
+    if any(name == "origin" for name, _ in head.headers):
+        # Browsers send it, the clients of Kubernetes do not: a web page has no business here.
+        raise Refused(403, "requests from web pages are not served")
+    if head.values("transfer-encoding") or any(length != "0" for length in head.values("content-length")):
+        raise Refused(400, "the request has a body")

@@ -1,0 +1,99 @@
+"""Remotecommand over WebSocket: channels 0 stdin, 1 stdout, 2 stderr, 3 error, 4 resize."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+from wsproto.frame_protocol import CloseReason
+
+from virtshim.domain.streaming import OutStream, Streams
+from virtshim.streaming.channel import put
+from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
+from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.status import Outcome, as_status, as_text
+from virtshim.streaming.websocket import WebSocket
+
+log = structlog.get_logger(__name__)
+
+# "" is spoken by clients that name no protocol: the oldest one.
+PROTOCOLS: Final = (
+    "v5.channel.k8s.io",
+    "v4.channel.k8s.io",
+    "v4.base64.channel.k8s.io",
+    "channel.k8s.io",
+    "base64.channel.k8s.io",
+    "",
+)
+
+_STDIN, _ERROR, _RESIZE = 0, 3, 4
+_OUT: Final = {OutStream.STDOUT: 1, OutStream.STDERR: 2}
+
+# v5: the second byte names a channel on which the client sends no more.
+_V5_CLOSE: Final = 255
+
+
+class WebSocketRemote:
+    """Implements `remotecommand.RemoteClient`."""
+
+    def __init__(self, ws: WebSocket, wanted: Streams, protocol: str) -> None:
+        self._ws = ws
+        self._in_base64 = "base64" in protocol
+        self._with_status = protocol.startswith(("v4.", "v5."))
+        self._closes = protocol.startswith("v5.")
+        self._out = {OutStream.STDOUT: wanted.stdout, OutStream.STDERR: wanted.stderr}
+        self._incoming = {_STDIN: Pipe(), _RESIZE: Pipe()}
+        if not wanted.stdin:
+            self._incoming[_STDIN].discard()
+            self._incoming[_STDIN].end()
+
+    async def run(self) -> None:
+        reader = ChannelReader(in_base64=self._in_base64)
+        try:
+            while (fragment := await self._ws.receive()) is not None:
+                piece = reader.feed(fragment)
+                if piece is None:
+                    continue
+                if piece.channel == _V5_CLOSE and self._closes:
+                    self._half_closed(piece.data)
+                elif piece.channel in self._incoming:
+                    await put(self._incoming[piece.channel], piece.data, self._ws.gone)
+        except BadMessage as exc:
+            log.info("streaming.websocket.broken", why=str(exc))
+            await self._ws.close(CloseReason.PROTOCOL_ERROR)
+        finally:
+            for pipe in self._incoming.values():
+                pipe.end()
+
+    def _half_closed(self, data: bytes) -> None:
+        pipe = self._incoming.get(data[0])
+        if pipe is not None:
+            pipe.end()
+
+    async def ready(self) -> None:
+        """An empty message on the first channel it can read tells the client that all is set up."""
+        first = next((number for stream, number in _OUT.items() if self._out[stream]), _ERROR)
+        await self._send(first, b"")
+
+    async def stdin(self) -> bytes:
+        return await self._incoming[_STDIN].read()
+
+    async def resize(self) -> bytes:
+        return await self._incoming[_RESIZE].read()
+
+    async def write(self, stream: OutStream, data: bytes) -> None:
+        if self._out[stream]:
+            await self._send(_OUT[stream], data)
+
+    async def finish(self, outcome: Outcome) -> None:
+        told = as_status(outcome) if self._with_status else as_text(outcome)
+        if told:
+            await self._send(_ERROR, told)
+        await self._ws.close()
+
+    def discard_input(self) -> None:
+        for pipe in self._incoming.values():
+            pipe.discard()
+
+    async def _send(self, channel: int, data: bytes) -> None:
+        await self._ws.send(encode(channel, data, in_base64=self._in_base64), text=self._in_base64)

@@ -1,0 +1,139 @@
+"""Exec and attach: joins a client (SPDY or WebSocket) to a session (a command in the guest, a console)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+import structlog
+
+from virtshim.domain.errors import ShimError
+from virtshim.domain.streaming import Ended, Output, OutStream
+from virtshim.ports import StreamSession
+from virtshim.streaming.channel import Gone
+from virtshim.streaming.racing import and_then_wait, unless
+from virtshim.streaming.status import Exited, Failed, Outcome
+from virtshim.streaming.terminal_size import SizeReader
+
+log = structlog.get_logger(__name__)
+
+# Seconds that the client gets to open its streams, to take the result and leave, and that a session gets to clean up.
+STREAM_CREATION: Final = 30.0
+_LEAVING: Final = 5.0
+_CLEAN_UP: Final = 10.0
+
+# Seconds that a session of a container that has ended gets to end by itself.
+_LAST_WORDS: Final = 2.0
+
+
+class RemoteClient(Protocol):
+    async def run(self) -> None:
+        """Moves bytes until the client leaves. Raises Gone."""
+
+    async def ready(self) -> None:
+        """Returns when the client has opened all its streams."""
+
+    async def stdin(self) -> bytes:
+        """b"" at the end."""
+
+    async def resize(self) -> bytes:
+        """Bytes of the resize stream; b"" at the end."""
+
+    async def write(self, stream: OutStream, data: bytes) -> None:
+        """What the client did not ask for is thrown away. Raises Gone."""
+
+    async def finish(self, outcome: Outcome) -> None:
+        """Ends the output and tells how it went. Raises Gone."""
+
+    def discard_input(self) -> None:
+        """What still comes is thrown away, so that the client's leaving is seen."""
+
+
+async def serve(client: RemoteClient, start: Callable[[], Awaitable[StreamSession]], ended: asyncio.Event) -> None:
+    """One session from its start to its end. `ended`: the container is gone, or the daemon stops."""
+    with contextlib.suppress(Gone):
+        await unless(_whole(client, start, ended), client.run())
+
+
+async def _whole(client: RemoteClient, start: Callable[[], Awaitable[StreamSession]], ended: asyncio.Event) -> None:
+    """While `client.run` runs beside it."""
+    outcome = await _outcome(client, start, ended)
+    client.discard_input()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LEAVING):
+            await client.finish(outcome)
+    # What the client has not read when the connection closes may be lost: it should close first.
+    await asyncio.sleep(_LEAVING)
+
+
+async def _outcome(
+    client: RemoteClient, start: Callable[[], Awaitable[StreamSession]], ended: asyncio.Event
+) -> Outcome:
+    try:
+        async with asyncio.timeout(STREAM_CREATION):
+            await client.ready()
+    except TimeoutError:
+        return Failed(f"the client did not open its streams within {STREAM_CREATION:.0f} s")
+    try:
+        outcome = await unless(_conversation(client, start), _last_words(ended))
+    except ShimError as exc:
+        return Failed(str(exc))
+    except Gone:
+        raise
+    except Exception:
+        log.exception("streaming.session.crashed")
+        return Failed("virtshim failed to serve this session; its log has the details")
+    return outcome or Failed("the container has stopped, or virtshim is stopping")
+
+
+async def _last_words(ended: asyncio.Event) -> None:
+    await ended.wait()
+    await asyncio.sleep(_LAST_WORDS)
+
+
+async def _conversation(client: RemoteClient, start: Callable[[], Awaitable[StreamSession]]) -> Outcome | None:
+    """Raises ShimError, Gone."""
+    session = await start()
+    try:
+        return await unless(
+            _output(client, session),
+            and_then_wait(_feed(client, session)),
+            and_then_wait(_resize(client, session)),
+        )
+    finally:
+        await _closed(session)
+
+
+async def _output(client: RemoteClient, session: StreamSession) -> Outcome:
+    while True:
+        match await session.read():
+            case Output(stream, data):
+                await client.write(stream, data)
+            case Ended(code):
+                return Exited(code)
+
+
+async def _feed(client: RemoteClient, session: StreamSession) -> None:
+    """A session that takes no input any more tells why in `read`."""
+    with contextlib.suppress(ShimError):
+        while data := await client.stdin():
+            await session.write_stdin(data)
+        await session.close_stdin()
+
+
+async def _resize(client: RemoteClient, session: StreamSession) -> None:
+    sizes = SizeReader()
+    with contextlib.suppress(ShimError):
+        while data := await client.resize():
+            if size := sizes.feed(data):
+                await session.resize(size.width, size.height)
+
+
+async def _closed(session: StreamSession) -> None:
+    try:
+        async with asyncio.timeout(_CLEAN_UP):
+            await session.close()
+    except TimeoutError:
+        log.warning("streaming.session.stuck", seconds=_CLEAN_UP)

@@ -1,0 +1,123 @@
+"""The streaming server: one event loop on a thread of its own, a listening socket on loopback, sessions in between."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from virtshim.domain.errors import InternalError, Unimplemented, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.streaming import ExecRequest, StreamRequest
+from virtshim.ports import Attaches, Clock, Execs
+from virtshim.streaming.door import Door
+from virtshim.streaming.reception import KINDS, Limits, Reception, owner
+from virtshim.streaming.tokens import Tokens
+
+log = structlog.get_logger(__name__)
+
+_BACKLOG: Final = 128
+_START: Final = 10.0
+
+
+class StreamingServer:
+    """Implements `virtshim.ports.Streaming`."""
+
+    def __init__(self, address: str, port: int, clock: Clock, limits: Limits | None = None) -> None:
+        """`port` 0 lets the kernel choose one. Nothing happens before `start`."""
+        self._address = address
+        self._port = port
+        self._limits = limits or Limits()
+        self._tokens = Tokens(clock.monotonic)
+        self._reception: Reception | None = None
+        self._executes = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._base = ""
+
+    # --- life
+
+    def start(self, attaches: Attaches, execs: Execs | None = None) -> None:
+        """`execs` None: nothing can be executed in guests. Raises WrongState if the address cannot be listened on."""
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._address, self._port))
+            listener.listen(_BACKLOG)
+        except OSError as exc:
+            listener.close()
+            raise WrongState(
+                f"streaming: cannot listen on {self._address} port {self._port}: {exc.strerror}; "
+                "set streaming.port to a free one, or to 0"
+            ) from exc
+        host = f"[{self._address}]" if family == socket.AF_INET6 else self._address
+        self._base = f"http://{host}:{listener.getsockname()[1]}"
+        reception = Reception(self._tokens, attaches, execs, self._limits)
+        started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(reception, listener, started), name="streaming", daemon=True
+        )
+        self._thread.start()
+        self._loop = started.result(timeout=_START)
+        self._reception, self._executes = reception, execs is not None
+        log.info("streaming.serving", url=self._base)
+
+    @staticmethod
+    def _run(
+        reception: Reception,
+        listener: socket.socket,
+        started: concurrent.futures.Future[asyncio.AbstractEventLoop],
+    ) -> None:
+        async def main() -> None:
+            started.set_result(asyncio.get_running_loop())
+            async with Door(listener, reception.connected):
+                await reception.closing.wait()
+            await reception.farewell()
+
+        try:
+            asyncio.run(main())
+        except BaseException as exc:
+            if started.done():
+                log.exception("streaming.crashed")
+            else:
+                started.set_exception(exc)
+
+    def stop(self) -> None:
+        """Sessions are told to end and get a few seconds; then they are cut off. May be called twice."""
+        if self._reception is None or self._thread is None:
+            return
+        self._call(self._reception.closing.set)
+        self._thread.join()
+
+    # --- virtshim.ports.Streaming
+
+    def offer(self, request: StreamRequest) -> str:
+        if self._reception is None:
+            raise InternalError("the streaming server does not run")
+        if isinstance(request, ExecRequest) and not self._executes:
+            raise Unimplemented("virtshim does not implement Exec yet")
+        return f"{self._base}/{KINDS[type(request)]}/{self._tokens.issue(request)}"
+
+    def end_container(self, container: ContainerId) -> None:
+        self._end(container)
+
+    def end_sandbox(self, sandbox: SandboxId) -> None:
+        self._end(sandbox)
+
+    def _end(self, whose: ContainerId | SandboxId) -> None:
+        self._tokens.revoke(lambda request: owner(request) == whose)
+        if self._reception is not None:
+            self._call(self._reception.end, whose)
+
+    def _call(self, what: Callable[..., object], *args: object) -> None:
+        """On the loop; nothing if it runs no more."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed
+                self._loop.call_soon_threadsafe(what, *args)

@@ -1,0 +1,193 @@
+"""The server's side of one SPDY/3.1 connection: which stream is in which state. No I/O.
+
+    receive(bytes) -> events        what the client did
+    reply, data, reset, goaway      what we do
+    output() -> bytes               what must be sent now, answers to PING and the like included
+
+A client that breaks the protocol gets GOAWAY (in `output`), `receive` raises SpdyError, and nothing is to be received after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.streaming.spdy import frames
+from virtshim.streaming.spdy.frames import GoAwayStatus, SpdyError, Status
+from virtshim.streaming.spdy.headers import HeaderReader, HeaderWriter
+
+MOST_STREAMS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Wants `reply` or `reset`."""
+
+    stream: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Never empty."""
+
+    stream: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HalfClosed:
+    """The client sends no more on this stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The client wants no more of this stream."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoneAway:
+    """The client opens no more streams."""
+
+
+Event = Opened | Received | HalfClosed | Reset | GoneAway
+
+
+@dataclass(slots=True)
+class _State:
+    """Which halves are still open."""
+
+    client: bool = True
+    server: bool = True
+
+
+class SpdyConnection:
+    def __init__(self, most_streams: int = MOST_STREAMS) -> None:
+        self._most_streams = most_streams
+        self._decoder = frames.Decoder()
+        self._reader = HeaderReader()
+        self._writer = HeaderWriter()
+        self._streams: dict[int, _State] = {}
+        self._last = 0
+        self._leaving = False
+        self._broken: SpdyError | None = None
+        self._out: list[bytes] = []
+
+    # --- from the client
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Raises SpdyError; the events before the mistake are lost with the connection."""
+        if self._broken is not None:
+            raise self._broken
+        events: list[Event] = []
+        try:
+            for frame in self._decoder.feed(data):
+                events += self._take(frame)
+        except SpdyError as exc:
+            self._broken = exc
+            self._out.append(frames.goaway(self._last, GoAwayStatus.PROTOCOL_ERROR))
+            raise
+        return events
+
+    def _take(self, frame: frames.Frame) -> list[Event]:
+        match frame:
+            case frames.DataPiece():
+                return self._data(frame)
+            case frames.SynStream():
+                return self._opened(frame)
+            case frames.Headers():
+                self._reader.read(frame.block)
+                return self._client_done(frame.stream) if frame.fin else []
+            case frames.RstStream():
+                return [Reset(frame.stream)] if self._streams.pop(frame.stream, None) else []
+            case frames.Ping():
+                if frame.id % 2:  # ours would be even
+                    self._out.append(frames.ping(frame.id))
+                return []
+            case frames.GoAway():
+                return [GoneAway()]
+            case frames.SynReply():
+                raise SpdyError("SYN_REPLY for a stream that was never opened from here")
+            case frames.Ignored():
+                return []
+
+    def _opened(self, frame: frames.SynStream) -> list[Event]:
+        headers = self._reader.read(frame.block)
+        if frame.stream % 2 == 0 or frame.stream <= self._last:
+            raise SpdyError(f"stream id {frame.stream} after {self._last}: odd and rising ids are wanted")
+        self._last = frame.stream
+        if self._leaving or len(self._streams) >= self._most_streams:
+            self._out.append(frames.rst_stream(frame.stream, Status.REFUSED_STREAM))
+            return []
+        self._streams[frame.stream] = _State()
+        opened: list[Event] = [Opened(frame.stream, headers)]
+        return opened + (self._client_done(frame.stream) if frame.fin else [])
+
+    def _data(self, frame: frames.DataPiece) -> list[Event]:
+        state = self._streams.get(frame.stream)
+        if state is None:
+            # Bytes that were under way when the stream ended are normal; a stream that never was is not.
+            if frame.stream % 2 == 0 or frame.stream > self._last:
+                raise SpdyError(f"data for stream {frame.stream}, which was never opened")
+            return []
+        if not state.client:
+            self.reset(frame.stream, Status.STREAM_ALREADY_CLOSED)
+            return [Reset(frame.stream)]
+        events: list[Event] = [Received(frame.stream, frame.data)] if frame.data else []
+        return events + (self._client_done(frame.stream) if frame.fin else [])
+
+    def _client_done(self, stream: int) -> list[Event]:
+        state = self._streams.get(stream)
+        if state is None or not state.client:
+            return []
+        state.client = False
+        self._forget_if_closed(stream, state)
+        return [HalfClosed(stream)]
+
+    def _forget_if_closed(self, stream: int, state: _State) -> None:
+        if not (state.client or state.server):
+            del self._streams[stream]
+
+    # --- to the client; a stream that is gone meanwhile takes no more, without an error
+
+    def reply(self, stream: int) -> None:
+        """Accepts an opened stream. The client waits for it."""
+        if stream in self._streams:
+            self._out.append(frames.syn_reply(stream, self._writer.write({})))
+
+    def writable(self, stream: int) -> bool:
+        state = self._streams.get(stream)
+        return state is not None and state.server
+
+    def known(self, stream: int) -> bool:
+        """Whether one half at least is open."""
+        return stream in self._streams
+
+    def data(self, stream: int, payload: bytes, *, fin: bool = False) -> None:
+        """`fin`: we send no more on this stream."""
+        state = self._streams.get(stream)
+        if state is None or not state.server:
+            return
+        self._out.append(frames.data(stream, payload, fin=fin))
+        if fin:
+            state.server = False
+            self._forget_if_closed(stream, state)
+
+    def reset(self, stream: int, status: Status) -> None:
+        if self._streams.pop(stream, None):
+            self._out.append(frames.rst_stream(stream, status))
+
+    def goaway(self, status: GoAwayStatus = GoAwayStatus.OK) -> None:
+        """New streams are refused from now on."""
+        if not self._leaving:
+            self._leaving = True
+            self._out.append(frames.goaway(self._last, status))
+
+    def output(self) -> bytes:
+        out, self._out = b"".join(self._out), []
+        return out

@@ -1,0 +1,139 @@
+"""A SPDY client on the event loop: the protocol of `spdy.connection` over a byte channel, a bounded pipe for each stream.
+
+SPDY as Kubernetes speaks it has no flow control a stream: when a stream's pipe is full, the whole connection is not read until
+there is room. Memory stays bounded and nothing is lost; streams of one connection can hold each other up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from virtshim.streaming.channel import PIECE, ByteChannel, Gone, put
+from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.spdy.connection import (
+    Event,
+    GoneAway,
+    HalfClosed,
+    Opened,
+    Received,
+    Reset,
+    SpdyConnection,
+)
+from virtshim.streaming.spdy.frames import SpdyError, Status
+
+log = structlog.get_logger(__name__)
+
+
+class SpdyStream:
+    """One stream that the client opened. Writing to a stream that was reset raises Gone."""
+
+    def __init__(self, peer: SpdyPeer, number: int, headers: Mapping[str, str]) -> None:
+        self.number = number
+        self.headers = headers
+        self.incoming = Pipe()
+        self.reset_by_client = asyncio.Event()
+        self._peer = peer
+
+    async def read(self) -> bytes:
+        """b"" when the client sends no more (or has reset the stream)."""
+        return await self.incoming.read()
+
+    async def write(self, data: bytes) -> None:
+        for at in range(0, len(data), PIECE):
+            await self._peer.send(self.number, data[at : at + PIECE])
+
+    async def finish(self) -> None:
+        """We send no more. May be called twice."""
+        await self._peer.send(self.number, b"", fin=True)
+
+    async def reset(self, status: Status = Status.CANCEL) -> None:
+        self.incoming.discard()
+        self.incoming.end()
+        await self._peer.reset(self, status)
+
+
+class SpdyPeer:
+    def __init__(self, channel: ByteChannel, most_streams: int, on_open: Callable[[SpdyStream], Status | None]) -> None:
+        """`on_open` is called for each new stream and answers why it is refused, None if it is not."""
+        self._channel = channel
+        self._spdy = SpdyConnection(most_streams)
+        self._on_open = on_open
+        self._streams: dict[int, SpdyStream] = {}
+
+    async def run(self) -> None:
+        """Moves bytes until the client leaves. Raises Gone."""
+        try:
+            while data := await self._channel.receive():
+                try:
+                    events = self._spdy.receive(data)
+                except SpdyError as exc:
+                    log.info("streaming.spdy.broken", why=str(exc))
+                    return
+                finally:
+                    await self._flush()
+                for event in events:
+                    await self._handle(event)
+        finally:
+            for stream in self._streams.values():
+                stream.incoming.end()
+
+    async def _handle(self, event: Event) -> None:
+        match event:
+            case Opened(number, headers):
+                await self._opened(SpdyStream(self, number, headers))
+            case Received(number, data):
+                stream = self._streams.get(number)
+                if stream is not None:
+                    await put(stream.incoming, data, self._channel.gone)
+            case HalfClosed(number):
+                stream = self._streams.get(number)
+                if stream is not None:
+                    stream.incoming.end()
+                    self._forget_if_closed(number)
+            case Reset(number):
+                stream = self._streams.pop(number, None)
+                if stream is not None:
+                    stream.reset_by_client.set()
+                    stream.incoming.end()
+            case GoneAway():
+                pass
+
+    async def _opened(self, stream: SpdyStream) -> None:
+        refused = self._on_open(stream)
+        if refused is not None:
+            self._spdy.reset(stream.number, refused)
+        else:
+            self._streams[stream.number] = stream
+            self._spdy.reply(stream.number)
+        await self._flush()
+
+    async def send(self, number: int, data: bytes, *, fin: bool = False) -> None:
+        stream = self._streams.get(number)
+        if stream is None or not self._spdy.writable(number):
+            if fin:
+                return
+            raise Gone("the client has reset the stream")
+        self._spdy.data(number, data, fin=fin)
+        if fin:
+            self._forget_if_closed(number)
+        await self._flush()
+
+    async def reset(self, stream: SpdyStream, status: Status) -> None:
+        self._spdy.reset(stream.number, status)
+        self._streams.pop(stream.number, None)
+        await self._flush()
+
+    async def leave(self) -> None:
+        """Tells the client that the connection ends."""
+        self._spdy.goaway()
+        await self._flush()
+
+    def _forget_if_closed(self, number: int) -> None:
+        if not self._spdy.known(number):
+            self._streams.pop(number, None)
+
+    async def _flush(self) -> None:
+        await self._channel.send(self._spdy.output())

@@ -1,0 +1,60 @@
+"""How a session ended, as clients read it on the error stream. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+# Bytes of an error text that reaches the user.
+_MOST_TEXT: Final = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    message: str
+
+
+Outcome = Exited | Failed
+
+
+def as_status(outcome: Outcome) -> bytes:
+    """A metav1.Status, for protocols v4 and later. Clients take the exit code from the cause named ExitCode."""
+    status: dict[str, Any]
+    match outcome:
+        case Exited(0):
+            status = {"metadata": {}, "status": "Success"}
+        case Exited(code):
+            status = {
+                "metadata": {},
+                "status": "Failure",
+                "message": f"command terminated with exit code {code}",
+                "reason": "NonZeroExitCode",
+                "details": {"causes": [{"reason": "ExitCode", "message": str(code & 0xFF)}]},
+            }
+        case Failed(message):
+            status = {
+                "metadata": {},
+                "status": "Failure",
+                "message": message[:_MOST_TEXT],
+                "reason": "InternalError",
+                "details": {"causes": [{"message": message[:_MOST_TEXT]}]},
+                "code": 500,
+            }
+    return json.dumps(status).encode()
+
+
+def as_text(outcome: Outcome) -> bytes:
+    """For the protocols before v4: nothing means success."""
+    match outcome:
+        case Exited(0):
+            return b""
+        case Exited(code):
+            return f"command terminated with exit code {code}".encode()
+        case Failed(message):
+            return message[:_MOST_TEXT].encode(errors="replace")

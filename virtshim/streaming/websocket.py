@@ -1,0 +1,101 @@
+"""WebSocket messages over a byte channel; the protocol itself is wsproto's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError
+
+from virtshim.streaming.channel import ByteChannel
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A piece of a message, as it arrived; messages may be of any length. `data` may be empty."""
+
+    data: bytes
+    starts: bool
+    ends: bool
+
+
+class WebSocket:
+    """The server's side, after the handshake. One task receives; any may send."""
+
+    def __init__(self, channel: ByteChannel) -> None:
+        self._channel = channel
+        self._ws = Connection(ConnectionType.SERVER)
+        self._fragments: deque[Fragment] = deque()
+        self._between_messages = True
+        self._closed = False
+
+    async def receive(self) -> Fragment | None:
+        """None when the client has closed. Raises Gone."""
+        while not self._fragments:
+            if self._closed:
+                return None
+            data = await self._channel.receive()
+            if not data:
+                return None
+            self._ws.receive_data(data)
+            for event in self._ws.events():
+                await self._handle(event)
+        return self._fragments.popleft()
+
+    async def _handle(self, event: Event) -> None:
+        match event:
+            case BytesMessage() | TextMessage():
+                data = event.data.encode() if isinstance(event.data, str) else bytes(event.data)
+                self._fragments.append(Fragment(data, self._between_messages, event.message_finished))
+                self._between_messages = event.message_finished
+            case Ping():
+                await self._send(event.response())
+            case CloseConnection():
+                # The client's own close, or wsproto's verdict on a frame that breaks the protocol.
+                self._closed = True
+                await self._send(CloseConnection(code=event.code, reason=event.reason))
+            case _:
+                pass
+
+    async def send(self, data: bytes, *, text: bool = False) -> None:
+        """One whole message. Raises Gone."""
+        await self._send(TextMessage(data=data.decode("ascii")) if text else BytesMessage(data=data))
+
+    async def close(self, code: CloseReason = CloseReason.NORMAL_CLOSURE) -> None:
+        if self._ws.state is ConnectionState.OPEN:
+            await self._send(CloseConnection(code=code))
+
+    async def _send(self, event: Event) -> None:
+        with contextlib.suppress(LocalProtocolError):  # closing already
+            await self._channel.send(self._ws.send(event))
+
+    def gone(self) -> bool:
+        return self._closed or self._channel.gone()
+
+
+class TunnelChannel:
+    """A byte channel inside a WebSocket: binary messages one after another. Empty ones are legal and mean nothing."""
+
+    def __init__(self, ws: WebSocket) -> None:
+        self._ws = ws
+
+    async def receive(self) -> bytes:
+        while (fragment := await self._ws.receive()) is not None:
+            if fragment.data:
+                return fragment.data
+        return b""
+
+    async def send(self, data: bytes) -> None:
+        if data:
+            await self._ws.send(data)
+
+    def gone(self) -> bool:
+        return self._ws.gone()
+
+    async def close(self) -> None:
+        """Raises Gone."""
+        await self._ws.close()
