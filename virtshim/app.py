@@ -43,12 +43,14 @@ from virtshim.ports import (
     Streaming,
     VmReadings,
 )
+from virtshim.services.announce import Announcer
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.create_container import CreateContainer, Sizes
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
 from virtshim.services.node_status import NodeStatus
+from virtshim.services.pod_changes import PodChanges
 from virtshim.services.recover import Recover
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.remove_sandbox import RemoveSandbox
@@ -64,6 +66,9 @@ from virtshim.streaming.server import StreamingServer
 from virtshim.volumes.root import RootDiskStore
 
 _EMBED = "qemu:///embed?root="
+
+# GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
+_MOST_LISTENERS = 16
 
 # Seconds that libvirt and tapmanager get to answer at start.
 _START_LIMIT = 90.0
@@ -94,10 +99,11 @@ class App:
     images: ImageUse
     recover: Recover
     events: VmEvents
+    announcer: Announcer
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
-        runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
+        runtime = RuntimeServicer(self.services, self.announcer)  # type: ignore[abstract]
         image = ImageServicer(self.images)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image)
 
@@ -123,7 +129,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     images = ImageUse(a.records, a.files, a.clock)
     exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks, a.streaming)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
-    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, locks)
+    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks)
     stop_sandbox = StopSandbox(
         a.records, a.networks, stop_container, a.clock, locks, settings.cri.stop_timeout, a.streaming
     )
@@ -163,7 +169,16 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         clock=a.clock,
         timeout=settings.cri.stop_timeout,
     )
-    return App(a, services, images, recover, VmEvents(a.records, exits))
+    return App(a, services, images, recover, VmEvents(a.records, exits), _announcer(settings, a))
+
+
+def _announcer(settings: Settings, a: Adapters) -> Announcer:
+    most = min(_MOST_LISTENERS, settings.cri.max_calls // 4)
+    announcer = Announcer(Stamps(a.clock, a.records.newest_stamp()), most)
+    changes = PodChanges(a.records, announcer)
+    a.records.sandboxes.on_change(changes.sandbox_changed)
+    a.records.containers.on_change(changes.container_changed)
+    return announcer
 
 
 def _create_container(

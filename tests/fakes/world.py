@@ -47,7 +47,9 @@ class WatchedRecords:
     def __init__(self, records: SqliteRecords, journal: Journal) -> None:
         self.real = records
         for table in ("sandboxes", "containers", "images"):
-            setattr(self, table, Watched(f"records.{table}", getattr(records, table), journal, ("get", "all")))
+            setattr(
+                self, table, Watched(f"records.{table}", getattr(records, table), journal, ("get", "all", "on_change"))
+            )
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self.real, attribute)

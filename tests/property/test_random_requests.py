@@ -148,7 +148,7 @@ def real_ids(world: World) -> tuple[list[str], list[str]]:
 BOUNDED = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-@pytest.mark.parametrize("rpc", sorted(RPCS))
+@pytest.mark.parametrize("rpc", sorted(set(RPCS) - {"GetContainerEvents"}))  # whose request is empty and answer endless
 def test_any_message_is_answered_or_refused(node: tuple[World, Client], rpc: str) -> None:
     world, client = node
 

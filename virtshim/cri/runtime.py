@@ -13,6 +13,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
+from virtshim.cri.events import EventCalls
 from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.stats import StatsCalls
 from virtshim.cri.streaming import StreamingCalls
@@ -21,6 +22,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports import Clock, Records, Streaming
+from virtshim.services.announce import Announcer
 from virtshim.services.create_container import CreateContainer
 from virtshim.services.lookup import find_container, find_sandbox, get_container, get_sandbox
 from virtshim.services.node_status import NodeStatus
@@ -59,11 +61,12 @@ class Services:
     streaming: Streaming
 
 
-class RuntimeServicer(MetricsCalls, StatsCalls, StreamingCalls, api_pb2_grpc.RuntimeServiceServicer):
-    """What is not defined here answers UNIMPLEMENTED."""
+class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_pb2_grpc.RuntimeServiceServicer):
+    """What is not defined here or in a base answers UNIMPLEMENTED."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, announcer: Announcer) -> None:
         self._do = services
+        self._announcer = announcer
 
     # --- node
 

@@ -61,6 +61,7 @@ class CriServer:
                 ("grpc.so_reuseport", 0),
             ),
         )
+        self._runtime = runtime
         api_pb2_grpc.add_RuntimeServiceServicer_to_server(runtime, self._server)
         api_pb2_grpc.add_ImageServiceServicer_to_server(image, self._server)
 
@@ -80,8 +81,10 @@ class CriServer:
         log.info("cri.serving", socket=self._path)
 
     def stop(self, grace: float) -> None:
-        """New calls are refused at once; those under way get `grace` seconds."""
-        self._server.stop(grace).wait()
+        """New calls are refused and event streams ended at once; other calls under way get `grace` seconds."""
+        stopped = self._server.stop(grace)
+        self._runtime.end_streams()
+        stopped.wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

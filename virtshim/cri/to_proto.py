@@ -8,6 +8,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUse, Image
 from virtshim.domain.sandbox import Sandbox
+from virtshim.services.announce import Change, PodChange
 
 _CONTAINER_STATE = {
     ContainerPhase.CREATING: pb.CONTAINER_CREATED,
@@ -128,6 +129,24 @@ def _resources(resources: Resources) -> pb.LinuxContainerResources:
         ],
         unified=resources.unified,
         memory_swap_limit_in_bytes=resources.memory_swap_limit_bytes,
+    )
+
+
+_EVENT_TYPE = {
+    Change.CREATED: pb.CONTAINER_CREATED_EVENT,
+    Change.STARTED: pb.CONTAINER_STARTED_EVENT,
+    Change.STOPPED: pb.CONTAINER_STOPPED_EVENT,
+    Change.DELETED: pb.CONTAINER_DELETED_EVENT,
+}
+
+
+def event(change: PodChange) -> pb.ContainerEventResponse:
+    return pb.ContainerEventResponse(
+        container_id=change.id,
+        container_event_type=_EVENT_TYPE[change.kind],
+        created_at=change.at,
+        pod_sandbox_status=sandbox_status(change.sandbox),
+        containers_statuses=[container_status(container) for container in change.containers],
     )
 
 

@@ -143,6 +143,11 @@ class Container:
     def removing(self) -> Container:
         return self._to(ContainerPhase.REMOVING)
 
+    def ended_by_removal(self, how: Exit) -> Container:
+        """It ran when its removal began."""
+        at = max(how.finished_at, self.started_at, self.created_at)
+        return dataclasses.replace(self.removing(), exit=dataclasses.replace(how, finished_at=at))
+
     @property
     def is_visible(self) -> bool:
         return self.phase is not ContainerPhase.CREATING

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Consoles, Hypervisor, Records, RootDisks
+from virtshim.ports import Clock, Consoles, Hypervisor, Records, RootDisks
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 
@@ -23,6 +23,7 @@ class RemoveContainer:
     consoles: Consoles
     disks: RootDisks
     images: ImageUse
+    clock: Clock
     locks: PodLocks
 
     def remove(self, wanted: Container) -> None:
@@ -31,13 +32,17 @@ class RemoveContainer:
             container = self.records.containers.get(wanted.id)
             if container is None:
                 return
-            self.records.containers.replace(container.removing())
             domain = uuid.UUID(container.domain_uuid)
+            removing = container.removing()
+            self.records.containers.replace(removing)
             self.hypervisor.destroy(domain)
             try:
                 self.consoles.finish(container.id)
             except ShimError as exc:  # a full disk, say: removal is what makes room
                 log.warning("console.unfinished", container=container.id.short, error=str(exc))
+            if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
+                how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while it ran")
+                self.records.containers.replace(removing.ended_by_removal(how))
             self.hypervisor.undefine(domain)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)

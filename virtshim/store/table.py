@@ -48,37 +48,31 @@ class SqliteTable(Generic[K, R]):
         with engine.connect() as connection:
             rows = connection.execute(select(mapping.table.c.document).order_by(mapping.table.c[mapping.order]))
             records = [mapping.parse(document) for (document,) in rows]
+        self._tell: Callable[[R | None, R | None], None] = lambda _before, _after: None
         self._memory = {mapping.key_of(record): record for record in records}
 
+    def on_change(self, tell: Callable[[R | None, R | None], None]) -> None:
+        """From now on `tell(before, after)` is called for each change once it is on disk and in memory, in the order of the
+        changes; None where there was, or is, no record. It may read tables, and must neither wait nor write."""
+        self._tell = tell
+
     def add(self, record: R) -> None:
-        key = self._map.key_of(record)
-        self._write(
-            insert(self._map.table).values(**self._map.columns(record)), lambda: self._memory.__setitem__(key, record)
-        )
+        self._write(insert(self._map.table).values(**self._map.columns(record)), self._map.key_of(record), record)
 
     def replace(self, record: R) -> None:
         key = self._map.key_of(record)
         statement = update(self._map.table).where(self._key_column == self._map.key_text(key))
-        changed = self._write(
-            statement.values(**self._map.columns(record)), lambda: self._memory.__setitem__(key, record)
-        )
-        if not changed:
+        if not self._write(statement.values(**self._map.columns(record)), key, record):
             raise NotFound(f"{self._map.what} {self._map.key_text(key)} is gone")
 
     def put(self, record: R) -> None:
-        key = self._map.key_of(record)
         columns = self._map.columns(record)
         statement = insert(self._map.table).values(**columns)
-        self._write(
-            statement.on_conflict_do_update(index_elements=[self._key_column], set_=columns),
-            lambda: self._memory.__setitem__(key, record),
-        )
+        statement = statement.on_conflict_do_update(index_elements=[self._key_column], set_=columns)
+        self._write(statement, self._map.key_of(record), record)
 
     def delete(self, key: K) -> None:
-        self._write(
-            delete(self._map.table).where(self._key_column == self._map.key_text(key)),
-            lambda: self._memory.pop(key, None),
-        )
+        self._write(delete(self._map.table).where(self._key_column == self._map.key_text(key)), key, None)
 
     def get(self, key: K) -> R | None:
         return self._memory.get(key)
@@ -86,8 +80,9 @@ class SqliteTable(Generic[K, R]):
     def all(self) -> Sequence[R]:
         return list(self._memory.values())
 
-    def _write(self, statement: Insert | Update | Delete, remember: Callable[[], object]) -> int:
-        """One transaction; memory follows after the commit and before anyone else may write. Returns the rows changed."""
+    def _write(self, statement: Insert | Update | Delete, key: K, record: R | None) -> int:
+        """One transaction; memory follows after the commit and before anyone else may write. `record` is None for a
+        deletion. Returns the rows changed."""
         with self._lock:
             try:
                 with self._engine.begin() as connection:
@@ -97,7 +92,12 @@ class SqliteTable(Generic[K, R]):
             except OperationalError as exc:
                 raise database_trouble(exc) from exc
             if changed:
-                remember()
+                before = self._memory.get(key)
+                if record is None:
+                    self._memory.pop(key, None)
+                else:
+                    self._memory[key] = record
+                self._tell(before, record)
             return changed
 
 

@@ -33,6 +33,7 @@ def test_the_record_goes_last(world: World) -> None:
         "records.containers.replace",
         "vms.destroy",
         "consoles.finish",
+        "records.containers.replace",  # with its exit
         "vms.undefine",
         "disks.delete",
         "records.containers.delete",

@@ -1,0 +1,182 @@
+"""GetContainerEvents: what happens to pods, as it happens, for several clients at once."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fakes.cri import Client, refused, served
+from fakes.journal import PATIENCE
+from fakes.world import World
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.config import Cri
+from virtshim.cri import events
+from virtshim.domain.vm import OffReason
+from virtshim.services import announce
+
+pytestmark = pytest.mark.cri
+
+CREATED, STARTED = pb.CONTAINER_CREATED_EVENT, pb.CONTAINER_STARTED_EVENT
+STOPPED, DELETED = pb.CONTAINER_STOPPED_EVENT, pb.CONTAINER_DELETED_EVENT
+
+
+@contextlib.contextmanager
+def following(client: Client, seconds: float = PATIENCE) -> Iterator[Any]:
+    """A stream that misses nothing from here on."""
+    stream = client.GetContainerEvents(pb.GetEventsRequest(), timeout=seconds)
+    stream.initial_metadata()
+    yield stream
+    stream.cancel()
+
+
+def taken(stream: Any, count: int) -> list[pb.ContainerEventResponse]:
+    return [next(stream) for _ in range(count)]
+
+
+def until(condition: Any, what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what
+        threading.Event().wait(0.005)
+
+
+def whole_life(client: Client, name: str = "web") -> tuple[str, str]:
+    sandbox, container = client.running(name)
+    client.stop(container)
+    client.remove(container)
+    client.stop_pod(sandbox)
+    client.remove_pod(sandbox)
+    return sandbox, container
+
+
+def test_a_pods_life_is_told_in_order_to_every_client(client: Client) -> None:
+    with following(client) as one, following(client) as two:
+        sandbox, container = whole_life(client)
+        first, second = taken(one, 8), taken(two, 8)
+    assert first == second
+    assert [(event.container_id, event.container_event_type) for event in first] == [
+        *((sandbox, CREATED), (sandbox, STARTED)),
+        *((container, CREATED), (container, STARTED), (container, STOPPED), (container, DELETED)),
+        *((sandbox, STOPPED), (sandbox, DELETED)),
+    ]
+    stamps = [event.created_at for event in first]
+    assert stamps == sorted(set(stamps))
+
+
+def test_each_event_holds_the_pods_status_and_its_containers_as_they_were(client: Client) -> None:
+    with following(client) as stream:
+        sandbox = client.run()
+        pod_status = client.pod_status(sandbox)
+        container = client.create(sandbox)
+        client.start(container)
+        running = client.status(container)
+        client.stop(container)
+        exited = client.status(container)
+        client.remove(container)
+        client.remove_pod(sandbox)
+        told = taken(stream, 8)
+    for event in told:
+        assert event.pod_sandbox_status.metadata == pod_status.metadata
+        assert event.pod_sandbox_status.id == sandbox
+    assert [event.pod_sandbox_status.state for event in told] == [pb.SANDBOX_READY] * 6 + [pb.SANDBOX_NOTREADY] * 2
+    assert told[0].pod_sandbox_status == pod_status
+    statuses = [list(event.containers_statuses) for event in told]
+    assert statuses[:2] == statuses[6:] == [[], []]
+    assert [[one.state for one in pod] for pod in statuses[2:6]] == [
+        [pb.CONTAINER_CREATED],
+        [pb.CONTAINER_RUNNING],
+        [pb.CONTAINER_EXITED],
+        [pb.CONTAINER_EXITED],
+    ]
+    assert statuses[3] == [running]
+    assert statuses[4] == statuses[5] == [exited]
+
+
+def test_a_guest_that_shuts_itself_down_is_told_without_any_call(client: Client, world: World) -> None:
+    _, container = client.running()
+    (vm,) = world.records.containers.all()
+    with following(client) as stream:
+        world.outside.vms.end(world.domain(vm.id), OffReason.SHUTDOWN)
+        event = next(stream)
+    assert (event.container_id, event.container_event_type) == (container, STOPPED)
+    (status,) = event.containers_statuses
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 0, "Completed")
+
+
+def test_a_client_that_goes_frees_its_place_at_once(client: Client, world: World) -> None:
+    with following(client):
+        assert world.app.announcer.is_heard
+    until(lambda: not world.app.announcer.is_heard, "the subscription of a client that left is still there")
+
+
+def test_a_connection_that_breaks_frees_its_place(client: Client, world: World) -> None:
+    other = Client(client.address.removeprefix("unix:"))
+    stream = other.GetContainerEvents(pb.GetEventsRequest())
+    stream.initial_metadata()
+    other.channel.close()
+    until(lambda: not world.app.announcer.is_heard, "the subscription of a broken connection is still there")
+
+
+def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
+    with served(tmp_path, cri={"max_calls": 8}) as (world, client, _), contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(following(client))
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 clients follow events already"):
+            list(client.GetContainerEvents(pb.GetEventsRequest()))
+        assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
+        stack.close()
+        until(lambda: not world.app.announcer.is_heard, "no place was freed")
+        with following(client):
+            pass
+
+
+# Big enough that a client that does not read soon stops the server in the middle of a message.
+BIG = {"example.com/big": "x" * (1 << 20)}
+
+
+def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announce, "_ROOM", 8)
+    with following(client) as slow, following(client) as quick:
+        expected = []
+        for n in range(12):
+            sandbox = client.run(f"pod-{n}", annotations=BIG)
+            expected += [(sandbox, CREATED), (sandbox, STARTED)]
+            assert [(e.container_id, e.container_event_type) for e in taken(quick, 2)] == expected[-2:]
+        read = []
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "fell 8 events behind and was dropped"):
+            read.extend((event.container_id, event.container_event_type) for event in slow)
+    assert read == expected[: len(read)], "what it did get has no gaps"
+    assert len(read) < len(expected)
+
+
+def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce, "_ROOM", 2)
+    monkeypatch.setattr(events, "_LAST_CHANCE", 0.05)
+    with served(tmp_path, cri={"max_calls": 8}) as (world, client, _), contextlib.ExitStack() as stack:
+        for n in range(8):  # as many as there are threads
+            stack.enter_context(following(client))
+            for pod in range(8):
+                client.run(f"pod-{n}-{pod}", annotations=BIG)
+            assert not world.app.announcer.is_heard
+        assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
+
+
+def test_a_server_that_stops_ends_streams_at_once_and_says_so(world: World, tmp_path: Path) -> None:
+    settings = world.settings.model_copy(update={"cri": Cri(socket=str(tmp_path / "s"))})
+    server = world.app.server(settings)
+    server.start()
+    client = Client(settings.cri_socket)
+    with following(client) as stream:
+        started = time.monotonic()
+        server.stop(grace=PATIENCE)
+        assert time.monotonic() - started < PATIENCE / 2
+        with refused(grpc.StatusCode.UNAVAILABLE, "virtshim is stopping"):
+            next(stream)
+    client.channel.close()

@@ -1,0 +1,46 @@
+"""GetContainerEvents: one stream for each client that follows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cri import to_proto
+from virtshim.services.announce import Announcer
+
+# Seconds that a client that fell behind has to read what gRPC holds for it, and then why its stream ends. One that reads
+# nothing at all is cut off then: until it reads, its thread waits in the middle of a message.
+_LAST_CHANCE: Final = 10.0
+
+
+class EventCalls(api_pb2_grpc.RuntimeServiceServicer):
+    """Part of `RuntimeServicer`."""
+
+    _announcer: Announcer
+
+    def GetContainerEvents(
+        self, request: pb.GetEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ContainerEventResponse]:
+        """The initial metadata says that from here on nothing is missed."""
+        del request
+        cut = threading.Timer(_LAST_CHANCE, context.cancel)
+        cut.daemon = True
+        subscription = self._announcer.subscribe(on_drop=cut.start)
+        try:
+            if not context.add_callback(subscription.close):
+                return  # the client has gone already
+            context.send_initial_metadata(())
+            while (change := subscription.next()) is not None:
+                yield to_proto.event(change)
+        finally:
+            cut.cancel()
+            subscription.close()
+
+    def end_streams(self) -> None:
+        """The server stops: nobody waits for streams that never end by themselves."""
+        self._announcer.close()
