@@ -232,9 +232,10 @@ def built(settings: Settings) -> Iterator[App]:
     with contextlib.ExitStack() as stack:
         records = SqliteRecords(layout.database)
         stack.callback(records.close)
-        connection = Connection(_libvirt_uri(settings))
+        uri = _libvirt_uri(settings)
+        connection = Connection(uri)
         stack.callback(connection.close)
-        hypervisor = LibvirtHypervisor(connection, _profile(settings, records.node_id()))
+        hypervisor = LibvirtHypervisor(connection, _profile(settings, records.node_id()), uri)
         stack.callback(hypervisor.close)
         connection.start()
         consoles = ConsoleLogs(layout, clock)

@@ -12,8 +12,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from virtshim.cli.orphans import Orphans
 from virtshim.domain.errors import Unavailable, WrongState
 
 _START_LIMIT = 120.0
@@ -22,10 +23,12 @@ _STOP_LIMIT = 20.0
 
 @dataclass(slots=True)
 class Daemon:
-    """One child. It runs in a session of its own, so that Ctrl-C reaches it only through us, in the right order."""
+    """One child, started by way of `orphans`, as its parent may have adopted others. It runs in a session of its own, so
+    that Ctrl-C reaches it only through us, in the right order."""
 
     name: str
     argv: Sequence[str]
+    orphans: Orphans = field(default_factory=Orphans)
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, stopping: threading.Event | None = None) -> None:
@@ -38,8 +41,10 @@ class Daemon:
             ready.bind(f"{directory}/notify")
             environment = {k: v for k, v in os.environ.items() if k not in ("WATCHDOG_USEC", "WATCHDOG_PID")}
             environment["NOTIFY_SOCKET"] = f"{directory}/notify"
-            self.process = subprocess.Popen(
-                list(self.argv), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            self.process = self.orphans.start_child(
+                lambda: subprocess.Popen(
+                    list(self.argv), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+                )
             )
             self._await(ready, self.process, stopping)
 
@@ -76,12 +81,14 @@ class Daemon:
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
-def tapmanager_daemon(config_file: str) -> Daemon:
-    return Daemon("tapmanager", (*_ENDS_WITH_US, sys.executable, "-m", "tapmanager", "--config", config_file))
+def tapmanager_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
+    argv = (*_ENDS_WITH_US, sys.executable, "-m", "tapmanager", "--config", config_file)
+    return Daemon("tapmanager", argv, orphans or Orphans())
 
 
-def virtshim_daemon(config_file: str) -> Daemon:
-    return Daemon("virtshim", (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "serve", "--config", config_file))
+def virtshim_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
+    argv = (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "serve", "--config", config_file)
+    return Daemon("virtshim", argv, orphans or Orphans())
 
 
 def need_root() -> None:

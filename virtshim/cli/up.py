@@ -13,6 +13,7 @@ from rich.console import Console
 
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, refuse_routed, write_node
+from virtshim.cli.orphans import Orphans
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.process import run
 from vmwrapper import bundle
@@ -42,7 +43,9 @@ def up_command(options: NodeOptions) -> int:
 
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
-        daemons = (tapmanager_daemon(node.config_file), virtshim_daemon(node.config_file))
+        orphans = Orphans()
+        daemons = (tapmanager_daemon(node.config_file, orphans), virtshim_daemon(node.config_file, orphans))
+        orphans.adopt()
         try:
             for daemon in daemons:
                 console.print(f"up: starting {daemon.name}")

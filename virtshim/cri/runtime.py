@@ -14,6 +14,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
 from virtshim.cri.events import EventCalls
+from virtshim.cri.list_items import ListItems, WholeAnswer
 from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.stats import StatsCalls
 from virtshim.cri.streaming import StreamingCalls
@@ -67,6 +68,14 @@ class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_
     def __init__(self, services: Services, announcer: Announcer) -> None:
         self._do = services
         self._announcer = announcer
+        self._sandbox_list = ListItems(to_proto.sandbox_item)
+        self._container_list = ListItems(to_proto.container_item)
+        self._all_sandboxes = WholeAnswer[Sandbox, pb.ListPodSandboxResponse](
+            lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.of(found))
+        )
+        self._all_containers = WholeAnswer[Container, pb.ListContainersResponse](
+            lambda found: pb.ListContainersResponse(containers=self._container_list.of(found))
+        )
 
     # --- node
 
@@ -153,6 +162,8 @@ class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_
         self, request: pb.ListPodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.ListPodSandboxResponse:
         del context
+        if not request.filter.ByteSize():
+            return self._all_sandboxes.of(list_sandboxes(self._do.records, Filter()))
         return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter))
 
     def StreamPodSandboxes(
@@ -164,7 +175,7 @@ class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_
 
     def _sandbox_items(self, wanted: pb.PodSandboxFilter) -> list[pb.PodSandbox]:
         found = list_sandboxes(self._do.records, Filter(id=wanted.id, labels=wanted.label_selector))
-        items = [to_proto.sandbox_item(sandbox) for sandbox in found]
+        items = self._sandbox_list.of(found)
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
         return items
@@ -226,6 +237,8 @@ class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_
         self, request: pb.ListContainersRequest, context: grpc.ServicerContext
     ) -> pb.ListContainersResponse:
         del context
+        if not request.filter.ByteSize():
+            return self._all_containers.of(list_containers(self._do.records, Filter()))
         return pb.ListContainersResponse(containers=self._container_items(request.filter))
 
     def StreamContainers(
@@ -239,7 +252,7 @@ class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_
         found = list_containers(
             self._do.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
         )
-        items = [to_proto.container_item(container) for container in found]
+        items = self._container_list.of(found)
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
         return items

@@ -27,6 +27,8 @@ from virtshim.hypervisor.errors import code_of, words_of
 from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.handover import hand_over
 from virtshim.hypervisor.power import ABSENT, to_power
+from virtshim.hypervisor.qemu_ends import QemuEnds
+from virtshim.hypervisor.qemu_process import pid_directory
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +57,17 @@ _TEST_FLAGS = _Flags(shut_down=0, undefine=0)
 
 
 class LibvirtHypervisor:
-    """Make it before `connection.start()`: it has to hear of each new connection. `close` ends the worker thread of
-    `on_power_event`; the connection is closed by whoever made it."""
+    """Make it before `connection.start()`: it has to hear of each new connection. `close` ends its own threads; the
+    connection is closed by whoever made it."""
 
-    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+    def __init__(self, connection: Connection, profile: NodeProfile, uri: str = "") -> None:
+        """`uri`: the connection's, if QEMU's processes may be looked at; else libvirt alone tells of their ends."""
         self._connection = connection
         self._profile = profile
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
-        self.close = self._events.close
+        self._ends = QemuEnds(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
+        self.close = self._end_threads
         connection.on_open(self._subscribe, self._tell_after_settling)
 
     def define(self, spec: VmSpec) -> None:
@@ -77,14 +81,17 @@ class LibvirtHypervisor:
     def start(self, domain: uuid.UUID) -> None:
         with self._connection.using(f"start VM {domain}") as conn:
             found = self._find(conn, domain)
-            if found.isActive():
+            if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
+            self._ends.starting(domain)
             found.create()
+            self._ends.follow(domain, found.name())
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
 
     def destroy(self, domain: uuid.UUID) -> None:
+        self._ends.destroying(domain)
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
         self._end(domain, "destroy", lambda found: found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT))
 
@@ -93,6 +100,8 @@ class LibvirtHypervisor:
             self._remove(self._find(conn, domain))
 
     def power(self, domain: uuid.UUID) -> PowerState:
+        if (over := self._ends.over(domain)) is not None:
+            return over
         try:
             with self._connection.using(f"read the state of VM {domain}") as conn:
                 # libvirt-python's annotation says str.
@@ -126,6 +135,10 @@ class LibvirtHypervisor:
         except libvirt.libvirtError as exc:
             _log.warning("libvirt cannot tell what %s can do: %s", self._profile.emulator, words_of(exc))
 
+    def _end_threads(self) -> None:
+        self._ends.close()
+        self._events.close()
+
     def _subscribe(self, conn: libvirt.virConnect) -> None:
         self._warm_up(conn)
         conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
@@ -137,11 +150,19 @@ class LibvirtHypervisor:
         wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON
         with contextlib.suppress(ShimError), self._connection.using("wait for VMs to be found again") as conn:
             conn.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE)
+        self._ends.forget_ends()
+        with contextlib.suppress(ShimError):
+            for domain in self.owned():
+                if domain.state.is_on:
+                    self._ends.follow(domain.uuid, domain.name)
         self._events.some_were_lost()
 
-    def _on_lifecycle(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
+    def _on_lifecycle(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, *_: object) -> None:
         """libvirt's event thread: hands over."""
-        self._events.happened(uuid.UUID(domain.UUIDString()))
+        which = uuid.UUID(domain.UUIDString())
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            self._ends.stopped(which)
+        self._events.happened(which)
 
     def _make_room(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
         """Removes an earlier definition of ours with this UUID; refuses when UUID or name belong to something
@@ -164,11 +185,18 @@ class LibvirtHypervisor:
 
     def _remove(self, domain: libvirt.virDomain) -> None:
         # Undefining a running domain would leave it running without a definition.
-        if domain.isActive():
+        if self._is_on(domain):
             raise WrongState(
                 f"VM {domain.name()} is running: it must be off before its definition is removed or replaced"
             )
         domain.undefineFlags(self._flags.undefine)
+
+    def _is_on(self, domain: libvirt.virDomain) -> bool:
+        """Waits for a libvirt that has not noticed yet that QEMU has ended."""
+        if self._ends.over(uuid.UUID(domain.UUIDString())) is not None:
+            with contextlib.suppress(libvirt.libvirtError):  # "not running" when it is through
+                domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
+        return bool(domain.isActive())
 
     def _end(self, domain: uuid.UUID, what: str, act: Callable[[libvirt.virDomain], object]) -> None:
         """`act`, unless it is off or gone; an error of `act` counts only if it is still on after that."""

@@ -37,8 +37,9 @@ SPEC = VmSpec(
     agent_socket=str(PLACE / "s/agent.sock"),
 )
 
-connection = Connection(embed.prepare(str(PLACE / "l"), embed.qemu_user()))
-hypervisor = LibvirtHypervisor(connection, NodeProfile("node", DomainType.QEMU, QEMU, QEMU, Cgroups.OFF))
+URI = embed.prepare(str(PLACE / "l"), embed.qemu_user())
+connection = Connection(URI)
+hypervisor = LibvirtHypervisor(connection, NodeProfile("node", DomainType.QEMU, QEMU, QEMU, Cgroups.OFF), URI)
 connection.start()
 assert connection.wait_open(60), connection.trouble()
 

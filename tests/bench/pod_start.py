@@ -1,0 +1,60 @@
+"""What a pod's way to its first byte costs, beside the same domain under bare libvirt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+from bare import BareLibvirt
+from figures import Figures, timed
+from node import Node
+from podclient import PodClient, container_config, pod_config
+
+
+def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures: Figures, number: int) -> None:
+    config = pod_config(f"bench-{number}", f"{node.directory}/logs/{number}")
+    made: dict[str, str] = {}
+    figures.add("phase_sandbox_ms", timed(lambda: made.update(pod=cri.run_pod(config))), "ms")
+    figures.add("phase_pull_ms", timed(lambda: made.update(image=cri.pull(image))), "ms")
+    wanted = container_config(made["image"], 64 << 20)
+    figures.add("create_ms", timed(lambda: made.update(vm=cri.create(made["pod"], wanted, config))), "ms")
+    bare.define_like(made["vm"])
+    started = time.monotonic()
+    # Which one goes first changes from round to round.
+    if number % 2:
+        plain = timed(bare.start)
+        started = time.monotonic()
+        ours = timed(lambda: cri.start(made["vm"]))
+        first = first_byte_ms(node, made["vm"], started)
+    else:
+        ours = timed(lambda: cri.start(made["vm"]))
+        first = first_byte_ms(node, made["vm"], started)
+        plain = timed(bare.start)
+    bare.remove()
+    figures.add("phase_start_ms", ours, "ms")
+    figures.add("phase_first_byte_ms", first, "ms")
+    figures.add("bare_libvirt_start_ms", plain, "ms")
+    figures.add("start_ratio", ours / plain, "ratio")
+    figures.add("phase_stop_ms", timed(lambda: cri.stop(made["vm"], 0)), "ms")
+    figures.add("phase_remove_ms", timed(lambda: cri.remove_pod(made["pod"])), "ms")
+    figures.add("status_ms", timed(cri.pods), "ms")
+
+
+def first_byte_ms(node: Node, container: str, started: float) -> float:
+    """From the start request to the guest's first byte on the serial console."""
+    log = f"{node.directory}/state/containers/{container}/console.log"
+    while not os.path.exists(log) or not os.path.getsize(log):
+        if time.monotonic() - started > 60:
+            raise TimeoutError("the null guest wrote nothing")
+        time.sleep(0.001)
+    return (time.monotonic() - started) * 1000
+
+
+def vmwrapper_round(node: Node, figures: Figures) -> None:
+    """exec of vmwrapper to exec of the emulator, when libvirt only asks for capabilities."""
+    environment = {"VIRTSHIM_EMULATOR": "/bin/true", "PATH": os.defpath}
+    argv = [f"{node.directory}/bin/vmwrapper", "-version"]
+    wrapped = timed(lambda: subprocess.run(argv, env=environment, check=True))
+    plain = timed(lambda: subprocess.run(["/bin/true"], env=environment, check=True))
+    figures.add("vmwrapper_ms", wrapped - plain, "ms")

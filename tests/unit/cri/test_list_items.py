@@ -1,0 +1,85 @@
+"""List items: made once, made anew for a new record, and not kept for ever."""
+
+import dataclasses
+
+import pytest
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri import list_items
+from virtshim.cri.list_items import ListItems, WholeAnswer
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+
+PODS = [
+    Sandbox(SandboxId(f"{n:064x}"), PodKey("default", f"pod-{n}", "u", 0), SandboxConfig(), created_at=n)
+    for n in range(10)
+]
+
+
+class Maker:
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __call__(self, pod: Sandbox) -> pb.PodSandbox:
+        self.made.append(pod.key.name)
+        return pb.PodSandbox(id=pod.id.value, runtime_handler=pod.config.runtime_handler)
+
+
+@pytest.fixture
+def make() -> Maker:
+    return Maker()
+
+
+@pytest.fixture
+def items(make: Maker) -> ListItems[Sandbox, pb.PodSandbox]:
+    return ListItems(make)
+
+
+def test_an_item_is_made_once(items, make):
+    first = items.of(PODS)
+    assert items.of(PODS) == first
+    assert [item.id for item in first] == [pod.id.value for pod in PODS]
+    assert len(make.made) == 10
+
+
+def test_a_changed_record_has_a_new_item(items, make):
+    items.of(PODS)
+    changed = dataclasses.replace(PODS[3], config=SandboxConfig(runtime_handler="vm"))
+    answer = items.of([*PODS[:3], changed, *PODS[4:]])
+    assert [item.runtime_handler for item in answer] == ["", "", "", "vm", "", "", "", "", "", ""]
+    assert make.made[10:] == ["pod-3"]
+
+
+def test_a_filtered_list_uses_what_is_there_and_throws_nothing_away(items, make):
+    items.of(PODS)
+    assert len(items.of(PODS[:2])) == 2
+    items.of(PODS)
+    assert len(make.made) == 10
+
+
+def test_what_is_gone_is_not_kept(items, make):
+    items.of(PODS)
+    items.of(PODS[:6])
+    make.made.clear()
+    items.of(PODS)
+    assert make.made == ["pod-6", "pod-7", "pod-8", "pod-9"]
+
+
+def test_filtered_lists_alone_do_not_make_it_grow_for_ever(items, monkeypatch):
+    monkeypatch.setattr(list_items, "_MOST", 4)
+    for pod in PODS:
+        items.of([pod])
+    assert len(items._made) <= 5
+
+
+def test_a_whole_answer_is_made_again_only_when_a_record_is_another() -> None:
+    answers = WholeAnswer[Sandbox, pb.ListPodSandboxResponse](
+        lambda pods: pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=pod.id.value) for pod in pods])
+    )
+    first = answers.of(PODS)
+    assert answers.of(list(PODS)) is first
+    equal = dataclasses.replace(PODS[0])
+    for others in ([equal, *PODS[1:]], PODS[1:], [*PODS, equal], []):
+        answer = answers.of(others)
+        assert answer is not first
+        assert [item.id for item in answer.items] == [pod.id.value for pod in others]

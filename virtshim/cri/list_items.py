@@ -1,0 +1,61 @@
+"""Lists made once: kubelet asks for all pods and containers every second. Records never change (a change is a new record),
+so what was made of a record is right as long as that record is the one in the table."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from virtshim.domain.ids import ContainerId, SandboxId
+
+
+class _Record(Protocol):
+    @property
+    def id(self) -> SandboxId | ContainerId: ...
+
+
+R = TypeVar("R", bound=_Record)
+M = TypeVar("M", bound=Message)
+A = TypeVar("A", bound=Message)
+
+# Items of records that are gone stay until a list of (nearly) everything renews them; this many at most.
+_MOST: Final = 10_000
+
+
+class ListItems(Generic[R, M]):
+    """Used from any thread: at worst an item is made twice. The items are shared: put them into answers, change nothing."""
+
+    def __init__(self, make: Callable[[R], M]) -> None:
+        self._make = make
+        self._made: dict[str, tuple[R, M]] = {}
+
+    def of(self, records: Iterable[R]) -> list[M]:
+        made = self._made
+        wanted: dict[str, tuple[R, M]] = {}
+        for record in records:
+            found = made.get(record.id.value)
+            if found is None or found[0] is not record:
+                found = (record, self._make(record))
+            wanted[record.id.value] = found
+        if 2 * len(wanted) >= len(made) or len(made) > _MOST:
+            self._made = wanted
+        else:
+            made.update(wanted)
+        return [item for _, item in wanted.values()]
+
+
+class WholeAnswer(Generic[R, A]):
+    """The answer that holds all records; made anew when there is another record. Shared, as items are."""
+
+    def __init__(self, make: Callable[[Sequence[R]], A]) -> None:
+        self._make = make
+        self._last: tuple[Sequence[R], A] | None = None
+
+    def of(self, records: Sequence[R]) -> A:
+        last = self._last
+        if last is None or len(last[0]) != len(records) or not all(map(operator.is_, last[0], records)):
+            last = self._last = (records, self._make(records))
+        return last[1]

@@ -1,0 +1,175 @@
+"""The end of a VM's QEMU as the kernel tells it, until libvirt does. Must not say more than is certain.
+
+libvirt looks after a QEMU that closed its monitor in steps of 200 ms and keeps the VM locked meanwhile: its event comes
+late, and whoever asks it waits. A pidfd tells at once that QEMU has ended. Why it ended is libvirt's own rule: destroyed
+if we asked for that; shut down if QEMU said so before, which libvirt writes into the VM's status file before it lets QEMU
+end (qemuProcessHandleShutdown); else crashed. Under a libvirtd somebody else may have destroyed it, so there the last
+case is left to libvirt's own event.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.domain.vm import OffReason, Power, PowerState
+from virtshim.hypervisor import qemu_process
+
+# The beginning of a status file: `state` is of the words that virsh uses.
+_STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
+_BEGINNING: Final = 4096
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One QEMU. `why` if we are about to end it; `is_libvirts` once libvirt has told of its end."""
+
+    domain: uuid.UUID
+    name: str
+    why: OffReason | None = None
+    is_libvirts: bool = False
+
+
+class QemuEnds:
+    """`told` is called from a thread of its own when `over` has news of a domain. `directory` as `qemu_process` knows it;
+    "" follows nothing. `is_embedded`: libvirt is in this process."""
+
+    def __init__(self, directory: str, told: Callable[[uuid.UUID], None], *, is_embedded: bool) -> None:
+        self._directory = directory
+        self._told = told
+        self._is_embedded = is_embedded
+        self._lock = threading.Lock()
+        self._descriptors: dict[int, _Followed] = {}
+        self._over: dict[uuid.UUID, PowerState] = {}
+        self._thread: threading.Thread | None = None
+        self._poll = select.epoll()
+        self._closing = os.eventfd(0, os.EFD_CLOEXEC)
+        self._poll.register(self._closing, select.EPOLLIN)
+
+    def over(self, domain: uuid.UUID) -> PowerState | None:
+        """OFF and why, from QEMU's end until libvirt tells of it; else None: ask libvirt."""
+        with self._lock:
+            return self._over.get(domain)
+
+    def starting(self, domain: uuid.UUID) -> None:
+        """What is known is of an earlier run."""
+        self._drop(domain)
+
+    def follow(self, domain: uuid.UUID, name: str) -> None:
+        """It runs. One that cannot be found (it has just ended) is left to libvirt; a second call does nothing."""
+        if not self._directory:
+            return
+        with self._lock:
+            if self._of(domain):
+                return
+            descriptor = _pidfd(self._directory, name, domain)
+            if descriptor is None:
+                return
+            self._descriptors[descriptor] = _Followed(domain, name)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="qemu-ends", daemon=True)
+                self._thread.start()
+            self._poll.register(descriptor, select.EPOLLIN)
+
+    def destroying(self, domain: uuid.UUID) -> None:
+        """We are about to end it."""
+        with self._lock:
+            for followed in self._of(domain):
+                followed.why = OffReason.DESTROYED
+
+    def stopped(self, domain: uuid.UUID) -> None:
+        """libvirt has told of its end. Called on its event thread."""
+        self._drop(domain)
+
+    def forget_ends(self) -> None:
+        """Events may have been lost: libvirt is to be asked."""
+        with self._lock:
+            self._over.clear()
+
+    def close(self) -> None:
+        os.eventfd_write(self._closing, 1)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._lock:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def _of(self, domain: uuid.UUID) -> list[_Followed]:
+        return [followed for followed in self._descriptors.values() if followed.domain == domain]
+
+    def _drop(self, domain: uuid.UUID) -> None:
+        """From here on libvirt is asked."""
+        with self._lock:
+            self._over.pop(domain, None)
+            for descriptor, followed in list(self._descriptors.items()):
+                if followed.domain == domain:
+                    followed.is_libvirts = True
+                    self._forget(descriptor)
+
+    def _forget(self, descriptor: int) -> None:
+        del self._descriptors[descriptor]
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+
+    def _run(self) -> None:
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._closing:
+                    return
+                with self._lock:
+                    followed = self._descriptors.get(descriptor)
+                if followed is not None:
+                    self._ended(descriptor, followed)
+
+    def _ended(self, descriptor: int, followed: _Followed) -> None:
+        why = followed.why or self._why(followed.name)
+        with self._lock:
+            if followed.is_libvirts:
+                return
+            self._forget(descriptor)
+            if why is None:
+                return
+            self._over[followed.domain] = PowerState(Power.OFF, why)
+        self._told(followed.domain)
+
+    def _why(self, name: str) -> OffReason | None:
+        """None: libvirt will tell."""
+        match _last_state(self._directory, name):
+            case "":
+                return None
+            case "shutdown":
+                return OffReason.SHUTDOWN
+            case _:
+                return OffReason.CRASHED if self._is_embedded else None
+
+
+def _pidfd(directory: str, name: str, domain: uuid.UUID) -> int | None:
+    pid = qemu_process.find(directory, name, domain)
+    if pid is None:
+        return None
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if qemu_process.find(directory, name, domain) != pid:  # the number could have changed hands in between
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _last_state(directory: str, name: str) -> str:
+    """What libvirt last wrote of the VM, "" if it has removed that (then it is through)."""
+    try:
+        with open(f"{directory}/{name}.xml", "rb") as file:
+            found = _STATE.search(file.read(_BEGINNING))
+    except OSError:
+        return ""
+    return found[1].decode() if found else ""
