@@ -12,12 +12,17 @@ import stat
 from collections.abc import Iterator
 from typing import Final, Self
 
+from virtshim.console.hole import punch_hole
 from virtshim.console.position import ENCODED_BYTES, Position, decode, encode
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 # Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
 _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+# Space of the raw log is given back in pieces of this size (bytes).
+_HOLE: Final = 1024 * 1024
 
 
 class _OwnedFile:
@@ -147,16 +152,39 @@ class RawLog(_OwnedFile):
     def __init__(self, path: str) -> None:
         super().__init__(-1)
         self.path = path
+        self._given_back = 0
 
     def open(self) -> bool:
         """True if it can be read now."""
         if self._fd < 0:
             with contextlib.suppress(FileNotFoundError):
-                self._fd = os.open(self.path, os.O_RDONLY | _CAREFULLY)
+                self._fd = os.open(self.path, os.O_RDWR | _CAREFULLY)
+                self._given_back = 0
         return self._fd >= 0
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._fd, size, offset)
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    def data_from(self, offset: int) -> int:
+        """The first byte at or behind `offset` that was not given back."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.EINVAL):  # at the end; a file system without holes
+                return offset
+            raise
+
+    def give_back(self, end: int) -> None:
+        """Frees the space of what is before `end`, in large pieces; offsets stay as they are. Where the file system cannot,
+        the space comes back with the container."""
+        end -= end % _HOLE
+        if end - self._given_back >= _HOLE:
+            punch_hole(self._fd, self._given_back, end - self._given_back)
+            self._given_back = end
 
     def status(self) -> os.stat_result:
         return os.fstat(self._fd)

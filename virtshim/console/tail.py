@@ -183,6 +183,7 @@ class Tail:
         if not self._raw.open():
             return False
         self._start_again_if_replaced()
+        self._skip_what_was_given_back()
         while budget > 0:
             data = self._raw.read(self._read_to, min(_PIECE, budget))
             if not data:
@@ -218,6 +219,8 @@ class Tail:
         try:
             self._position.save(position)
             self._position_failing = False
+            if self._raw.is_open:
+                self._raw.give_back(position.offset)
         except OSError as error:
             if not self._position_failing:
                 _log.warning("console.position.failed", container=self._container.short, error=str(error))
@@ -230,6 +233,12 @@ class Tail:
             _log.warning("console.raw.replaced", container=self._container.short, offset=self._read_to)
             self._start_again()
         self._done = dataclasses.replace(self._done, raw_inode=status.st_ino)
+
+    def _skip_what_was_given_back(self) -> None:
+        """Only after a power cut, which may take a newer record than the hole that was made because of it."""
+        data_from = self._raw.data_from(self._read_to)
+        if data_from > self._read_to and not self._cutter.held:
+            self._read_to = data_from
 
     def _let_go_if_removed(self) -> None:
         if self._raw.status().st_nlink == 0:

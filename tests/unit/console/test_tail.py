@@ -196,6 +196,30 @@ class FailingLog(LogFile):
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_space_of_what_is_in_the_log_is_given_back(machine: Any, opened: Any, vm: Any) -> None:
+    tail = opened(Pace(turn_bytes=8 << 20))
+    machine.says(vm, b"x" * 999 + b"\n" + b"0123456789abcde\n" * (4 << 16))
+    tail.turn()
+    machine.says(vm, b"last\n")
+    tail.turn()
+    raw = os.stat(tail.raw_path)
+    assert raw.st_size == 1000 + (4 << 20) + 5, "positions stay as they are"
+    assert raw.st_blocks * 512 <= 1 << 20
+    assert machine.pieces(vm)[-2:] == [("F", b"0123456789abcde"), ("F", b"last")]
+
+
+def test_space_given_back_is_not_taken_for_output_when_the_record_is_lost(machine: Any, opened: Any, vm: Any) -> None:
+    tail = opened(Pace(turn_bytes=8 << 20))
+    machine.says(vm, b"0123456789abcde\n" * (2 << 16))
+    tail.turn()
+    tail.close()
+    os.truncate(machine.layout.console_position(vm), 0)
+    machine.says(vm, b"after\n")
+    opened().turn()
+    assert machine.pieces(vm)[-1] == ("F", b"after")
+    assert b"\0" not in machine.log_path(vm).read_bytes()
+
+
 @pytest.fixture
 def failing(machine: Any, hand_clock: Any, vm: Any) -> Iterator[tuple[FailingLog, Tail]]:
     log = FailingLog.open(str(machine.log_path(vm)))

@@ -173,7 +173,7 @@ def test_an_absent_tapmanager_is_told_with_a_remedy_after_a_bounded_wait(
     monkeypatch.setattr(wrapper, "_PATIENCE", 0.2)
     environ = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": str(tmp_path / "none")}
     started = time.monotonic()
-    with pytest.raises(wrapper.CannotStart, match="did not answer within .*systemctl status tapmanager"):
+    with pytest.raises(wrapper.CannotStart, match=r"did not answer within .*systemctl status tapmanager"):
         wrapper._fetch(environ)
     assert 0.2 <= time.monotonic() - started < 5
 
