@@ -98,6 +98,8 @@ class ConsoleLogs:
             self._stopping.set()
             os.eventfd_write(self._wake, 1)
         self._thread.join(_CLOSE_TIMEOUT)
+        if not self._thread.is_alive():
+            os.close(self._wake)
         with self._lock:
             tails, self._tails = list(self._tails.values()), {}
         for tail in tails:
@@ -118,7 +120,6 @@ class ConsoleLogs:
                 self._clock.wait(self._stopping, self._pace.gap)
         finally:
             self._watch.close()
-            os.close(self._wake)
 
     def _wait(self, poller: select.poll) -> None:
         """Until there is news, or something is due."""
