@@ -14,7 +14,12 @@ import pytest
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests"), str(PROJECT / "tests" / "e2e")]
+sys.path[:0] = [
+    str(PROJECT / "deploy"),
+    str(PROJECT / "tests"),
+    str(PROJECT / "tests" / "e2e"),
+    str(PROJECT / "tests" / "faults"),
+]
 
 from leaks import Snapshot  # noqa: E402  needs the path above
 
@@ -26,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-areas", action="store_true", help="fail if an area was skipped that this machine could have run"
     )
+    parser.addoption("--all-faults", action="store_true", help="every kill point, not a sample")
 
 
 def missing_for(area: str) -> str:

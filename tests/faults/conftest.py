@@ -1,0 +1,34 @@
+"""A node whose daemons die on order, beside a VM that must not notice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from imageserver import serve_directory
+from leaks import Snapshot
+from mortal_node import MortalNode
+
+
+@pytest.fixture(scope="session")
+def mortal(guest_image: Path) -> Iterator[MortalNode]:
+    before = Snapshot.take()
+    directory = tempfile.mkdtemp(prefix="virtshim-faults-", dir="/var/tmp")
+    os.chmod(directory, 0o711)
+    try:
+        with serve_directory(guest_image.parent) as url:
+            node = MortalNode(f"{directory}/n", url.removeprefix("http://"))
+            try:
+                node.up()
+                node.start_bystander()
+                yield node
+            finally:
+                node.end()
+        left = before.settled(seconds=10)
+        assert not left, "left behind: " + "; ".join(left)
+    finally:
+        shutil.rmtree(directory)

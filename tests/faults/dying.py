@@ -1,0 +1,94 @@
+"""Makes a daemon die by SIGKILL at a step of the test's choice. A step is a call to something outside: the code's own list
+of them is whatever it calls, so a new step is covered by itself.
+
+The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts. The
+names of the steps go to a second file beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+class Steps:
+    """The daemon's side."""
+
+    def __init__(self, order: str) -> None:
+        self._order = Path(order)
+        self._lock = threading.Lock()
+        self._known: object = None
+        self._at, self._when, self._count = 0, "", 0
+
+    def take(self, name: str, do: Callable[[], R]) -> R:
+        dies = self._next(name)
+        if dies == "before":
+            _die()
+        result = do()
+        if dies == "after":
+            _die()
+        return result
+
+    def _next(self, name: str) -> str:
+        with self._lock:
+            try:
+                status, text = self._order.stat(), self._order.read_text()
+            except FileNotFoundError:
+                return ""
+            if (status.st_mtime_ns, text) != self._known:
+                self._known = (status.st_mtime_ns, text)
+                number, self._when = text.split()
+                self._at, self._count = int(number), 0
+            self._count += 1
+            with open(f"{self._order}.steps", "a") as steps:
+                steps.write(f"{name}\n")
+            return self._when if self._count == self._at else ""
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()  # the signal is on its way
+
+
+class Stepping:
+    """Stands before `target`; its methods are steps, except `silent` ones."""
+
+    def __init__(self, name: str, target: object, steps: Steps, silent: Collection[str] = ()) -> None:
+        self._name = name
+        self._target = target
+        self._steps = steps
+        self._silent = frozenset(silent)
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(self._target, attribute)
+        if attribute in self._silent or attribute.startswith("_") or isinstance(value, type) or not callable(value):
+            return value
+        return functools.partial(self._call, attribute, value)
+
+    def _call(self, attribute: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return self._steps.take(f"{self._name}.{attribute}", lambda: method(*args, **options))
+
+
+class Killer:
+    """The test's side, for one daemon."""
+
+    def __init__(self, order: str) -> None:
+        self.order = order
+
+    def arm(self, number: int = 0, when: str = "before") -> None:
+        Path(f"{self.order}.steps").write_text("")
+        Path(f"{self.order}.new").write_text(f"{number} {when}")
+        os.replace(f"{self.order}.new", self.order)
+
+    def disarm(self) -> None:
+        Path(self.order).unlink(missing_ok=True)
+
+    def steps(self) -> list[str]:
+        return Path(f"{self.order}.steps").read_text().split()

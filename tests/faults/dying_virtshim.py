@@ -1,0 +1,55 @@
+"""`virtshim serve`, which dies on order (VIRTSHIM_TEST_ORDER)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from typing import Any
+
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from dying import Stepping, Steps
+
+from virtshim import app as composition
+from virtshim.cli.serve import serve_command
+
+_SILENT = {
+    "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
+    "networks": ("trouble",),
+    "files": ("path", "use"),
+}
+
+
+class _Records:
+    """Writes are steps; reads come from memory."""
+
+    def __init__(self, records: Any, steps: Steps) -> None:
+        self._records = records
+        for table in ("sandboxes", "containers", "images"):
+            setattr(self, table, Stepping(f"records.{table}", getattr(records, table), steps, ("get", "all")))
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._records, attribute)
+
+
+def main() -> None:
+    steps = Steps(os.environ["VIRTSHIM_TEST_ORDER"])
+    wire = composition.wire
+
+    def dressed(settings: Any, adapters: Any) -> Any:
+        parts: dict[str, Any] = {}
+        for field in dataclasses.fields(adapters):
+            part = getattr(adapters, field.name)
+            if field.name == "records":
+                parts[field.name] = _Records(part, steps)
+            elif field.name != "clock":
+                parts[field.name] = Stepping(field.name, part, steps, _SILENT.get(field.name, ()))
+        return wire(settings, dataclasses.replace(adapters, **parts))
+
+    composition.wire = dressed
+    serve_command(sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

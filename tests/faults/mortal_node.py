@@ -1,0 +1,146 @@
+"""A node of two daemons that die on order, as `virtshim up` lays one out; and what lies about on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from dying import Killer
+from node import VIRTSHIM, free_cidr
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cli.daemons import Daemon
+from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
+from vmwrapper import bundle
+
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Bystander:
+    pod: str
+    container: str
+    address: str
+    log: str
+    pids: frozenset[int]
+
+
+class MortalNode:
+    def __init__(self, directory: str, image_url: str) -> None:
+        self.image_url = image_url
+        self._node = NodeDir.of(directory)
+        overlay = Path(f"{directory}.toml")
+        overlay.write_text('[images]\ndownload_protocol = "http"\n')
+        options = NodeOptions(directory, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
+        self.settings = write_node(self._node, options)
+        bundle.write(self._node.vmwrapper)
+        self.killers = {name: Killer(f"{directory}/{name}.order") for name in ("tapmanager", "virtshim")}
+        self._daemons = {
+            name: Daemon(
+                name,
+                ("env", f"VIRTSHIM_TEST_ORDER={killer.order}", sys.executable, str(_HERE / f"dying_{name}.py"),
+                 "--config", self._node.config_file),
+            )
+            for name, killer in self.killers.items()
+        }  # fmt: skip
+        self.bystander: Bystander | None = None
+
+    def up(self) -> None:
+        """Starts what does not run; returns when the CRI socket serves."""
+        for name in ("tapmanager", "virtshim"):
+            if not self._daemons[name].is_running:
+                self._daemons[name].start()
+        with self.client() as cri:
+            wait_until(lambda: _answers(cri), 60, "the node is ready")
+
+    def died(self, name: str, within: float) -> bool:
+        """Whether the daemon dies in that time."""
+        until = time.monotonic() + within
+        while self._daemons[name].is_running and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self._daemons[name].is_running
+
+    def client(self, timeout: float = 60.0) -> PodClient:
+        return PodClient(self.settings.cri_socket, timeout)
+
+    def end(self) -> None:
+        """Daemons off, then everything gone by `virtshim down`."""
+        for killer in self.killers.values():
+            killer.disarm()
+        for daemon in reversed(self._daemons.values()):
+            daemon.stop()
+        done = subprocess.run(
+            [*VIRTSHIM, "down", "--dir", self._node.path, "--all"],
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    # --- a VM that runs through it all
+
+    def start_bystander(self) -> None:
+        with self.client(120.0) as cri:
+            config = pod_config("bystander", f"{self._node.path}/logs/bystander")
+            pod = cri.run_pod(config)
+            container = cri.create(pod, container_config(cri.pull(f"{self.image_url}/guest.qcow2")), config)
+            cri.start(container)
+            log = cri.status(container).log_path
+            wait_for_log(log, "virtshim-guest: ready", 90)
+            self.bystander = Bystander(pod, container, cri.pod_ip(pod), log, frozenset(self.qemu_pids()))
+
+    def check_bystander(self, cri: PodClient) -> None:
+        """Same process, same address that answers, log without a line lost or doubled."""
+        it = self.bystander
+        assert it is not None
+        assert it.pids <= self.qemu_pids(), "the running VM was touched"
+        assert cri.status(it.container).state == pb.CONTAINER_RUNNING
+        assert cri.pod_status(it.pod).state == pb.SANDBOX_READY
+        assert cri.pod_ip(it.pod) == it.address
+        ping = ["ping", "-c", "1", "-w", "10", "-i", "0.5", it.address]
+        assert subprocess.run(ping, capture_output=True, check=False).returncode == 0, "its network is gone"
+        assert sum("virtshim-guest: ready" in line for line in log_lines(it.log)) == 1
+
+    # --- what lies about
+
+    def left(self) -> set[str]:
+        """Everything that belongs to pods other than the bystander."""
+        found = {f"qemu {pid}" for pid in self.qemu_pids()}
+        state, run = self.settings.paths.state_dir, self.settings.paths.run_dir
+        for directory in (f"{state}/containers", f"{run}/vm", self.settings.tapmanager.state_dir,
+                          f"{self._node.cni}/leases", "/run/netns", f"{self._node.libvirt}/etc/qemu"):  # fmt: skip
+            for path in Path(directory).rglob("*") if os.path.isdir(directory) else ():
+                found.add(str(path))
+        found |= {f"link {name}" for name in os.listdir("/sys/class/net")}
+        return {item for item in found if "last_reserved" not in item and not item.endswith((".lock", "/lock"))}
+
+    def qemu_pids(self) -> set[int]:
+        found = set()
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{entry}/cmdline").read_bytes()
+                if b"qemu-system" in command.split(b"\0")[0] and self._node.path.encode() in command:
+                    found.add(int(entry))
+        return found
+
+    @contextlib.contextmanager
+    def armed(self, name: str, number: int, when: str) -> Iterator[None]:
+        self.killers[name].arm(number, when)
+        try:
+            yield
+        finally:
+            self.killers[name].disarm()
+
+
+def _answers(cri: PodClient) -> bool:
+    try:
+        status = cri.runtime.Status(pb.StatusRequest(), timeout=2).status
+    except grpc.RpcError:
+        return False
+    return all(condition.status for condition in status.conditions)

@@ -1,0 +1,215 @@
+"""SIGKILL of either daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the VM beside it
+has noticed nothing, the repeated call finishes the work, and after removal nothing is left.
+
+A first run counts the steps: they are whatever the code calls. Runs with `--all-faults` take each of them, before and after
+it has its effect; others a spread-out sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from mortal_node import MortalNode
+from podclient import PodClient, container_config, pod_config, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Work:
+    """One pod on its way, with what was learned so far; `image` is the null guest's."""
+
+    node: MortalNode
+    cri: PodClient
+    image: str
+    pod: str = ""
+    container: str = ""
+    attempt: int = 0
+    config: pb.PodSandboxConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = pod_config(f"pod-{next(_numbers)}", f"{self.node.settings.paths.state_dir}/../logs/victim")
+
+    # Each call is as kubelet repeats it: it looks first, and takes the next attempt for what did not come up.
+
+    def run(self) -> None:
+        if any(pod.metadata == self.config.metadata and pod.state == pb.SANDBOX_NOTREADY for pod in self.cri.pods()):
+            self.config.metadata.attempt += 1
+        self.pod = self.cri.run_pod(self.config)
+
+    def pull(self) -> None:
+        self.cri.pull(self.image)
+
+    def create(self) -> None:
+        config = container_config(self.image, 64 << 20, attempt=self.attempt)
+        self.container = self.cri.create(self.pod, config, self.config)
+
+    def start(self) -> None:
+        if self.cri.status(self.container).state == pb.CONTAINER_EXITED:
+            self.attempt += 1
+            self.create()
+        if self.cri.status(self.container).state == pb.CONTAINER_CREATED:
+            self.cri.start(self.container)
+
+    def stop(self) -> None:
+        self.cri.stop(self.container, 0)
+
+    def remove(self) -> None:
+        self.cri.remove(self.container)
+
+    def stop_pod(self) -> None:
+        self.cri.stop_pod(self.pod)
+
+    def remove_pod(self) -> None:
+        self.cri.remove_pod(self.pod)
+
+    # What is true once the call has succeeded.
+
+    def is_ready(self) -> bool:
+        status = self.cri.pod_status(self.pod)
+        return status.state == pb.SANDBOX_READY and bool(status.network.ip)
+
+    def is_pulled(self) -> bool:
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=self.image))
+        return self.cri.images.ImageStatus(request, timeout=10).HasField("image")
+
+    def is_created(self) -> bool:
+        return self.cri.status(self.container).state == pb.CONTAINER_CREATED
+
+    def is_running(self) -> bool:
+        return self.cri.status(self.container).state == pb.CONTAINER_RUNNING and len(self.node.qemu_pids()) == 2
+
+    def is_stopped(self) -> bool:
+        return self.cri.status(self.container).state == pb.CONTAINER_EXITED and len(self.node.qemu_pids()) == 1
+
+    def is_removed(self) -> bool:
+        return not [c for c in self.cri.containers() if c.id == self.container]
+
+    def is_pod_stopped(self) -> bool:
+        return self.cri.pod_status(self.pod).state == pb.SANDBOX_NOTREADY and len(self.node.qemu_pids()) == 1
+
+    def is_pod_removed(self) -> bool:
+        return not [pod for pod in self.cri.pods() if pod.id == self.pod]
+
+
+@dataclass(frozen=True)
+class Call:
+    prepare: tuple[Callable[[Work], None], ...]
+    make: Callable[[Work], None]
+    done: Callable[[Work], bool]
+
+
+_RUNNING = (Work.pull, Work.run, Work.create, Work.start)
+
+CALLS = {
+    "RunPodSandbox": Call((), Work.run, Work.is_ready),
+    "PullImage": Call((), Work.pull, Work.is_pulled),
+    "CreateContainer": Call((Work.pull, Work.run), Work.create, Work.is_created),
+    "StartContainer": Call((Work.pull, Work.run, Work.create), Work.start, Work.is_running),
+    "StopContainer": Call(_RUNNING, Work.stop, Work.is_stopped),
+    "RemoveContainer": Call(_RUNNING, Work.remove, Work.is_removed),
+    "StopPodSandbox": Call(_RUNNING, Work.stop_pod, Work.is_pod_stopped),
+    "RemovePodSandbox": Call(_RUNNING, Work.remove_pod, Work.is_pod_removed),
+}
+MATRIX = [(name, "virtshim") for name in CALLS] + [
+    (name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox")
+]
+_SAMPLE = 3
+
+
+@contextlib.contextmanager
+def working(node: MortalNode, call: Call) -> Iterator[Work]:
+    """The pod as the call finds it; afterwards it is removed, and nothing is left of it."""
+    with node.client() as cri:
+        forget_image(cri, f"{node.image_url}/null.qcow2")
+        before = node.left()
+        work = Work(node, cri, f"{node.image_url}/null.qcow2")
+        try:
+            for step in call.prepare:
+                step(work)
+            yield work
+        finally:
+            for pod in cri.pods():
+                if node.bystander is None or pod.id != node.bystander.pod:
+                    cri.remove_pod(pod.id)
+        forget_image(cri, work.image)
+        wait_until(lambda: node.left() <= before, 15, f"nothing is left; now {sorted(node.left() - before)}")
+
+
+def forget_image(cri: PodClient, image: str) -> None:
+    cri.images.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=image)), timeout=20)
+
+
+def steps_of(node: MortalNode, call: Call, daemon: str) -> list[str]:
+    with working(node, call) as work, node.armed(daemon, 0, "before"):
+        call.make(work)
+        assert call.done(work)
+        return node.killers[daemon].steps()
+
+
+def sample(points: list[Any], wanted: int) -> list[Any]:
+    """Spread over the list, its ends included."""
+    if len(points) <= wanted:
+        return points
+    return [points[round(at * (len(points) - 1) / (wanted - 1))] for at in range(wanted)]
+
+
+@pytest.mark.parametrize(("name", "daemon"), MATRIX)
+def test_a_kill_at_any_step_is_made_good(
+    mortal: MortalNode, name: str, daemon: str, request: pytest.FixtureRequest
+) -> None:
+    call = CALLS[name]
+    steps = steps_of(mortal, call, daemon)
+    assert steps, f"{name} does nothing that {daemon} could die of"
+    points = [(number, when) for number in range(1, len(steps) + 1) for when in ("before", "after")]
+    if not request.config.getoption("--all-faults"):
+        points = sample(points, _SAMPLE)
+    killed = 0
+    for number, when in points:
+        with working(mortal, call) as work:
+            killed += dies_and_recovers(mortal, work, call, daemon, number, when, steps)
+    print(f"KILLS {name} {daemon}: {killed} of {len(points)} points taken, {2 * len(steps)} there are")
+    assert killed >= len(points) // 2, f"only {killed} of {len(points)} points were reached"
+
+
+def dies_and_recovers(
+    node: MortalNode, work: Work, call: Call, daemon: str, number: int, when: str, steps: list[str]
+) -> bool:
+    where = f"killed {when} step {number} ({steps[number - 1]})"
+    with node.armed(daemon, number, when):
+        failure = attempt(call, work)
+        died = node.died(daemon, within=5.0 if failure is None and number <= len(steps) - 1 else 1.0)
+    node.up()
+    node.check_bystander(work.cri)
+    if failure is not None or died:
+        attempt_again(call, work, where)
+    wait_until(lambda: call.done(work), 20, f"{where}: the repeated call has done its work")
+    return died
+
+
+def attempt(call: Call, work: Work) -> grpc.RpcError | None:
+    try:
+        call.make(work)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
+def attempt_again(call: Call, work: Work, where: str) -> None:
+    """kubelet repeats every few seconds; at most thrice here."""
+    for _ in range(2):
+        error = attempt(call, work)
+        if error is None:
+            return
+    error = attempt(call, work)
+    assert error is None, f"{where}: repeated calls fail: {error}"
