@@ -2,13 +2,16 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test bench setup guest up down lint clean
+.PHONY: demo test faults bench setup guest up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
 
 test: guest            ## every test this machine can run
 	$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+faults: guest          ## every kill point on real parts; `make test` takes a sample
+	$(PYTHON) -m pytest tests/faults -s --all-faults
 
 bench: guest           ## measures the promises; writes bench/results.json
 	$(PYTHON) -m tests.bench $(BENCH_ARGS)
