@@ -199,7 +199,8 @@ def memory_of(usage: DomainUsage, limit: int) -> MemoryUse | None:
 
     A cgroup of its own says it best: all but page cache that can be dropped. Without one it is the process: anonymous and
     shared memory (guest RAM is either), but not the file pages, which are QEMU's program text, shared by all VMs and
-    droppable too. `limit` is the container's memory limit, 0 for none.
+    droppable too. `limit` is the container's memory limit, 0 for none; one that the VM's cgroup has counts before it, for it is
+    the one that is enforced.
     """
     cgroup, process = usage.cgroup, usage.process
     if cgroup is not None:
@@ -211,6 +212,8 @@ def memory_of(usage: DomainUsage, limit: int) -> MemoryUse | None:
         working_set = rss = process.anon + process.shmem
     else:
         return None
+    if cgroup is not None and cgroup.limit is not None:
+        limit = cgroup.limit
     return MemoryUse(
         usage=total,
         working_set=working_set,

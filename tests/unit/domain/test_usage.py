@@ -65,6 +65,12 @@ def test_available_is_what_the_limit_leaves_and_never_negative() -> None:
     ]
 
 
+def test_the_limit_that_is_enforced_counts() -> None:
+    use = memory_of(DomainUsage(cgroup=dataclasses.replace(CGROUP, limit=300 * MIB)), 512 * MIB)
+    assert use is not None
+    assert use.available == 130 * MIB
+
+
 def test_memory_that_nothing_is_known_of_is_none() -> None:
     assert memory_of(DomainUsage(), 64 * MIB) is None
     assert memory_together([]) is None
