@@ -20,6 +20,7 @@ from virtshim.cri.server import CriServer
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
@@ -35,6 +36,7 @@ from virtshim.podnet.client import PodNetworkClient
 from virtshim.ports import (
     Clock,
     Consoles,
+    GuestAgents,
     GuestSeeds,
     Hypervisor,
     ImageFiles,
@@ -46,6 +48,7 @@ from virtshim.ports import (
 from virtshim.services.announce import Announcer
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.create_container import CreateContainer, Sizes
+from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
@@ -87,6 +90,7 @@ class Adapters:
     seeds: GuestSeeds
     consoles: Consoles
     streaming: Streaming
+    guests: GuestAgents
     clock: Clock
 
 
@@ -129,7 +133,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     images = ImageUse(a.records, a.files, a.clock)
     exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks, a.streaming)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
-    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks)
+    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks, a.guests)
     stop_sandbox = StopSandbox(
         a.records, a.networks, stop_container, a.clock, locks, settings.cri.stop_timeout, a.streaming
     )
@@ -153,6 +157,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         start_container=StartContainer(a.records, a.hypervisor, a.consoles, exits, a.clock, locks),
         stop_container=stop_container,
         remove_container=remove_container,
+        exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(a.consoles),
         usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
         streaming=a.streaming,
@@ -240,6 +245,8 @@ def built(settings: Settings) -> Iterator[App]:
         connection.start()
         consoles = ConsoleLogs(layout, clock)
         stack.callback(consoles.close)
+        guests = AgentClients(layout)
+        stack.callback(guests.close)
         networks = PodNetworkClient(settings.tapmanager.socket)
         streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
         stack.callback(streaming.stop)
@@ -253,6 +260,7 @@ def built(settings: Settings) -> Iterator[App]:
             seeds=SeedStore(layout),
             consoles=consoles,
             streaming=streaming,
+            guests=guests,
             clock=clock,
         )
         if not connection.wait_open(_START_LIMIT):

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from virtshim.domain.container import Container
+from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse, Image
 from virtshim.domain.network import Dns, Interface, PodNetwork
 from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox
-from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest
+from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest, Streams
 from virtshim.domain.usage import DiskUse, DomainUsage, InterfaceUsage
 from virtshim.domain.vm import Disk, OwnedDomain, PowerState, VmSpec
 from virtshim.domain.vm_options import VmOptions
@@ -258,6 +259,25 @@ class Execs(Protocol):
     """Commands in guests. Errors: Unavailable (no guest agent answers), NotFound (no such program), WrongState."""
 
     async def start(self, request: ExecRequest) -> StreamSession: ...
+
+
+class GuestAgents(Protocol):
+    """Running guests, asked from within by way of the QEMU guest agent. What a guest says may be false; it is limited in size
+    and time. Errors: WrongState (no agent has come up in a minute; the agent may not run commands), DeadlineExceeded,
+    Unavailable (the VM ended, the agent broke off), ResourceExhausted (all ports for commands are in use), InvalidRequest
+    (no such directory or user in the guest), InternalError."""
+
+    def run(
+        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+    ) -> CommandResult:
+        """Waits for the agent to come up, and for the command's end; `timeout` seconds in all, 0 for no limit. Then, or when
+        `cancelled` is set (Aborted), the command and its children are killed. At most 16 MiB of each stream are kept."""
+
+    async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
+        """As `run`, without a time limit; returns when the command is being started."""
+
+    def forget(self, container: ContainerId) -> None:
+        """The VM is gone: closes the connection. No error if there is none."""
 
 
 class Attaches(Protocol):

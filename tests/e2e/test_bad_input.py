@@ -147,6 +147,6 @@ def test_no_cni_configuration_makes_the_network_not_ready(cri, node, cni_conf):
 
 def test_what_is_not_there_yet_says_so(cri):
     with pytest.raises(grpc.RpcError) as error:
-        cri.runtime.ExecSync(pb.ExecSyncRequest(container_id="x", cmd=["true"]))
+        cri.runtime.CheckpointPod(pb.CheckpointPodRequest(pod_sandbox_id="x"))
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "ExecSync" in error.value.details()
+    assert "CheckpointPod" in error.value.details()

@@ -13,6 +13,7 @@ from typing import Any, cast
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
+from fakes.guests import FakeGuests
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, Watched
 from fakes.networks import FakePodNetworks
@@ -65,6 +66,7 @@ class Outside:
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
+    guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class World:
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
             consoles=cast("Any", Watched("consoles", out.consoles, journal)),
             streaming=out.streaming,
+            guests=out.guests,
             clock=out.clock,
         )
 

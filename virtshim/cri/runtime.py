@@ -14,6 +14,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
 from virtshim.cri.events import EventCalls
+from virtshim.cri.exec import ExecCalls
 from virtshim.cri.list_items import ListItems, WholeAnswer
 from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.stats import StatsCalls
@@ -25,6 +26,7 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.ports import Clock, Records, Streaming
 from virtshim.services.announce import Announcer
 from virtshim.services.create_container import CreateContainer
+from virtshim.services.exec_command import ExecCommand
 from virtshim.services.lookup import find_container, find_sandbox, get_container, get_sandbox
 from virtshim.services.node_status import NodeStatus
 from virtshim.services.queries import Filter, list_containers, list_sandboxes
@@ -57,15 +59,19 @@ class Services:
     start_container: StartContainer
     stop_container: StopContainer
     remove_container: RemoveContainer
+    exec_command: ExecCommand
     reopen_log: ReopenLog
     usage: Usage
     streaming: Streaming
 
 
-class RuntimeServicer(EventCalls, MetricsCalls, StatsCalls, StreamingCalls, api_pb2_grpc.RuntimeServiceServicer):
+class RuntimeServicer(
+    EventCalls, ExecCalls, MetricsCalls, StatsCalls, StreamingCalls, api_pb2_grpc.RuntimeServiceServicer
+):
     """What is not defined here or in a base answers UNIMPLEMENTED."""
 
     def __init__(self, services: Services, announcer: Announcer) -> None:
+        ExecCalls.__init__(self, services.records, services.exec_command)
         self._do = services
         self._announcer = announcer
         self._sandbox_list = ListItems(to_proto.sandbox_item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources
+from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
@@ -119,6 +119,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
         faults.add(f"config.CDI_devices: {cdi.name}: devices cannot be passed to a VM yet")
     _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
+    user = _run_as(config.linux.security_context, faults)
     resources = _resources(config.linux.resources, faults)
     faults.done()
     return ContainerConfig(
@@ -136,7 +137,21 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
         stdin_once=config.stdin_once,
         tty=config.tty,
         resources=resources,
+        user=user,
     )
+
+
+def _run_as(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> RunAs:
+    name = context.run_as_username
+    user = name or (str(context.run_as_user.value) if context.HasField("run_as_user") else "")
+    group = context.run_as_group.value if context.HasField("run_as_group") else None
+    where = "config.linux.security_context"
+    faults.require(user or group is None, f"{where}.run_as_group without run_as_user or run_as_username")
+    faults.require("\0" not in user and ":" not in user and len(user) <= 256, f"{where}.run_as_username is not a name")
+    for number in (context.run_as_user.value, group or 0, *context.supplemental_groups):
+        faults.require(0 <= number < 1 << 32, f"{where}: {number} is not the number of a user or group")
+    merged = context.supplemental_groups_policy == pb.Merge
+    return RunAs(user, group, tuple(context.supplemental_groups), own_groups=merged)
 
 
 def _mount(mount: pb.Mount, faults: _Faults) -> Mount:

@@ -20,7 +20,7 @@ from typing import Final
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.quantity import parse_bytes
 from virtshim.domain.vm import CpuModel, DiskBus
-from virtshim.domain.vm_options import VmOptions
+from virtshim.domain.vm_options import MAX_EXEC_PORTS, VmOptions
 from virtshim.domain.yaml_mapping import MAX_TEXT_BYTES, parse_mapping
 
 _OWN_PREFIX: Final = "virtshim.io/"
@@ -129,6 +129,12 @@ def _vcpus(options: VmOptions, text: str) -> VmOptions:
     if len(digits) > 3 or int(digits) > _MAX_VCPUS:
         raise InvalidRequest(f"{_shown(text)} is too many; write 1 to {_MAX_VCPUS}")
     return dataclasses.replace(options, vcpus=int(digits))
+
+
+def _exec_ports(options: VmOptions, text: str) -> VmOptions:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 2 and int(text) <= MAX_EXEC_PORTS):
+        raise InvalidRequest(f"{_shown(text)} is not a number of ports; write 0 to {MAX_EXEC_PORTS}")
+    return dataclasses.replace(options, exec_ports=int(text))
 
 
 def _disk_bus(options: VmOptions, text: str) -> VmOptions:
@@ -258,6 +264,7 @@ def _ignored(options: VmOptions, _text: str) -> VmOptions:
 _READERS: Final[Mapping[str, _Reader]] = {
     # Says which runtime the pod is for; a CRI proxy reads it.
     "kubernetes.io/target-runtime": _ignored,
+    "virtshim.io/exec-ports": _exec_ports,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,
     "VirtletCPUModel": _cpu_model,

@@ -75,6 +75,17 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class RunAs:
+    """Who commands run as in the guest. `user`: a number or a name, "" for the agent's own, root. `group` None: the user's
+    own. `own_groups`: those that the guest's /etc/group gives the user, beside the `supplementary` ones."""
+
+    user: str = ""
+    group: int | None = None
+    supplementary: tuple[int, ...] = ()
+    own_groups: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerConfig:
     """ContainerConfig as kubelet sent it, without what the other records hold. `image` is the reference in the request,
     `user_image` the text of the pod spec (shown in status), `log_path` relative to the sandbox's log directory."""
@@ -93,6 +104,7 @@ class ContainerConfig:
     stdin_once: bool = False
     tty: bool = False
     resources: Resources = Resources()
+    user: RunAs = RunAs()
 
 
 @dataclass(frozen=True, slots=True)

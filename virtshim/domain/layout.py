@@ -7,7 +7,7 @@ state_dir/                       survives a reboot, root only
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   tapmanager.sock
-  vm/<short id>/                 console.sock  agent.sock
+  vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
 """
 
 from __future__ import annotations
@@ -61,3 +61,6 @@ class Layout:
 
     def agent_socket(self, container: ContainerId) -> str:
         return f"{self.socket_dir(container)}/agent.sock"
+
+    def exec_socket(self, container: ContainerId, number: int) -> str:
+        return f"{self.socket_dir(container)}/exec-{number}.sock"

@@ -47,8 +47,9 @@ class CpuLimits:
 @dataclass(frozen=True, slots=True)
 class VmSpec:
     """One virtual machine. `memory_bytes` is what the guest gets. `console_socket`, `console_log` and `agent_socket` are
-    host paths: QEMU listens on the sockets and appends every console byte to the log. `fetch_key` and
-    `tapmanager_socket` are for vmwrapper, which brings the NICs; an empty key means no network."""
+    host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are listened on too,
+    for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper, which brings
+    the NICs; an empty key means no network."""
 
     uuid: uuid.UUID
     name: str
@@ -67,6 +68,7 @@ class VmSpec:
     title: str = ""
     fetch_key: str = ""
     tapmanager_socket: str = ""
+    exec_sockets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"VmSpec({self.name!r}, uuid={self.uuid})"

@@ -10,6 +10,9 @@ from typing import Any
 
 from virtshim.domain.vm import CpuModel, DiskBus
 
+# A virtio-serial device has 31 ports; one is the console's by convention, one the guest agent's.
+MAX_EXEC_PORTS = 29
+
 
 class SeedType(enum.Enum):
     """The cloud-init data source that the seed ISO is made for."""
@@ -20,7 +23,8 @@ class SeedType(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class VmOptions:
     """`vcpus` None: from the CPU limit. `root_volume_bytes` 0: the image's own size. `user_data_script` replaces every
-    generated user-data. `system_uuid` becomes the domain's and the SMBIOS UUID."""
+    generated user-data. `system_uuid` becomes the domain's and the SMBIOS UUID. `exec_ports`: serial
+    ports that commands in the guest talk through, two or three a running command; each costs the guest half a MiB."""
 
     vcpus: int | None = None
     disk_bus: DiskBus = DiskBus.SCSI
@@ -34,3 +38,4 @@ class VmOptions:
     user_data_script: str = ""
     ssh_keys: tuple[str, ...] = ()
     force_dhcp: bool = False
+    exec_ports: int = 12

@@ -99,6 +99,7 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices.append(platform.no_usb())
     devices.append(serial.console(spec.console_socket, spec.console_log))
     devices.append(serial.agent(spec.agent_socket))
+    devices.extend(serial.exec_ports(spec.exec_sockets))
     devices.append(platform.balloon())
     devices.append(platform.entropy())
     devices.append(platform.panic())

@@ -176,6 +176,7 @@ class CreateContainer:
             console_socket=self.layout.console_socket(container.id),
             console_log=self.layout.console_log(container.id),
             agent_socket=self.layout.agent_socket(container.id),
+            exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
             cpu=CpuLimits(resources.cpu_shares, resources.cpu_quota, resources.cpu_period),
             cpu_model=options.cpu_model,
             smbios_uuid=options.system_uuid is not None,

@@ -9,7 +9,7 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Clock, Consoles, Hypervisor, Records, RootDisks
+from virtshim.ports import Clock, Consoles, GuestAgents, Hypervisor, Records, RootDisks
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 
@@ -25,6 +25,7 @@ class RemoveContainer:
     images: ImageUse
     clock: Clock
     locks: PodLocks
+    guests: GuestAgents
 
     def remove(self, wanted: Container) -> None:
         """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
@@ -36,6 +37,7 @@ class RemoveContainer:
             removing = container.removing()
             self.records.containers.replace(removing)
             self.hypervisor.destroy(domain)
+            self.guests.forget(container.id)
             try:
                 self.consoles.finish(container.id)
             except ShimError as exc:  # a full disk, say: removal is what makes room

@@ -31,6 +31,7 @@ IMPLEMENTED = {
     *("PodSandboxStats", "ListPodSandboxStats", "StreamPodSandboxStats"),
     *("Exec", "Attach", "PortForward"),
     *("ListMetricDescriptors", "ListPodSandboxMetrics", "StreamPodSandboxMetrics"),
+    "ExecSync",
 }
 
 

@@ -21,6 +21,7 @@ from virtshim.domain.container import (
     ExitReason,
     Mount,
     Resources,
+    RunAs,
 )
 from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
@@ -74,6 +75,7 @@ CONTAINER = Container(
         stdin_once=True,
         tty=True,
         resources=Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"}),
+        user=RunAs("app", 7, (8, 9), own_groups=False),
     ),
     image=ImageDigest(f"sha256:{'1' * 64}"),
     image_ref="registry/x@sha256:1",

@@ -1,4 +1,4 @@
-"""The serial console and the guest-agent channel. Pure.
+"""The serial console, the guest-agent channel and the ports for commands in the guest. Pure.
 
 libvirt binds both sockets itself and hands QEMU the descriptors (the same for the log), so the directories need
 not be open to the QEMU user.
@@ -10,8 +10,11 @@ sees the agent's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lxml import etree
 
+from virtshim.domain.guest_command import exec_port
 from virtshim.hypervisor.xmltext import absolute_path, socket_path
 
 AGENT_ALIAS = "ua-agent"
@@ -33,4 +36,16 @@ def agent(socket: str) -> etree._Element:
     etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "guest agent socket"))
     etree.SubElement(element, "target", type="virtio", name=_HOST_NAME)
     etree.SubElement(element, "alias", name=AGENT_ALIAS)
+    return element
+
+
+def exec_ports(sockets: Sequence[str]) -> Sequence[etree._Element]:
+    """One virtio-serial port for each socket, named by its number."""
+    return [_exec_port(number, socket) for number, socket in enumerate(sockets)]
+
+
+def _exec_port(number: int, socket: str) -> etree._Element:
+    element = etree.Element("channel", type="unix")
+    etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "exec socket"))
+    etree.SubElement(element, "target", type="virtio", name=exec_port(number))
     return element

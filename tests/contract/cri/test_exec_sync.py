@@ -1,0 +1,183 @@
+"""ExecSync over the real socket; the guest is a double that does what a test says."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from fakes.cri import Client, refused, served
+from fakes.world import World
+from podclient import wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import Aborted, DeadlineExceeded, WrongState
+from virtshim.domain.guest_command import CommandResult
+
+pytestmark = pytest.mark.cri
+
+Code = grpc.StatusCode
+
+
+def run(client: Client, container: str, *words: str, timeout: int = 0) -> pb.ExecSyncResponse:
+    return client.ExecSync(pb.ExecSyncRequest(container_id=container, cmd=words, timeout=timeout))
+
+
+def test_output_and_exit_code_are_answered(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.guests.do = lambda *_: CommandResult(3, b"out\xff", b"err")
+    answer = run(client, made, "ls", "-l")
+    assert (answer.stdout, answer.stderr, answer.exit_code) == (b"out\xff", b"err", 3)
+    assert world.outside.guests.commands[0].argv == ("ls", "-l")
+
+
+def test_the_command_gets_what_the_container_config_says(client: Client, world: World) -> None:
+    sandbox = client.run()
+    context = pb.LinuxContainerSecurityContext(
+        run_as_user=pb.Int64Value(value=1000), run_as_group=pb.Int64Value(value=0), supplemental_groups=[5, 6]
+    )
+    made = client.create(
+        sandbox,
+        envs=[pb.KeyValue(key="A", value=b"1"), pb.KeyValue(key="PATH", value=b"/opt")],
+        working_dir="/srv",
+        linux=pb.LinuxContainerConfig(security_context=context),
+    )
+    client.start(made)
+    run(client, made, "true")
+    command = world.outside.guests.commands[0]
+    assert dict(command.envs) == {"A": b"1", "PATH": b"/opt"}
+    assert command.working_dir == "/srv"
+    assert (command.user.user, command.user.group, command.user.supplementary) == ("1000", 0, (5, 6))
+
+
+def test_a_group_without_a_user_is_refused(client: Client) -> None:
+    sandbox = client.run()
+    context = pb.LinuxContainerSecurityContext(run_as_group=pb.Int64Value(value=5))
+    with refused(Code.INVALID_ARGUMENT, "run_as_group without"):
+        client.create(sandbox, linux=pb.LinuxContainerConfig(security_context=context))
+
+
+def test_a_container_that_does_not_run_is_refused(client: Client) -> None:
+    sandbox = client.run()
+    made = client.create(sandbox)
+    with refused(Code.FAILED_PRECONDITION, "created"):
+        run(client, made, "true")
+    client.start(made)
+    client.stop(made)
+    with refused(Code.FAILED_PRECONDITION, "exited"):
+        run(client, made, "true")
+
+
+@pytest.mark.parametrize("words", [(), ("",), ("a\0b",)])
+def test_a_command_that_is_none_is_refused(client: Client, words: tuple[str, ...]) -> None:
+    _, made = client.running()
+    with refused(Code.INVALID_ARGUMENT, "command"):
+        run(client, made, *words)
+
+
+def test_a_negative_time_limit_is_refused(client: Client) -> None:
+    _, made = client.running()
+    with refused(Code.INVALID_ARGUMENT, "negative"):
+        run(client, made, "true", timeout=-1)
+
+
+def test_the_time_limit_arrives_and_its_end_is_deadline_exceeded(client: Client, world: World) -> None:
+    def too_slow(_command: object, timeout: float, _cancelled: threading.Event) -> CommandResult:
+        raise DeadlineExceeded(f"the command did not end within {timeout:g} s; it was killed")
+
+    _, made = client.running()
+    world.outside.guests.do = too_slow
+    with refused(Code.DEADLINE_EXCEEDED, "within 2 s"):
+        run(client, made, "true", timeout=2)
+
+
+def test_a_guest_without_an_agent_is_told_with_the_remedy(client: Client, world: World) -> None:
+    def no_agent(*_: object) -> CommandResult:
+        raise WrongState("timed out waiting for the guest agent: install the package qemu-guest-agent")
+
+    _, made = client.running()
+    world.outside.guests.do = no_agent
+    with refused(Code.FAILED_PRECONDITION, "qemu-guest-agent"):
+        run(client, made, "true")
+
+
+def _until_cancelled(started: threading.Semaphore, ended: threading.Semaphore):
+    def do(_command: object, _timeout: float, cancelled: threading.Event) -> CommandResult:
+        started.release()
+        assert cancelled.wait(20)
+        ended.release()
+        raise Aborted("the caller gave up")
+
+    return do
+
+
+def test_a_client_that_goes_cancels_the_command(client: Client, world: World) -> None:
+    _, made = client.running()
+    started, ended = threading.Semaphore(0), threading.Semaphore(0)
+    world.outside.guests.do = _until_cancelled(started, ended)
+    call = client.runtime.ExecSync.future(pb.ExecSyncRequest(container_id=made, cmd=["sleep", "9"]))
+    assert started.acquire(timeout=20)
+    call.cancel()
+    assert ended.acquire(timeout=20)
+
+
+def test_commands_that_hang_leave_threads_for_the_rest(tmp_path) -> None:
+    with served(tmp_path, cri={"max_calls": 8}) as (world, client, _):
+        world.pull()
+        _, made = client.running()
+        started, ended = threading.Semaphore(0), threading.Semaphore(0)
+        world.outside.guests.do = _until_cancelled(started, ended)
+        request = pb.ExecSyncRequest(container_id=made, cmd=["sleep", "9"])
+        calls = [client.runtime.ExecSync.future(request) for _ in range(4)]
+        for _ in calls:
+            assert started.acquire(timeout=20)
+        with refused(Code.RESOURCE_EXHAUSTED, r"cri\.max_calls"):
+            run(client, made, "true")
+        assert client.Status(pb.StatusRequest()).status.conditions
+        assert len(client.containers()) == 1
+        for call in calls:
+            call.cancel()
+        for _ in calls:
+            assert ended.acquire(timeout=20)
+        world.outside.guests.do = lambda *_: CommandResult(0, b"", b"")
+        wait_until(lambda: _runs(client, made), 20, "places are free again")
+
+
+def _runs(client: Client, made: str) -> bool:
+    try:
+        return run(client, made, "true").exit_code == 0
+    except grpc.RpcError:
+        return False
+
+
+def test_an_answer_is_never_larger_than_a_client_takes(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.guests.do = lambda *_: CommandResult(0, b"o" * (16 << 20), b"e" * (16 << 20))
+    answer = run(client, made, "yes")
+    assert 16_000_000 < len(answer.stdout) + len(answer.stderr) <= 16 << 20
+    assert len(answer.stdout) == len(answer.stderr)
+    world.outside.guests.do = lambda *_: CommandResult(0, b"o" * (16 << 20), b"the end")
+    answer = run(client, made, "yes")
+    assert answer.stderr == b"the end"
+    assert len(answer.stdout) > 16_000_000
+
+
+def test_removing_a_container_closes_its_agents_connection(client: Client, world: World) -> None:
+    _, made = client.running()
+    client.remove(made)
+    assert [container.value for container in world.outside.guests.forgotten] == [made]
+
+
+def test_commands_in_one_vm_run_side_by_side(client: Client, world: World) -> None:
+    _, made = client.running()
+    both = threading.Barrier(2)
+
+    def meet(*_: object) -> CommandResult:
+        both.wait(20)
+        return CommandResult(0, b"", b"")
+
+    world.outside.guests.do = meet
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: run(client, made, "true"), range(2)))
+    assert [answer.exit_code for answer in answers] == [0, 0]

@@ -1,0 +1,174 @@
+"""Commands in a real guest through its own agent. One VM serves all of the tests but two."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+Code = grpc.StatusCode
+
+
+@dataclass
+class Vm:
+    cri: PodClient
+    container: str
+
+    def run(self, *words: str, timeout: int = 0) -> pb.ExecSyncResponse:
+        request = pb.ExecSyncRequest(container_id=self.container, cmd=words, timeout=timeout)
+        return self.cri.runtime.ExecSync(request, timeout=120)
+
+    def sh(self, script: str, timeout: int = 0) -> tuple[int, bytes, bytes]:
+        answer = self.run("sh", "-c", script, timeout=timeout)
+        return answer.exit_code, answer.stdout, answer.stderr
+
+
+@pytest.fixture(scope="module")
+def vm(node: Node, image_url: str) -> Iterator[Vm]:
+    """Just started: the first command waits for the guest to boot."""
+    with PodClient(node.socket) as cri:
+        config = pod_config("exec", f"{node.directory}/logs/exec")
+        pod = cri.run_pod(config)
+        wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+        wanted.working_dir = "/srv"
+        wanted.envs.add(key="GREETING", value=b"hello there")
+        wanted.envs.add(key="odd.name", value=b"too")
+        made = cri.create(pod, wanted, config)
+        cri.start(made)
+        vm = Vm(cri, made)
+        with refused(Code.DEADLINE_EXCEEDED, "qemu-guest-agent"):
+            vm.run("true", timeout=1)  # a probe's patience ends before the boot does
+        assert vm.run("echo", "up").stdout == b"up\n"
+        yield vm
+        cri.remove_pod(pod)
+
+
+class refused:  # noqa: N801  reads as a sentence
+    def __init__(self, code: grpc.StatusCode, says: str) -> None:
+        self._code, self._says = code, says
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _tb: object) -> bool:
+        assert isinstance(error, grpc.RpcError), f"not refused: {error!r}"
+        assert error.code() is self._code, error.details()
+        assert self._says in error.details()
+        return True
+
+
+def test_exit_codes_and_both_streams_are_exact(vm: Vm):
+    assert vm.sh("echo out; echo err >&2; exit 9") == (9, b"out\n", b"err\n")
+    assert vm.sh("kill -9 $$") == (137, b"", b"")
+    assert vm.run("no-such-program").exit_code == 127
+    assert vm.run("cat").stdout == b"", "there is no input"
+
+
+def test_environment_and_directory_are_the_containers(vm: Vm):
+    code, out, _ = vm.sh("pwd; echo $GREETING; echo $HOME")
+    assert (code, out) == (0, b"/srv\nhello there\n/root\n")
+    assert b"odd.name=too\n" in vm.run("env").stdout, "a shell would drop it"
+
+
+def test_any_bytes_pass_and_output_beyond_16_mib_does_not_stop_the_command(vm: Vm):
+    code, out, err = vm.sh("head -c 1000000 /dev/urandom > /run/data; md5sum < /run/data >&2; cat /run/data")
+    assert code == 0
+    assert hashlib.md5(out).hexdigest() == err.decode().split()[0]
+    code, out, err = vm.sh("head -c 20000000 /dev/zero; echo after >&2; exit 4")
+    assert (code, err) == (4, b"after\n")
+    assert 16_000_000 < len(out) <= 16 << 20
+
+
+def test_a_time_limit_kills_the_command_and_all_its_children(vm: Vm):
+    started = time.monotonic()
+    with refused(Code.DEADLINE_EXCEEDED, "killed"):
+        vm.sh("sleep 4321 & setsid sleep 4321 & (sleep 4321; true) & sleep 4321; true", timeout=1)
+    assert time.monotonic() - started < 15
+    assert vm.sh("ps | grep '[s]leep 4321'") == (1, b"", b"")
+
+
+def test_a_client_that_goes_ends_its_command(vm: Vm):
+    request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sleep", "5432"])
+    call = vm.cri.runtime.ExecSync.future(request, timeout=60)
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 0, 30, "it runs")
+    call.cancel()
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 1, 30, "it is gone")
+
+
+def test_a_daemon_that_a_command_leaves_lives_on_and_holds_nobody_up(vm: Vm):
+    started = time.monotonic()
+    assert vm.sh("sleep 6543 & echo started") == (0, b"started\n", b"")
+    assert time.monotonic() - started < 15
+    assert vm.sh("ps | grep '[s]leep 6543'")[0] == 0
+    assert vm.sh("kill $(pidof sleep)")[0] == 0
+
+
+def test_more_commands_than_ports_take_turns(vm: Vm):
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        answers = list(pool.map(lambda n: vm.sh(f"echo {n}; exit {n}"), range(9)))
+    assert answers == [(n, f"{n}\n".encode(), b"") for n in range(9)]
+
+
+def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: Vm, node: Node):
+    request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sh", "-c", "while echo loud; do sleep 1; done"])
+    call = vm.cri.runtime.ExecSync.future(request, timeout=60)
+    wait_until(lambda: vm.sh("ps | grep '[e]cho loud'")[0] == 0, 30, "it runs")
+    victim = node.daemons()["virtshim"]
+    os.kill(victim, signal.SIGKILL)
+    with refused(Code.UNAVAILABLE, ""):
+        call.result()
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
+    wait_until(lambda: answers(vm.cri), 30, "the CRI socket serves")
+    for number in range(14):  # each port twice
+        assert vm.sh(f"echo {number}") == (0, f"{number}\n".encode(), b"")
+    assert vm.sh("ps | grep '[e]cho loud'")[0] == 1
+
+
+def answers(cri: PodClient) -> bool:
+    try:
+        cri.runtime.Status(pb.StatusRequest(), timeout=2)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_a_stop_ends_the_commands_under_way(cri: PodClient, node: Node, image_url: str):
+    vm = booted(cri, node, f"{image_url}/guest.qcow2")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(vm.run, "sleep", "300")
+        wait_until(lambda: vm.sh("ps | grep '[s]leep 300'")[0] == 0, 30, "it runs")
+        cri.stop(vm.container, 0)
+        stopped = time.monotonic()
+        with refused(Code.UNAVAILABLE, "ended"):
+            call.result(30)
+        assert time.monotonic() - stopped < 5
+    with refused(Code.FAILED_PRECONDITION, "exited"):
+        vm.run("true")
+
+
+def test_a_guest_without_an_agent_is_told_how_to_get_one(cri: PodClient, node: Node, image_url: str):
+    vm = booted(cri, node, f"{image_url}/null.qcow2", lambda config: None)
+    with refused(Code.DEADLINE_EXCEEDED, "install the package qemu-guest-agent"):
+        vm.run("true", timeout=2)
+
+
+def booted(cri: PodClient, node: Node, image: str, ready: Callable[[Vm], object] = lambda vm: vm.run("true")) -> Vm:
+    config = pod_config("exec-two", f"{node.directory}/logs/exec-two")
+    pod = cri.run_pod(config)
+    made = cri.create(pod, container_config(cri.pull(image)), config)
+    cri.start(made)
+    vm = Vm(cri, made)
+    ready(vm)
+    return vm

@@ -1,0 +1,214 @@
+"""A guest without a VM: its agent answers on a socket and runs commands on this machine, its serial ports are FIFOs
+behind sockets. Closing the host's end of a port is the end of input inside, as with virtio."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+from virtshim.guestagent import guest_scripts
+
+
+class Listener:
+    """Serves one client at a time on a Unix socket, as QEMU does."""
+
+    def __init__(self, path: Path) -> None:
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen(8)
+        self._client: socket.socket | None = None
+        self._closed = False
+        self._tick = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            try:
+                self._client, _ = self._listening.accept()
+            except OSError:
+                return
+            with self._client, contextlib.suppress(OSError):
+                self.client(self._client)
+
+    def client(self, connected: socket.socket) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._closed = True
+        self._tick.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        if self._client is not None:
+            with contextlib.suppress(OSError):
+                self._client.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+class _Port(Listener):
+    """Inside it is a FIFO, new for each command. It is opened one way only: `goes_in` or `goes_out`."""
+
+    def __init__(self, path: Path, device: Path) -> None:
+        self._device = device
+        self._connected: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._hung_up = threading.Event()
+        super().__init__(path)
+
+    def client(self, connected: socket.socket) -> None:
+        self._hung_up.clear()
+        self._connected.put(connected)
+        poller = select.poll()
+        poller.register(connected, select.POLLHUP)
+        while not (self._closed or self._hung_up.is_set()):
+            for _, event in poller.poll(20):
+                if event & select.POLLHUP:
+                    return
+
+    def goes_out(self) -> None:
+        """The guest is about to write."""
+        connected = self._fifo()
+        end = os.open(self._device, os.O_RDONLY | os.O_NONBLOCK)
+        threading.Thread(target=self._out, args=(end, connected), daemon=True).start()
+
+    def goes_in(self) -> None:
+        connected = self._fifo()
+        threading.Thread(target=self._in, args=(str(self._device), connected), daemon=True).start()
+
+    def _fifo(self) -> socket.socket:
+        self._device.unlink(missing_ok=True)
+        os.mkfifo(self._device)
+        return self._connected.get(timeout=10)
+
+    def _out(self, end: int, connected: socket.socket) -> None:
+        """Bytes that nobody may read any more are thrown away."""
+        with open(end, "rb", buffering=0) as fifo, contextlib.suppress(OSError):
+            while not self._closed and connected.fileno() >= 0:
+                data = fifo.read(65536)
+                if data:
+                    connected.sendall(data)
+                else:
+                    self._tick.wait(0.002)
+
+    def _in(self, device: str, connected: socket.socket) -> None:
+        end = -1
+        while end < 0:
+            if self._closed:
+                return
+            try:
+                end = os.open(device, os.O_WRONLY | os.O_NONBLOCK)  # works when somebody reads
+            except OSError:
+                self._tick.wait(0.002)
+        os.set_blocking(end, True)
+        with contextlib.suppress(OSError), open(end, "wb", buffering=0) as fifo:
+            while data := connected.recv(65536):
+                fifo.write(data)
+        self._hung_up.set()  # QEMU closes a connection whose other side has said all
+
+
+class _Agent(Listener):
+    def __init__(self, path: Path, guest: HostGuest) -> None:
+        self._guest = guest
+        super().__init__(path)
+
+    def client(self, connected: socket.socket) -> None:
+        for line in connected.makefile("rb"):
+            request = json.loads(line.lstrip(b"\xff"))
+            name, arguments = request["execute"], request.get("arguments", {})
+            mark = b"\xff" if name == "guest-sync-delimited" else b""
+            connected.sendall(mark + json.dumps(self._guest.answer(name, arguments)).encode() + b"\n")
+
+
+class HostGuest:
+    """`disabled` commands are refused, as on Red Hat's distributions; `lies` are answers by command. `shell` is what the
+    guest has as /bin/sh. `swept`: how often all sessions of earlier daemons were to be ended."""
+
+    def __init__(self, directory: Path, ports: int = 12) -> None:
+        self.agent_socket = str(directory / "agent.sock")
+        self.sockets = str(directory)
+        self.devices = directory / "devices"
+        self.devices.mkdir()
+        self.disabled: set[str] = set()
+        self.lies: dict[str, Any] = {}
+        self.shell = ["/bin/sh"]
+        self.swept = 0
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._lost: dict[int, subprocess.Popen[bytes]] = {}
+        names = [f"virtshim.exec.{number}" for number in range(ports)]
+        self._ports = {
+            name: _Port(directory / f"exec-{number}.sock", self.devices / name) for number, name in enumerate(names)
+        }
+        self._agent = _Agent(directory / "agent.sock", self)
+
+    def answer(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if name in self.disabled:
+            words = f"Command {name} has been disabled"
+            return {"error": {"class": "CommandNotFound", "desc": words}}
+        if name in self.lies:
+            return {"return": self.lies[name]}
+        match name:
+            case "guest-sync-delimited":
+                return {"return": arguments["id"]}
+            case "guest-exec":
+                return {"return": {"pid": self._spawn(arguments)}}
+            case "guest-exec-status":
+                return self._status(arguments["pid"])
+            case _:
+                return {"error": {"class": "CommandNotFound", "desc": f"The command {name} has not been found"}}
+
+    def _spawn(self, arguments: dict[str, Any]) -> int:
+        words = list(arguments["arg"])
+        if words[2] == "virtshim-exec":
+            words[1] = words[1].replace("/dev/virtio-ports", str(self.devices)).replace('-c "$dev"', '-p "$dev"')
+            out, err, into = words[4:7]
+            for name in filter(None, (out, err)):
+                self._ports[name].goes_out()
+            if into:
+                self._ports[into].goes_in()
+        env = dict(os.environ)
+        if "env" in arguments:
+            env = dict(setting.split("=", 1) for setting in arguments["env"])
+        argv = [*self.shell, *words]
+        if guest_scripts.KILL in words and guest_scripts.tag() in words:
+            self.swept += 1
+            argv = ["/bin/true"]  # "whatever an earlier virtshim left": on this machine that may be another test's
+        null = subprocess.DEVNULL
+        child = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, env=env)
+        self._children[child.pid] = child
+        return child.pid
+
+    def _status(self, pid: int) -> dict[str, Any]:
+        child = self._children.get(pid)
+        if child is None:
+            return {"error": {"class": "GenericError", "desc": f"PID {pid} does not exist"}}
+        code = child.poll()
+        if code is None:
+            return {"return": {"exited": False}}
+        del self._children[pid]
+        return {"return": {"exited": True, **({"exitcode": code} if code >= 0 else {"signal": -code})}}
+
+    def restart_agent(self) -> None:
+        """It knows nothing of the commands it started."""
+        self._lost.update(self._children)
+        self._children.clear()
+
+    def running(self) -> int:
+        """Children that the agent has not yet reported the end of."""
+        return len(self._children)
+
+    def close(self) -> None:
+        """The VM ends."""
+        for listener in (self._agent, *self._ports.values()):
+            listener.close()
+        for child in (*self._children.values(), *self._lost.values()):
+            child.kill()
+            child.wait()

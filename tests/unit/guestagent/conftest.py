@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.guest import HostGuest
+
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.guestagent.clients import AgentClients
+
+CONTAINER = ContainerId("c" * 64)
+
+
+@pytest.fixture
+def layout() -> Iterator[Layout]:
+    """In a short path: a socket's address holds 107 bytes."""
+    directory = tempfile.mkdtemp(prefix="ga-")
+    layout = Layout(state_dir=f"{directory}/state", run_dir=f"{directory}/run")
+    Path(layout.socket_dir(CONTAINER)).mkdir(parents=True)
+    yield layout
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def make_guest(layout: Layout) -> Iterator[Callable[..., HostGuest]]:
+    made: list[HostGuest] = []
+
+    def make(ports: int = 12) -> HostGuest:
+        made.append(HostGuest(Path(layout.socket_dir(CONTAINER)), ports))
+        return made[-1]
+
+    yield make
+    for guest in made:
+        guest.close()
+
+
+@pytest.fixture
+def clients(layout: Layout) -> Iterator[AgentClients]:
+    clients = AgentClients(layout)
+    yield clients
+    clients.close()

@@ -1,0 +1,222 @@
+"""A connection to agents that are late, silent, confused or hostile."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.background import Background
+from fakes.guest import Listener
+
+from virtshim.domain.errors import Aborted, DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
+from virtshim.guestagent.channel import AgentChannel, AgentRefused, VmEnded, whole_number
+from virtshim.guestagent.patience import Patience
+
+Script = Callable[[socket.socket, list[dict]], None]
+
+
+class ScriptedAgent(Listener):
+    """Each connection is handed to `script`, with the list of the requests so far."""
+
+    def __init__(self, path: Path, script: Script) -> None:
+        self.requests: list[dict] = []
+        self.connections = 0
+        self._script = script
+        super().__init__(path)
+
+    def client(self, connected: socket.socket) -> None:
+        self.connections += 1
+        self._script(connected, self.requests)
+
+
+def requests_of(connected: socket.socket, seen: list[dict]) -> Iterator[dict]:
+    for line in connected.makefile("rb"):
+        request = json.loads(line.lstrip(b"\xff"))
+        seen.append(request)
+        yield request
+
+
+def sync(request: dict) -> bytes:
+    return b"\xff" + json.dumps({"return": request["arguments"]["id"]}).encode() + b"\n"
+
+
+def is_sync(request: dict) -> bool:
+    return request["execute"] == "guest-sync-delimited"
+
+
+@pytest.fixture
+def agent(tmp_path) -> Iterator[Callable[[Script], tuple[ScriptedAgent, AgentChannel]]]:
+    made: list[ScriptedAgent | AgentChannel] = []
+
+    def make(script: Script) -> tuple[ScriptedAgent, AgentChannel]:
+        path = tmp_path / f"a{len(made)}"
+        agent, channel = ScriptedAgent(path, script), AgentChannel(str(path))
+        made.extend((channel, agent))
+        return agent, channel
+
+    yield make
+    for part in made:
+        part.close()
+
+
+def answering(with_bytes: bytes) -> Script:
+    def script(connected: socket.socket, seen: list[dict]) -> None:
+        for request in requests_of(connected, seen):
+            connected.sendall(sync(request) if is_sync(request) else with_bytes)
+
+    return script
+
+
+def ask(channel: AgentChannel, seconds: float = 5.0, cancelled: threading.Event | None = None) -> object:
+    return channel.ask("guest-ping", None, Patience.of(seconds, cancelled))
+
+
+def test_the_answer_comes_after_one_sync_for_many_commands(agent):
+    there, channel = agent(answering(b'{"return": {}}\n'))
+    assert [ask(channel) for _ in range(3)] == [{}, {}, {}]
+    assert [request["execute"] for request in there.requests] == ["guest-sync-delimited", *["guest-ping"] * 3]
+
+
+def test_what_was_left_of_earlier_talk_is_not_the_answer(agent):
+    def script(connected, seen):
+        connected.sendall(b'{"return": "to somebody else"}\n\xff{"return": 5}\n')
+        answering(b'{"return": "ours"}\n')(connected, seen)
+
+    assert ask(agent(script)[1]) == "ours"
+
+
+def test_an_agent_that_does_not_come_up_is_waited_for_no_longer_than_the_caller_likes(agent):
+    def silent(connected, seen):
+        for _ in requests_of(connected, seen):
+            pass
+
+    _, channel = agent(silent)
+    with pytest.raises(DeadlineExceeded, match="install the package qemu-guest-agent"):
+        ask(channel, 0.2)
+
+
+def test_a_caller_that_gives_up_is_let_go(agent):
+    def silent(connected, seen):
+        for _ in requests_of(connected, seen):
+            cancelled.set()
+
+    cancelled = threading.Event()
+    with pytest.raises(Aborted):
+        ask(agent(silent)[1], 30, cancelled)
+
+
+def test_waiting_for_a_turn_ends_with_the_callers_time_too(agent):
+    def silent(connected, seen):
+        for _ in requests_of(connected, seen):
+            waiting.set()
+
+    waiting, leave = threading.Event(), threading.Event()
+    _, channel = agent(silent)
+    first = Background(lambda: ask(channel, 30, leave))
+    assert waiting.wait(10)
+    with pytest.raises(DeadlineExceeded):
+        ask(channel, 0.1)
+    leave.set()
+    with pytest.raises(Aborted):
+        first.done()
+
+
+def test_a_command_in_step_is_not_sent_twice(agent):
+    """Whether it was carried out is not known."""
+
+    def deaf(connected, seen):
+        for request in requests_of(connected, seen):
+            if is_sync(request):
+                connected.sendall(sync(request))
+
+    there, channel = agent(deaf)
+    with pytest.raises(DeadlineExceeded, match="guest-ping"):
+        ask(channel, 0.3)
+    assert [request["execute"] for request in there.requests].count("guest-ping") == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"garbage\n", b'{"return": 1}\n{"return": 2}\n', b'{"neither": 1}\n', b"[" * 70_000 + b"\n", b"\x00\x01\x02\n"],
+)
+def test_an_agent_that_talks_nonsense_is_cut_off_and_asked_anew(agent, answer):
+    there, channel = agent(answering(answer))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="broke off"):
+            ask(channel)
+    assert there.connections == 2
+
+
+def test_output_without_end_is_cut_off(agent):
+    def flood(connected, seen):
+        for request in requests_of(connected, seen):
+            if is_sync(request):
+                connected.sendall(sync(request))
+            else:
+                while True:
+                    connected.sendall(b"x" * 65536)
+
+    with pytest.raises(Unavailable, match="bytes"):
+        ask(agent(flood)[1])
+
+
+def test_an_error_of_the_agent_keeps_the_connection(agent):
+    there, channel = agent(answering(b'{"error": {"class": "GenericError", "desc": "no such file"}}\n'))
+    for _ in range(2):
+        with pytest.raises(AgentRefused, match="no such file"):
+            ask(channel)
+    assert there.connections == 1
+
+
+def test_a_forbidden_command_is_told_with_the_remedy(agent):
+    words = b"The command guest-ping has been disabled for this instance"
+    _, channel = agent(answering(b'{"error": {"class": "CommandNotFound", "desc": "' + words + b'"}}\n'))
+    with pytest.raises(WrongState, match="allow it in the guest"):
+        ask(channel)
+
+
+def test_a_vm_that_ends_is_told_at_once(agent):
+    def ends(connected, seen):
+        for request in requests_of(connected, seen):
+            if is_sync(request):
+                connected.sendall(sync(request))
+            else:
+                return
+
+    started = time.monotonic()
+    with pytest.raises(VmEnded):
+        ask(agent(ends)[1], 30)
+    assert time.monotonic() - started < 5
+
+
+def test_a_vm_that_is_not_there_is_told_at_once(tmp_path):
+    with pytest.raises(VmEnded):
+        ask(AgentChannel(str(tmp_path / "none")), 30)
+
+
+def test_closing_wakes_who_waits(agent):
+    def silent(connected, seen):
+        for request in requests_of(connected, seen):
+            if is_sync(request):
+                connected.sendall(sync(request))
+            else:
+                asked.set()
+
+    asked = threading.Event()
+    _, channel = agent(silent)
+    waiting = Background(lambda: ask(channel, 30))
+    assert asked.wait(10)
+    channel.close()
+    with pytest.raises(ShimError):
+        waiting.done()
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 1.5, "7", 1 << 40, {}])
+def test_a_number_that_is_none_is_not_believed(value):
+    with pytest.raises(InternalError):
+        whole_number(value, "process id")

@@ -1,0 +1,256 @@
+"""Commands from start to end: the real scripts, run by this machine's shell in place of a guest's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fakes.background import Background
+from podclient import wait_until
+
+from virtshim.domain.container import RunAs
+from virtshim.domain.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    WrongState,
+)
+from virtshim.domain.guest_command import CommandResult, GuestCommand
+from virtshim.domain.ids import ContainerId
+
+CONTAINER = ContainerId("c" * 64)
+PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)
+SHELLS = ["dash", "bash", "busybox sh"]
+
+
+def shell(script: str, **changes: object) -> GuestCommand:
+    return GuestCommand(("sh", "-c", script), **{"envs": PATH} | changes)
+
+
+@pytest.fixture
+def run(clients):
+    def call(command: GuestCommand, timeout: float = 20.0, cancelled: threading.Event | None = None) -> CommandResult:
+        return clients.run(CONTAINER, command, timeout, cancelled or threading.Event())
+
+    return call
+
+
+def alive(mark: str) -> bool:
+    """Whether a process with that in its environment runs."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if f"MARK={mark}\0".encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+@pytest.fixture(params=SHELLS)
+def guest(request, make_guest):
+    """The scripts keep to what these shells have in common."""
+    guest = make_guest()
+    guest.shell = request.param.split()
+    return guest
+
+
+def test_streams_come_apart_and_the_exit_code_is_exact(guest, run):
+    assert run(shell("echo out; echo err >&2; exit 7")) == CommandResult(7, b"out\n", b"err\n")
+
+
+def test_a_signal_shows_as_shells_show_it(guest, run):
+    assert run(shell("kill -9 $$")) == CommandResult(137, b"", b"")
+
+
+def test_arguments_arrive_as_they_are(guest, run):
+    words = ("a b", "", "*", "$HOME", "it's", '"', "-n", "\\n", "ü\n", "%s", "--")
+    result = run(GuestCommand(("printf", "%s|", *words), PATH))
+    assert result.stdout.decode() == "".join(f"{word}|" for word in words)
+
+
+def test_any_bytes_pass(guest, run, tmp_path):
+    data = os.urandom(300_000)
+    (tmp_path / "data").write_bytes(data)
+    result = run(shell(f"cat {tmp_path}/data; cat {tmp_path}/data >&2"))
+    assert (result.stdout, result.stderr) == (data, data)
+
+
+def test_there_is_no_input(guest, run):
+    assert run(GuestCommand(("cat",), PATH)) == CommandResult(0, b"", b"")
+
+
+def test_a_command_that_is_not_there_is_127(guest, run):
+    result = run(GuestCommand(("no-such-command",), PATH))
+    assert result.code == 127
+    assert b"no-such-command" in result.stderr
+
+
+def test_the_environment_is_the_containers_own(make_guest, run):
+    make_guest()
+    envs = (*PATH, ("A", b"it is"), ("odd.name", "ü=\n".encode()), ("EMPTY", b""))
+    lines = run(GuestCommand(("env", "-0"), envs)).stdout.decode().split("\0")
+    assert {"A=it is", "odd.name=ü=\n", "EMPTY="} <= set(lines)
+    assert not any(line.startswith("PYTEST") for line in lines)
+
+
+def test_a_value_that_cannot_be_passed_on_is_told(make_guest, run):
+    make_guest()
+    with pytest.raises(InvalidRequest, match="LATIN"):
+        run(shell("true", envs=(("LATIN", b"\xfc"),)))
+
+
+def test_the_working_directory_is_the_containers(guest, run, tmp_path):
+    assert run(shell("pwd", working_dir=str(tmp_path))).stdout.decode() == f"{tmp_path}\n"
+    with pytest.raises(InvalidRequest, match="/no/such"):
+        run(shell("pwd", working_dir="/no/such"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.parametrize("guest_shell", ["dash", "bash"])
+def test_the_user_and_groups_are_the_containers(make_guest, run, guest_shell):
+    make_guest().shell = [guest_shell]
+    result = run(shell("id -u; id -g; id -G; echo $HOME", user=RunAs("1234", 4321, (77, 88))))
+    assert result.stdout.decode().split("\n")[:2] == ["1234", "4321"]
+    assert set(result.stdout.decode().split("\n")[2].split()) == {"4321", "77", "88"}
+    assert result.stdout.decode().split("\n")[3] == "/"
+
+
+def test_a_guest_with_nothing_but_busybox_cannot_take_a_user_it_does_not_know(make_guest, run):
+    make_guest().shell = ["busybox", "sh"]
+    with pytest.raises(WrongState, match="install util-linux or coreutils"):
+        run(shell("true", user=RunAs("1234")))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_a_named_user_has_the_group_and_home_of_the_guests_passwd(guest, run):
+    assert run(shell("id -un; id -gn; echo $HOME", user=RunAs("daemon"))).stdout == b"daemon\ndaemon\n/usr/sbin\n"
+
+
+def test_a_user_that_is_not_there_is_told(guest, run):
+    with pytest.raises(InvalidRequest, match="nobody-like-this"):
+        run(shell("true", user=RunAs("nobody-like-this")))
+
+
+def test_the_time_limit_kills_the_command_and_its_children(guest, run):
+    mark = os.urandom(8).hex()
+    script = "setsid sleep 300 & sleep 300 & (sleep 300; true) & sleep 300; true"
+    with pytest.raises(DeadlineExceeded, match="1 s; it was killed"):
+        run(shell(script, envs=(*PATH, ("MARK", mark.encode()))), timeout=1)
+    wait_until(lambda: not alive(mark), 20, "its processes are gone")
+
+
+def test_a_caller_that_goes_ends_the_command(make_guest, run):
+    make_guest()
+    mark, cancelled = os.urandom(8).hex(), threading.Event()
+    running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0, cancelled))
+    wait_until(lambda: alive(mark), 20, "it runs")
+    cancelled.set()
+    with pytest.raises(Aborted):
+        running.done()
+    wait_until(lambda: not alive(mark), 20, "it is gone")
+
+
+def test_a_daemon_left_behind_keeps_neither_the_caller_nor_the_ports(make_guest, run):
+    guest = make_guest(ports=2)
+    mark = os.urandom(8).hex()
+    started = time.monotonic()
+    result = run(shell("sleep 300 & echo started", envs=(*PATH, ("MARK", mark.encode()))))
+    assert result == CommandResult(0, b"started\n", b"")
+    assert time.monotonic() - started < 10
+    assert run(shell("echo next")).stdout == b"next\n"
+    assert alive(mark), "it lives on"
+    run(shell(f"for p in /proc/[0-9]*; do grep -qs MARK={mark} $p/environ && kill -9 ${{p#/proc/}}; done; true"))
+    wait_until(lambda: guest.running() == 0, 20, "the agent keeps no record")
+
+
+def test_output_beyond_the_limit_is_thrown_away_and_the_command_goes_on(make_guest, run, monkeypatch):
+    monkeypatch.setattr("virtshim.guestagent.clients.OUTPUT_LIMIT", 100_000)
+    make_guest()
+    result = run(shell("head -c 3000000 /dev/zero; echo done >&2; exit 3"))
+    assert (result.code, len(result.stdout), result.stderr) == (3, 100_000, b"done\n")
+
+
+def test_a_process_list_does_not_confuse_the_streams(make_guest, run):
+    make_guest()
+    result = run(GuestCommand(("ps", "axww"), PATH))
+    assert result.code == 0
+    assert b"virtshim-exec" in result.stdout
+
+
+def test_commands_run_side_by_side(make_guest, run):
+    make_guest()
+    calls = [Background(lambda n=n: run(shell(f"echo {n}; exit {n}"))) for n in range(6)]
+    assert [call.done().code for call in calls] == list(range(6))
+
+
+def test_without_a_free_port_the_message_says_what_to_do(make_guest, run, monkeypatch):
+    monkeypatch.setattr("virtshim.guestagent.exec_ports._FREE_SOON", 0.2)
+    make_guest(ports=2)
+    cancelled = threading.Event()
+    mark = os.urandom(8).hex()
+    first = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0, cancelled))
+    wait_until(lambda: alive(mark), 20, "the first runs")
+    with pytest.raises(ResourceExhausted, match=r"virtshim\.io/exec-ports"):
+        run(shell("true"))
+    cancelled.set()
+    with pytest.raises(Aborted):
+        first.done()
+    assert run(shell("echo free")).stdout == b"free\n"
+
+
+def test_a_vm_without_ports_says_so(make_guest, run):
+    make_guest(ports=0)
+    with pytest.raises(WrongState, match=r"virtshim\.io/exec-ports"):
+        run(shell("true"))
+
+
+def test_a_forbidden_guest_exec_is_told(make_guest, run):
+    make_guest().disabled.add("guest-exec")
+    with pytest.raises(WrongState, match="allow it in the guest"):
+        run(shell("true"))
+
+
+def test_a_vm_that_ends_ends_its_commands(make_guest, run):
+    guest, mark = make_guest(), os.urandom(8).hex()
+    running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
+    wait_until(lambda: alive(mark), 20, "it runs")
+    guest.close()
+    with pytest.raises(Unavailable):
+        running.done()
+
+
+def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run, monkeypatch):
+    """The guest, or its agent, was restarted."""
+    monkeypatch.setattr("virtshim.guestagent.vigil._CHECK", 0.2)
+    guest, mark = make_guest(), os.urandom(8).hex()
+    running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
+    wait_until(lambda: alive(mark), 20, "it runs")
+    guest.restart_agent()
+    with pytest.raises(InternalError, match="lost"):
+        running.done()
+    wait_until(lambda: not alive(mark), 20, "nothing is left of it")
+
+
+def test_what_a_daemon_before_this_one_left_running_is_ended_once(make_guest, run):
+    guest = make_guest()
+    run(shell("true"))
+    run(shell("true"))
+    assert guest.swept == 1
+
+
+@pytest.mark.parametrize("answer", [{}, {"pid": "x"}, {"pid": True}, {"pid": -5}, [], None])
+def test_a_lie_about_the_process_is_an_error_and_frees_the_ports(make_guest, run, answer):
+    guest = make_guest(ports=2)
+    guest.lies["guest-exec"] = answer
+    with pytest.raises(ShimError):
+        run(shell("true"))
+    guest.lies.clear()
+    assert run(shell("echo fine")).stdout == b"fine\n"

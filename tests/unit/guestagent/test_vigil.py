@@ -1,0 +1,50 @@
+"""When a command is asked after, and when nothing more is waited for."""
+
+from __future__ import annotations
+
+from virtshim.guestagent.vigil import Vigil
+
+
+def test_a_command_that_runs_in_silence_is_asked_after_now_and_then():
+    vigil = Vigil(0.0)
+    vigil.heard(0.1, exited=False)
+    assert not vigil.check_due(4.0, started=True)
+    assert vigil.check_due(5.2, started=True)
+    assert not vigil.check_due(5.3, started=True)
+    assert vigil.check_due(10.4, started=True)
+    assert not vigil.over(1000.0)
+
+
+def test_a_command_that_does_not_begin_is_asked_after_sooner():
+    assert Vigil(0.0).check_due(1.1, started=False)
+
+
+def test_one_that_talks_is_not_asked_after():
+    vigil = Vigil(0.0)
+    for second in range(1, 20):
+        vigil.heard(float(second), exited=False)
+        assert not vigil.check_due(second + 0.5, started=True)
+
+
+def test_after_the_exit_silence_is_the_end():
+    vigil = Vigil(0.0)
+    vigil.heard(1.0, exited=True)
+    assert not vigil.over(1.4)
+    assert vigil.over(1.6)
+
+
+def test_a_process_left_behind_that_talks_without_end_is_not_listened_to_for_long():
+    vigil = Vigil(0.0)
+    vigil.heard(1.0, exited=True)
+    for step in range(1, 60):
+        vigil.heard(1.0 + step / 10, exited=True)
+    assert not vigil.over(5.9)
+    assert vigil.over(6.95)
+
+
+def test_a_command_found_gone_has_its_last_bytes_awaited():
+    vigil = Vigil(0.0)
+    vigil.gone(7.0)
+    assert not vigil.over(7.3)
+    assert vigil.over(7.6)
+    assert not vigil.check_due(100.0, started=True)

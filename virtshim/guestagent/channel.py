@@ -1,0 +1,176 @@
+"""The connection to one VM's guest agent: one command at a time, every wait limited, nothing believed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import structlog
+
+from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
+from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.replies import BadReply, Refused, ReplyReader, Returned, command_line, sync_line
+
+log = structlog.get_logger(__name__)
+
+# The commands asked here are answered at once by an agent that lives.
+_ANSWER_SECONDS = 10.0
+# An agent that was restarted while it read the request to start anew gets another one.
+_SYNC_AGAIN = 5.0
+_ID_RANGE = 1 << 30
+
+ABSENT = (
+    "the guest agent: the guest is still booting, or has none. Commands in a virtual machine need the QEMU guest agent: "
+    "install the package qemu-guest-agent in the image and enable its service"
+)
+
+
+class AgentRefused(ShimError):
+    """The agent answered with an error of its own. `agent_kind` is its class, such as `GenericError`."""
+
+    def __init__(self, command: str, refusal: Refused) -> None:
+        super().__init__(f"the guest agent refused {command}: {refusal.words or refusal.kind}")
+        self.agent_kind = refusal.kind
+
+
+class VmEnded(Unavailable):
+    """There is no QEMU at the other end."""
+
+
+class CommandDisabled(WrongState):
+    """The agent is not allowed to do that."""
+
+
+class AgentChannel:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._turn = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._reader = ReplyReader()
+
+    def ask(self, command: str, arguments: Mapping[str, Any] | None, patience: Patience) -> Any:
+        """The agent's answer, any JSON value. Waits for the agent to come up. Errors: DeadlineExceeded (no agent within
+        the caller's time), Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused."""
+        with self._my_turn(patience):
+            connected = self._socket or self._connected(patience)
+            try:
+                answer = self._exchange(connected, command, arguments, patience)
+            except BaseException as exc:
+                self._drop()  # the answer may still come
+                if isinstance(exc, ConnectionError):
+                    raise VmEnded(f"the virtual machine ended at {command}") from exc
+                if isinstance(exc, OSError | BadReply | DeadlineExceeded):
+                    patience.slice(f"the guest agent's answer to {command}")  # the caller's own time is over?
+                    raise Unavailable(f"the guest agent broke off at {command}: {exc}") from exc
+                raise
+        if isinstance(answer, Refused):
+            raise _refusal(command, answer)
+        return answer.value
+
+    def close(self) -> None:
+        """May be called by any thread, at any time; a later `ask` connects anew."""
+        connected = self._socket
+        if connected is not None:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        if self._turn.acquire(timeout=1.0):
+            try:
+                self._drop()
+            finally:
+                self._turn.release()
+
+    @contextmanager
+    def _my_turn(self, patience: Patience) -> Iterator[None]:
+        while not self._turn.acquire(timeout=patience.slice(ABSENT)):
+            pass
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _connected(self, patience: Patience) -> socket.socket:
+        """A connection on which the agent has just answered."""
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            try:
+                connected.connect(self._path)
+                self._reader = ReplyReader()
+                self._sync(connected, patience)
+            except (ConnectionError, FileNotFoundError) as exc:
+                raise VmEnded("the virtual machine has ended: its guest agent's socket is closed") from exc
+            except (OSError, BadReply) as exc:
+                raise Unavailable(f"the guest agent cannot be reached: {exc}") from exc
+        except BaseException:
+            connected.close()
+            raise
+        self._socket = connected
+        return connected
+
+    def _sync(self, connected: socket.socket, patience: Patience) -> None:
+        """Returns when the agent has answered the newest request to start anew; answers to older ones are thrown away."""
+        number, again = 0, 0.0
+        while True:
+            now = time.monotonic()
+            if now >= again:
+                number, again = secrets.randbelow(_ID_RANGE), now + _SYNC_AGAIN
+                connected.settimeout(1.0)
+                connected.sendall(sync_line(number))
+            for reply in self._received(connected, patience, ABSENT):
+                if reply == Returned(number):
+                    return
+
+    def _exchange(
+        self, connected: socket.socket, command: str, arguments: Mapping[str, Any] | None, patience: Patience
+    ) -> Returned | Refused:
+        connected.settimeout(_ANSWER_SECONDS)
+        connected.sendall(command_line(command, arguments))
+        limited = patience.at_most(_ANSWER_SECONDS)
+        replies: list[Returned | Refused] = []
+        while not replies:
+            replies = self._received(connected, limited, f"its answer to {command}")
+        if len(replies) > 1:
+            raise BadReply("it answers what was not asked")
+        return replies[0]
+
+    def _received(self, connected: socket.socket, patience: Patience, what: str) -> list[Returned | Refused]:
+        connected.settimeout(patience.slice(what))
+        try:
+            data = connected.recv(65536)
+        except TimeoutError:
+            return []
+        if not data:
+            raise ConnectionResetError("the virtual machine has ended")
+        return self._reader.feed(data)
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _refusal(command: str, refusal: Refused) -> ShimError:
+    """`CommandNotFound` is what a command that is switched off answers too."""
+    if refusal.kind == "CommandNotFound" or "has been disabled" in refusal.words:
+        return CommandDisabled(
+            f"the guest agent does not allow {command}; allow it in the guest (on Red Hat's distributions in "
+            "/etc/sysconfig/qemu-ga) and restart the agent"
+        )
+    return AgentRefused(command, refusal)
+
+
+def whole_number(value: object, what: str, most: int = 1 << 31) -> int:
+    """`value`, if it is such a number. Raises InternalError: the guest may say anything."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise InternalError(f"the guest agent gives no usable {what}")
+    return value
+
+
+def mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InternalError(f"the guest agent gives no usable {what}")
+    return value

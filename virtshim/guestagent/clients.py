@@ -1,0 +1,95 @@
+"""Commands and questions to guests, VM by VM. Implements `virtshim.ports.GuestAgents`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from virtshim.domain.errors import DeadlineExceeded, WrongState
+from virtshim.domain.guest_command import CommandResult, GuestCommand
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.domain.streaming import Streams
+from virtshim.guestagent.collecting import Collector
+from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
+from virtshim.guestagent.live_session import LiveSession
+from virtshim.guestagent.patience import Patience
+from virtshim.ports import StreamSession
+
+# kubelet and critest run a command right after the start: the guest gets this long to boot.
+_BOOT_SECONDS = 60.0
+_FOR_EVER = 10 * 365 * 86400.0
+# Bytes of each stream, as other runtimes keep: an endless output must not end the node.
+OUTPUT_LIMIT = 16 << 20
+_KILL_SECONDS = 5.0
+# Starts of sessions that wait for their guests at the same time.
+_WAITING = 64
+
+
+class AgentClients:
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._vms: dict[ContainerId, GuestVm] = {}
+        self._executor = ThreadPoolExecutor(_WAITING, thread_name_prefix="guest-exec")
+
+    def close(self) -> None:
+        with self._lock:
+            vms, self._vms = list(self._vms.values()), {}
+        for vm in vms:
+            vm.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def run(
+        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+    ) -> CommandResult:
+        vm = self._vm(container)
+        whole = Patience.of(timeout or _FOR_EVER, cancelled)
+        running = vm.start(command, Wanted(), whole) if timeout else _started(vm, command, Wanted(), cancelled)
+        try:
+            result = Collector(vm, running, OUTPUT_LIMIT).result(whole)
+        except DeadlineExceeded:
+            vm.settle(running, "all").join(_KILL_SECONDS)
+            raise DeadlineExceeded(f"the command did not end within {timeout:g} s; it was killed") from None
+        except BaseException:
+            vm.settle(running, "all").join(_KILL_SECONDS)
+            raise
+        vm.settle(running, "" if running.output.complete else "relays")
+        return result
+
+    async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
+        """A terminal always has an input: without one its programs would read the end of it at once."""
+        vm = self._vm(container)
+        wanted = Wanted(stdin=streams.stdin or streams.tty, tty=streams.tty)
+        cancelled = threading.Event()
+        starting = asyncio.get_running_loop().run_in_executor(self._executor, _started, vm, command, wanted, cancelled)
+        try:
+            running = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            cancelled.set()
+            starting.add_done_callback(lambda done: done.exception() or vm.settle(done.result(), "all"))
+            raise
+        return LiveSession(vm, running, self._executor)
+
+    def forget(self, container: ContainerId) -> None:
+        with self._lock:
+            vm = self._vms.pop(container, None)
+        if vm is not None:
+            vm.close()
+
+    def _vm(self, container: ContainerId) -> GuestVm:
+        with self._lock:
+            vm = self._vms.get(container)
+            if vm is None:
+                vm = GuestVm(self._layout.agent_socket(container), self._layout.socket_dir(container))
+                self._vms[container] = vm
+            return vm
+
+
+def _started(vm: GuestVm, command: GuestCommand, wanted: Wanted, cancelled: threading.Event) -> RunningCommand:
+    """For callers without a time limit. Raises WrongState if the guest has had time to boot and there is no agent."""
+    try:
+        return vm.start(command, wanted, Patience.of(_BOOT_SECONDS, cancelled))
+    except DeadlineExceeded as exc:
+        raise WrongState(str(exc)) from exc

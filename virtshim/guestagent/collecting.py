@@ -1,0 +1,66 @@
+"""A command's whole output, for a caller that waits for its end."""
+
+from __future__ import annotations
+
+import select
+import time
+from contextlib import suppress
+
+from virtshim.domain.errors import ShimError, Unavailable
+from virtshim.domain.guest_command import CommandResult
+from virtshim.domain.streaming import OutStream
+from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
+from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.vigil import Vigil
+
+_PIECE = 1 << 18
+# Asking whether a command still runs must not hold up its output for long.
+_CHECK_SECONDS = 2.0
+
+VM_ENDED = "the virtual machine ended while the command ran"
+
+
+class Collector:
+    """Keeps `limit` bytes of each stream; what comes after them is read and thrown away, so that the command goes on."""
+
+    def __init__(self, vm: GuestVm, running: RunningCommand, limit: int) -> None:
+        self._vm = vm
+        self._running = running
+        self._limit = limit
+        self._kept = {stream: bytearray() for stream in OutStream}
+        self._vigil = Vigil(time.monotonic())
+
+    def result(self, patience: Patience) -> CommandResult:
+        """Returns when the command has ended. Errors: DeadlineExceeded, Aborted, Unavailable (the VM ended), InternalError."""
+        running, output = self._running, self._running.output
+        streams = {end.fileno(): (stream, end) for stream, end in running.outputs.items()}
+        poller = select.poll()
+        for number in streams:
+            poller.register(number, select.POLLIN)
+        while not output.complete:
+            wait = patience.slice("the command's end")
+            for number, _ in poller.poll(wait * 1000):
+                stream, end = streams[number]
+                data = end.recv(_PIECE)
+                if not data:
+                    raise Unavailable(VM_ENDED)
+                self._keep(stream, data)
+            if self._over():
+                break
+        if output.code is None:
+            raise running.lost()
+        return CommandResult(output.code, bytes(self._kept[OutStream.STDOUT]), bytes(self._kept[OutStream.STDERR]))
+
+    def _keep(self, stream: OutStream, data: bytes) -> None:
+        for piece in self._running.output.feed(stream, data):
+            kept = self._kept[piece.stream]
+            kept += piece.data[: self._limit - len(kept)]
+        self._vigil.heard(time.monotonic(), exited=self._running.output.exited)
+
+    def _over(self) -> bool:
+        now = time.monotonic()
+        if self._vigil.check_due(now, started=self._running.output.started):
+            with suppress(ShimError):  # a busy guest; the command's own end will be heard
+                if self._vm.is_gone(self._running, Patience.of(_CHECK_SECONDS)):
+                    self._vigil.gone(time.monotonic())
+        return self._vigil.over(now)

@@ -1,0 +1,233 @@
+"""Commands in one VM: started, asked after and ended through its agent."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
+from virtshim.domain.guest_command import GuestCommand
+from virtshim.domain.streaming import OutStream
+from virtshim.guestagent import guest_scripts
+from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled, VmEnded, mapping, whole_number
+from virtshim.guestagent.command_output import CommandOutput
+from virtshim.guestagent.exec_ports import ExecPort, ExecPorts
+from virtshim.guestagent.patience import Patience
+
+log = structlog.get_logger(__name__)
+
+_SHELL = "/bin/sh"
+# Seconds that a script which kills, or the like, gets under load.
+_SCRIPT_SECONDS = 10.0
+_POLL = 0.02
+# How long a command that has sent its last word may take to be gone.
+_GONE_SECONDS = 3.0
+# A guest that does not answer is asked again, ever more seldom, and then left alone.
+_SETTLE_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+_NO_PORT = 81
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which streams a command gets. `size`: rows and columns of its terminal."""
+
+    stdin: bool = False
+    tty: bool = False
+    size: tuple[int, int] = (24, 80)
+
+
+@dataclass(slots=True)
+class RunningCommand:
+    """`pid` is what the agent calls it, None while or after it knows it. The sockets are this side's ends of the ports."""
+
+    token: str
+    ports: Sequence[ExecPort]
+    output: CommandOutput
+    outputs: Mapping[OutStream, socket.socket] = field(default_factory=dict)
+    stdin: socket.socket | None = None
+    pid: int | None = None
+    no_port: bool = False
+
+    def end_input(self) -> None:
+        """End of file for the command. QEMU passes on what it has before it closes its side; then the guest reads the end."""
+        if self.stdin is not None:
+            with suppress(OSError):
+                self.stdin.shutdown(socket.SHUT_WR)
+
+    def lost(self) -> InternalError:
+        """Why it is gone without an exit code."""
+        if self.no_port:
+            port = self.ports[0].name
+            return InternalError(f"the guest has no serial port {port}; its kernel needs the module virtio_console")
+        if not self.output.started:
+            return InternalError("the guest cannot open its serial ports; a process there may hold them")
+        return InternalError(
+            "the command was lost in the guest: the guest or its agent was restarted, or something there killed it"
+        )
+
+    def close(self) -> None:
+        for end in (*self.outputs.values(), *([self.stdin] if self.stdin else [])):
+            end.close()
+
+
+class GuestVm:
+    def __init__(self, agent_socket: str, socket_directory: str) -> None:
+        self.channel = AgentChannel(agent_socket)
+        self._ports = ExecPorts(socket_directory)
+        self._swept = False
+        self._ended = threading.Event()
+
+    def close(self) -> None:
+        """The VM has ended."""
+        self._ended.set()
+        self.channel.close()
+
+    def start(self, command: GuestCommand, wanted: Wanted, patience: Patience) -> RunningCommand:
+        """The command is being started; its output tells of it. Must be given to `settle`. Errors: those of
+        `AgentChannel.ask`, ResourceExhausted."""
+        self._end_earlier_sessions(patience)
+        token = secrets.token_hex(16)
+        ports = self._ports.lease(1 + (not wanted.tty) + wanted.stdin, patience)
+        running = RunningCommand(token, ports, CommandOutput(token, stderr=not wanted.tty))
+        try:
+            self._connect(running, wanted)
+            self._spawn(running, command, wanted, patience)
+        except (AgentRefused, CommandDisabled):
+            self._free(running)  # surely nothing runs
+            raise
+        except BaseException:
+            self.settle(running, kill="all")
+            raise
+        return running
+
+    def settle(self, running: RunningCommand, kill: str = "") -> threading.Thread:
+        """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see guest_scripts), then frees its
+        ports. Goes on on a thread of its own, which is returned."""
+        thread = threading.Thread(target=self._settle, args=(running, kill), name="exec-settle", daemon=True)
+        thread.start()
+        return thread
+
+    def is_gone(self, running: RunningCommand, patience: Patience) -> bool:
+        """Whether its run script has ended. Errors: those of `AgentChannel.ask`."""
+        if running.pid is None:
+            return True
+        try:
+            status = mapping(self.channel.ask("guest-exec-status", {"pid": running.pid}, patience), "exec status")
+        except AgentRefused:
+            return True  # the guest, or its agent, was restarted
+        if status.get("exited") is not True:
+            return False
+        running.pid = None  # the agent forgets it with this answer
+        running.no_port = status.get("exitcode") == _NO_PORT
+        return True
+
+    def run_script(self, script: str, arguments: Sequence[str], patience: Patience) -> int:
+        """Exit code of a short script without output; -1 for one that a signal ended."""
+        request = {"path": _SHELL, "arg": ["-c", script, "virtshim", *arguments]}
+        pid = whole_number(
+            mapping(self.channel.ask("guest-exec", request, patience), "process").get("pid"), "process id"
+        )
+        while True:
+            status = mapping(self.channel.ask("guest-exec-status", {"pid": pid}, patience), "exec status")
+            if status.get("exited") is True:
+                code = status.get("exitcode")
+                return code if isinstance(code, int) else -1
+            patience.cancelled.wait(min(_POLL, patience.slice("a script in the guest")))
+
+    def _end_earlier_sessions(self, patience: Patience) -> None:
+        """Once: what a virtshim before this one left running holds ports, and nobody reads its output."""
+        if not self._swept:
+            self.run_script(guest_scripts.KILL, ("all", guest_scripts.tag()), patience)
+            self._swept = True
+
+    def _connect(self, running: RunningCommand, wanted: Wanted) -> None:
+        outputs: dict[OutStream, socket.socket] = {}
+        running.outputs = outputs
+        ports = iter(running.ports)
+        outputs[OutStream.STDOUT] = next(ports).connect()
+        if not wanted.tty:
+            outputs[OutStream.STDERR] = next(ports).connect()
+        if wanted.stdin:
+            running.stdin = next(ports).connect()
+
+    def _spawn(self, running: RunningCommand, command: GuestCommand, wanted: Wanted, patience: Patience) -> None:
+        names = [port.name for port in running.ports]
+        out = names.pop(0)
+        err = "" if wanted.tty else names.pop(0)
+        size = f"{wanted.size[0]} {wanted.size[1]}" if wanted.tty else ""
+        user = command.user
+        group = "" if user.group is None else str(user.group)
+        groups = ",".join(str(one) for one in user.supplementary)
+        settings = (running.token, out, err, names[0] if names else "", command.working_dir)
+        become = (user.user, group, groups, "1" if user.own_groups else "", size)
+        envs, odd = _environment(command.envs)
+        argv = (*(("env", *odd) if odd else ()), *command.argv)
+        script = guest_scripts.run_script(running.token)
+        request: dict[str, Any] = {
+            "path": _SHELL,
+            "arg": ["-c", script, "virtshim-exec", *settings, *become, *argv],
+            "env": envs,
+        }
+        answer = mapping(self.channel.ask("guest-exec", request, patience), "process")
+        running.pid = whole_number(answer.get("pid"), "process id")
+
+    def _settle(self, running: RunningCommand, kill: str) -> None:
+        try:
+            for pause in _SETTLE_PAUSES:
+                try:
+                    if self._made_gone(running, kill):
+                        break
+                except VmEnded:
+                    break
+                except ShimError as exc:
+                    if self._ended.is_set():
+                        break
+                    log.warning("exec.unsettled", ports=[port.path for port in running.ports], error=str(exc))
+                kill = "all"
+                if self._ended.wait(pause):
+                    break
+            else:
+                log.error("exec.abandoned", ports=[port.path for port in running.ports])
+                return  # its ports are of no use until the VM ends
+            self._free(running)
+        finally:
+            running.close()
+
+    def _made_gone(self, running: RunningCommand, kill: str) -> bool:
+        patience = Patience.of(_SCRIPT_SECONDS, self._ended)
+        if kill:
+            self.run_script(guest_scripts.KILL, (kill, guest_scripts.tag(running.token)), patience)
+        patience = patience.at_most(_GONE_SECONDS)
+        while not self.is_gone(running, patience):
+            patience.cancelled.wait(patience.slice("the command's end"))
+        return True
+
+    def _free(self, running: RunningCommand) -> None:
+        running.close()
+        self._ports.give_back(running.ports)
+
+
+def _environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:
+    """What the agent sets, and what only `env` can: a shell drops names that are not its own. Raises InvalidRequest for bytes
+    that JSON cannot carry."""
+    plain: list[str] = []
+    odd: list[str] = []
+    for name, value in envs:
+        try:
+            setting = f"{name}={value.decode()}"
+        except UnicodeDecodeError as exc:
+            raise InvalidRequest(
+                f"environment variable {name} is not UTF-8; the guest agent cannot pass it on"
+            ) from exc
+        (plain if _NAME.fullmatch(name) else odd).append(setting)
+    return plain, odd

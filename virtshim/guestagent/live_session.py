@@ -1,0 +1,171 @@
+"""A command whose output is read, and whose input is written, while it runs. Implements `virtshim.ports.StreamSession`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from virtshim.domain.errors import ShimError, Unavailable
+from virtshim.domain.streaming import Ended, Output, OutStream
+from virtshim.guestagent import guest_scripts
+from virtshim.guestagent.collecting import VM_ENDED
+from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
+from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.vigil import Vigil
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_PIECE = 1 << 16
+_SLICE = 0.25
+_CHECK_SECONDS = 2.0
+_RESIZE_SECONDS = 5.0
+_CLOSE_SECONDS = 3.0
+
+
+class LiveSession:
+    def __init__(self, vm: GuestVm, running: RunningCommand, executor: Executor) -> None:
+        self._vm = vm
+        self._running = running
+        self._executor = executor
+        self._pending: deque[Output] = deque()
+        self._vigil = Vigil(time.monotonic())
+        self._input_over = asyncio.Event()
+        self._size: tuple[int, int] | None = None
+        self._resizing: asyncio.Task[None] | None = None
+        for end in self._ends():
+            end.setblocking(False)
+        if running.stdin is not None:
+            running.stdin.setblocking(False)
+
+    async def read(self) -> Output | Ended:
+        output = self._running.output
+        while not self._pending:
+            if output.complete or self._vigil.over(time.monotonic()):
+                if output.code is None:
+                    raise self._running.lost()
+                self._input_over.set()
+                return Ended(output.code)
+            await _ready(self._ends(), (), _SLICE)
+            self._receive()
+            await self._check()
+        return self._pending.popleft()
+
+    async def write_stdin(self, data: bytes) -> None:
+        end = self._running.stdin
+        rest = memoryview(data)
+        while rest and end is not None and not self._input_over.is_set():
+            try:
+                rest = rest[end.send(rest[:_PIECE]) :]
+            except BlockingIOError:
+                await _ready((), (end,), _SLICE)
+            except OSError:
+                return  # nobody reads any more
+
+    async def close_stdin(self) -> None:
+        self._input_over.set()
+        self._running.end_input()
+
+    async def resize(self, width: int, height: int) -> None:
+        if not (0 < width <= 0xFFFF and 0 < height <= 0xFFFF):
+            return
+        self._size = (height, width)
+        self._start_resizing()
+
+    async def close(self) -> None:
+        self._input_over.set()
+        if self._resizing is not None:
+            self._resizing.cancel()
+        output = self._running.output
+        how = "" if output.complete else "relays" if output.exited else "all"
+        settling = self._vm.settle(self._running, how)
+        await asyncio.get_running_loop().run_in_executor(self._executor, settling.join, _CLOSE_SECONDS)
+
+    # ---
+
+    def _ends(self) -> Iterable[socket.socket]:
+        return self._running.outputs.values()
+
+    def _receive(self) -> None:
+        """What is there, one piece of each stream."""
+        output = self._running.output
+        for stream in tuple(self._running.outputs):
+            data = self._received(stream)
+            if data is None:
+                continue
+            if not data:
+                raise Unavailable(VM_ENDED)
+            self._pending.extend(output.feed(stream, data))
+            self._vigil.heard(time.monotonic(), exited=output.exited)
+        if output.exited:  # the guest's `cat` waits for more to pass on
+            self._input_over.set()
+            self._running.end_input()
+        if output.tty and self._size is not None:
+            self._start_resizing()
+
+    def _received(self, stream: OutStream) -> bytes | None:
+        try:
+            return self._running.outputs[stream].recv(_PIECE)
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            raise Unavailable(VM_ENDED) from exc
+
+    async def _check(self) -> None:
+        due = self._vigil.check_due(time.monotonic(), started=self._running.output.started)
+        if due and await self._in_thread(self._is_gone):
+            self._vigil.gone(time.monotonic())
+
+    def _is_gone(self) -> bool:
+        try:
+            return self._vm.is_gone(self._running, Patience.of(_CHECK_SECONDS))
+        except ShimError:
+            return False  # a busy guest; the command's own end will be heard
+
+    def _start_resizing(self) -> None:
+        if self._running.output.tty and (self._resizing is None or self._resizing.done()):
+            self._resizing = asyncio.get_running_loop().create_task(self._resize())
+
+    async def _resize(self) -> None:
+        """The newest size wins; those that came while one was being set are left out."""
+        while self._size is not None:
+            (rows, columns), self._size = self._size, None
+            words = (self._running.output.tty, str(rows), str(columns))
+            patience = Patience.of(_RESIZE_SECONDS)
+            try:
+                await self._in_thread(partial(self._vm.run_script, guest_scripts.RESIZE, words, patience))
+            except ShimError as exc:
+                log.info("exec.resize.failed", error=str(exc))
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+async def _ready(readers: Iterable[socket.socket], writers: Iterable[socket.socket], seconds: float) -> None:
+    """Returns when one of them is, or after that time."""
+    loop = asyncio.get_running_loop()
+    wake = asyncio.Event()
+    readers, writers = tuple(readers), tuple(writers)
+    for end in readers:
+        loop.add_reader(end, wake.set)
+    for end in writers:
+        loop.add_writer(end, wake.set)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+    finally:
+        for end in readers:
+            loop.remove_reader(end)
+        for end in writers:
+            loop.remove_writer(end)

@@ -1,0 +1,48 @@
+"""When to stop listening to a command, and when to ask whether it is still there. Pure; times are monotonic seconds."""
+
+from __future__ import annotations
+
+# A process that the command left behind holds its streams open: what was written before the command ended has long come.
+_QUIET_AFTER_EXIT = 0.5
+_LONGEST_AFTER_EXIT = 5.0
+# Silence after which the agent is asked. The beginning takes milliseconds.
+_CHECK_START = 1.0
+_CHECK = 5.0
+# What was on its way when the command was found gone has arrived by then.
+_LAST_BYTES = 0.5
+
+
+class Vigil:
+    def __init__(self, now: float) -> None:
+        self._heard = now
+        self._checked = now
+        self._exited: float | None = None
+        self._gone: float | None = None
+
+    def heard(self, now: float, *, exited: bool) -> None:
+        """Something came; `exited`: the command's exit was in it, or before."""
+        self._heard = now
+        if exited and self._exited is None:
+            self._exited = now
+
+    def gone(self, now: float) -> None:
+        """The agent says that nothing of the command runs any more."""
+        if self._gone is None:
+            self._gone = now
+
+    def check_due(self, now: float, *, started: bool) -> bool:
+        """True once for each time that the agent should be asked."""
+        limit = _CHECK if started else _CHECK_START
+        if self._gone is not None or now - max(self._heard, self._checked) < limit:
+            return False
+        self._checked = now
+        return True
+
+    def over(self, now: float) -> bool:
+        """Nothing more is to be expected."""
+        quiet = now - self._heard
+        if self._gone is not None and now - self._gone >= _LAST_BYTES and quiet >= _LAST_BYTES:
+            return True
+        if self._exited is None:
+            return False
+        return quiet >= _QUIET_AFTER_EXIT or now - self._exited >= _LONGEST_AFTER_EXIT
