@@ -12,6 +12,7 @@ from functools import partial
 
 from tapmanager import netns, sdnotify, server, settings, verbs
 from tapmanager.attachments import Attachments, Limits
+from tapmanager.cgroups import VmGroups, hierarchies
 from tapmanager.cni import Cni
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import NetError
@@ -59,7 +60,8 @@ def _run(chosen: Settings) -> int:
         listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
         dhcp.start()
         attachments.recover()
-        serving = server.Server(listener, partial(verbs.perform, attachments), user.uid)
+        owned = verbs.Owned(attachments, VmGroups(hierarchies()))
+        serving = server.Server(listener, partial(verbs.perform, owned), user.uid)
         serving.start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
         sdnotify.notify(os.environ, "READY=1")

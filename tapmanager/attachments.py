@@ -29,7 +29,7 @@ from tapmanager.dhcp import server as dhcp_server
 from tapmanager.dhcp.lease_plan import Lease, lease_for
 from tapmanager.errors import NetError, deadline, internal
 from tapmanager.fields import BadField
-from tapmanager.ledger import Entry, Ledger, Phase
+from tapmanager.ledger import Entry, Ledger, Phase, Placement
 from tapmanager.pod import Nic, Pod
 
 log = logging.getLogger(__name__)
@@ -272,14 +272,31 @@ class Attachments:
         """The NICs and one open tap descriptor for each, owned by the caller. The same refusal for an unknown sandbox and a
         wrong key: who may not ask learns nothing."""
         with self._locks.holding(sandbox, until):
-            entry = self._ledger.read(sandbox)
-            if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
-                raise NetError(
-                    "permission", f"no network of sandbox {sandbox} for this key; remove the pod, it is made anew"
-                )
-            if entry.phase is not Phase.ATTACHED:
-                raise NetError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
+            entry = self._opened(sandbox, key)
             return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
+
+    def place(self, sandbox: str, placement: Placement, until: float) -> None:
+        """Where the sandbox's next QEMU goes. NetError (not-found) for an unknown sandbox."""
+        with self._locks.holding(sandbox, until):
+            entry = self._ledger.read(sandbox)
+            if entry is None:
+                raise NetError("not-found", f"sandbox {sandbox} has no network; remove the pod, it is made anew")
+            self._ledger.write(dataclasses.replace(entry, placement=placement))
+
+    def placement(self, sandbox: str, key: str, until: float) -> Placement:
+        """What `place` said last; refuses whom `fetch` refuses."""
+        with self._locks.holding(sandbox, until):
+            return self._opened(sandbox, key).placement
+
+    def _opened(self, sandbox: str, key: str) -> Entry:
+        entry = self._ledger.read(sandbox)
+        if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
+            raise NetError(
+                "permission", f"no network of sandbox {sandbox} for this key; remove the pod, it is made anew"
+            )
+        if entry.phase is not Phase.ATTACHED:
+            raise NetError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
+        return entry
 
     def _open_taps(self, entry: Entry, until: float) -> list[int]:
         def open_all() -> list[int]:

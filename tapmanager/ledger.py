@@ -17,13 +17,26 @@ from dataclasses import dataclass
 
 from tapmanager.cni_conf import NetworkConf, conf_from_json
 from tapmanager.errors import NetError, internal
-from tapmanager.fields import BadField, Json, as_object, known, objects, text, texts
+from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
 from tapmanager.pod import Dns, Nic, Pod, address, sandbox_id
 
 _VERSION = 1
 _SUFFIX = ".json"
 _TEMPORARY = ".new-"
-_FIELDS = ("version", "phase", "pod", "netns", "conf", "bin_dirs", "result", "nics", "ips", "dns", "fetch_key")
+_FIELDS = (
+    "version",
+    "phase",
+    "pod",
+    "netns",
+    "conf",
+    "bin_dirs",
+    "result",
+    "nics",
+    "ips",
+    "dns",
+    "fetch_key",
+    "placement",
+)
 
 
 class Phase(enum.Enum):
@@ -32,6 +45,23 @@ class Phase(enum.Enum):
     ATTACHING = "attaching"
     ATTACHED = "attached"
     RELEASING = "releasing"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the sandbox's next QEMU goes: its cgroup's path below each hierarchy ("": stays where it is) and its
+    oom_score_adj (None: left alone)."""
+
+    group: str = ""
+    oom_score_adj: int | None = None
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Placement:
+        known(obj, ("group", "oom_score_adj"), where)
+        score = obj.get("oom_score_adj")
+        return cls(
+            text(obj, "group", where), None if score is None else number(obj, "oom_score_adj", where, -1000, 1000)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +79,7 @@ class Entry:
     nics: tuple[Nic, ...] = ()
     ips: tuple[str, ...] = ()
     dns: Dns = Dns()
+    placement: Placement = Placement()
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"Entry({self.pod.sandbox}, {self.phase.value})"
@@ -67,6 +98,7 @@ def to_json(entry: Entry) -> Json:
         "ips": list(entry.ips),
         "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
         "fetch_key": entry.fetch_key,
+        "placement": {"group": entry.placement.group, "oom_score_adj": entry.placement.oom_score_adj},
     }
 
 
@@ -90,6 +122,9 @@ def from_json(raw: Json) -> Entry:
         nics=tuple(Nic.from_json(nic, f"ledger.nics[{at}]") for at, nic in enumerate(objects(raw, "nics", "ledger"))),
         ips=tuple(address(ip, f"ledger.ips[{at}]") for at, ip in enumerate(texts(raw, "ips", "ledger"))),
         dns=Dns.from_json(as_object(raw.get("dns"), "ledger.dns"), "ledger.dns"),
+        placement=Placement.from_json(  # records of earlier versions have none
+            as_object(raw.get("placement", {"group": ""}), "ledger.placement"), "ledger.placement"
+        ),
     )
 
 

@@ -13,15 +13,14 @@ import logging
 import os
 import socket
 import stat
-import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tapmanager import protocol
 from tapmanager.errors import NetError, invalid
 from tapmanager.fields import Json
+from tapmanager.peer import Peer, peer_of
 from tapmanager.verbs import Answer, seconds_of
 
 log = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ _CONNECTIONS_PROCESS = 4
 _CONNECTIONS_OTHER = 256
 _BACKLOG = 512
 
-# (request, peer is root, until) -> Answer; raises NetError, OSError
-Perform = Callable[[Json, bool, float], Answer]
+# (request, peer, until) -> Answer; raises NetError, OSError
+Perform = Callable[[Json, Peer, float], Answer]
 
 
 def lock_file(path: str) -> int:
@@ -77,21 +76,6 @@ def listen(path: str, group: int) -> socket.socket:
     return sock
 
 
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    uid: int
-    pid: int
-
-    @property
-    def is_root(self) -> bool:
-        return self.uid == 0
-
-
-def _peer_of(conn: socket.socket) -> _Peer:
-    pid, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return _Peer(uid, pid)
-
-
 class Server:
     """Serves `listener` until `stop`. `qemu_uid` None: there is no QEMU user, root only."""
 
@@ -100,7 +84,7 @@ class Server:
         self._perform = perform
         self._qemu_uid = qemu_uid
         self._lock = threading.Lock()
-        self._connections: collections.Counter[_Peer] = collections.Counter()
+        self._connections: collections.Counter[Peer] = collections.Counter()
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = threading.Event()
@@ -134,7 +118,7 @@ class Server:
             self._admit(conn)
 
     def _admit(self, conn: socket.socket) -> None:
-        peer = _peer_of(conn)
+        peer = peer_of(conn)
         refusal = self._refusal(peer)
         if refusal is not None:
             log.warning("server.refused uid=%d pid=%d why=%s", peer.uid, peer.pid, refusal)
@@ -151,7 +135,7 @@ class Server:
             conn.close()
             self._forget(peer)
 
-    def _refusal(self, peer: _Peer) -> NetError | None:
+    def _refusal(self, peer: Peer) -> NetError | None:
         if not peer.is_root and peer.uid != self._qemu_uid:
             return NetError("permission", f"uid {peer.uid} may not use tapmanager")
         with self._lock:
@@ -165,7 +149,7 @@ class Server:
             )
         return None
 
-    def _converse(self, conn: socket.socket, peer: _Peer) -> None:
+    def _converse(self, conn: socket.socket, peer: Peer) -> None:
         try:
             with conn:
                 conn.settimeout(_PEER_PATIENCE)
@@ -176,13 +160,13 @@ class Server:
         finally:
             self._forget(peer)
 
-    def _forget(self, peer: _Peer) -> None:
+    def _forget(self, peer: Peer) -> None:
         with self._lock:
             self._connections[peer] -= 1
             if not self._connections[peer]:
                 del self._connections[peer]
 
-    def _one_request(self, conn: socket.socket, peer: _Peer) -> bool:
+    def _one_request(self, conn: socket.socket, peer: Peer) -> bool:
         """False at the end of the conversation."""
         try:
             received = protocol.recv_frame(conn)
@@ -203,14 +187,14 @@ class Server:
                 self._idle.notify_all()
         return True
 
-    def _answer(self, conn: socket.socket, peer: _Peer, request: Json) -> None:
+    def _answer(self, conn: socket.socket, peer: Peer, request: Json) -> None:
         number = request.get("id")
         number = number if isinstance(number, int) else 0
         started = time.monotonic()
         verb = str(request.get("verb"))[:40]
         answer = None
         try:
-            answer = self._perform(request, peer.is_root, started + seconds_of(request))
+            answer = self._perform(request, peer, started + seconds_of(request))
             body = protocol.answer(number, answer.ok)
             protocol.encode(body)  # an answer too long must become an error, too
         except (NetError, protocol.FrameError, OSError) as exc:

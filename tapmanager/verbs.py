@@ -3,6 +3,11 @@
 attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...]}  -> the network   root
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descriptor each                     root, QEMU
+         The asking process, which becomes QEMU, enters the cgroup of the last `group`.
+group    {"sandbox", "container", "parent", "limits", "oom_score_adj"}  -> {"made"}                            root
+         Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it.
+limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
+ungroup  {"container", "parent"}  -> {}                                                                        root
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
@@ -16,9 +21,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tapmanager.attachments import Attachments
+from tapmanager.cgroup_plan import Limits, group_path
+from tapmanager.cgroups import VmGroups
 from tapmanager.errors import NetError, invalid
-from tapmanager.fields import BadField, Json, as_object, known, text
-from tapmanager.ledger import Entry
+from tapmanager.fields import BadField, Json, as_object, known, number, text
+from tapmanager.ledger import Entry, Placement
+from tapmanager.peer import Peer
 from tapmanager.pod import Pod, sandbox_id
 
 # The longest a caller may ask us to work on one request, in seconds.
@@ -34,8 +42,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Owned:
+    """What tapmanager owns: all that verbs act on."""
+
+    attachments: Attachments
+    groups: VmGroups
+
+
+@dataclass(frozen=True, slots=True)
 class _Verb:
-    run: Callable[[Attachments, Json, float], Answer]
+    run: Callable[[Owned, Json, Peer, float], Answer]
     open_to_qemu: bool = False
 
 
@@ -47,23 +63,23 @@ def seconds_of(request: Json) -> float:
     return min(float(value), _LONGEST)
 
 
-def perform(attachments: Attachments, request: Json, is_root: bool, until: float) -> Answer:
+def perform(owned: Owned, request: Json, peer: Peer, until: float) -> Answer:
     """Runs one request; `until` is a point in time of time.monotonic(). Raises NetError; OSError from the kernel."""
     name = request.get("verb")
     verb = _TABLE.get(name) if isinstance(name, str) else None
     if verb is None:
         raise invalid(f"verb: {str(name)[:40]!r} is not one of {', '.join(_TABLE)}")
-    if not (is_root or verb.open_to_qemu):
+    if not (peer.is_root or verb.open_to_qemu):
         raise NetError("permission", f"{name} is for root only")
     try:
-        return verb.run(attachments, as_object(request.get("args"), "args"), until)
+        return verb.run(owned, as_object(request.get("args"), "args"), peer, until)
     except BadField as exc:
         raise invalid(str(exc)) from exc
 
 
-def _attach(attachments: Attachments, args: Json, until: float) -> Answer:
+def _attach(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     pod = Pod.from_json(args, "args")
-    return Answer(_network(attachments.attach(pod, until)))
+    return Answer(_network(owned.attachments.attach(pod, until)))
 
 
 def _network(entry: Entry) -> Json:
@@ -85,36 +101,74 @@ def _network(entry: Entry) -> Json:
     }
 
 
-def _release(attachments: Attachments, args: Json, until: float) -> Answer:
+def _release(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     known(args, ("sandbox",), "args")
     sandbox = _sandbox(args)
-    attachments.release(sandbox, until)
+    owned.attachments.release(sandbox, until)
     return Answer({})
 
 
-def _fetch(attachments: Attachments, args: Json, until: float) -> Answer:
+def _fetch(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:
     known(args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(args), text(args, "key", "args")
-    nics, fds = attachments.fetch(sandbox, key, until)
+    owned.groups.admit(owned.attachments.placement(sandbox, key, until), peer)
+    nics, fds = owned.attachments.fetch(sandbox, key, until)
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
 
-def _list(attachments: Attachments, args: Json, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, (), "args")
-    return Answer({"sandboxes": list(attachments.sandboxes())})
+def _group(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
+    sandbox, path = _sandbox(args), _path(args)
+    made = bool(path) and owned.groups.make(path, _limits(args))
+    owned.attachments.place(sandbox, Placement(path if made else "", _oom_score_adj(args)), until)
+    return Answer({"made": made})
 
 
-def _counters(attachments: Attachments, args: Json, until: float) -> Answer:  # noqa: ARG001  the table's signature
+def _counters(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     """`after` "" begins; a `last` that is not "" is the next call's `after`."""
     known(args, ("after",), "args")
     after = text(args, "after", "args", "")
-    found, last = attachments.counters(after)
+    found, last = owned.attachments.counters(after)
     return Answer({"sandboxes": found, "last": last})
 
 
-def _status(attachments: Attachments, args: Json, until: float) -> Answer:  # noqa: ARG001  the table's signature
+def _limit(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("container", "parent", "limits", "oom_score_adj"), "args")
+    path, limits, score = _path(args), _limits(args), _oom_score_adj(args)
+    if path:
+        owned.groups.limit(path, limits, score)
+    return Answer({})
+
+
+def _ungroup(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("container", "parent"), "args")
+    if path := _path(args):
+        owned.groups.remove(path)
+    return Answer({})
+
+
+def _path(args: Json) -> str:
+    """ "" for no parent: libvirt puts the VM where it belongs."""
+    parent, container = text(args, "parent", "args"), text(args, "container", "args")
+    return group_path(parent, container, "args") if parent else ""
+
+
+def _limits(args: Json) -> Limits:
+    return Limits.from_json(as_object(args.get("limits"), "args.limits"), "args.limits")
+
+
+def _oom_score_adj(args: Json) -> int:
+    return number(args, "oom_score_adj", "args", -1000, 1000)
+
+
+def _list(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     known(args, (), "args")
-    reason = attachments.trouble()
+    return Answer({"sandboxes": list(owned.attachments.sandboxes())})
+
+
+def _status(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, (), "args")
+    reason = owned.attachments.trouble()
     return Answer({"ready": not reason, "reason": reason})
 
 
@@ -126,6 +180,9 @@ _TABLE: Mapping[str, _Verb] = {
     "attach": _Verb(_attach),
     "release": _Verb(_release),
     "fetch": _Verb(_fetch, open_to_qemu=True),
+    "group": _Verb(_group),
+    "limit": _Verb(_limit),
+    "ungroup": _Verb(_ungroup),
     "list": _Verb(_list),
     "status": _Verb(_status),
     "counters": _Verb(_counters),

@@ -20,6 +20,7 @@ from virtshim.cri.server import CriServer
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sizing import Sizes
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import embed
@@ -31,8 +32,11 @@ from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.probe import choose
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.readings import LibvirtReadings
+from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.observe import machine
 from virtshim.podnet.client import PodNetworkClient
+from virtshim.podnet.groups import VmGroupClient
 from virtshim.ports import (
     Clock,
     Consoles,
@@ -43,11 +47,13 @@ from virtshim.ports import (
     PodNetworks,
     RootDisks,
     Streaming,
+    VmGroups,
     VmReadings,
+    VmResizing,
 )
 from virtshim.services.announce import Announcer
 from virtshim.services.clock import Stamps, SystemClock
-from virtshim.services.create_container import CreateContainer, Sizes
+from virtshim.services.create_container import CreateContainer
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
@@ -58,6 +64,8 @@ from virtshim.services.recover import Recover
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.remove_sandbox import RemoveSandbox
 from virtshim.services.reopen_log import ReopenLog
+from virtshim.services.resize_container import ResizeContainer
+from virtshim.services.resize_sandbox import ResizeSandbox
 from virtshim.services.run_sandbox import RunSandbox
 from virtshim.services.start_container import StartContainer
 from virtshim.services.stop_container import StopContainer
@@ -84,7 +92,9 @@ class Adapters:
     records: SqliteRecords
     hypervisor: Hypervisor
     readings: VmReadings
+    resizing: VmResizing
     networks: PodNetworks
+    groups: VmGroups
     files: ImageFiles
     disks: RootDisks
     seeds: GuestSeeds
@@ -131,11 +141,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     locks = PodLocks()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     images = ImageUse(a.records, a.files, a.clock)
-    exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks, a.streaming)
+    timeout = settings.cri.stop_timeout
+    sizes = _sizes(settings)
+    exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks, a.streaming, a.groups, timeout)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
-    remove_container = RemoveContainer(a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks, a.guests)
-    stop_sandbox = StopSandbox(
-        a.records, a.networks, stop_container, a.clock, locks, settings.cri.stop_timeout, a.streaming
+    stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
+    remove_container = RemoveContainer(
+        a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks, a.guests, a.groups, timeout
     )
     services = Services(
         records=a.records,
@@ -154,15 +166,24 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, locks),
         create_container=_create_container(settings, a, images, stamps, locks),
-        start_container=StartContainer(a.records, a.hypervisor, a.consoles, exits, a.clock, locks),
+        start_container=StartContainer(
+            a.records, a.hypervisor, a.consoles, exits, a.clock, locks, a.groups, sizes, timeout
+        ),
         stop_container=stop_container,
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(a.consoles),
         usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
         streaming=a.streaming,
+        resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
+        resize_sandbox=ResizeSandbox(a.records, locks, sizes),
     )
-    recover = Recover(
+    recover = _recover(a, images, exits, remove_container, timeout)
+    return App(a, services, images, recover, VmEvents(a.records, exits), _announcer(settings, a))
+
+
+def _recover(a: Adapters, images: ImageUse, exits: Exits, remove_container: RemoveContainer, timeout: float) -> Recover:
+    return Recover(
         records=a.records,
         hypervisor=a.hypervisor,
         networks=a.networks,
@@ -172,9 +193,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         exits=exits,
         remove_container=remove_container,
         clock=a.clock,
-        timeout=settings.cri.stop_timeout,
+        timeout=timeout,
     )
-    return App(a, services, images, recover, VmEvents(a.records, exits), _announcer(settings, a))
 
 
 def _announcer(settings: Settings, a: Adapters) -> Announcer:
@@ -184,6 +204,11 @@ def _announcer(settings: Settings, a: Adapters) -> Announcer:
     a.records.sandboxes.on_change(changes.sandbox_changed)
     a.records.containers.on_change(changes.container_changed)
     return announcer
+
+
+def _sizes(settings: Settings) -> Sizes:
+    vm = settings.vm
+    return Sizes(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
 
 
 def _create_container(
@@ -201,8 +226,9 @@ def _create_container(
         locks=locks,
         inflight=Inflight[ContainerId](),
         layout=settings.layout(),
-        sizes=Sizes(settings.vm.default_memory, settings.vm.min_memory, settings.vm.max_vcpus),
+        sizes=_sizes(settings),
         tapmanager_socket=settings.tapmanager.socket,
+        free_hugepages=machine.free_hugepages,
     )
 
 
@@ -240,7 +266,8 @@ def built(settings: Settings) -> Iterator[App]:
         uri = _libvirt_uri(settings)
         connection = Connection(uri)
         stack.callback(connection.close)
-        hypervisor = LibvirtHypervisor(connection, _profile(settings, records.node_id()), uri)
+        profile = _profile(settings, records.node_id())
+        hypervisor = LibvirtHypervisor(connection, profile, uri)
         stack.callback(hypervisor.close)
         connection.start()
         consoles = ConsoleLogs(layout, clock)
@@ -254,7 +281,9 @@ def built(settings: Settings) -> Iterator[App]:
             records=records,
             hypervisor=hypervisor,
             readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
+            resizing=LibvirtResizing(connection, profile),
             networks=networks,
+            groups=VmGroupClient(networks, own=_own_groups(settings)),
             files=ImageFileStore(layout.images, _image_settings(settings)),
             disks=RootDiskStore(layout),
             seeds=SeedStore(layout),
@@ -280,15 +309,20 @@ def _libvirt_uri(settings: Settings) -> str:
 
 
 def _profile(settings: Settings, node_id: str) -> NodeProfile:
-    embedded = settings.libvirt.uri.startswith(_EMBED)
     v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
     return NodeProfile(
         node=node_id,
         domain_type=_domain_type(settings),
         emulator=settings.libvirt.vmwrapper,
         qemu=settings.libvirt.emulator,
-        cgroups=Cgroups.OFF if embedded else Cgroups.V2 if v2 else Cgroups.V1,
+        cgroups=Cgroups.OFF if _own_groups(settings) else Cgroups.V2 if v2 else Cgroups.V1,
     )
+
+
+def _own_groups(settings: Settings) -> bool:
+    """Whether tapmanager makes the VMs' cgroups. Below systemd's slices libvirt does, as systemd wants it; its embedded
+    driver speaks to no systemd."""
+    return settings.libvirt.uri.startswith(_EMBED) or not _systemd_cgroups(settings)
 
 
 def _domain_type(settings: Settings) -> DomainType:

@@ -111,6 +111,15 @@ class Vm(_Section):
         ByteSize(32 << 20), description="a smaller memory limit is refused: no guest boots in it"
     )
     max_vcpus: int = Field(64, ge=1, le=255, description="more vCPUs than this are refused")
+    room_vcpus: int = Field(
+        0, ge=0, le=255, description="vCPUs a VM can be resized to; 0: what it starts with. A pod may say it itself"
+    )
+    room_memory: ByteSize = Field(
+        ByteSize(0), description="memory a VM can be resized to; 0: what it starts with. A pod may say it itself"
+    )
+    overhead: ByteSize = Field(
+        ByteSize(256 << 20), description="memory for QEMU beside the guest's, for pods without RuntimeClass overhead"
+    )
 
 
 class Log(_Section):

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from virtshim.domain.cgroup import Limits
 from virtshim.domain.container import Container
 from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
@@ -115,6 +116,49 @@ class VmReadings(Protocol):
     def usage(self, wanted: Mapping[uuid.UUID, str]) -> Mapping[uuid.UUID, DomainUsage]:
         """`wanted` are UUIDs and names of VMs (those of their VmSpec). One call of libvirt's for all of them, and an answer
         within 3 s also when libvirt or a VM hangs: then with what else is known of it. VMs that are off are not in it."""
+
+
+class VmResizing(Protocol):
+    """Changes of a VM that exists; its definition changes with it, so a VM that is off starts with the new size. Errors:
+    as Hypervisor; WrongState also for what this VM cannot have while it exists."""
+
+    def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
+        """Brings it to `count` vCPUs; none is taken away."""
+
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+        """Guest memory, by the balloon. Returns when a running guest has given back what it is to give back; if it has
+        not within the time, WrongState, and its memory is what it was."""
+
+    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+        """Bytes that the guest cannot give back; None if it does not say (off, or no balloon driver)."""
+
+    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+        """Changes the limits where libvirt manages the VM's cgroup; nothing elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmGroup:
+    """A container's cgroup (`virtshim.domain.cgroup.vm_group`), below `cgroup_parent` as the pod gave it."""
+
+    sandbox: SandboxId
+    container: ContainerId
+    cgroup_parent: str
+    limits: Limits
+    oom_score_adj: int
+
+
+class VmGroups(Protocol):
+    """The cgroups of VMs, by way of tapmanager. Errors: Unavailable, InvalidRequest (a limit that the kernel refuses, by
+    name), WrongState (less than is in use), InternalError, DeadlineExceeded."""
+
+    def make(self, group: VmGroup, timeout: float) -> None:
+        """The group with its limits; the sandbox's next VM starts in it."""
+
+    def limit(self, group: VmGroup, timeout: float) -> None:
+        """Other limits for a group that is there; all or nothing. NotFound if it is not there."""
+
+    def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
+        """WrongState if a VM is in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ import libvirt
 import pytest
 from fakes.hypervisor import FakeHypervisor
 from fakes.readings import FakeReadings
+from fakes.resizing import FakeResizing
 
+from virtshim.domain.cgroup import Limits
 from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
@@ -30,7 +32,8 @@ from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.readings import LibvirtReadings
-from virtshim.ports import Hypervisor, VmReadings
+from virtshim.hypervisor.resize import LibvirtResizing
+from virtshim.ports import Hypervisor, VmReadings, VmResizing
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 PATIENCE = 30.0
@@ -49,6 +52,7 @@ class World:
     foreign_runs: Callable[[uuid.UUID], bool]
     add_other_node: Callable[[uuid.UUID, str], None]
     readings: VmReadings
+    resizing: VmResizing
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
         return self.readings.usage({spec.uuid: spec.name for spec in specs})
@@ -89,14 +93,19 @@ def _fake_world(directory: Path) -> Iterator[World]:
         lambda domain: fake.domains[domain].state.power is Power.RUNNING,
         fake.add_foreign,
         FakeReadings(fake, time.time_ns),
+        FakeResizing(fake),
     )
     fake.close()
+
+
+def _profile(kind: DomainType) -> NodeProfile:
+    return NodeProfile("this-node", kind, QEMU, QEMU, Cgroups.OFF)
 
 
 @contextlib.contextmanager
 def _connected(uri: str, kind: DomainType) -> Iterator[tuple[Connection, LibvirtHypervisor]]:
     connection = Connection(uri)
-    hypervisor = LibvirtHypervisor(connection, NodeProfile("this-node", kind, QEMU, QEMU, Cgroups.OFF))
+    hypervisor = LibvirtHypervisor(connection, _profile(kind))
     connection.start()
     assert connection.wait_open(PATIENCE), connection.trouble()
     yield connection, hypervisor
@@ -125,6 +134,7 @@ def _libvirt_world(
             lambda domain: bool(beside.lookupByUUID(domain.bytes).isActive()),
             add(OTHER_NODE),
             LibvirtReadings(BulkStats(lambda: read_all(connection)), qemu_process.pid_directory(uri)),
+            LibvirtResizing(connection, _profile(kind)),
         )
     finally:
         for domain in beside.listAllDomains():
@@ -398,3 +408,48 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
         assert time.monotonic() - started < 0.5, "the second list need not wait again"
     finally:
         os.kill(process.pid, signal.SIGCONT)
+
+
+# --- changes of a VM that exists
+
+
+def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World) -> None:
+    spec = world.spec(max_vcpus=3)
+    world.hypervisor.define(spec)
+    world.resizing.add_vcpus(spec.uuid, 2)
+    world.hypervisor.start(spec.uuid)
+    world.resizing.add_vcpus(spec.uuid, 3)
+    world.resizing.add_vcpus(spec.uuid, 1)  # none is taken away, and that is no error
+    with pytest.raises(WrongState, match="3 vCPUs, not 4"):
+        world.resizing.add_vcpus(spec.uuid, 4)
+
+
+def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) -> None:
+    spec = world.spec(max_memory_bytes=64 << 20)
+    world.hypervisor.define(spec)
+    world.resizing.set_memory(spec.uuid, 48 << 20, PATIENCE)
+    world.resizing.set_memory(spec.uuid, 32 << 20, PATIENCE)
+    with pytest.raises(WrongState, match="not 134217728"):
+        world.resizing.set_memory(spec.uuid, 128 << 20, PATIENCE)
+    assert world.resizing.memory_in_use(spec.uuid) is None
+    world.hypervisor.start(spec.uuid)
+    world.resizing.set_memory(spec.uuid, 64 << 20, PATIENCE)
+
+
+def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
+    foreign = world.spec().uuid
+    world.add_foreign(foreign, "somebody-elses")
+    for domain in (foreign, uuid.uuid4()):
+        for change in (
+            lambda domain=domain: world.resizing.add_vcpus(domain, 1),
+            lambda domain=domain: world.resizing.set_memory(domain, 32 << 20, PATIENCE),
+            lambda domain=domain: world.resizing.memory_in_use(domain),
+        ):
+            with pytest.raises(NotFound):
+                change()
+
+
+def test_where_libvirt_manages_no_cgroups_its_limits_are_left_alone(world: World) -> None:
+    domain = world.running()
+    world.resizing.set_limits(domain, Limits(cpu_quota=50_000, memory=1 << 30))
+    assert world.hypervisor.power(domain).power is Power.RUNNING

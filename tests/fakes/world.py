@@ -13,11 +13,13 @@ from typing import Any, cast
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
+from fakes.groups import FakeVmGroups
 from fakes.guests import FakeGuests
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, Watched
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
+from fakes.resizing import FakeResizing
 from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
 
@@ -62,6 +64,7 @@ class Outside:
 
     clock: FakeClock = field(default_factory=FakeClock)
     networks: FakePodNetworks = field(default_factory=FakePodNetworks)
+    groups: FakeVmGroups = field(default_factory=FakeVmGroups)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
@@ -72,6 +75,7 @@ class Outside:
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
+        self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
 
 
@@ -100,6 +104,8 @@ class World:
             hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
             readings=out.readings,
             networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
+            resizing=cast("Any", Watched("resizing", out.resizing, journal, ("memory_in_use",))),
+            groups=cast("Any", Watched("groups", out.groups, journal)),
             files=cast("Any", Watched("files", out.files, journal, ("path",))),
             disks=cast("Any", Watched("disks", out.disks, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
@@ -121,6 +127,7 @@ class World:
         if rebooted:
             self.outside.vms.reboot_host()
             self.outside.networks.lose()
+            self.outside.groups.groups.clear()
         return World(self.directory, self.outside, **self.sections)
 
     def recovered(self, *, rebooted: bool = False) -> World:
@@ -197,6 +204,7 @@ class World:
             *(f"network of {s.short}" for s in out.networks.networks),
             *(f"address of {s.short}" for s in out.networks.leases),
             *(f"VM {domain.name}" for domain in out.vms.owned()),
+            *(f"cgroup {path}" for path in out.groups.groups),
             *(f"directory of {c.short}" for c in out.disks.directories),
             *(f"console of {c.short}" for c in out.consoles.following),
         ]
@@ -211,6 +219,7 @@ class World:
             *(f"network of {s.short}" for s in out.networks.networks if s not in sandboxes),
             *(f"address of {s.short}" for s in out.networks.leases if s not in sandboxes),
             *(f"VM {domain.name}" for domain in out.vms.owned() if domain.container_id not in containers),
+            *(f"cgroup {path}" for path, group in out.groups.groups.items() if group.container not in containers),
             *(f"directory of {c.short}" for c in out.disks.directories if c not in containers),
             *(f"console of {c.short}" for c in out.consoles.following if c not in containers),
             *(f"image file {d}" for d in out.files.files if d not in needed),

@@ -17,6 +17,7 @@ from virtshim.cri.events import EventCalls
 from virtshim.cri.exec import ExecCalls
 from virtshim.cri.list_items import ListItems, WholeAnswer
 from virtshim.cri.metrics import MetricsCalls
+from virtshim.cri.resources import ResourceCalls
 from virtshim.cri.stats import StatsCalls
 from virtshim.cri.streaming import StreamingCalls
 from virtshim.domain.container import Container
@@ -33,6 +34,8 @@ from virtshim.services.queries import Filter, list_containers, list_sandboxes
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.remove_sandbox import RemoveSandbox
 from virtshim.services.reopen_log import ReopenLog
+from virtshim.services.resize_container import ResizeContainer
+from virtshim.services.resize_sandbox import ResizeSandbox
 from virtshim.services.run_sandbox import RunSandbox
 from virtshim.services.start_container import StartContainer
 from virtshim.services.stop_container import StopContainer
@@ -63,10 +66,18 @@ class Services:
     reopen_log: ReopenLog
     usage: Usage
     streaming: Streaming
+    resize_container: ResizeContainer
+    resize_sandbox: ResizeSandbox
 
 
 class RuntimeServicer(
-    EventCalls, ExecCalls, MetricsCalls, StatsCalls, StreamingCalls, api_pb2_grpc.RuntimeServiceServicer
+    EventCalls,
+    ExecCalls,
+    MetricsCalls,
+    ResourceCalls,
+    StatsCalls,
+    StreamingCalls,
+    api_pb2_grpc.RuntimeServiceServicer,
 ):
     """What is not defined here or in a base answers UNIMPLEMENTED."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import PodKey, PortMapping, SandboxConfig
+from virtshim.domain.sizing import faults as resource_faults
+from virtshim.observe import machine
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
 _MAX_TEXT = 4096
@@ -60,6 +63,12 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
         not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"
     )
     ports = tuple(_port(mapping, faults) for mapping in config.port_mappings)
+    try:
+        parent_path(config.linux.cgroup_parent)
+    except InvalidRequest as wrong:
+        faults.add(str(wrong))
+    overhead = _resources(config.linux.overhead, "config.linux.overhead", faults)
+    sums = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
     dns = config.dns_config
     return SandboxConfig(
@@ -71,6 +80,8 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
         annotations=dict(config.annotations),
         cgroup_parent=config.linux.cgroup_parent,
         runtime_handler=runtime_handler,
+        overhead=overhead,
+        resources=sums,
     )
 
 
@@ -120,7 +131,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
     user = _run_as(config.linux.security_context, faults)
-    resources = _resources(config.linux.resources, faults)
+    resources = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
     return ContainerConfig(
         image=config.image.image,
@@ -163,10 +174,16 @@ def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
     return Mount(mount.container_path, mount.host_path, mount.readonly)
 
 
-def _resources(resources: pb.LinuxContainerResources, faults: _Faults) -> Resources:
-    for field in ("cpu_period", "cpu_shares", "memory_limit_in_bytes"):
-        faults.require(getattr(resources, field) >= 0, f"config.linux.resources.{field} is negative")
-    return Resources(
+def resources(message: pb.LinuxContainerResources, call: str, where: str) -> Resources:
+    """Raises InvalidRequest that begins with the call's name."""
+    faults = _Faults(call)
+    read = _resources(message, where, faults)
+    faults.done()
+    return read
+
+
+def _resources(resources: pb.LinuxContainerResources, where: str, faults: _Faults) -> Resources:
+    read = Resources(
         cpu_shares=resources.cpu_shares,
         cpu_quota=resources.cpu_quota,
         cpu_period=resources.cpu_period,
@@ -178,6 +195,9 @@ def _resources(resources: pb.LinuxContainerResources, faults: _Faults) -> Resour
         hugepage_limits={limit.page_size: limit.limit for limit in resources.hugepage_limits},
         unified=dict(resources.unified),
     )
+    for fault in resource_faults(read, where, cpus=machine.cpus(), mems=machine.memory_nodes()):
+        faults.add(fault)
+    return read
 
 
 def credentials(auth: pb.AuthConfig) -> Credentials:

@@ -110,7 +110,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
             for m in container.config.mounts
         ],
         log_path=container.log_file,
-        resources=pb.ContainerResources(linux=_resources(container.config.resources)),
+        resources=pb.ContainerResources(linux=_resources(container.resources)),
         image_id=container.image.value,
     )
 

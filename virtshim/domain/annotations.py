@@ -29,6 +29,7 @@ _VIRTLET_PREFIX: Final = "virtlet"
 _MAX_VCPUS: Final = 255
 # More than any file system or qcow2 with usual cluster sizes can hold; a typing error is found here, not by qemu-img.
 _MAX_ROOT_BYTES: Final = 2**50
+_MAX_MEMORY_BYTES: Final = 2**46
 
 # An error travels in the trailers of the reply, which gRPC limits to 8 KiB.
 _MAX_PROBLEMS: Final = 12
@@ -135,6 +136,16 @@ def _exec_ports(options: VmOptions, text: str) -> VmOptions:
     if not (text.isascii() and text.isdecimal() and len(text) <= 2 and int(text) <= MAX_EXEC_PORTS):
         raise InvalidRequest(f"{_shown(text)} is not a number of ports; write 0 to {MAX_EXEC_PORTS}")
     return dataclasses.replace(options, exec_ports=int(text))
+
+
+def _max_vcpus(options: VmOptions, text: str) -> VmOptions:
+    if not re.fullmatch("[1-9][0-9]{0,2}", text) or int(text) > _MAX_VCPUS:
+        raise InvalidRequest(f"{_shown(text)} is not a number of vCPUs; write 1 to {_MAX_VCPUS}")
+    return dataclasses.replace(options, max_vcpus=int(text))
+
+
+def _max_memory(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, max_memory_bytes=parse_bytes(text, _MAX_MEMORY_BYTES))
 
 
 def _disk_bus(options: VmOptions, text: str) -> VmOptions:
@@ -265,6 +276,8 @@ _READERS: Final[Mapping[str, _Reader]] = {
     # Says which runtime the pod is for; a CRI proxy reads it.
     "kubernetes.io/target-runtime": _ignored,
     "virtshim.io/exec-ports": _exec_ports,
+    "virtshim.io/max-vcpus": _max_vcpus,
+    "virtshim.io/max-memory": _max_memory,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,
     "VirtletCPUModel": _cpu_model,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.vm import VmSize
 
 
 class ContainerPhase(enum.Enum):
@@ -121,7 +122,8 @@ class ContainerName:
 @dataclass(frozen=True, slots=True)
 class Container:
     """Times are nanoseconds since the epoch, 0 while it has not happened. `image_ref` is the repo digest (or the id)
-    shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute."""
+    shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute.
+    `cgroup_parent` is its sandbox's, `changed` what UpdateContainerResources made of the config's resources."""
 
     id: ContainerId
     sandbox_id: SandboxId
@@ -135,6 +137,9 @@ class Container:
     phase: ContainerPhase = ContainerPhase.CREATING
     started_at: int = 0
     exit: Exit | None = None
+    cgroup_parent: str = ""
+    size: VmSize = VmSize()
+    changed: Resources | None = None
 
     def _to(self, phase: ContainerPhase) -> Container:
         if phase not in _NEXT[self.phase]:
@@ -159,6 +164,14 @@ class Container:
         """It ran when its removal began."""
         at = max(how.finished_at, self.started_at, self.created_at)
         return dataclasses.replace(self.removing(), exit=dataclasses.replace(how, finished_at=at))
+
+    def resized(self, resources: Resources, size: VmSize) -> Container:
+        return dataclasses.replace(self, changed=resources, size=size)
+
+    @property
+    def resources(self) -> Resources:
+        """What holds now. The config stays as kubelet sent it: it is compared when kubelet repeats itself."""
+        return self.changed or self.config.resources
 
     @property
     def is_visible(self) -> bool:

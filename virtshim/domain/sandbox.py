@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from virtshim.domain.container import Resources
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, PodNetwork
@@ -58,7 +59,7 @@ class PortMapping:
 @dataclass(frozen=True, slots=True)
 class SandboxConfig:
     """PodSandboxConfig as kubelet sent it. Labels and annotations must come back byte for byte: kubelet finds its pods by
-    them."""
+    them. `overhead` is the RuntimeClass's, for QEMU; `resources` the sum of the containers'."""
 
     hostname: str = ""
     log_directory: str = ""
@@ -68,11 +69,14 @@ class SandboxConfig:
     annotations: Mapping[str, str] = field(default_factory=dict)
     cgroup_parent: str = ""
     runtime_handler: str = ""
+    overhead: Resources = Resources()
+    resources: Resources = Resources()
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes."""
+    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes. `changed_*` is what
+    UpdatePodSandboxResources made of the config's."""
 
     id: SandboxId
     key: PodKey
@@ -82,6 +86,8 @@ class Sandbox:
     network: PodNetwork | None = None
     network_released: bool = False
     reason: str = ""
+    changed_overhead: Resources | None = None
+    changed_resources: Resources | None = None
 
     def _to(self, phase: SandboxPhase) -> Sandbox:
         if phase not in _NEXT[self.phase]:
@@ -101,6 +107,19 @@ class Sandbox:
 
     def removing(self) -> Sandbox:
         return self._to(SandboxPhase.REMOVING)
+
+    def resized(self, overhead: Resources, resources: Resources) -> Sandbox:
+        return dataclasses.replace(self, changed_overhead=overhead, changed_resources=resources)
+
+    @property
+    def overhead(self) -> Resources:
+        """What holds now."""
+        return self.changed_overhead or self.config.overhead
+
+    @property
+    def resources(self) -> Resources:
+        """What holds now."""
+        return self.changed_resources or self.config.resources
 
     @property
     def is_ready(self) -> bool:

@@ -6,6 +6,7 @@ import enum
 import uuid
 from dataclasses import dataclass
 
+from virtshim.domain.cgroup import Limits
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 
@@ -36,20 +37,24 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuLimits:
-    """CRI units: shares as in cgroup v1, quota and period in microseconds for the whole container; 0 means unset."""
+class VmSize:
+    """What a VM has now and what it can have without a restart. `page_bytes`: its memory is of huge pages of that size;
+    0: it is not. All 0: made by a version that did not write it down."""
 
-    shares: int = 0
-    quota: int = 0
-    period: int = 0
+    vcpus: int = 0
+    max_vcpus: int = 0
+    memory_bytes: int = 0
+    max_memory_bytes: int = 0
+    page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VmSpec:
-    """One virtual machine. `memory_bytes` is what the guest gets. `console_socket`, `console_log` and `agent_socket` are
-    host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are listened on too,
-    for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper, which brings
-    the NICs; an empty key means no network."""
+    """One virtual machine. `memory_bytes` is what the guest gets, `max_*` what it can be given while it runs (0: no more
+    than that). `limits` and `cgroup_parent` are for libvirts that manage cgroups. `console_socket`, `console_log` and
+    `agent_socket` are host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are
+    listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
+    which brings the NICs; an empty key means no network."""
 
     uuid: uuid.UUID
     name: str
@@ -62,7 +67,11 @@ class VmSpec:
     console_socket: str
     console_log: str
     agent_socket: str
-    cpu: CpuLimits = CpuLimits()
+    max_vcpus: int = 0
+    max_memory_bytes: int = 0
+    page_bytes: int = 0
+    limits: Limits = Limits()
+    cgroup_parent: str = ""
     cpu_model: CpuModel = CpuModel.DEFAULT
     smbios_uuid: bool = False
     title: str = ""

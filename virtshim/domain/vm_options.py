@@ -22,11 +22,14 @@ class SeedType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VmOptions:
-    """`vcpus` None: from the CPU limit. `root_volume_bytes` 0: the image's own size. `user_data_script` replaces every
-    generated user-data. `system_uuid` becomes the domain's and the SMBIOS UUID. `exec_ports`: serial
-    ports that commands in the guest talk through, two or three a running command; each costs the guest half a MiB."""
+    """`vcpus` None: from the CPU limit. `max_vcpus` None, `max_memory_bytes` 0: the node's choice. `root_volume_bytes` 0: the
+    image's own size. `user_data_script` replaces every generated user-data. `system_uuid` becomes the domain's and the
+    SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
+    costs the guest half a MiB."""
 
     vcpus: int | None = None
+    max_vcpus: int | None = None
+    max_memory_bytes: int = 0
     disk_bus: DiskBus = DiskBus.SCSI
     cpu_model: CpuModel = CpuModel.DEFAULT
     root_volume_bytes: int = 0

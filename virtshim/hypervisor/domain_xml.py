@@ -23,6 +23,8 @@ _QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 # Less than this and SeaBIOS does not come up.
 _SMALLEST_MEMORY = 4 << 20
 
+_TRANSLATED_MIB = 64
+
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
@@ -49,12 +51,10 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     if spec.title:
         _text(domain, "title", printable(spec.title, "title"))
     domain.append(mark.to_element(mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)))
-    _memory(domain, spec.memory_bytes)
-    domain.append(cpu.vcpus(spec.vcpus))
-    if (tuning := cpu.tuning(spec.cpu, spec.vcpus, profile.cgroups)) is not None:
-        domain.append(tuning)
-    _system(domain, spec)
-    domain.append(cpu.model(spec.cpu_model, profile.domain_type, spec.vcpus))
+    _memory(domain, spec)
+    _limits(domain, spec, profile.cgroups)
+    _system(domain, spec, profile.domain_type)
+    domain.append(cpu.model(spec.cpu_model, profile.domain_type, _most_vcpus(spec)))
     domain.append(cpu.clock())
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
@@ -69,15 +69,44 @@ def _text(parent: etree._Element, tag: str, value: str) -> None:
     etree.SubElement(parent, tag).text = value
 
 
-def _memory(domain: etree._Element, wanted: int) -> None:
+def _memory(domain: etree._Element, spec: VmSpec) -> None:
+    """All that it can ever have; the balloon holds back what it does not have yet."""
+    wanted = spec.memory_bytes
     if wanted < _SMALLEST_MEMORY:
         raise InvalidRequest(
             f"{wanted} bytes of memory are too few for a VM: set a memory limit of at least 4Mi, a real guest wants 128Mi"
         )
-    etree.SubElement(domain, "memory", unit="KiB").text = str(wanted >> 10)
+    etree.SubElement(domain, "memory", unit="KiB").text = str(_most_memory(spec) >> 10)
+    if _most_memory(spec) > wanted:
+        etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
+    if spec.page_bytes:
+        pages = etree.SubElement(etree.SubElement(domain, "memoryBacking"), "hugepages")
+        etree.SubElement(pages, "page", size=str(spec.page_bytes >> 10), unit="KiB")
 
 
-def _system(domain: etree._Element, spec: VmSpec) -> None:
+def _most_memory(spec: VmSpec) -> int:
+    return max(spec.memory_bytes, spec.max_memory_bytes)
+
+
+def _most_vcpus(spec: VmSpec) -> int:
+    return max(spec.vcpus, spec.max_vcpus)
+
+
+def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
+    """vCPUs, and what libvirt is to tell the VM's cgroup."""
+    limits = spec.limits
+    domain.append(cpu.vcpus(spec.vcpus, _most_vcpus(spec), limits.cpuset_cpus, cgroups))
+    for element in (
+        cpu.memory_tuning(limits, cgroups),
+        cpu.tuning(limits, cgroups),
+        cpu.memory_nodes(limits, cgroups),
+        cpu.partition(spec.cgroup_parent, cgroups),
+    ):
+        if element is not None:
+            domain.append(element)
+
+
+def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> None:
     os_element = etree.Element("os")
     etree.SubElement(os_element, "type", arch="x86_64", machine="q35").text = "hvm"
     if spec.smbios_uuid:
@@ -89,6 +118,10 @@ def _system(domain: etree._Element, spec: VmSpec) -> None:
     features = etree.SubElement(domain, "features")
     etree.SubElement(features, "acpi")
     etree.SubElement(features, "apic")
+    if domain_type is DomainType.QEMU:
+        # QEMU would keep up to 1 GiB of translated code, which the VM's cgroup has no room for.
+        translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
+        translated.text = str(_TRANSLATED_MIB)
 
 
 def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
@@ -100,7 +133,7 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices.append(serial.console(spec.console_socket, spec.console_log))
     devices.append(serial.agent(spec.agent_socket))
     devices.extend(serial.exec_ports(spec.exec_sockets))
-    devices.append(platform.balloon())
+    devices.append(platform.balloon(holds_back=_most_memory(spec) > spec.memory_bytes))
     devices.append(platform.entropy())
     devices.append(platform.panic())
     return devices

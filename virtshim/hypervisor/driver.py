@@ -19,7 +19,7 @@ import libvirt
 
 from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
-from virtshim.hypervisor import domain_xml, mark
+from virtshim.hypervisor import domain_xml, mark, ours
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
@@ -33,8 +33,6 @@ from virtshim.hypervisor.qemu_process import pid_directory
 _log = logging.getLogger(__name__)
 
 _Key = TypeVar("_Key", str, bytes)
-
-_NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,23 +209,14 @@ class LibvirtHypervisor:
                     raise
 
     def _find(self, conn: libvirt.virConnect, domain: uuid.UUID) -> libvirt.virDomain:
-        found = conn.lookupByUUID(domain.bytes)
-        if not self._is_ours(found):
-            raise NotFound(f"VM {domain} is not one of this node's")
-        return found
+        return ours.find(conn, domain, self._profile.node)
 
     def _is_ours(self, domain: libvirt.virDomain) -> bool:
-        text = _mark_text(domain)
-        if text is None:
-            return False
-        try:
-            return mark.node_of(text) == self._profile.node
-        except InvalidRequest:
-            return False
+        return ours.is_ours(domain, self._profile.node)
 
     def _owned(self, domain: libvirt.virDomain, stats: Mapping[str, Any]) -> OwnedDomain | None:
         """None for a foreign domain, one that has just gone, and one whose mark is damaged."""
-        text = _mark_text(domain)
+        text = ours.mark_text(domain)
         if text is None:
             return None
         try:
@@ -251,16 +240,5 @@ def _lookup(by: Callable[[_Key], libvirt.virDomain], key: _Key) -> libvirt.virDo
         return by(key)
     except libvirt.libvirtError as exc:
         if code_of(exc) == libvirt.VIR_ERR_NO_DOMAIN:
-            return None
-        raise
-
-
-def _mark_text(domain: libvirt.virDomain) -> str | None:
-    """The owner mark; None if there is none or the domain has just gone. Any other error is raised: a mark that
-    cannot be read is not an absent one."""
-    try:
-        return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, mark.NAMESPACE)
-    except libvirt.libvirtError as exc:
-        if code_of(exc) in _NO_MARK:
             return None
         raise

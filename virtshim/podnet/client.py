@@ -112,6 +112,11 @@ class PodNetworkClient:
         except ShimError as exc:
             return str(exc)
 
+    def ask(self, verb: str, args: Mapping[str, object], timeout: float, doing: str) -> Mapping[str, object]:
+        """One request; `doing` says what for, in errors."""
+        with self._talking(doing):
+            return self._call(verb, args, timeout)
+
     def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Mapping[str, object]:
         if timeout <= 0:
             raise TimeoutError

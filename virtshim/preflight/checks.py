@@ -16,6 +16,7 @@ from virtshim.preflight.finding import Finding, error
 Check = Callable[[Settings], Sequence[Finding]]
 
 _TAPMANAGER_LIMIT = 3.0
+_QEMU_CONF = "/etc/libvirt/qemu.conf"
 _FORWARDING = ("net.ipv4.ip_forward",)
 _SOME_CONTAINER = ContainerId("0" * 64)
 
@@ -142,7 +143,10 @@ def cgroups(settings: Settings) -> Sequence[Finding]:
     driver = settings.cri.cgroup_driver
     if driver == "auto":
         driver = "systemd" if systemd else "cgroupfs"
-    return [machine.cgroups(facts.cgroups(), driver, systemd)]
+    found = [machine.cgroups(facts.cgroups(), driver, systemd)]
+    if driver == "cgroupfs" and settings.libvirt.uri == "qemu:///system":
+        found.append(machine.libvirt_cgroups(facts.text(_QEMU_CONF)))
+    return found
 
 
 def _is_embedded(settings: Settings) -> bool:

@@ -77,6 +77,19 @@ def cgroups(found: Cgroups, driver: str, systemd_runs: bool) -> Finding:
     return ok("cgroups", f"cgroup v2, driver {driver}")
 
 
+def libvirt_cgroups(qemu_conf: str) -> Finding:
+    """For the cgroupfs driver on a shared libvirt. `qemu_conf`: the file's text, "" if there is none."""
+    subject = "libvirt's cgroups"
+    lines = [line.partition("#")[0].replace(" ", "") for line in qemu_conf.splitlines()]
+    if "cgroup_controllers=[]" in lines:
+        return ok(subject, "libvirt manages none: tapmanager puts each VM below its pod's cgroup")
+    return error(
+        subject,
+        "cri.cgroup_driver is cgroupfs, but libvirt makes cgroups of its own, below which pods' limits do not count",
+        "write cgroup_controllers = [ ] into /etc/libvirt/qemu.conf and restart libvirt",
+    )
+
+
 def room(found: Room) -> Finding:
     subject = "disk room"
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"

@@ -7,6 +7,7 @@ import os.path
 import re
 import secrets
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -14,13 +15,14 @@ import structlog
 from virtshim.domain.annotations import parse_vm_options
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
 from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
+from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ResourceExhausted, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.layout import Layout
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.vm import CpuLimits, Disk, VmSpec
+from virtshim.domain.sizing import Sizes, limits_for, size_for
+from virtshim.domain.vm import Disk, VmSize, VmSpec
 from virtshim.domain.vm_options import VmOptions
 from virtshim.ports import Clock, GuestSeeds, Hypervisor, ImageFiles, Records, RootDisks, SeedRequest
 from virtshim.services.clock import Stamps
@@ -32,16 +34,9 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Node limits: bytes and counts."""
-
-    default_memory: int
-    min_memory: int
-    max_vcpus: int
-
-
-@dataclass(frozen=True, slots=True)
 class CreateContainer:
+    """`free_hugepages`: page size -> bytes that are free in such pages."""
+
     records: Records
     hypervisor: Hypervisor
     files: ImageFiles
@@ -55,6 +50,7 @@ class CreateContainer:
     layout: Layout
     sizes: Sizes
     tapmanager_socket: str
+    free_hugepages: Callable[[int], int]
 
     def create(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
@@ -78,8 +74,8 @@ class CreateContainer:
             if earlier is not None:
                 return earlier
             options = parse_vm_options(sandbox.config.annotations)
-            memory = memory_for(config, self.sizes)
-            vcpus = vcpus_for(options, config, self.sizes)
+            size = size_for(options, config.resources, self.sizes)
+            self._refuse_without_hugepages(size)
             log_file = log_file_for(sandbox, config)
             deadline.check(self.clock.monotonic(), "the container was made")
             with self.images.pinned(config.image) as image:
@@ -93,12 +89,14 @@ class CreateContainer:
                     domain_uuid="",
                     created_at=self.stamps.next(),
                     log_file=log_file,
+                    cgroup_parent=sandbox.config.cgroup_parent,
+                    size=size,
                 )
                 domain = options.system_uuid or container.id.domain_uuid()
                 container = dataclasses.replace(container, domain_uuid=str(domain))
                 self._refuse_taken_uuid(domain, options)
                 self.records.containers.add(container)  # from here on the record keeps the image
-            self._make(container, sandbox, image, options, memory, vcpus)
+            self._make(container, sandbox, image, options)
             return container.id
 
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
@@ -124,16 +122,22 @@ class CreateContainer:
                     f"VirtletSystemUUID {domain} is used by container {other.id} already; a UUID names one VM on a node"
                 )
 
-    def _make(
-        self, container: Container, sandbox: Sandbox, image: Image, options: VmOptions, memory: int, vcpus: int
-    ) -> None:
+    def _refuse_without_hugepages(self, size: VmSize) -> None:
+        free = self.free_hugepages(size.page_bytes) if size.page_bytes else size.memory_bytes
+        if free < size.memory_bytes:
+            raise ResourceExhausted(
+                f"resources.limits.hugepages: the virtual machine needs {size.memory_bytes} bytes in huge pages of "
+                f"{size.page_bytes}; this node has {free} free (vm.nr_hugepages, or hugepages= on the kernel command line)"
+            )
+
+    def _make(self, container: Container, sandbox: Sandbox, image: Image, options: VmOptions) -> None:
         with Rollback() as undo:
             undo.add("record", lambda: self._forget(container, undo))
             undo.add("files", lambda: self.disks.delete(container.id))
             root = self.disks.create(container.id, image, self.files.path(image.digest), options.root_volume_bytes)
             seed = self.seeds.create(_seed_request(container, sandbox, options))
             undo.add("domain", lambda: self.hypervisor.undefine(uuid.UUID(container.domain_uuid)))
-            self.hypervisor.define(self._vm(container, sandbox, options, (root, seed), memory, vcpus))
+            self.hypervisor.define(self._vm(container, sandbox, options, (root, seed)))
             self.records.containers.replace(container.created())
             undo.commit()
         log.info(
@@ -159,58 +163,33 @@ class CreateContainer:
         sandbox: Sandbox,
         options: VmOptions,
         disks: tuple[Disk, ...],
-        memory: int,
-        vcpus: int,
     ) -> VmSpec:
-        resources = container.config.resources
+        size = container.size
         network = sandbox.network
         return VmSpec(
             uuid=uuid.UUID(container.domain_uuid),
             name=domain_name(container),
             container_id=container.id,
             sandbox_id=sandbox.id,
-            vcpus=vcpus,
-            memory_bytes=memory,
+            vcpus=size.vcpus,
+            memory_bytes=size.memory_bytes,
+            max_vcpus=size.max_vcpus,
+            max_memory_bytes=size.max_memory_bytes,
+            page_bytes=size.page_bytes,
             disk_bus=options.disk_bus,
             disks=disks,
             console_socket=self.layout.console_socket(container.id),
             console_log=self.layout.console_log(container.id),
             agent_socket=self.layout.agent_socket(container.id),
             exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
-            cpu=CpuLimits(resources.cpu_shares, resources.cpu_quota, resources.cpu_period),
+            limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
+            cgroup_parent=sandbox.config.cgroup_parent,
             cpu_model=options.cpu_model,
             smbios_uuid=options.system_uuid is not None,
             title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
             fetch_key=network.fetch_key if network else "",
             tapmanager_socket=self.tapmanager_socket if network else "",
         )
-
-
-def memory_for(config: ContainerConfig, sizes: Sizes) -> int:
-    """Guest memory in bytes: the container's limit, or the node's default. Raises InvalidRequest for less than boots."""
-    limit = config.resources.memory_limit_bytes
-    if limit <= 0:
-        return sizes.default_memory
-    if limit < sizes.min_memory:
-        raise InvalidRequest(
-            f"resources.limits.memory is {limit} bytes; a virtual machine needs {sizes.min_memory} at least "
-            "(vm.min_memory in the node's configuration)"
-        )
-    return limit
-
-
-def vcpus_for(options: VmOptions, config: ContainerConfig, sizes: Sizes) -> int:
-    """vCPUs: the annotation, else the CPU limit rounded up, else 1. Raises InvalidRequest for more than the node allows."""
-    resources = config.resources
-    if options.vcpus is not None:
-        wanted, source = options.vcpus, "annotation VirtletVCPUCount"
-    elif resources.cpu_quota > 0:
-        wanted, source = -(-resources.cpu_quota // (resources.cpu_period or 100_000)), "resources.limits.cpu"
-    else:
-        return 1
-    if wanted > sizes.max_vcpus:
-        raise InvalidRequest(f"{source} asks for {wanted} vCPUs; this node allows {sizes.max_vcpus} (vm.max_vcpus)")
-    return wanted
 
 
 def log_file_for(sandbox: Sandbox, config: ContainerConfig) -> str:

@@ -11,7 +11,7 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, Power, PowerState
-from virtshim.ports import Clock, Consoles, Hypervisor, Records, Streaming
+from virtshim.ports import Clock, Consoles, Hypervisor, Records, Streaming, VmGroups
 from virtshim.services.inflight import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -19,12 +19,16 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Exits:
+    """`timeout`: seconds for a call to tapmanager."""
+
     records: Records
     hypervisor: Hypervisor
     consoles: Consoles
     clock: Clock
     locks: PodLocks
     streaming: Streaming
+    groups: VmGroups
+    timeout: float
     ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
 
     def announce(self, container: ContainerId, message: str) -> None:
@@ -49,6 +53,7 @@ class Exits:
             ended = found.exited(exit_of(state, self.clock.now_ns(), message))
             self.records.containers.replace(ended)
             self.streaming.end_container(container)
+            self._drop_group(ended)
             log.info(
                 "container.exited",
                 container=container.short,
@@ -56,6 +61,13 @@ class Exits:
                 message=message,
             )
             return ended
+
+    def _drop_group(self, container: Container) -> None:
+        """RemoveContainer repeats it."""
+        try:
+            self.groups.remove(container.id, container.cgroup_parent, self.timeout)
+        except ShimError as exc:
+            log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
 
     def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""

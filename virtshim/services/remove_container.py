@@ -9,7 +9,7 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Clock, Consoles, GuestAgents, Hypervisor, Records, RootDisks
+from virtshim.ports import Clock, Consoles, GuestAgents, Hypervisor, Records, RootDisks, VmGroups
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 
@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemoveContainer:
+    """`timeout`: seconds for a call to tapmanager."""
+
     records: Records
     hypervisor: Hypervisor
     consoles: Consoles
@@ -26,6 +28,8 @@ class RemoveContainer:
     clock: Clock
     locks: PodLocks
     guests: GuestAgents
+    groups: VmGroups
+    timeout: float
 
     def remove(self, wanted: Container) -> None:
         """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
@@ -46,6 +50,7 @@ class RemoveContainer:
                 how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while it ran")
                 self.records.containers.replace(removing.ended_by_removal(how))
             self.hypervisor.undefine(domain)
+            self.groups.remove(container.id, container.cgroup_parent, self.timeout)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)
         self.images.collect(container.image)

@@ -9,9 +9,12 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import NotFound, ShimError, WrongState
-from virtshim.ports import Clock, Consoles, Hypervisor, Records
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sizing import Sizes
+from virtshim.ports import Clock, Consoles, Hypervisor, Records, VmGroups
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
+from virtshim.services.resize_container import group_of
 from virtshim.services.rollback import Rollback
 
 log = structlog.get_logger(__name__)
@@ -19,12 +22,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartContainer:
+    """`timeout`: seconds for a call to tapmanager."""
+
     records: Records
     hypervisor: Hypervisor
     consoles: Consoles
     exits: Exits
     clock: Clock
     locks: PodLocks
+    groups: VmGroups
+    sizes: Sizes
+    timeout: float
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then. A failed start leaves the container EXITED with reason
@@ -33,10 +41,12 @@ class StartContainer:
             container = self.records.containers.get(wanted.id)
             if container is None:
                 raise NotFound(f"no such container: {wanted.id}")
-            self._refuse_unless_startable(container)
+            sandbox = self._refuse_unless_startable(container)
             domain = uuid.UUID(container.domain_uuid)
             try:
                 self.consoles.open(container.id, container.log_file, container.log_directory)
+                group = group_of(container, sandbox, container.resources, container.size, self.sizes)
+                self.groups.make(group, self.timeout)
                 self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
             except ShimError as exc:
@@ -49,7 +59,8 @@ class StartContainer:
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
 
-    def _refuse_unless_startable(self, container: Container) -> None:
+    def _refuse_unless_startable(self, container: Container) -> Sandbox:
+        """Its sandbox."""
         if container.phase is not ContainerPhase.CREATED:
             raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
         sandbox = self.records.sandboxes.get(container.sandbox_id)
@@ -64,6 +75,7 @@ class StartContainer:
                     "so its containers run one after another. Use one container, or init containers"
                 )
             self.hypervisor.destroy(uuid.UUID(other.domain_uuid))  # what should be off must not share the pod's network
+        return sandbox
 
     def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
         log.warning("container.start.failed", container=container.id.short, error=str(error))
@@ -71,4 +83,5 @@ class StartContainer:
         with Rollback() as undo:  # last in, first out
             undo.add("record", lambda: self.records.containers.replace(ended))
             undo.add("console", lambda: self.consoles.finish(container.id))
+            undo.add("cgroup", lambda: self.groups.remove(container.id, container.cgroup_parent, self.timeout))
             undo.add("domain", lambda: self.hypervisor.destroy(domain))

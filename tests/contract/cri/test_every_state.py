@@ -88,6 +88,9 @@ CONTAINER_CALLS: dict[str, Callable[[Client, str, str], object]] = {
     "ReopenContainerLog": lambda client, sandbox, made: client.ReopenContainerLog(
         pb.ReopenContainerLogRequest(container_id=made)
     ),
+    "UpdateContainerResources": lambda client, sandbox, made: client.UpdateContainerResources(
+        pb.UpdateContainerResourcesRequest(container_id=made, linux=pb.LinuxContainerResources(cpu_quota=50_000))
+    ),
     "StopPodSandbox": lambda client, sandbox, made: client.stop_pod(sandbox),
     "RemovePodSandbox": lambda client, sandbox, made: client.remove_pod(sandbox),
 }
@@ -105,6 +108,7 @@ CONTAINER_CALLS: dict[str, Callable[[Client, str, str], object]] = {
         RemoveContainer            ok          ok gone              ok gone              ok gone              ok
         ContainerStatus            NOT_FOUND   ok                   ok                   ok                   NOT_FOUND
         ReopenContainerLog         NOT_FOUND   FAILED_PRECONDITION  ok                   FAILED_PRECONDITION  NOT_FOUND
+        UpdateContainerResources   NOT_FOUND   ok                   ok                   FAILED_PRECONDITION  NOT_FOUND
         StopPodSandbox             ok          ok                   ok exited            ok                   ok
         RemovePodSandbox           ok          ok gone              ok gone              ok gone              ok
     """),

@@ -32,6 +32,7 @@ IMPLEMENTED = {
     *("Exec", "Attach", "PortForward"),
     *("ListMetricDescriptors", "ListPodSandboxMetrics", "StreamPodSandboxMetrics"),
     "ExecSync",
+    *("UpdateContainerResources", "UpdatePodSandboxResources"),
 }
 
 

@@ -58,12 +58,12 @@ class Place:
     def log(self) -> Path:
         return self.vm / "console.log"
 
-    def run(self, script: str, *, expect: int = 0, timeout: float = 120) -> list[object]:
+    def run(self, script: str, *options: str, expect: int = 0, timeout: float = 120) -> list[object]:
         """Runs Python with `place_hypervisor` ready in a process of its own (an embedded libvirt is one a process);
         returns what it said by `say`."""
         source = (Path(__file__).parent / "embedded_process.py").read_text() + script
         done = subprocess.run(
-            [sys.executable, "-c", source, str(self.directory)],
+            [sys.executable, "-c", source, str(self.directory), *options],
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -16,6 +16,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.resize import LibvirtResizing
 
 PLACE = Path(sys.argv[1])
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -38,8 +39,15 @@ SPEC = VmSpec(
 )
 
 URI = embed.prepare(str(PLACE / "l"), embed.qemu_user())
+cgroups = Cgroups.OFF
+if "libvirt-cgroups" in sys.argv[2:]:
+    cgroups = Cgroups.V2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else Cgroups.V1
+    conf = PLACE / "l/etc/qemu.conf"
+    conf.write_text(conf.read_text().replace("[ ]", '[ "cpu", "cpuset", "memory" ]', 1))
+profile = NodeProfile("node", DomainType.QEMU, QEMU, QEMU, cgroups)
 connection = Connection(URI)
-hypervisor = LibvirtHypervisor(connection, NodeProfile("node", DomainType.QEMU, QEMU, QEMU, Cgroups.OFF), URI)
+hypervisor = LibvirtHypervisor(connection, profile, URI)
+resizing = LibvirtResizing(connection, profile)
 connection.start()
 assert connection.wait_open(60), connection.trouble()
 
@@ -51,6 +59,10 @@ def say(value):
 def state():
     power = hypervisor.power(SPEC.uuid)
     return [power.power.value, power.reason.value]
+
+
+def qemu_pid():
+    return int((PLACE / "l/run/qemu" / (SPEC.name + ".pid")).read_text())
 
 
 def boot(spec=SPEC):

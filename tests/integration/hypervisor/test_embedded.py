@@ -41,10 +41,7 @@ def test_a_reset_is_no_end(place):
 
 
 def test_a_killed_qemu_is_a_crash(place):
-    said = place.run(
-        "boot(); pid = int((PLACE / 'l/run/qemu' / (SPEC.name + '.pid')).read_text())\n"
-        "os.kill(pid, 9); wait_off(); say(state())"
-    )
+    said = place.run("boot(); os.kill(qemu_pid(), 9); wait_off(); say(state())")
     assert said == [["off", "crashed"]]
 
 

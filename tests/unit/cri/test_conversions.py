@@ -77,27 +77,27 @@ def test_a_container_without_a_text_of_the_pod_spec_shows_what_was_asked_for() -
     assert to_proto.container_status(dataclasses.replace(CONTAINER, config=config)).image.image == config.image
 
 
-I64 = st.integers(-(2**63), 2**63 - 1)
 NATURAL = st.integers(0, 2**63 - 1)
 
 
 @given(
     resources=st.builds(
         pb.LinuxContainerResources,
-        cpu_period=NATURAL,
-        cpu_quota=I64,
+        cpu_period=st.sampled_from([0, 1000, 100_000, 1_000_000]),
+        cpu_quota=st.one_of(st.sampled_from([-1, 0]), st.integers(1000, 2**63 - 1)),
         cpu_shares=NATURAL,
-        memory_limit_in_bytes=NATURAL,
-        oom_score_adj=I64,
-        cpuset_cpus=st.text(max_size=5),
-        cpuset_mems=st.text(max_size=5),
+        memory_limit_in_bytes=st.integers(0, 2**62),
+        oom_score_adj=st.integers(-1000, 1000),
+        cpuset_cpus=st.sampled_from(["", "0", "0-0"]),
+        cpuset_mems=st.sampled_from(["", "0"]),
         hugepage_limits=st.lists(
-            st.builds(pb.HugepageLimit, page_size=st.sampled_from(["2MB", "1GB"]), limit=st.integers(0, 2**64 - 1)),
-            unique_by=lambda limit: limit.page_size,
-            max_size=2,
+            st.builds(pb.HugepageLimit, page_size=st.just("2MB"), limit=st.integers(0, 2**40).map(lambda n: n << 21)),
+            max_size=1,
         ),
-        unified=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
-        memory_swap_limit_in_bytes=I64,
+        unified=st.dictionaries(
+            st.sampled_from(["memory.high", "memory.swap.max"]), st.sampled_from(["max", "0", "4096"]), max_size=2
+        ),
+        memory_swap_limit_in_bytes=st.sampled_from([-1, 0, 2**62]),
     )
 )
 def test_resources_come_back_as_they_were_sent(resources: pb.LinuxContainerResources) -> None:
@@ -119,12 +119,17 @@ def test_every_field_of_a_sandbox_config_that_we_use_is_taken_over() -> None:
         port_mappings=[pb.PortMapping(protocol=pb.SCTP, container_port=1, host_port=2, host_ip="::1")],
         labels={"a": "b"},
         annotations={"c": "d"},
-        linux=pb.LinuxPodSandboxConfig(cgroup_parent="/kubepods"),
+        linux=pb.LinuxPodSandboxConfig(
+            cgroup_parent="/kubepods",
+            overhead=pb.LinuxContainerResources(memory_limit_in_bytes=7),
+            resources=pb.LinuxContainerResources(cpu_quota=5000),
+        ),
     )
     config = to_domain.sandbox_config(message, "handler")
     assert config.dns == Dns(("1.1.1.1",), ("a.b",), ("ndots:5",))
     assert config.port_mappings == (PortMapping("sctp", 1, 2, "::1"),)
     assert (config.hostname, config.log_directory, config.cgroup_parent) == ("h", "/logs", "/kubepods")
+    assert (config.overhead.memory_limit_bytes, config.resources.cpu_quota) == (7, 5000)
     assert (config.labels, config.annotations, config.runtime_handler) == ({"a": "b"}, {"c": "d"}, "handler")
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
+from virtshim.domain.cgroup import Limits
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import CpuLimits, CpuModel, Disk, DiskBus, VmSpec
+from virtshim.domain.vm import CpuModel, Disk, DiskBus, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -43,7 +44,16 @@ PLAIN = VmSpec(
 )
 NODE = NodeProfile("node-1", DomainType.KVM, "/usr/lib/virtshim/vmwrapper", "/usr/bin/qemu-system-x86_64", Cgroups.OFF)
 TCG = dataclasses.replace(NODE, domain_type=DomainType.QEMU)
-LIMITS = CpuLimits(shares=512, quota=150_000, period=100_000)
+LIMITS = Limits(
+    cpu_shares=512,
+    cpu_quota=150_000,
+    cpu_period=100_000,
+    cpuset_cpus="0-3,7",
+    cpuset_mems="0",
+    memory=384 << 20,
+    swap=64 << 20,
+)
+HIGH = dataclasses.replace(LIMITS, swap=None, unified={"memory.high": str(300 << 20), "memory.oom.group": "1"})
 
 CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
     "plain": (PLAIN, NODE),
@@ -59,11 +69,11 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         NODE,
     ),
     "limits_cgroup_v1": (
-        dataclasses.replace(PLAIN, vcpus=2, cpu=LIMITS),
+        dataclasses.replace(PLAIN, vcpus=2, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
         dataclasses.replace(NODE, cgroups=Cgroups.V1),
     ),
     "limits_cgroup_v2_host_model": (
-        dataclasses.replace(PLAIN, vcpus=4, cpu=LIMITS, cpu_model=CpuModel.HOST_MODEL),
+        dataclasses.replace(PLAIN, vcpus=4, limits=HIGH, cpu_model=CpuModel.HOST_MODEL),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
     ),
     "three_disks": (
@@ -78,6 +88,11 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         ),
         NODE,
     ),
+    "room_to_grow": (
+        dataclasses.replace(PLAIN, max_vcpus=4, max_memory_bytes=512 << 20, limits=LIMITS, cgroup_parent="/kubepods/x"),
+        NODE,
+    ),
+    "huge_pages": (dataclasses.replace(PLAIN, page_bytes=2 << 20), NODE),
     "test_driver": (PLAIN, dataclasses.replace(NODE, domain_type=DomainType.TEST)),
 }
 
@@ -138,7 +153,7 @@ def _emitted_names() -> set[str]:
 
 def test_each_element_and_attribute_we_can_emit_is_in_a_golden_file() -> None:
     emitted = _emitted_names()
-    assert {"disk", "owner", "sandbox", "env", "quota", "discard"} <= emitted
+    assert {"disk", "owner", "sandbox", "env", "partition", "discard"} <= emitted
     assert emitted - _golden_names() == set()
 
 
@@ -156,12 +171,12 @@ def test_no_combination_of_settings_has_a_path_that_is_in_no_golden_file() -> No
     for path in GOLDEN.glob("*.xml"):
         known |= _paths(etree.parse(path).getroot())
     everything = CASES["network_title_smbios"][0]
-    for bus, kind, cgroups, model, cpu, spec in itertools.product(
-        DiskBus, DomainType, Cgroups, CpuModel, (LIMITS, CpuLimits()), (PLAIN, everything, CASES["three_disks"][0])
+    for bus, kind, cgroups, model, limits, spec in itertools.product(
+        DiskBus, DomainType, Cgroups, CpuModel, (LIMITS, Limits()), (PLAIN, everything, CASES["three_disks"][0])
     ):
         if kind is DomainType.QEMU and model is CpuModel.HOST_PASSTHROUGH:
             continue
-        changed = dataclasses.replace(spec, disk_bus=bus, cpu_model=model, cpu=cpu)
+        changed = dataclasses.replace(spec, disk_bus=bus, cpu_model=model, limits=limits)
         xml = domain_xml.build(changed, dataclasses.replace(NODE, domain_type=kind, cgroups=cgroups))
         assert _paths(etree.fromstring(xml)) - known == set()
 
@@ -170,20 +185,31 @@ def test_the_same_spec_gives_the_same_bytes() -> None:
     assert domain_xml.build(PLAIN, NODE) == domain_xml.build(dataclasses.replace(PLAIN), NODE)
 
 
-def test_the_quota_of_the_container_is_shared_by_its_vcpus_but_never_below_libvirts_minimum() -> None:
+def test_the_quota_is_the_whole_vms_and_never_below_libvirts_minimum() -> None:
     profile = dataclasses.replace(NODE, cgroups=Cgroups.V1)
-    tiny = dataclasses.replace(PLAIN, vcpus=8, cpu=CpuLimits(shares=1, quota=2000, period=5))
+    tiny = dataclasses.replace(PLAIN, vcpus=8, limits=Limits(cpu_shares=1, cpu_quota=2000, cpu_period=5))
     document = etree.fromstring(domain_xml.build(tiny, profile))
-    assert document.findtext("cputune/quota") == "1000"
-    assert document.findtext("cputune/period") == "1000"
+    assert document.findtext("cputune/global_quota") == "2000"
+    assert document.findtext("cputune/global_period") == "1000"
     assert document.findtext("cputune/shares") == "2"
-    unlimited = dataclasses.replace(PLAIN, cpu=CpuLimits(quota=-1))
-    assert etree.fromstring(domain_xml.build(unlimited, profile)).find("cputune") is None
+    assert etree.fromstring(domain_xml.build(PLAIN, profile)).find("cputune") is None
+
+
+def test_where_libvirt_manages_no_cgroups_it_is_told_of_no_limits() -> None:
+    """It would refuse to start the VM; tapmanager makes the cgroup."""
+    document = etree.fromstring(domain_xml.build(dataclasses.replace(PLAIN, limits=LIMITS, cgroup_parent="/x"), NODE))
+    assert [tag for tag in ("cputune", "memtune", "numatune", "resource") if document.find(tag) is not None] == []
+
+
+def test_a_limit_that_libvirt_has_no_name_for_is_refused() -> None:
+    spec = dataclasses.replace(PLAIN, limits=Limits(unified={"memory.min": "1"}))
+    with pytest.raises(InvalidRequest, match=r"unified\[memory\.min\]"):
+        domain_xml.build(spec, dataclasses.replace(NODE, cgroups=Cgroups.V2))
 
 
 @pytest.mark.parametrize(("shares", "weight"), [(2, "1"), (1024, "39"), (262_144, "10000"), (9_999_999, "10000")])
 def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: str) -> None:
-    spec = dataclasses.replace(PLAIN, cpu=CpuLimits(shares=shares))
+    spec = dataclasses.replace(PLAIN, limits=Limits(cpu_shares=shares))
     document = etree.fromstring(domain_xml.build(spec, dataclasses.replace(NODE, cgroups=Cgroups.V2)))
     assert document.findtext("cputune/shares") == weight
 

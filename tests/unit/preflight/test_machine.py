@@ -59,6 +59,19 @@ def test_cgroups(found: Cgroups, driver: str, systemd: bool, level: Level) -> No
     assert machine.cgroups(found, driver, systemd).level is level
 
 
+@pytest.mark.parametrize(
+    ("qemu_conf", "level"),
+    [
+        ("", Level.ERROR),
+        ("#cgroup_controllers = [ ]\n", Level.ERROR),
+        ('cgroup_controllers = [ "cpu" ]\n', Level.ERROR),
+        ('user = "x"\n  cgroup_controllers = [ ]  # pods\' own\n', Level.OK),
+    ],
+)
+def test_with_the_cgroupfs_driver_libvirt_must_leave_cgroups_alone(qemu_conf: str, level: Level) -> None:
+    assert machine.libvirt_cgroups(qemu_conf).level is level
+
+
 def test_forwarding_that_is_off_warns_and_names_the_switch() -> None:
     found = machine.forwarding({"net.ipv4.ip_forward": "0"})
     assert found.level is Level.WARNING

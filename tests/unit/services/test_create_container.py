@@ -20,7 +20,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.vm import CpuLimits, DiskBus, Power, VmSpec
+from virtshim.domain.vm import DiskBus, Power, VmSpec
 
 GIB = 1 << 30
 SYSTEM_UUID = "12345678-9abc-4def-8123-456789abcdef"
@@ -136,7 +136,13 @@ def test_a_memory_limit_in_which_no_guest_boots_is_refused(world: World) -> None
 def test_the_cpu_limit_rounded_up_is_the_number_of_vcpus(world: World, quota: int, period: int, vcpus: int) -> None:
     spec = spec_of(world, resources=Resources(cpu_quota=quota, cpu_period=period, cpu_shares=512))
     assert spec.vcpus == vcpus
-    assert spec.cpu == CpuLimits(512, quota, period)
+    assert (spec.limits.cpu_shares, spec.limits.cpu_quota) == (512, quota)
+
+
+def test_huge_pages_that_the_node_does_not_have_are_refused_and_nothing_is_made(world: World) -> None:
+    with pytest.raises(ResourceExhausted, match=r"resources\.limits\.hugepages.* this node has 0 free"):
+        spec_of(world, resources=Resources(memory_limit_bytes=GIB, hugepage_limits={"4MB": 1 << 40}))
+    assert world.records.containers.all() == []
 
 
 def test_more_vcpus_than_the_node_allows_are_refused(world: World) -> None:

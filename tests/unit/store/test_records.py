@@ -28,9 +28,11 @@ from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.domain.vm import VmSize
 from virtshim.store import rows
 from virtshim.store.records import SqliteRecords
 
+RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
 SANDBOX = Sandbox(
     id=SandboxId("a" * 64),
     key=PodKey("name space", "pöd\n", "uid'; drop table sandboxes; --", 2**32 - 1),
@@ -43,6 +45,8 @@ SANDBOX = Sandbox(
         annotations={"VirtletCloudInitUserData": "a: |\r\n  b\n", "x": "'\"\\"},
         cgroup_parent="/kubepods.slice",
         runtime_handler="virtshim",
+        overhead=Resources(memory_limit_bytes=1),
+        resources=Resources(cpu_quota=1),
     ),
     created_at=2**62,
     phase=SandboxPhase.NOT_READY,
@@ -55,6 +59,8 @@ SANDBOX = Sandbox(
     ),
     network_released=True,
     reason="stopped",
+    changed_overhead=Resources(memory_limit_bytes=2),
+    changed_resources=Resources(cpu_quota=-1),
 )
 CONTAINER = Container(
     id=ContainerId("c" * 64),
@@ -74,8 +80,8 @@ CONTAINER = Container(
         stdin=True,
         stdin_once=True,
         tty=True,
-        resources=Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"}),
         user=RunAs("app", 7, (8, 9), own_groups=False),
+        resources=RESOURCES,
     ),
     image=ImageDigest(f"sha256:{'1' * 64}"),
     image_ref="registry/x@sha256:1",
@@ -85,6 +91,9 @@ CONTAINER = Container(
     phase=ContainerPhase.EXITED,
     started_at=6,
     exit=Exit(137, ExitReason.OOM_KILLED, 7, "oops"),
+    cgroup_parent="/kubepods.slice",
+    size=VmSize(1, 2, 3, 4, 5),
+    changed=RESOURCES,
 )
 IMAGE = Image(
     digest=ImageDigest(f"sha256:{'2' * 64}"),
@@ -136,7 +145,9 @@ def has_no_default_left(record: object) -> list[str]:
     left = []
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, Resources):
+            left += [field.name] if value == Resources() else []
+        elif dataclasses.is_dataclass(value):
             left += [f"{field.name}.{name}" for name in has_no_default_left(value)]
         elif field.default is not dataclasses.MISSING and value == field.default:
             left.append(field.name)

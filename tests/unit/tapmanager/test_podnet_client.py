@@ -11,6 +11,7 @@ import pytest
 from tapmanager import server
 from tapmanager.errors import NetError
 from tapmanager.fields import Json
+from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
 from virtshim.domain.errors import DeadlineExceeded, InternalError, Kind, Unavailable
 from virtshim.domain.ids import SandboxId
@@ -55,7 +56,7 @@ class Wire:
         self.server.start()
         self.client = PodNetworkClient(self.path)
 
-    def _perform(self, request: Json, is_root: bool, until: float) -> Answer:
+    def _perform(self, request: Json, peer: Peer, until: float) -> Answer:
         self.asked.append(request)
         return Answer(self.answer())
 

@@ -14,6 +14,7 @@ import pytest
 from tapmanager import protocol, server, verbs
 from tapmanager.errors import NetError
 from tapmanager.fields import Json
+from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
 
 ME = os.geteuid()
@@ -46,7 +47,7 @@ def run(tmp_path: Path) -> Iterator[object]:
         one.server.stop(5.0)
 
 
-def echo(request: Json, is_root: bool, until: float) -> Answer:
+def echo(request: Json, peer: Peer, until: float) -> Answer:
     return Answer({"verb": request["verb"], "args": request["args"]})
 
 
@@ -67,7 +68,7 @@ def test_a_connection_serves_many_requests_with_their_numbers(run) -> None:
 
 
 def test_the_servers_own_descriptors_are_closed_after_sending(run) -> None:
-    running = run(lambda request, is_root, until: Answer({}, [os.dup(0), os.dup(0)]))
+    running = run(lambda request, peer, until: Answer({}, [os.dup(0), os.dup(0)]))
     running.call("x")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
@@ -84,7 +85,7 @@ def test_the_servers_own_descriptors_are_closed_after_sending(run) -> None:
     ],
 )
 def test_an_exception_becomes_an_error_answer(run, trouble: Exception, kind: str, words: str) -> None:
-    def fail(request: Json, is_root: bool, until: float) -> Answer:
+    def fail(request: Json, peer: Peer, until: float) -> Answer:
         raise trouble
 
     with pytest.raises(protocol.RemoteError, match=words) as caught:
@@ -95,7 +96,7 @@ def test_an_exception_becomes_an_error_answer(run, trouble: Exception, kind: str
 
 def test_an_answer_too_long_for_a_frame_is_an_error_and_not_silence(run) -> None:
     with pytest.raises(protocol.RemoteError, match="longer than the limit"):
-        run(lambda request, is_root, until: Answer({"x": "a" * protocol.MAX_FRAME})).call("x")
+        run(lambda request, peer, until: Answer({"x": "a" * protocol.MAX_FRAME})).call("x")
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1", None])
@@ -136,7 +137,7 @@ def test_a_silent_peer_blocks_nobody_and_is_dropped(run, monkeypatch: pytest.Mon
 def test_a_slow_request_blocks_no_other(run) -> None:
     go, entered = threading.Event(), threading.Event()
 
-    def perform(request: Json, is_root: bool, until: float) -> Answer:
+    def perform(request: Json, peer: Peer, until: float) -> Answer:
         if request["verb"] == "slow":
             entered.set()
             go.wait(5)
@@ -174,7 +175,7 @@ def test_more_connections_than_the_limit_are_refused_with_a_reason(run, monkeypa
 def test_a_stop_waits_for_the_request_in_work(run) -> None:
     go, entered = threading.Event(), threading.Event()
 
-    def perform(request: Json, is_root: bool, until: float) -> Answer:
+    def perform(request: Json, peer: Peer, until: float) -> Answer:
         entered.set()
         go.wait(5)
         return Answer({})
@@ -224,7 +225,10 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"verb": "run", "args": {}}, "verb: 'run' is not one of attach, release, fetch, list, status, counters"),
+        (
+            {"verb": "run", "args": {}},
+            "verb: 'run' is not one of attach, release, fetch, group, limit, ungroup, list, status, counters",
+        ),
         ({"verb": ["list"], "args": {}}, "verb:"),
         ({"verb": "list"}, "args: an object"),
         ({"verb": "list", "args": {"x": 1}}, "args.x: unknown field"),
@@ -237,13 +241,13 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
 )
 def test_a_bad_request_is_refused_by_the_name_of_its_field(request_: Json, words: str) -> None:
     with pytest.raises(NetError) as caught:
-        verbs.perform(None, request_, True, 0.0)  # type: ignore[arg-type]
+        verbs.perform(None, request_, Peer(0, 1), 0.0)  # type: ignore[arg-type]
     assert caught.value.kind == "invalid"
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("verb", ["attach", "release", "list", "status", "counters"])
+@pytest.mark.parametrize("verb", ["attach", "release", "group", "limit", "ungroup", "list", "status", "counters"])
 def test_all_but_fetch_is_for_root_only(verb: str) -> None:
     with pytest.raises(NetError) as caught:
-        verbs.perform(None, {"verb": verb, "args": {}}, False, 0.0)  # type: ignore[arg-type]
+        verbs.perform(None, {"verb": verb, "args": {}}, Peer(ME or 1, 1), 0.0)  # type: ignore[arg-type]
     assert caught.value.kind == "permission"

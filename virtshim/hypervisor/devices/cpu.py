@@ -1,4 +1,4 @@
-"""Number and model of the CPUs, the clock, and cgroup tuning. Pure."""
+"""Number and model of the CPUs, the clock, and what libvirt is told of a VM's cgroup where it manages it. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import enum
 
 from lxml import etree
 
+from virtshim.domain.cgroup import Limits, libvirt_partition
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import CpuLimits, CpuModel
+from virtshim.domain.vm import CpuModel
 
 # More need an IOMMU with interrupt remapping on q35.
 MOST_VCPUS = 255
@@ -17,6 +18,9 @@ _SMALLEST_QUOTA = 1000
 _PERIODS = (1000, 1_000_000)
 _DEFAULT_PERIOD = 100_000
 
+# VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, KiB.
+_UNLIMITED = (2**63 - 1) >> 10
+
 
 class DomainType(enum.Enum):
     """Who runs the guest's instructions: KVM, QEMU's translator (TCG), or nobody (libvirt's test driver)."""
@@ -24,6 +28,11 @@ class DomainType(enum.Enum):
     KVM = "kvm"
     QEMU = "qemu"
     TEST = "test"
+
+    @property
+    def has_guest(self) -> bool:
+        """Whether something runs that could give memory back."""
+        return self is not DomainType.TEST
 
 
 class Cgroups(enum.Enum):
@@ -35,11 +44,17 @@ class Cgroups(enum.Enum):
     V2 = "v2"
 
 
-def vcpus(count: int) -> etree._Element:
-    if not 1 <= count <= MOST_VCPUS:
-        raise InvalidRequest(f"{count} vCPUs: 1 to {MOST_VCPUS} wanted")
+def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Element:
+    """`count` from the start, `most` later. `cpuset` pins them where libvirt manages cgroups; elsewhere the VM's own
+    cgroup does."""
+    if not 1 <= count <= most <= MOST_VCPUS:
+        raise InvalidRequest(f"{count} vCPUs of {most}: 1 to {MOST_VCPUS} wanted")
     element = etree.Element("vcpu", placement="static")
-    element.text = str(count)
+    if cpuset and cgroups is not Cgroups.OFF:
+        element.set("cpuset", cpuset)
+    if count < most:
+        element.set("current", str(count))
+    element.text = str(most)
     return element
 
 
@@ -70,19 +85,75 @@ def clock() -> etree._Element:
     return element
 
 
-def tuning(limits: CpuLimits, count: int, cgroups: Cgroups) -> etree._Element | None:
-    """CRI's limits for the container -> libvirt's for each vCPU; None if there is nothing to say."""
-    element = etree.Element("cputune")
+def tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
+    """`<cputune>`; None if there is nothing to say. Limits are for the whole VM, QEMU's own threads included."""
     if cgroups is Cgroups.OFF:
         return None
-    if limits.shares > 0:
-        shares = min(max(limits.shares, 2), 262_144)
+    element = etree.Element("cputune")
+    for name, value in live_cpu(limits, cgroups).items():
+        if value > 0:
+            etree.SubElement(element, _CPU_ELEMENTS[name]).text = str(value)
+    return element if len(element) else None
+
+
+_CPU_ELEMENTS = {"cpu_shares": "shares", "global_period": "global_period", "global_quota": "global_quota"}
+
+
+def live_cpu(limits: Limits, cgroups: Cgroups) -> dict[str, int]:
+    """libvirt's scheduler parameters; quota -1 takes a limit away."""
+    found = {}
+    if limits.cpu_shares > 0:
+        shares = min(max(limits.cpu_shares, 2), 262_144)
         # libvirt writes the number into cpu.weight as it is; kubelet's own conversion keeps us in step with
         # other pods.
-        value = shares if cgroups is Cgroups.V1 else 1 + (shares - 2) * 9999 // 262_142
-        etree.SubElement(element, "shares").text = str(value)
-    if limits.quota > 0:
-        period = min(max(limits.period or _DEFAULT_PERIOD, _PERIODS[0]), _PERIODS[1])
-        etree.SubElement(element, "period").text = str(period)
-        etree.SubElement(element, "quota").text = str(max(limits.quota // count, _SMALLEST_QUOTA))
+        found["cpu_shares"] = shares if cgroups is Cgroups.V1 else 1 + (shares - 2) * 9999 // 262_142
+    if limits.cpu_quota > 0:
+        found["global_period"] = min(max(limits.cpu_period or _DEFAULT_PERIOD, _PERIODS[0]), _PERIODS[1])
+    found["global_quota"] = max(limits.cpu_quota, _SMALLEST_QUOTA) if limits.cpu_quota > 0 else -1
+    return found
+
+
+def memory_tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
+    """`<memtune>`; None if there is nothing to say."""
+    if cgroups is Cgroups.OFF:
+        return None
+    element = etree.Element("memtune")
+    for name, kib in live_memory(limits, cgroups).items():
+        if kib != _UNLIMITED:
+            etree.SubElement(element, name, unit="KiB").text = str(kib)
     return element if len(element) else None
+
+
+def live_memory(limits: Limits, cgroups: Cgroups) -> dict[str, int]:
+    """libvirt's memory parameters, KiB. InvalidRequest for `unified` files that it has no name for. A VM is one process, so
+    `memory.oom.group` changes nothing."""
+    found = {"hard_limit": limits.memory >> 10 if limits.memory else _UNLIMITED}
+    swap = limits.swap
+    for key, value in limits.unified.items():
+        if key == "memory.high" and cgroups is Cgroups.V2:
+            found["soft_limit"] = _UNLIMITED if value == "max" else int(value) >> 10
+        elif key == "memory.swap.max" and cgroups is Cgroups.V2:
+            swap = None if value == "max" else int(value)
+        elif key != "memory.oom.group":
+            raise InvalidRequest(f"unified[{key}] cannot be set below systemd's slices; remove it")
+    if swap is not None:  # v1 counts memory and swap together
+        found["swap_hard_limit"] = (swap + (limits.memory if cgroups is Cgroups.V1 else 0)) >> 10
+    return found
+
+
+def memory_nodes(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
+    """`<numatune>`; None if there is nothing to say."""
+    if cgroups is Cgroups.OFF or not limits.cpuset_mems:
+        return None
+    element = etree.Element("numatune")
+    etree.SubElement(element, "memory", mode="strict", nodeset=limits.cpuset_mems)
+    return element
+
+
+def partition(cgroup_parent: str, cgroups: Cgroups) -> etree._Element | None:
+    """`<resource>`: the pod's slice; None for libvirt's own choice."""
+    if cgroups is Cgroups.OFF or not (path := libvirt_partition(cgroup_parent)):
+        return None
+    element = etree.Element("resource")
+    etree.SubElement(element, "partition").text = path
+    return element

@@ -14,9 +14,11 @@ def entropy() -> etree._Element:
     return element
 
 
-def balloon() -> etree._Element:
-    """Gives memory readings, and hands pages the guest has freed back to the host."""
-    element = etree.Element("memballoon", model="virtio", autodeflate="on", freePageReporting="on")
+def balloon(*, holds_back: bool) -> etree._Element:
+    """Gives memory readings, and hands pages the guest has freed back to the host. One that `holds_back` memory for later
+    must not let go of it by itself: the VM's cgroup has no room for it."""
+    deflates = "off" if holds_back else "on"
+    element = etree.Element("memballoon", model="virtio", autodeflate=deflates, freePageReporting="on")
     etree.SubElement(element, "stats", period=str(_BALLOON_STATS_SECONDS))
     return element
 

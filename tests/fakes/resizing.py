@@ -1,0 +1,54 @@
+"""Changes of the fake hypervisor's VMs."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+
+from fakes.hypervisor import FakeHypervisor
+
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.errors import NotFound, WrongState
+from virtshim.domain.vm import VmSpec
+
+
+class FakeResizing:
+    """Implements `virtshim.ports.VmResizing`. `used` is what each guest says that it uses, None: it says nothing. Guests
+    whose UUID is in `stubborn` give no memory back."""
+
+    def __init__(self, hypervisor: FakeHypervisor) -> None:
+        self._hypervisor = hypervisor
+        self.used: int | None = 0
+        self.stubborn: set[uuid.UUID] = set()
+
+    def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
+        spec = self._spec(domain)
+        if count > max(spec.vcpus, spec.max_vcpus):
+            raise WrongState(f"VM {domain} can have {spec.max_vcpus} vCPUs, not {count}")
+        self._change(domain, vcpus=max(spec.vcpus, count), max_vcpus=max(spec.vcpus, spec.max_vcpus))
+
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+        spec = self._spec(domain)
+        most = max(spec.memory_bytes, spec.max_memory_bytes)
+        if memory_bytes > most:
+            raise WrongState(f"VM {domain} can have {most} bytes, not {memory_bytes}")
+        if domain in self.stubborn and memory_bytes < spec.memory_bytes:
+            raise WrongState(f"the guest of VM {domain} did not give memory back")
+        self._change(domain, memory_bytes=memory_bytes, max_memory_bytes=most)
+
+    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+        self._spec(domain)
+        return self.used if self._hypervisor.domains[domain].state.is_on else None
+
+    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+        self._spec(domain)
+        self._change(domain, limits=limits)
+
+    def _spec(self, domain: uuid.UUID) -> VmSpec:
+        there = self._hypervisor.domains.get(domain)
+        if there is None or there.spec is None:
+            raise NotFound(f"no VM {domain}")
+        return there.spec
+
+    def _change(self, domain: uuid.UUID, **changes: object) -> None:
+        self._hypervisor.domains[domain].spec = dataclasses.replace(self._spec(domain), **changes)

@@ -1,0 +1,76 @@
+"""libvirt's own cgroups, and memory of huge pages, with the real kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+
+LIMITS = """
+from virtshim.domain.cgroup import Limits
+
+def there(controller, name):
+    line = next(l for l in Path(f"/proc/{qemu_pid()}/cgroup").read_text().splitlines() if controller in l.split(":")[1])
+    group = line.split(":", 2)[2].removesuffix("/emulator")
+    return Path(f"/sys/fs/cgroup/{controller}{group}/{name}").read_text().strip()
+
+def all_there():
+    numbers = [there("cpu", "cpu.cfs_quota_us"), there("cpu", "cpu.shares"), there("memory", "memory.limit_in_bytes")]
+    return [*map(int, numbers), there("cpuset", "emulator/cpuset.cpus")]
+"""
+UNLIMITED = (1 << 63) - 4096
+
+
+@pytest.fixture
+def huge_pages() -> Iterator[None]:
+    """64 MiB of them, and their file system where libvirt looks for it."""
+    Path("/dev/hugepages").mkdir(exist_ok=True)
+    before = (PAGES / "nr_hugepages").read_text() if PAGES.exists() else ""
+    mounted = subprocess.run(["mount", "-t", "hugetlbfs", "none", "/dev/hugepages"], capture_output=True, check=False)
+    try:
+        with contextlib.suppress(OSError):
+            (PAGES / "nr_hugepages").write_text("32")
+        if mounted.returncode or not PAGES.exists() or int((PAGES / "free_hugepages").read_text()) < 32:
+            pytest.skip("AREA guest NOT TESTED: this machine gives no huge pages")
+        yield
+    finally:
+        if before:
+            (PAGES / "nr_hugepages").write_text(before)
+        if not mounted.returncode:
+            subprocess.run(["umount", "/dev/hugepages"], check=True)
+
+
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="AREA guest NOT TESTED: reads cgroup v1 files")
+def test_where_libvirt_makes_the_cgroup_it_is_told_the_limits_at_the_start_and_later(place):
+    """As below systemd's slices, but for systemd. No memory limit at the start: libvirt raises RLIMIT_MEMLOCK with it,
+    which takes CAP_SYS_RESOURCE."""
+    said = place.run(
+        LIMITS
+        + """
+boot(dataclasses.replace(SPEC, max_vcpus=2, limits=Limits(512, 50_000, 100_000, "0")))
+say(all_there())
+resizing.set_limits(SPEC.uuid, Limits(1024, 80_000, 100_000, "", "", 400 << 20))
+say(all_there())
+resizing.set_limits(SPEC.uuid, Limits())
+say(all_there())
+resizing.add_vcpus(SPEC.uuid, 2)
+hypervisor.destroy(SPEC.uuid)
+""",
+        "libvirt-cgroups",
+    )
+    assert said == [[50_000, 512, UNLIMITED, "0"], [80_000, 1024, 400 << 20, "0"], [-1, 1024, UNLIMITED, "0"]]
+
+
+@pytest.mark.usefixtures("huge_pages")
+def test_a_guests_memory_is_of_huge_pages(place):
+    free = int((PAGES / "free_hugepages").read_text())
+    said = place.run(
+        f"boot(dataclasses.replace(SPEC, page_bytes=2 << 20)); say(int(Path('{PAGES}/free_hugepages').read_text()))"
+        "; hypervisor.destroy(SPEC.uuid)"
+    )
+    assert said == [free - 16]

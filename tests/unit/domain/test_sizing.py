@@ -1,0 +1,165 @@
+"""How big a VM is, what its cgroup gets, and what a change of resources means."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from virtshim.domain.container import Resources
+from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.sizing import Sizes, faults, limits_for, merged, resized, size_for
+from virtshim.domain.vm import VmSize
+from virtshim.domain.vm_options import VmOptions
+
+MIB = 1 << 20
+GIB = 1 << 30
+NODE = Sizes(default_memory=GIB, min_memory=32 * MIB, max_vcpus=8)
+ROOMY = dataclasses.replace(NODE, room_vcpus=4, room_memory=8 * GIB)
+
+
+def wrong(**fields: Any) -> list[str]:
+    return list(faults(Resources(**fields), "linux", cpus=4, mems=1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"cpu_shares": -1}, "linux.cpu_shares is negative"),
+        ({"memory_limit_bytes": -1}, "linux.memory_limit_in_bytes is negative"),
+        ({"cpu_quota": -2}, "linux.cpu_quota -2"),
+        ({"cpu_quota": 999}, "linux.cpu_quota 999"),
+        ({"cpu_period": 999}, "linux.cpu_period 999"),
+        ({"cpu_period": 1_000_001}, "linux.cpu_period 1000001"),
+        ({"oom_score_adj": 1001}, "linux.oom_score_adj 1001"),
+        ({"memory_limit_bytes": 2, "memory_swap_limit_bytes": 1}, "linux.memory_swap_limit_in_bytes 1"),
+        ({"cpuset_cpus": "0,"}, "linux.cpuset_cpus '0,'"),
+        ({"cpuset_cpus": "3-1"}, "linux.cpuset_cpus: 3-1 counts backwards"),
+        ({"cpuset_cpus": "0-4"}, "linux.cpuset_cpus: there is no CPU 4"),
+        ({"cpuset_mems": "1"}, "linux.cpuset_mems: there is no memory node 1"),
+        ({"hugepage_limits": {"2M": 0}}, "linux.hugepage_limits: '2M'"),
+        ({"hugepage_limits": {"2MB": 3}}, "linux.hugepage_limits[2MB] 3"),
+        ({"hugepage_limits": {"2MB": 2 * MIB, "1GB": GIB}}, "linux.hugepage_limits: a virtual machine's memory"),
+        ({"unified": {"memory.max": "1"}}, "linux.unified[memory.max]"),
+        ({"unified": {"../x": "1"}}, "linux.unified[../x]"),
+        ({"unified": {"memory.high": "1M"}}, "linux.unified[memory.high]"),
+        ({"unified": {"memory.oom.group": "2"}}, "linux.unified[memory.oom.group]"),
+    ],
+)
+def test_a_bad_value_is_told_by_the_name_of_its_field(fields: dict[str, Any], says: str) -> None:
+    (fault,) = wrong(**fields)
+    assert fault.startswith(says)
+
+
+def test_what_kubelet_sends_for_an_ordinary_pod_is_fine() -> None:
+    pages = {"2MB": 0, "1GB": 0}
+    assert wrong(cpu_shares=2, cpu_period=100_000, oom_score_adj=-998, hugepage_limits=pages, cpuset_cpus="0-1,3") == []
+    assert wrong(cpu_quota=-1, unified={"memory.swap.max": "0", "memory.high": "max", "memory.oom.group": "1"}) == []
+
+
+def test_a_vm_can_grow_as_far_as_its_pod_or_its_node_says() -> None:
+    asked = Resources(cpu_quota=150_000, memory_limit_bytes=GIB)
+    assert size_for(VmOptions(), asked, NODE) == VmSize(2, 2, GIB, GIB)
+    assert size_for(VmOptions(), asked, ROOMY) == VmSize(2, 4, GIB, 8 * GIB)
+    pod = VmOptions(max_vcpus=3, max_memory_bytes=2 * GIB)
+    assert size_for(pod, asked, ROOMY) == VmSize(2, 3, GIB, 2 * GIB)
+    assert size_for(VmOptions(max_vcpus=1, max_memory_bytes=1), asked, NODE) == VmSize(2, 2, GIB, GIB)
+
+
+def test_a_fixed_number_of_vcpus_has_no_room() -> None:
+    assert size_for(VmOptions(vcpus=2), Resources(), ROOMY).max_vcpus == 2
+
+
+def test_room_for_more_vcpus_than_the_node_allows_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"virtshim\.io/max-vcpus"):
+        size_for(VmOptions(max_vcpus=9), Resources(), NODE)
+
+
+def test_huge_pages_are_the_guests_memory_and_cannot_grow() -> None:
+    asked = Resources(memory_limit_bytes=64 * MIB, hugepage_limits={"2MB": GIB, "1GB": 0})
+    size = size_for(VmOptions(), asked, ROOMY)
+    assert (size.memory_bytes, size.max_memory_bytes, size.page_bytes) == (GIB, GIB, 2 * MIB)
+    limits = limits_for(asked, Resources(), size, NODE)
+    assert limits.hugepages == {2 * MIB: GIB}
+    assert limits.memory < GIB
+    with pytest.raises(InvalidRequest, match=r"virtshim\.io/max-memory"):
+        size_for(VmOptions(max_memory_bytes=2 * GIB), asked, NODE)
+
+
+def test_the_cgroup_has_the_guests_memory_and_the_pods_overhead_on_top() -> None:
+    asked = Resources(memory_limit_bytes=GIB)
+    size = size_for(VmOptions(), asked, NODE)
+    grows = GIB // 64
+    overhead = Resources(memory_limit_bytes=300 * MIB)
+    assert limits_for(asked, overhead, size, NODE).memory == GIB + 300 * MIB + grows
+    assert limits_for(asked, Resources(), size, NODE).memory == GIB + NODE.overhead + grows
+
+
+def test_an_overhead_in_which_qemu_would_be_killed_does_not_count() -> None:
+    asked = Resources(memory_limit_bytes=GIB)
+    size = size_for(VmOptions(), asked, NODE)
+    assert limits_for(asked, Resources(memory_limit_bytes=1), size, NODE).memory >= GIB + 128 * MIB
+
+
+def test_a_container_without_a_limit_is_bounded_by_its_guests_size() -> None:
+    limits = limits_for(Resources(), Resources(), size_for(VmOptions(), Resources(), NODE), NODE)
+    assert limits.memory > NODE.default_memory
+    assert limits.cpu_quota == 0
+
+
+def test_the_overheads_cpu_is_on_top_of_the_quota_in_the_containers_period() -> None:
+    asked = Resources(cpu_quota=50_000, cpu_period=50_000, memory_limit_bytes=GIB)
+    size = size_for(VmOptions(), asked, NODE)
+    limits = limits_for(asked, Resources(cpu_quota=10_000, cpu_period=100_000), size, NODE)
+    assert (limits.cpu_quota, limits.cpu_period) == (55_000, 50_000)
+
+
+def test_swap_is_what_the_sum_leaves_beside_memory() -> None:
+    asked = Resources(memory_limit_bytes=GIB, memory_swap_limit_bytes=GIB + 5 * MIB)
+    size = size_for(VmOptions(), asked, NODE)
+    assert limits_for(asked, Resources(), size, NODE).swap == 5 * MIB
+    assert limits_for(dataclasses.replace(asked, memory_swap_limit_bytes=0), Resources(), size, NODE).swap is None
+
+
+def test_memory_high_acts_at_the_limit_and_protection_covers_qemu() -> None:
+    asked = Resources(memory_limit_bytes=GIB, unified={"memory.high": "5", "memory.min": str(MIB), "memory.low": "0"})
+    size = size_for(VmOptions(), asked, NODE)
+    limits = limits_for(asked, Resources(), size, NODE)
+    assert limits.unified["memory.high"] == str(limits.memory)
+    assert int(limits.unified["memory.min"]) > NODE.overhead
+    assert limits.unified["memory.low"] == "0"
+
+
+def test_zero_and_empty_leave_a_value_alone() -> None:
+    old = Resources(2, 3, 4, 5, 6, 7, "0", "0", {"2MB": 0}, {"memory.high": "1"})
+    assert merged(old, Resources()) == old
+    assert merged(old, Resources(cpuset_cpus="1")) == dataclasses.replace(old, cpuset_cpus="1")
+    assert merged(old, Resources(cpu_quota=-1)).cpu_quota == -1
+    both = merged(old, Resources(unified={"memory.swap.max": "0"}))
+    assert both.unified == {"memory.high": "1", "memory.swap.max": "0"}
+
+
+def test_a_resize_within_the_room_is_taken_and_vcpus_are_never_taken_away() -> None:
+    size = VmSize(2, 4, GIB, 2 * GIB)
+    more = Resources(cpu_quota=350_000, memory_limit_bytes=2 * GIB)
+    assert resized(size, VmOptions(), more, NODE) == VmSize(4, 4, 2 * GIB, 2 * GIB)
+    less = Resources(cpu_quota=50_000, memory_limit_bytes=512 * MIB)
+    assert resized(size, VmOptions(), less, NODE) == VmSize(2, 4, 512 * MIB, 2 * GIB)
+    assert resized(size, VmOptions(), Resources(), NODE) == size
+
+
+@pytest.mark.parametrize(
+    ("resources", "remedy"),
+    [
+        (Resources(cpu_quota=500_000), "virtshim.io/max-vcpus"),
+        (Resources(memory_limit_bytes=3 * GIB), "virtshim.io/max-memory"),
+        (Resources(hugepage_limits={"2MB": GIB}), "restart the pod"),
+    ],
+)
+def test_a_resize_beyond_the_room_says_what_to_change(resources: Resources, remedy: str) -> None:
+    with pytest.raises(WrongState, match=remedy):
+        resized(VmSize(2, 4, GIB, 2 * GIB), VmOptions(), resources, NODE)
+
+
+def test_a_resize_below_what_a_guest_needs_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"vm\.min_memory"):
+        resized(VmSize(2, 4, GIB, 2 * GIB), VmOptions(), Resources(memory_limit_bytes=MIB), NODE)

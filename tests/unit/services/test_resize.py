@@ -1,0 +1,247 @@
+"""UpdateContainerResources and UpdatePodSandboxResources: all or nothing, and remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.world import World, container_config, sandbox_config
+
+from virtshim.domain.container import ContainerPhase, Resources
+from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.vm import VmSize, VmSpec
+
+MIB = 1 << 20
+GIB = 1 << 30
+ROOM = {"virtshim.io/max-vcpus": "4", "virtshim.io/max-memory": "2Gi"}
+START = Resources(cpu_shares=512, cpu_quota=100_000, cpu_period=100_000, memory_limit_bytes=GIB)
+OVERHEAD = Resources(memory_limit_bytes=200 * MIB)
+
+
+def vm(world: World, *, start: bool = True) -> tuple[SandboxId, ContainerId]:
+    world.pull()
+    config = sandbox_config(annotations=ROOM, cgroup_parent="/kubepods/pod1", overhead=OVERHEAD, resources=START)
+    sandbox = world.run(config=config)
+    container = world.create(sandbox, config=container_config(resources=START))
+    if start:
+        world.start(container)
+    return sandbox, container
+
+
+def resize(world: World, container: ContainerId, **changes: Any) -> None:
+    world.do.resize_container.resize(world.container(container), Resources(**changes))
+
+
+def spec(world: World, container: ContainerId) -> VmSpec:
+    return world.outside.vms.spec(world.domain(container))
+
+
+def picture(world: World, container: ContainerId) -> tuple[object, ...]:
+    """Everything that a resize may change."""
+    record = world.container(container)
+    return record.resources, record.size, spec(world, container), dict(world.outside.groups.groups)
+
+
+def test_a_started_vm_has_a_group_below_its_pods_with_overhead_on_top(world: World) -> None:
+    _, container = vm(world)
+    ((path, group),) = world.outside.groups.groups.items()
+    assert path == f"/kubepods/pod1/virtshim-{container}"
+    assert group.limits.memory == GIB + 200 * MIB + GIB // 64
+    assert (group.limits.cpu_quota, group.limits.cpu_shares) == (100_000, 512)
+
+
+@pytest.mark.parametrize("end", ["stop", "crash", "remove"])
+def test_the_group_goes_with_the_vm(world: World, end: str) -> None:
+    _, container = vm(world)
+    if end == "stop":
+        world.stop(container)
+    elif end == "crash":
+        world.outside.vms.crash(world.domain(container))
+        world.outside.vms.deliver()
+    else:
+        world.remove(container)
+    assert world.outside.groups.groups == {}
+
+
+def test_a_vm_that_ended_while_nobody_looked_has_no_group_after_the_next_start(world: World) -> None:
+    _, container = vm(world)
+    world.outside.vms.crash(world.domain(container))
+    after = world.recovered()
+    assert after.container(container).phase is ContainerPhase.EXITED
+    assert after.outside.groups.groups == {}
+    after.close()
+
+
+def test_a_start_whose_group_cannot_be_made_fails_and_leaves_nothing_running(world: World) -> None:
+    _, container = vm(world, start=False)
+    world.outside.groups.refuses = "cpuset_cpus: no such CPU"
+    with pytest.raises(InvalidRequest, match="cpuset_cpus"):
+        world.start(container)
+    assert world.container(container).phase is ContainerPhase.EXITED
+    assert world.outside.vms.running() == []
+
+
+def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None:
+    _, container = vm(world)
+    resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
+    assert (spec(world, container).vcpus, spec(world, container).memory_bytes) == (3, 2 * GIB)
+    group = world.outside.groups.of(container)
+    assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 200 * MIB + 2 * GIB // 64)
+    shown = world.container(container).resources
+    assert (shown.cpu_quota, shown.memory_limit_bytes, shown.cpu_shares) == (250_000, 2 * GIB, 512)
+
+
+def test_a_created_vm_is_resized_before_it_boots(world: World) -> None:
+    _, container = vm(world, start=False)
+    resize(world, container, cpu_quota=200_000, memory_limit_bytes=512 * MIB)
+    assert world.outside.groups.groups == {}
+    world.start(container)
+    assert (spec(world, container).vcpus, spec(world, container).memory_bytes) == (2, 512 * MIB)
+    assert world.outside.groups.of(container).limits.cpu_quota == 200_000
+
+
+def test_new_values_are_there_after_a_restart_of_the_daemon(world: World) -> None:
+    _, container = vm(world)
+    resize(world, container, cpu_quota=50_000)
+    after = world.recovered()
+    assert after.container(container).resources.cpu_quota == 50_000
+    assert after.container(container).size == VmSize(1, 4, GIB, 2 * GIB)
+    after.close()
+
+
+def test_the_same_values_again_change_nothing(world: World) -> None:
+    _, container = vm(world)
+    world.journal.calls.clear()
+    resize(world, container, cpu_quota=100_000, memory_limit_bytes=GIB)
+    resize(world, container)
+    assert world.journal.calls == []
+
+
+def test_a_repeated_create_still_finds_a_resized_container(world: World) -> None:
+    sandbox, container = vm(world, start=False)
+    resize(world, container, cpu_quota=50_000)
+    assert world.create(sandbox, config=container_config(resources=START)) == container
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"cpu_quota": 450_000, "memory_limit_bytes": 2 * GIB}, WrongState, r"virtshim\.io/max-vcpus"),
+        ({"cpu_quota": 200_000, "memory_limit_bytes": 3 * GIB}, WrongState, r"virtshim\.io/max-memory"),
+        ({"cpu_quota": 200_000, "memory_limit_bytes": MIB}, InvalidRequest, r"vm\.min_memory"),
+    ],
+)
+def test_more_than_the_vm_can_have_is_refused_and_the_old_values_stay(
+    world: World, changes: dict[str, int], error: type[ShimError], says: str
+) -> None:
+    _, container = vm(world)
+    before = picture(world, container)
+    with pytest.raises(error, match=says):
+        resize(world, container, **changes)
+    assert picture(world, container) == before
+
+
+def test_less_memory_than_the_guest_uses_is_refused(world: World) -> None:
+    _, container = vm(world)
+    before = picture(world, container)
+    world.outside.resizing.used = 600 * MIB
+    with pytest.raises(WrongState, match="the guest uses"):
+        resize(world, container, memory_limit_bytes=512 * MIB, cpu_quota=200_000)
+    world.outside.resizing.used = None
+    with pytest.raises(WrongState, match="no virtio balloon driver"):
+        resize(world, container, memory_limit_bytes=512 * MIB)
+    assert picture(world, container) == before
+
+
+def test_a_guest_that_keeps_its_memory_keeps_everything_as_it_was(world: World) -> None:
+    _, container = vm(world)
+    before = picture(world, container)
+    world.outside.resizing.stubborn.add(world.domain(container))
+    with pytest.raises(WrongState, match="did not give memory back"):
+        resize(world, container, memory_limit_bytes=512 * MIB, cpu_quota=50_000)
+    assert picture(world, container) == before
+
+
+def test_a_limit_that_the_kernel_refuses_gives_the_guest_its_memory_back(world: World) -> None:
+    _, container = vm(world)
+    before = picture(world, container)
+    world.outside.groups.refuses = "memory: more than that is in use"
+    with pytest.raises(InvalidRequest, match="in use"):
+        resize(world, container, memory_limit_bytes=512 * MIB)
+    world.outside.groups.refuses = ""
+    assert picture(world, container) == before
+
+
+@pytest.mark.parametrize("step", ["groups.limit", "resizing.set_memory", "resizing.set_limits", "resizing.add_vcpus"])
+def test_a_failure_at_any_step_leaves_the_old_values(tmp_path: Path, step: str) -> None:
+    world = World(tmp_path)
+    _, container = vm(world)
+    before = picture(world, container)
+    world.journal.fail(step, WrongState("no"))
+    with pytest.raises(WrongState, match="no"):
+        resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
+    assert picture(world, container) == before
+    world.close()
+
+
+@pytest.mark.parametrize("end", ["stop", "remove"])
+def test_only_a_created_or_running_container_is_resized(world: World, end: str) -> None:
+    _, container = vm(world)
+    record = world.container(container)
+    getattr(world, end)(container)
+    with pytest.raises((WrongState, NotFound)) as refused:
+        world.do.resize_container.resize(record, Resources(cpu_quota=50_000))
+    assert isinstance(refused.value, WrongState if end == "stop" else NotFound)
+
+
+# --- the pod
+
+
+def pod_resize(world: World, sandbox: SandboxId, **changes: Any) -> None:
+    world.do.resize_sandbox.resize(sandbox, Resources(), Resources(**changes))
+
+
+def test_a_pods_new_sums_are_remembered(world: World) -> None:
+    sandbox, _ = vm(world)
+    pod_resize(world, sandbox, cpu_quota=200_000)
+    world.do.resize_sandbox.resize(sandbox, Resources(memory_limit_bytes=300 * MIB), Resources())
+    after = world.recovered()
+    assert after.sandbox(sandbox).resources.cpu_quota == 200_000
+    assert after.sandbox(sandbox).resources.memory_limit_bytes == GIB
+    assert after.sandbox(sandbox).overhead.memory_limit_bytes == 300 * MIB
+    after.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"), [({"cpu_quota": 500_000}, "max-vcpus"), ({"memory_limit_bytes": 3 * GIB}, "max-memory")]
+)
+def test_a_pod_that_its_vm_could_not_follow_is_refused_in_time(
+    world: World, changes: dict[str, int], says: str
+) -> None:
+    sandbox, _ = vm(world)
+    with pytest.raises(WrongState, match=says):
+        pod_resize(world, sandbox, **changes)
+    assert world.sandbox(sandbox).resources == START
+
+
+def test_a_pod_whose_numbers_are_not_its_vms_is_left_to_the_containers_own_call(world: World) -> None:
+    world.pull()
+    sandbox = world.run(config=sandbox_config(resources=Resources(memory_limit_bytes=5 * GIB)))
+    container = world.create(sandbox, config=container_config(resources=START))
+    world.start(container)
+    pod_resize(world, sandbox, memory_limit_bytes=6 * GIB)
+    assert world.sandbox(sandbox).resources.memory_limit_bytes == 6 * GIB
+
+
+def test_a_repeated_run_still_finds_a_resized_pod(world: World) -> None:
+    config = sandbox_config(resources=START)
+    sandbox = world.run(config=config)
+    pod_resize(world, sandbox, cpu_quota=200_000)
+    assert world.run(config=config) == sandbox
+
+
+def test_a_pod_that_is_gone_is_not_found(world: World) -> None:
+    with pytest.raises(NotFound):
+        pod_resize(world, SandboxId("f" * 64), cpu_quota=200_000)

@@ -1,0 +1,262 @@
+"""How big a VM is and what its cgroup may use, from a container's resources, the pod's overhead and the node's settings.
+
+Also what is wrong with resources, and what a change of them leaves alone. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.container import Resources
+from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.vm import VmSize
+from virtshim.domain.vm_options import VmOptions
+
+DEFAULT_PERIOD = 100_000
+
+# The kernel's bounds of CFS periods and quotas, microseconds.
+_PERIODS = (1000, 1_000_000)
+_SMALLEST_QUOTA = 1000
+_LARGEST = 2**63 - 1
+
+# QEMU beside the guest's memory: measured 50 MiB with KVM's device models; TCG keeps translated code, which libvirt is told
+# to bound. Below this the kernel kills VMs at boot, so a smaller RuntimeClass overhead does not count.
+_LEAST_OVERHEAD = 128 << 20
+# Page tables, rings and descriptors grow with the guest: one part in so many of its memory.
+_GROWING_PART = 64
+
+_LIST = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
+_PAGE_SIZE = re.compile(r"([1-9][0-9]{0,5})(KB|MB|GB)")
+_PAGE_UNITS = {"KB": 10, "MB": 20, "GB": 30}
+# Of `unified`, what kubelet sends and what means something for a VM; `memory.max` and the like come from the other fields.
+_SIZES = frozenset({"memory.min", "memory.low", "memory.high", "memory.swap.max", "memory.swap.high"})
+_FLAGS = frozenset({"memory.oom.group"})
+_UNIFIED = _SIZES | _FLAGS
+_NUMBER = re.compile(r"[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Node limits: bytes and counts. `room_*`: what a VM can be resized to if its pod does not say, 0: as it starts.
+    `overhead`: bytes for QEMU where the pod has no overhead."""
+
+    default_memory: int
+    min_memory: int
+    max_vcpus: int
+    room_vcpus: int = 0
+    room_memory: int = 0
+    overhead: int = 256 << 20
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def faults(resources: Resources, where: str, *, cpus: int, mems: int) -> Iterable[str]:
+    """What cannot be, each with its field below `where`. `cpus` and `mems`: how many CPUs and memory nodes the node has."""
+    for name in ("cpu_shares", "cpu_period", "memory_limit_bytes"):
+        if getattr(resources, name) < 0:
+            yield f"{where}.{_WIRE.get(name, name)} is negative"
+    if resources.cpu_quota < -1:
+        yield f"{where}.cpu_quota {resources.cpu_quota} is neither -1 (no limit) nor a number of microseconds"
+    if 0 < resources.cpu_quota < _SMALLEST_QUOTA:
+        yield f"{where}.cpu_quota {resources.cpu_quota} is less than {_SMALLEST_QUOTA} microseconds"
+    if resources.cpu_period and not _PERIODS[0] <= resources.cpu_period <= _PERIODS[1]:
+        yield f"{where}.cpu_period {resources.cpu_period} is not within {_PERIODS[0]} to {_PERIODS[1]} microseconds"
+    if not -1000 <= resources.oom_score_adj <= 1000:
+        yield f"{where}.oom_score_adj {resources.oom_score_adj} is not within -1000 to 1000"
+    swap = resources.memory_swap_limit_bytes
+    if swap > 0 and swap < resources.memory_limit_bytes:
+        yield f"{where}.memory_swap_limit_in_bytes {swap} is less than memory_limit_in_bytes: it counts both together"
+    yield from _cpuset_faults(resources.cpuset_cpus, f"{where}.cpuset_cpus", cpus, "CPU")
+    yield from _cpuset_faults(resources.cpuset_mems, f"{where}.cpuset_mems", mems, "memory node")
+    yield from _hugepage_faults(resources.hugepage_limits, f"{where}.hugepage_limits")
+    yield from _unified_faults(resources.unified, f"{where}.unified")
+
+
+_WIRE: Mapping[str, str] = {"memory_limit_bytes": "memory_limit_in_bytes"}
+
+
+def _cpuset_faults(text: str, field: str, count: int, what: str) -> Iterable[str]:
+    if not text:
+        return
+    if len(text) > 4096 or not _LIST.fullmatch(text):
+        yield f"{field} {text[:80]!r} is not a list like 0-3,7"
+        return
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if int(high or low) < int(low):
+            yield f"{field}: {part} counts backwards"
+        elif int(high or low) >= count:
+            yield f"{field}: there is no {what} {high or low}, this node has 0 to {count - 1}"
+
+
+def _hugepage_faults(limits: Mapping[str, int], field: str) -> Iterable[str]:
+    for size, limit in limits.items():
+        if not _PAGE_SIZE.fullmatch(size):
+            yield f"{field}: {size[:40]!r} is not a page size like 2MB or 1GB"
+        elif limit < 0 or limit > _LARGEST:
+            yield f"{field}[{size}] {limit} is not a size"
+        elif limit % page_bytes(size):
+            yield f"{field}[{size}] {limit} is not a whole number of pages"
+    used = sorted(size for size, limit in limits.items() if limit > 0)
+    if len(used) > 1:
+        yield f"{field}: a virtual machine's memory has pages of one size, not of {' and '.join(used)}"
+
+
+def _unified_faults(unified: Mapping[str, str], field: str) -> Iterable[str]:
+    for key, value in sorted(unified.items()):
+        if key not in _UNIFIED:
+            yield f"{field}[{key[:80]}] is not one of {', '.join(sorted(_UNIFIED))}"
+        elif key in _FLAGS and value not in ("0", "1"):
+            yield f"{field}[{key}] {value[:40]!r} is neither 0 nor 1"
+        elif key in _SIZES and value != "max" and (not _NUMBER.fullmatch(value) or int(value) > _LARGEST):
+            yield f"{field}[{key}] {value[:40]!r} is neither a number of bytes nor max"
+
+
+def page_bytes(size: str) -> int:
+    """`2MB` -> bytes (binary units, as kubelet and the kernel write them); the text was checked by `faults`."""
+    match = _PAGE_SIZE.fullmatch(size)
+    if match is None:
+        raise InvalidRequest(f"{size[:40]!r} is not a page size like 2MB or 1GB")
+    return int(match[1]) << _PAGE_UNITS[match[2]]
+
+
+def hugepages(resources: Resources) -> tuple[int, int]:
+    """(page size, bytes of such pages) that the container may use; (0, 0) for none."""
+    used = [(page_bytes(size), limit) for size, limit in resources.hugepage_limits.items() if limit > 0]
+    return used[0] if used else (0, 0)
+
+
+# --- the VM ----------------------------------------------------------------------------------------------------------
+
+
+def size_for(options: VmOptions, resources: Resources, node: Sizes) -> VmSize:
+    """What the VM boots with and can grow to. InvalidRequest for what this node, or a guest, cannot have."""
+    vcpus = vcpus_for(options, resources, node)
+    memory = memory_for(resources, node)
+    page, _ = hugepages(resources)
+    max_vcpus = options.max_vcpus if options.max_vcpus is not None else node.room_vcpus
+    if max_vcpus > node.max_vcpus:
+        raise InvalidRequest(
+            f"annotation virtshim.io/max-vcpus asks for {max_vcpus}; this node allows {node.max_vcpus} (vm.max_vcpus)"
+        )
+    max_memory = options.max_memory_bytes or node.room_memory
+    if page and options.max_memory_bytes > memory:
+        raise InvalidRequest(
+            "annotation virtshim.io/max-memory: memory of huge pages cannot grow; remove one of the two"
+        )
+    return VmSize(
+        vcpus=vcpus,
+        max_vcpus=vcpus if options.vcpus is not None else max(vcpus, max_vcpus),
+        memory_bytes=memory,
+        max_memory_bytes=memory if page else max(memory, max_memory),
+        page_bytes=page,
+    )
+
+
+def memory_for(resources: Resources, node: Sizes) -> int:
+    """Guest memory in bytes: huge pages if there are any, else the container's limit, else the node's default."""
+    page, pages = hugepages(resources)
+    limit = pages or resources.memory_limit_bytes
+    if limit <= 0:
+        return node.default_memory
+    if limit < node.min_memory:
+        what = "resources.limits.hugepages" if page else "resources.limits.memory"
+        raise InvalidRequest(
+            f"{what} is {limit} bytes; a virtual machine needs {node.min_memory} at least "
+            "(vm.min_memory in the node's configuration)"
+        )
+    return limit
+
+
+def vcpus_for(options: VmOptions, resources: Resources, node: Sizes) -> int:
+    """vCPUs: the annotation, else the CPU limit rounded up, else 1. Raises InvalidRequest for more than the node allows."""
+    if options.vcpus is not None:
+        wanted, source = options.vcpus, "annotation VirtletVCPUCount"
+    elif resources.cpu_quota > 0:
+        wanted, source = -(-resources.cpu_quota // (resources.cpu_period or DEFAULT_PERIOD)), "resources.limits.cpu"
+    else:
+        return 1
+    if wanted > node.max_vcpus:
+        raise InvalidRequest(f"{source} asks for {wanted} vCPUs; this node allows {node.max_vcpus} (vm.max_vcpus)")
+    return wanted
+
+
+def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: Sizes) -> Limits:
+    """What the VM's cgroup is set to: the container's limits are the guest's, the pod's overhead is QEMU's on top."""
+    extra = overhead_bytes(overhead, size, node)
+    _, pages = hugepages(resources)
+    # The guest's memory of huge pages is not charged as memory; what is left of the limit is QEMU's, too.
+    memory = resources.memory_limit_bytes + extra if pages else size.memory_bytes + extra
+    period = resources.cpu_period or DEFAULT_PERIOD
+    quota = max(resources.cpu_quota, 0)
+    if quota and overhead.cpu_quota > 0:
+        quota += overhead.cpu_quota * period // (overhead.cpu_period or DEFAULT_PERIOD)
+    swap = resources.memory_swap_limit_bytes - resources.memory_limit_bytes
+    if resources.memory_swap_limit_bytes > 0 > swap:
+        raise InvalidRequest("memory_swap_limit_in_bytes is less than memory_limit_in_bytes: it counts both together")
+    return Limits(
+        cpu_shares=resources.cpu_shares,
+        cpu_quota=quota,
+        cpu_period=period if quota else 0,
+        cpuset_cpus=resources.cpuset_cpus,
+        cpuset_mems=resources.cpuset_mems,
+        memory=memory,
+        swap=swap if resources.memory_swap_limit_bytes > 0 and resources.memory_limit_bytes > 0 else None,
+        hugepages={page_bytes(name): limit for name, limit in resources.hugepage_limits.items() if limit > 0},
+        unified={key: _with_overhead(key, value, extra, memory) for key, value in resources.unified.items()},
+    )
+
+
+def overhead_bytes(overhead: Resources, size: VmSize, node: Sizes) -> int:
+    """Memory for QEMU itself."""
+    asked = overhead.memory_limit_bytes or node.overhead
+    return max(asked, _LEAST_OVERHEAD) + size.memory_bytes // _GROWING_PART
+
+
+def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:
+    """kubelet computes `memory.high` between request and limit, which for a guest, whose memory fills up by and by, would
+    mean to stand still: it acts at the limit. The protected amounts get QEMU's share."""
+    if key not in ("memory.min", "memory.low", "memory.high") or value in ("max", "0"):
+        return value
+    return str(memory if key == "memory.high" else min(int(value) + extra, memory))
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def merged(old: Resources, new: Resources) -> Resources:
+    """`new` laid over `old`: 0, "" and empty maps leave a value alone, as the CPU manager sends cpusets only. Quota -1
+    takes the limit away."""
+    changes = {
+        field.name: getattr(new, field.name) for field in dataclasses.fields(Resources) if getattr(new, field.name)
+    }
+    for name in ("hugepage_limits", "unified"):
+        if name in changes:
+            changes[name] = {**getattr(old, name), **changes[name]}
+    return dataclasses.replace(old, **changes)
+
+
+def resized(size: VmSize, options: VmOptions, resources: Resources, node: Sizes) -> VmSize:
+    """What a VM that booted with `size` is changed to. vCPUs are never taken away: the quota bounds them, and few guests
+    let go of one. WrongState for more than can be had without a restart, InvalidRequest for what can never be."""
+    page, pages = hugepages(resources)
+    if (page, pages if page else 0) != (size.page_bytes, size.memory_bytes if size.page_bytes else 0):
+        raise WrongState("memory of huge pages cannot change while the virtual machine exists; restart the pod")
+    vcpus = max(vcpus_for(options, resources, node), size.vcpus)
+    if vcpus > size.max_vcpus:
+        raise WrongState(
+            f"resources.limits.cpu wants {vcpus} vCPUs, the virtual machine can have {size.max_vcpus} without a restart; "
+            "annotate the pod with virtshim.io/max-vcpus, or set vm.room_vcpus on the node, and make it anew"
+        )
+    memory = size.memory_bytes if page or not resources.memory_limit_bytes else memory_for(resources, node)
+    if memory > size.max_memory_bytes:
+        raise WrongState(
+            f"resources.limits.memory wants {memory} bytes, the virtual machine can have {size.max_memory_bytes} without a "
+            "restart; annotate the pod with virtshim.io/max-memory, or set vm.room_memory on the node, and make it anew"
+        )
+    return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)

@@ -1,0 +1,42 @@
+"""Finds a domain that is this node's; all others do not exist for us, whatever their UUID (a pod may choose one)."""
+
+from __future__ import annotations
+
+import uuid
+
+import libvirt
+
+from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.hypervisor import mark
+from virtshim.hypervisor.errors import code_of
+
+_NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
+
+
+def find(conn: libvirt.virConnect, domain: uuid.UUID, node: str) -> libvirt.virDomain:
+    """Raises NotFound; libvirtError, NO_DOMAIN included."""
+    found = conn.lookupByUUID(domain.bytes)
+    if not is_ours(found, node):
+        raise NotFound(f"VM {domain} is not one of this node's")
+    return found
+
+
+def is_ours(domain: libvirt.virDomain, node: str) -> bool:
+    text = mark_text(domain)
+    if text is None:
+        return False
+    try:
+        return mark.node_of(text) == node
+    except InvalidRequest:
+        return False
+
+
+def mark_text(domain: libvirt.virDomain) -> str | None:
+    """The owner mark; None if there is none or the domain has just gone. Any other error is raised: a mark that
+    cannot be read is not an absent one."""
+    try:
+        return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, mark.NAMESPACE)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) in _NO_MARK:
+            return None
+        raise

@@ -1,0 +1,129 @@
+"""Changes of a VM that exists, by way of libvirt: implements `virtshim.ports.VmResizing`.
+
+Each change is made to the running VM first, then to its definition, so that a refusal leaves both as they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import cast
+
+import libvirt
+
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.errors import WrongState
+from virtshim.hypervisor import ours
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.cpu import Cgroups, live_cpu, live_memory
+from virtshim.hypervisor.domain_xml import NodeProfile
+
+_LIVE = libvirt.VIR_DOMAIN_AFFECT_LIVE
+_CONFIG = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+
+# libvirt tells of a balloon's movement by an event, but QEMU sends it once a second at most: looking costs less.
+_BALLOON_POLL = 0.1
+# A guest from which nothing came for so long, in seconds, has nothing to spare.
+_STALLED = 5.0
+# A guest stops a few pages short of what it was asked for.
+_CLOSE = 1 << 20
+
+
+class LibvirtResizing:
+    """See the port. Thread-safe."""
+
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+
+    def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
+        """See the port."""
+        with self._connection.using(f"add vCPUs to VM {domain}") as conn:
+            found = ours.find(conn, domain, self._profile.node)
+            most = found.vcpusFlags(_CONFIG | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)
+            if count > most:
+                raise WrongState(f"VM {domain} can have {most} vCPUs, not {count}; make it anew")
+            for scope in _scopes(found):
+                if found.vcpusFlags(scope) < count:
+                    found.setVcpusFlags(count, scope)
+
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+        """See the port."""
+        with self._connection.using(f"change the memory of VM {domain}") as conn:
+            found = ours.find(conn, domain, self._profile.node)
+            most = found.maxMemory() << 10
+            if memory_bytes > most:
+                raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; make it anew")
+            if found.isActive():
+                self._inflate(found, domain, memory_bytes, timeout)
+            found.setMemoryFlags(memory_bytes >> 10, _CONFIG)
+
+    def _inflate(self, found: libvirt.virDomain, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+        before = has = _actual(found)
+        found.setMemoryFlags(memory_bytes >> 10, _LIVE)
+        moved = started = time.monotonic()
+        while self._profile.domain_type.has_guest and has > memory_bytes + _CLOSE:
+            now = time.monotonic()
+            if now >= started + timeout or now >= moved + _STALLED:
+                found.setMemoryFlags(before >> 10, _LIVE)
+                raise WrongState(
+                    f"the guest of VM {domain} does not give memory back: it has {has} bytes still, {memory_bytes} were "
+                    "wanted; free some in the guest, or restart the pod"
+                )
+            threading.Event().wait(_BALLOON_POLL)
+            last, has = has, _actual(found)
+            moved = time.monotonic() if has < last else moved
+
+    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+        """See the port."""
+        with self._connection.using(f"read the memory of VM {domain}") as conn:
+            found = ours.find(conn, domain, self._profile.node)
+            if not found.isActive():
+                return None
+            stats = cast("dict[str, int]", found.memoryStats())  # libvirt-python's annotation says str
+        # What the kernel could hand out without swapping; older guests tell of free pages only.
+        spare = stats.get("usable", stats.get("unused"))
+        if spare is None or "actual" not in stats:
+            return None
+        # Of `actual`, some is the guest kernel's own from boot and never "available": it is in use.
+        return (stats["actual"] - spare) << 10
+
+    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+        """See the port."""
+        if self._profile.cgroups is Cgroups.OFF:
+            return
+        with self._connection.using(f"change the limits of VM {domain}") as conn:
+            found = ours.find(conn, domain, self._profile.node)
+            for scope in _scopes(found):
+                found.setSchedulerParametersFlags(live_cpu(limits, self._profile.cgroups), scope)
+                found.setMemoryParameters(live_memory(limits, self._profile.cgroups), scope)
+            if limits.cpuset_cpus:
+                self._pin(conn, found, limits.cpuset_cpus)
+
+    def _pin(self, conn: libvirt.virConnect, found: libvirt.virDomain, cpus: str) -> None:
+        chosen = _numbers(cpus)
+        node = cast("list[int]", conn.getInfo())  # annotated as str, and the maps below as bytes
+        online = cast("bytes", tuple(number in chosen for number in range(node[2])))
+        for scope in _scopes(found):
+            for vcpu in range(found.vcpusFlags(scope)):
+                found.pinVcpuFlags(vcpu, online, scope)
+            found.pinEmulator(online, scope)
+
+
+def _scopes(domain: libvirt.virDomain) -> tuple[int, ...]:
+    return (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,)
+
+
+def _actual(domain: libvirt.virDomain) -> int:
+    """Bytes that the guest has now, by the balloon."""
+    return cast("dict[str, int]", domain.memoryStats())["actual"] << 10
+
+
+def _numbers(cpus: str) -> frozenset[int]:
+    """`0-2,5` -> {0, 1, 2, 5}; the text was checked before."""
+    found: set[int] = set()
+    for part in cpus.split(","):
+        low, _, high = part.partition("-")
+        found.update(range(int(low), int(high or low) + 1))
+    return frozenset(found)

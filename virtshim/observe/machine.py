@@ -1,0 +1,35 @@
+"""What this machine has: CPUs, memory nodes, huge pages. Reads only."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+
+_NODES = "/sys/devices/system/node"
+_HUGEPAGES = "/sys/kernel/mm/hugepages"
+
+
+@functools.cache
+def cpus() -> int:
+    """CPUs that the kernel has configured; they are numbered from 0."""
+    return os.sysconf("SC_NPROCESSORS_CONF")
+
+
+@functools.cache
+def memory_nodes(folder: str = _NODES) -> int:
+    """One more than the highest number of a memory node."""
+    try:
+        found = [int(name[4:]) for name in os.listdir(folder) if re.fullmatch(r"node[0-9]+", name)]
+    except OSError:  # a kernel without NUMA
+        return 1
+    return max(found, default=0) + 1
+
+
+def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
+    """Bytes in free huge pages of that size; 0 if the kernel has none of it."""
+    try:
+        with open(f"{folder}/hugepages-{page_bytes >> 10}kB/free_hugepages", encoding="ascii") as file:
+            return int(file.read()) * page_bytes
+    except OSError:
+        return 0
