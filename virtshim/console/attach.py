@@ -64,7 +64,7 @@ class ConsoleAttach:
                 try:
                     return await self._joined(line, request)
                 finally:
-                    if not line.members:
+                    if not line.is_open:
                         del self._lines[container]
 
     async def _joined(self, line: _Line, request: AttachStreams) -> ConsoleSession:
@@ -74,7 +74,7 @@ class ConsoleAttach:
             )
         if line.over:
             raise Unavailable("the VM's console cannot be reached: the VM has ended")
-        if not line.members:
+        if not line.is_open:
             await line.connect()
         session = ConsoleSession(self, line, request)
         line.members.add(session)
@@ -112,6 +112,11 @@ class _Line:
         self.lock = asyncio.Lock()
         self.members: set[ConsoleSession] = set()
 
+    @property
+    def is_open(self) -> bool:
+        """Also while the last client is on its way out."""
+        return self._writer is not None
+
     async def connect(self) -> None:
         """Raises Unavailable."""
         try:
@@ -131,6 +136,7 @@ class _Line:
             while data := await reader.read(_PIECE):
                 for member in self.members:
                     member.take(data)
+                await asyncio.sleep(0)  # a guest that prints without end must not keep its readers from their turn
         self.over = True
         for member in self.members:
             member.end()

@@ -1,0 +1,201 @@
+"""Port-forward and attach into a real VM: by a client of our own, and by crictl where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from fakes.spdy import SpdyClient, close_all, spdy
+from fakes.ws import Tunnel, websocket
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+HAS_CRICTL = pytest.mark.skipif(not shutil.which("crictl"), reason="crictl is not installed")
+
+
+@dataclass(frozen=True)
+class Vm:
+    cri: PodClient
+    socket: str
+    pod: str
+    container: str
+    log: str
+
+
+@pytest.fixture(scope="module")
+def vm(node: Node, image_url: str) -> Iterator[Vm]:
+    """One guest for all tests: a shell on its console, a web server on port 80."""
+    with PodClient(node.socket) as cri:
+        config = pod_config("streams", f"{node.directory}/logs/streams")
+        pod = cri.run_pod(config)
+        wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+        wanted.stdin = True
+        container = cri.create(pod, wanted, config)
+        cri.start(container)
+        log = cri.status(container).log_path
+        wait_for_log(log, "virtshim-guest: ready", 90)
+        yield Vm(cri, node.socket, pod, container, log)
+        cri.remove_pod(pod)
+
+
+@pytest.fixture(autouse=True)
+def _sockets() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def forward_url(vm: Vm) -> str:
+    return vm.cri.runtime.PortForward(pb.PortForwardRequest(pod_sandbox_id=vm.pod)).url
+
+
+def over_spdy(vm: Vm) -> SpdyClient:
+    return spdy(forward_url(vm), "portforward.k8s.io")
+
+
+def over_tunnel(vm: Vm) -> SpdyClient:
+    return SpdyClient(Tunnel(websocket(forward_url(vm), "SPDY/3.1+portforward.k8s.io")))
+
+
+def connection(client: SpdyClient, port: int, number: int) -> tuple[int, int]:
+    headers = {"port": str(port), "requestid": str(number)}
+    error = client.open(streamtype="error", fin=True, **headers)
+    return error, client.open(streamtype="data", **headers)
+
+
+def attached(vm: Vm, **streams: bool) -> tuple[SpdyClient, dict[str, int]]:
+    request = pb.AttachRequest(container_id=vm.container, **streams)
+    client = spdy(vm.cri.runtime.Attach(request).url)
+    names = ["error", *(name for name in ("stdin", "stdout", "stderr") if streams.get(name))]
+    numbers = {name: client.open(streamtype=name) for name in names}
+    client.until(lambda: client.replied == set(numbers.values()))
+    return client, numbers
+
+
+@pytest.mark.parametrize("opened", [over_spdy, over_tunnel])
+def test_the_guests_web_server_answers_through_port_forward(vm, opened):
+    client = opened(vm)
+    pairs = [connection(client, 80, number) for number in range(8)]
+    for _, data in pairs:
+        client.write(data, b"GET / HTTP/1.0\r\nHost: guest\r\n\r\n", fin=True)
+    for error, data in pairs:
+        page = client.read_all(data)
+        assert b" 200 OK" in page.splitlines()[0]
+        assert b"streams" in page, "the page names the pod"
+        assert client.read_all(error) == b""
+
+
+def test_a_port_on_which_nobody_listens_says_so(vm):
+    client = over_spdy(vm)
+    error, _data = connection(client, 81, 0)
+    assert b"port 81" in client.read_all(error)
+
+
+def test_commands_typed_on_an_attached_console_run_in_the_guest_and_all_clients_see_it(vm):
+    first, one = attached(vm, stdin=True, stdout=True)
+    second, two = attached(vm, stdin=True, stdout=True)
+    first.write(one["stdin"], b"echo for $((20+1)) both\n")
+    for client, streams in ((first, one), (second, two)):
+        client.until(lambda c=client, s=streams: b"for 21 both" in c.received[s["stdout"]])
+    first.leave()
+    second.write(two["stdin"], b"echo still $((20+2))\n")
+    second.until(lambda: b"still 22" in second.received[two["stdout"]])
+    wait_for_log(vm.log, "still 22", 10)
+
+
+def test_input_of_a_client_that_leaves_at_once_still_arrives(vm):
+    client, streams = attached(vm, stdin=True, stdout=True)
+    client.write(streams["stdin"], b"echo from one who $((30+1)) left\n")
+    client.leave()
+    wait_for_log(vm.log, "from one who 31 left", 20)
+
+
+def test_a_console_can_be_attached_again_and_again(vm):
+    for number in range(3):
+        client, streams = attached(vm, stdin=True, stdout=True)
+        client.write(streams["stdin"], f"echo time $((40+{number}))\n".encode())
+        client.until(lambda n=number, c=client, s=streams: f"time {40 + n}".encode() in c.received[s["stdout"]])
+        client.leave()
+
+
+@HAS_CRICTL
+def test_crictl_forwards_a_port(vm):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [*crictl(vm), "port-forward", vm.pod, f"{port}:80"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: accepts(port), 20, "crictl listens")
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as answer:
+                assert b"streams" in answer.read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@HAS_CRICTL
+def test_crictl_attaches_to_the_console(vm):
+    process = subprocess.Popen(
+        [*crictl(vm), "attach", "-i", vm.container], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    seen = bytearray()
+
+    def read() -> None:
+        assert process.stdout is not None
+        while piece := os.read(process.stdout.fileno(), 4096):
+            seen.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert process.stdin is not None
+    try:
+        process.stdin.write(b"echo crictl $((50+1))\n")
+        process.stdin.flush()
+        wait_until(lambda: b"crictl 51" in seen, 20, "the console answers")
+    finally:
+        process.terminate()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait(20)
+        reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def crictl(vm: Vm) -> list[str]:
+    return ["crictl", "-r", f"unix://{vm.socket}", "-t", "60s"]
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_attached_clients_and_forwards_end_with_their_vm(vm):
+    client, streams = attached(vm, stdout=True)
+    forward = over_spdy(vm)
+    forward.open(streamtype="error", port="80", requestid="0")
+    started = time.monotonic()
+    vm.cri.stop(vm.container, 60)
+    assert b'"Success"' in client.read_all(streams["error"])
+    vm.cri.stop_pod(vm.pod)
+    forward.to_the_end()
+    assert time.monotonic() - started < 40
