@@ -61,6 +61,23 @@ class MortalNode:
         with self.client() as cri:
             wait_until(lambda: _answers(cri), 60, "the node is ready")
 
+    def kill(self, name: str) -> None:
+        """SIGKILL, unless it does not run just now."""
+        process = self._daemons[name].process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Resident memory in KiB and number of descriptors of each daemon."""
+        found = {}
+        for name, daemon in self._daemons.items():
+            assert daemon.process is not None
+            here = Path(f"/proc/{daemon.process.pid}")
+            rss = next(line for line in (here / "status").read_text().splitlines() if line.startswith("VmRSS:"))
+            found[name] = (int(rss.split()[1]), len(os.listdir(here / "fd")))
+        return found
+
     def died(self, name: str, within: float) -> bool:
         """Whether the daemon dies in that time."""
         until = time.monotonic() + within

@@ -8,98 +8,19 @@ it has its effect; others a spread-out sample.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
 from mortal_node import MortalNode
-from podclient import PodClient, container_config, pod_config, wait_until
+from podclient import PodClient, wait_until
+from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
-
-_numbers = itertools.count(1)
-
-
-@dataclass
-class Work:
-    """One pod on its way, with what was learned so far; `image` is the null guest's."""
-
-    node: MortalNode
-    cri: PodClient
-    image: str
-    pod: str = ""
-    container: str = ""
-    attempt: int = 0
-    config: pb.PodSandboxConfig = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.config = pod_config(f"pod-{next(_numbers)}", f"{self.node.settings.paths.state_dir}/../logs/victim")
-
-    # Each call is as kubelet repeats it: it looks first, and takes the next attempt for what did not come up.
-
-    def run(self) -> None:
-        if any(pod.metadata == self.config.metadata and pod.state == pb.SANDBOX_NOTREADY for pod in self.cri.pods()):
-            self.config.metadata.attempt += 1
-        self.pod = self.cri.run_pod(self.config)
-
-    def pull(self) -> None:
-        self.cri.pull(self.image)
-
-    def create(self) -> None:
-        config = container_config(self.image, 64 << 20, attempt=self.attempt)
-        self.container = self.cri.create(self.pod, config, self.config)
-
-    def start(self) -> None:
-        if self.cri.status(self.container).state == pb.CONTAINER_EXITED:
-            self.attempt += 1
-            self.create()
-        if self.cri.status(self.container).state == pb.CONTAINER_CREATED:
-            self.cri.start(self.container)
-
-    def stop(self) -> None:
-        self.cri.stop(self.container, 0)
-
-    def remove(self) -> None:
-        self.cri.remove(self.container)
-
-    def stop_pod(self) -> None:
-        self.cri.stop_pod(self.pod)
-
-    def remove_pod(self) -> None:
-        self.cri.remove_pod(self.pod)
-
-    # What is true once the call has succeeded.
-
-    def is_ready(self) -> bool:
-        status = self.cri.pod_status(self.pod)
-        return status.state == pb.SANDBOX_READY and bool(status.network.ip)
-
-    def is_pulled(self) -> bool:
-        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=self.image))
-        return self.cri.images.ImageStatus(request, timeout=10).HasField("image")
-
-    def is_created(self) -> bool:
-        return self.cri.status(self.container).state == pb.CONTAINER_CREATED
-
-    def is_running(self) -> bool:
-        return self.cri.status(self.container).state == pb.CONTAINER_RUNNING and len(self.node.qemu_pids()) == 2
-
-    def is_stopped(self) -> bool:
-        return self.cri.status(self.container).state == pb.CONTAINER_EXITED and len(self.node.qemu_pids()) == 1
-
-    def is_removed(self) -> bool:
-        return not [c for c in self.cri.containers() if c.id == self.container]
-
-    def is_pod_stopped(self) -> bool:
-        return self.cri.pod_status(self.pod).state == pb.SANDBOX_NOTREADY and len(self.node.qemu_pids()) == 1
-
-    def is_pod_removed(self) -> bool:
-        return not [pod for pod in self.cri.pods() if pod.id == self.pod]
 
 
 @dataclass(frozen=True)
