@@ -7,14 +7,20 @@ may have a directory open; VMs outlive it, and the next process to open the dire
 from __future__ import annotations
 
 import contextlib
+import glob
 import grp
+import logging
 import os
 import pwd
 import stat
 import tempfile
 from dataclasses import dataclass
 
+from lxml import etree
+
 from virtshim.domain.errors import InvalidRequest
+
+_log = logging.getLogger(__name__)
 
 # Users and groups that distributions make for QEMU: Debian and Ubuntu; Fedora, RHEL, SUSE, Arch.
 _KNOWN_USERS = (("libvirt-qemu", "kvm"), ("qemu", "qemu"))
@@ -88,7 +94,22 @@ def prepare(root: str, user: QemuUser) -> str:
     configuration = os.path.join(root, "etc")
     os.makedirs(configuration, mode=0o755, exist_ok=True)
     _replace(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group))
+    _forget_unborn(os.path.join(root, "run", "qemu"))
     return f"qemu:///embed?root={root}"
+
+
+def _forget_unborn(status_directory: str) -> None:
+    """Removes libvirt's status of VMs whose QEMU was not there yet when the last process was killed. libvirt (9.0) would
+    take such a VM for running, in the middle of its start, and refuse for ever to end it; without the file it is off."""
+    for path in glob.glob(os.path.join(glob.escape(status_directory), "*.xml")):
+        try:
+            status = etree.parse(path).getroot()
+        except (OSError, etree.XMLSyntaxError) as exc:
+            _log.warning("libvirt's status %s cannot be read and is left to libvirt: %s", path, exc)
+            continue
+        if status.tag == "domstatus" and status.get("pid") == "0":
+            _log.info("%s: this VM's start was cut off before QEMU ran; it is off", os.path.basename(path))
+            os.unlink(path)
 
 
 def require_reachable(directory: str, user: QemuUser) -> None:
