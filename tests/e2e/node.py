@@ -74,8 +74,13 @@ class Node:
         assert self.process is not None
         found = {}
         for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            found["tapmanager" if b"tapmanager" in command else "virtshim"] = int(child)
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has just ended
+                continue
+            for name, word in (("tapmanager", b"tapmanager"), ("virtshim", b"serve")):
+                if word in words:  # `up` is the parent of the node's QEMUs too
+                    found[name] = int(child)
         return found
 
     def make_bridge(self) -> None:
