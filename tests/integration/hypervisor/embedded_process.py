@@ -43,7 +43,7 @@ cgroups = Cgroups.OFF
 if "libvirt-cgroups" in sys.argv[2:]:
     cgroups = Cgroups.V2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else Cgroups.V1
     conf = PLACE / "l/etc/qemu.conf"
-    conf.write_text(conf.read_text().replace("[ ]", '[ "cpu", "cpuset", "memory" ]', 1))
+    conf.write_text(conf.read_text().replace("[ ]", '[ "cpu", "cpuacct", "cpuset", "devices", "memory" ]', 1))
 profile = NodeProfile("node", DomainType.QEMU, QEMU, QEMU, cgroups)
 connection = Connection(URI)
 hypervisor = LibvirtHypervisor(connection, profile, URI)
