@@ -94,6 +94,25 @@ def console_of(cri: PodClient, node: Node, pod: str) -> SerialConsole:
     return SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock")
 
 
+def test_a_log_that_was_renamed_goes_on_in_a_new_file(cri, node, image_url):
+    pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2")
+    rotated = f"{log}.20260101-000000"
+    os.rename(log, rotated)
+    request = pb.ReopenContainerLogRequest(container_id=container)
+    cri.runtime.ReopenContainerLog(request, timeout=10)
+    assert os.path.exists(log), "the new file must be there when ReopenContainerLog returns"
+    before = Path(rotated).read_bytes()
+    console_of(cri, node, pod).type("echo after' the 'rotation")
+    wait_for_log(log, "after the rotation", 30)
+    assert Path(rotated).read_bytes() == before
+    cri.stop(container, 0)
+    os.rename(log, f"{log}.20260101-000010")
+    with pytest.raises(grpc.RpcError) as refused:
+        cri.runtime.ReopenContainerLog(request, timeout=10)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert not os.path.exists(log), "kubelet renames it back"
+
+
 def test_cloud_init_sets_hostname_ssh_keys_user_data_and_static_address(cri, node, image_url):
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGxvY2FsaG9zdGxvY2FsaG9zdGxvY2FsaG9zdDEy tester"
     annotations = {

@@ -14,6 +14,7 @@ from virtshim.observe import machine
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
 _MAX_TEXT = 4096
+_SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
 
 class _Faults:
@@ -99,6 +100,15 @@ def _refuse_host_namespaces(options: pb.NamespaceOption, where: str, faults: _Fa
         )
 
 
+def _check_seccomp(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> None:
+    """No profile reaches the guest, but one that cannot be is told as other runtimes tell it."""
+    profile = context.seccomp_profile_path
+    faults.require(
+        profile in _SECCOMP_PROFILES or profile.startswith("localhost/"),
+        f"config.linux.security_context.seccomp_profile_path is none that there can be: {profile[:200]!r}",
+    )
+
+
 def _port(mapping: pb.PortMapping, faults: _Faults) -> PortMapping:
     for field in ("container_port", "host_port"):
         value = getattr(mapping, field)
@@ -129,6 +139,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     for cdi in config.CDI_devices:
         faults.add(f"config.CDI_devices: {cdi.name}: devices cannot be passed to a VM yet")
     _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
+    _check_seccomp(config.linux.security_context, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
     user = _run_as(config.linux.security_context, faults)
     resources = _resources(config.linux.resources, "config.linux.resources", faults)

@@ -194,6 +194,14 @@ def test_resources_that_make_no_vm_are_refused(client: Client, resources: dict[s
         client.create(client.run(), linux=linux)
 
 
+def test_a_seccomp_profile_that_cannot_be_is_refused(client: Client) -> None:
+    linux = pb.LinuxContainerConfig(
+        security_context=pb.LinuxContainerSecurityContext(seccomp_profile_path="/profiles/x.json")
+    )
+    with refused(Code.INVALID_ARGUMENT, "/profiles/x.json"):
+        client.create(client.run(), linux=linux)
+
+
 def test_a_namespace_of_the_host_is_refused(client: Client) -> None:
     context = pb.LinuxContainerSecurityContext(namespace_options=pb.NamespaceOption(pid=NODE))
     with refused(Code.INVALID_ARGUMENT, "hostPID"):
@@ -216,6 +224,8 @@ def test_the_security_settings_of_an_ordinary_pod_are_accepted(client: Client) -
     context = pb.LinuxContainerSecurityContext(
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
         run_as_user=pb.Int64Value(value=1000),
+        run_as_group=pb.Int64Value(value=1000),
+        seccomp_profile_path="localhost/profiles/x.json",
         readonly_rootfs=True,
         no_new_privs=True,
         masked_paths=["/proc/kcore"],
