@@ -91,6 +91,11 @@ CONTAINER_CALLS: dict[str, Callable[[Client, str, str], object]] = {
     "UpdateContainerResources": lambda client, sandbox, made: client.UpdateContainerResources(
         pb.UpdateContainerResourcesRequest(container_id=made, linux=pb.LinuxContainerResources(cpu_quota=50_000))
     ),
+    "ExecSync": lambda client, sandbox, made: client.ExecSync(pb.ExecSyncRequest(container_id=made, cmd=["true"])),
+    "ContainerStats": lambda client, sandbox, made: client.ContainerStats(pb.ContainerStatsRequest(container_id=made)),
+    "PodSandboxStats": lambda client, sandbox, made: client.PodSandboxStats(
+        pb.PodSandboxStatsRequest(pod_sandbox_id=sandbox)
+    ),
     "StopPodSandbox": lambda client, sandbox, made: client.stop_pod(sandbox),
     "RemovePodSandbox": lambda client, sandbox, made: client.remove_pod(sandbox),
 }
@@ -109,6 +114,9 @@ CONTAINER_CALLS: dict[str, Callable[[Client, str, str], object]] = {
         ContainerStatus            NOT_FOUND   ok                   ok                   ok                   NOT_FOUND
         ReopenContainerLog         NOT_FOUND   FAILED_PRECONDITION  ok                   FAILED_PRECONDITION  NOT_FOUND
         UpdateContainerResources   NOT_FOUND   ok                   ok                   FAILED_PRECONDITION  NOT_FOUND
+        ExecSync                   NOT_FOUND   FAILED_PRECONDITION  ok                   FAILED_PRECONDITION  NOT_FOUND
+        ContainerStats             NOT_FOUND   ok                   ok                   ok                   NOT_FOUND
+        PodSandboxStats            ok          ok                   ok                   ok                   ok
         StopPodSandbox             ok          ok                   ok exited            ok                   ok
         RemovePodSandbox           ok          ok gone              ok gone              ok gone              ok
     """),
