@@ -145,9 +145,11 @@ class SpdyClient:
         self.sock.close()
 
 
-def connected(url: str, protocol: str | None, *, method: str = "POST", headers: str = "") -> tuple[socket.socket, str]:
-    """A socket after the request was answered, and the answer's head."""
-    sock, path = dialled(url)
+def connected(
+    url: str, protocol: str | None, *, method: str = "POST", headers: str = "", receive_buffer: int = 0
+) -> tuple[socket.socket, str]:
+    """A socket after the request was answered, and the answer's head. `receive_buffer` 0: as the system likes."""
+    sock, path = dialled(url, receive_buffer)
     lines = [f"{method} {path} HTTP/1.1", "Host: node", "Connection: Upgrade", "Upgrade: SPDY/3.1"]
     if protocol:
         lines.append(f"X-Stream-Protocol-Version: {protocol}")
@@ -155,11 +157,15 @@ def connected(url: str, protocol: str | None, *, method: str = "POST", headers: 
     return sock, head_of(sock)
 
 
-def dialled(url: str) -> tuple[socket.socket, str]:
+def dialled(url: str, receive_buffer: int = 0) -> tuple[socket.socket, str]:
     host, _, path = url.removeprefix("http://").partition("/")
     address, _, port = host.rpartition(":")
-    sock = socket.create_connection((address, int(port)), SECONDS)
+    sock = socket.socket()
     _sockets.append(sock)
+    sock.settimeout(SECONDS)
+    if receive_buffer:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.connect((address, int(port)))
     return sock, "/" + path
 
 

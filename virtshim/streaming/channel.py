@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import struct
+import termios
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -22,6 +25,9 @@ class Gone(Exception):
 
 # Seconds between two looks whether a client that we cannot read from is still there.
 _STALL_CHECK: Final = 5.0
+
+# Seconds between two looks whether the last bytes have arrived.
+_DELIVERY_CHECK: Final = 0.05
 
 
 async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool]) -> None:
@@ -99,6 +105,20 @@ class TcpChannel:
             if left <= 0:
                 return
             await asyncio.sleep(left)
+
+    async def delivered(self, seconds: float) -> None:
+        """Returns when the peer's system has taken all that was sent, the peer has left, or after `seconds`: a user may
+        look at the last page of output for a while."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.gone() and self._on_the_way():  # noqa: ASYNC110  the kernel tells of it nowhere else
+                    await asyncio.sleep(_DELIVERY_CHECK)
+
+    def _on_the_way(self) -> int:
+        """Bytes. Raises OSError."""
+        sock = self._writer.get_extra_info("socket")
+        unacknowledged: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
+        return unacknowledged + self._writer.transport.get_write_buffer_size()
 
     async def close(self, seconds: float) -> None:
         """Sends what waits, says so, and reads the peer's rest: a close with unread bytes would throw away what the peer

@@ -23,9 +23,6 @@ PROTOCOLS: Final = ("portforward.k8s.io",)
 # Two streams a connection.
 MOST_STREAMS: Final = 1000
 
-# Seconds in which the second stream of a pair must come.
-PAIRING: Final = 30.0
-
 
 @dataclass(slots=True)
 class _Half:
@@ -40,7 +37,8 @@ class _Half:
 class SpdyForward:
     """All connections of one client to one pod."""
 
-    def __init__(self, channel: ByteChannel, address: str, dial: Dial, pairing: float = PAIRING) -> None:
+    def __init__(self, channel: ByteChannel, address: str, dial: Dial, pairing: float) -> None:
+        """`pairing`: seconds in which the second stream of a pair must come."""
         self._address = address
         self._dial = dial
         self._pairing = pairing

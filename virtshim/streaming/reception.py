@@ -21,7 +21,7 @@ from virtshim.streaming.http_head import Exchange, Refused
 from virtshim.streaming.racing import unless
 from virtshim.streaming.remote_spdy import SpdyRemote
 from virtshim.streaming.remote_websocket import WebSocketRemote
-from virtshim.streaming.remotecommand import RemoteClient, serve
+from virtshim.streaming.remotecommand import DELIVERY, RemoteClient, serve
 from virtshim.streaming.splice import Dial, dial
 from virtshim.streaming.tokens import Tokens
 from virtshim.streaming.upgrade import Agreement, Transport, agree
@@ -46,9 +46,11 @@ _LINGER: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: for the whole handshake, and without any byte in a session."""
+    """Seconds: for the whole handshake, for the client to open the streams that belong together, and without any byte in a
+    session."""
 
     handshake: float = 10.0
+    streams: float = 30.0
     idle: float = 4 * 3600.0
 
 
@@ -161,6 +163,7 @@ class Reception:
         log.info("streaming.session.begun", **facts, by=agreement.transport.value, protocol=agreement.protocol)
         try:
             await unless(self._conversation(channel, request, agreement, ended), channel.idle(self._limits.idle))
+            await channel.delivered(DELIVERY)
         finally:
             del self._sessions[ended]
             log.info("streaming.session.ended", **facts)
@@ -174,9 +177,16 @@ class Reception:
             case ExecRequest():
                 assert self._execs is not None  # `offer` refuses otherwise
                 execs = self._execs
-                return serve(_remote(channel, request, agreement), lambda: execs.start(request), ended)
+                return serve(
+                    _remote(channel, request, agreement), lambda: execs.start(request), ended, self._limits.streams
+                )
             case AttachStreams():
-                return serve(_remote(channel, request, agreement), lambda: self._attaches.attach(request), ended)
+                return serve(
+                    _remote(channel, request, agreement),
+                    lambda: self._attaches.attach(request),
+                    ended,
+                    self._limits.streams,
+                )
 
     async def _forward(
         self, channel: TcpChannel, request: ForwardRequest, agreement: Agreement, ended: asyncio.Event
@@ -188,7 +198,7 @@ class Reception:
         raw: ByteChannel = channel
         if agreement.transport is Transport.TUNNEL:
             raw = TunnelChannel(WebSocket(channel))
-        await SpdyForward(raw, request.address, self._dial).serve(ended)
+        await SpdyForward(raw, request.address, self._dial, self._limits.streams).serve(ended)
         if isinstance(raw, TunnelChannel):
             with contextlib.suppress(Gone):
                 await raw.close()

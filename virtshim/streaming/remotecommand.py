@@ -19,8 +19,8 @@ from virtshim.streaming.terminal_size import SizeReader
 
 log = structlog.get_logger(__name__)
 
-# Seconds that the client gets to open its streams, to take the result and leave, and that a session gets to clean up.
-STREAM_CREATION: Final = 30.0
+# Seconds that the client gets to take what it has not read yet, then to leave, and that a session gets to clean up.
+DELIVERY: Final = 600.0
 _LEAVING: Final = 5.0
 _CLEAN_UP: Final = 10.0
 
@@ -51,31 +51,33 @@ class RemoteClient(Protocol):
         """What still comes is thrown away, so that the client's leaving is seen."""
 
 
-async def serve(client: RemoteClient, start: Callable[[], Awaitable[StreamSession]], ended: asyncio.Event) -> None:
-    """One session from its start to its end. `ended`: the container is gone, or the daemon stops."""
+Start = Callable[[], Awaitable[StreamSession]]
+
+
+async def serve(client: RemoteClient, start: Start, ended: asyncio.Event, patience: float) -> None:
+    """One session from its start to its end. `ended`: the container is gone, or the daemon stops. `patience`: seconds that
+    the client gets to open its streams."""
     with contextlib.suppress(Gone):
-        await unless(_whole(client, start, ended), client.run())
+        await unless(_whole(client, start, ended, patience), client.run())
 
 
-async def _whole(client: RemoteClient, start: Callable[[], Awaitable[StreamSession]], ended: asyncio.Event) -> None:
+async def _whole(client: RemoteClient, start: Start, ended: asyncio.Event, patience: float) -> None:
     """While `client.run` runs beside it."""
-    outcome = await _outcome(client, start, ended)
+    outcome = await _outcome(client, start, ended, patience)
     client.discard_input()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LEAVING):
+        async with asyncio.timeout(DELIVERY):
             await client.finish(outcome)
     # What the client has not read when the connection closes may be lost: it should close first.
     await asyncio.sleep(_LEAVING)
 
 
-async def _outcome(
-    client: RemoteClient, start: Callable[[], Awaitable[StreamSession]], ended: asyncio.Event
-) -> Outcome:
+async def _outcome(client: RemoteClient, start: Start, ended: asyncio.Event, patience: float) -> Outcome:
     try:
-        async with asyncio.timeout(STREAM_CREATION):
+        async with asyncio.timeout(patience):
             await client.ready()
     except TimeoutError:
-        return Failed(f"the client did not open its streams within {STREAM_CREATION:.0f} s")
+        return Failed(f"the client did not open its streams within {patience:.0f} s")
     try:
         outcome = await unless(_conversation(client, start), _last_words(ended))
     except ShimError as exc:
@@ -93,7 +95,7 @@ async def _last_words(ended: asyncio.Event) -> None:
     await asyncio.sleep(_LAST_WORDS)
 
 
-async def _conversation(client: RemoteClient, start: Callable[[], Awaitable[StreamSession]]) -> Outcome | None:
+async def _conversation(client: RemoteClient, start: Start) -> Outcome | None:
     """Raises ShimError, Gone."""
     session = await start()
     try:

@@ -12,6 +12,7 @@ from fakes.streamnode import CONTAINER
 
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.streaming import Streams
+from virtshim.streaming import reception, remotecommand
 
 
 def open_streams(client: SpdyClient, *names: str) -> dict[str, int]:
@@ -189,6 +190,14 @@ def test_a_stream_nobody_asked_for_is_refused(node):
     assert streams["stdout"] not in client.reset
 
 
+def test_a_client_that_does_not_open_its_streams_is_told_so(make_node):
+    node = make_node(streams=0.3)
+    client = spdy(node.exec())
+    streams = open_streams(client, "stdin", "stdout")
+    assert "did not open its streams" in result(client, streams)["message"]
+    assert node.sessions.started == []
+
+
 def test_attach_gets_the_console(node):
     client = spdy(node.attach())
     streams = open_streams(client, "stdin", "stdout")
@@ -255,6 +264,25 @@ def test_output_that_the_client_does_not_read_stops_the_command(node):
         threading.Event().wait(0.3)
     assert 0 < written < 30 << 20
     client.leave()
+
+
+def test_a_client_that_pauses_before_the_last_page_gets_it_all(node, monkeypatch):
+    monkeypatch.setattr(remotecommand, "_LEAVING", 0.05)
+    monkeypatch.setattr(reception, "_LINGER", 0.05)
+    page = b"z" * 65536
+
+    async def prints(session: FakeSession) -> int:
+        for _ in range(200):
+            await session.out(page)
+        return 4
+
+    node.sessions.script = prints
+    client = spdy(node.exec(stdout=True), receive_buffer=4096)
+    streams = open_streams(client, "stdout")
+    client.until(session_of(node).closed.is_set)
+    threading.Event().wait(0.5)  # longer than anything waits that does not look at the client
+    assert client.read_all(streams["stdout"]) == page * 200
+    assert result(client, streams)["details"]["causes"][0]["message"] == "4"
 
 
 def test_a_container_that_ends_ends_its_sessions(node):

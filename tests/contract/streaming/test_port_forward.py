@@ -189,6 +189,14 @@ def test_a_pod_that_ends_ends_its_forwards(node):
         assert client.goaway == 0
 
 
+def test_a_stream_whose_other_half_does_not_come_is_told_so(make_node):
+    client = over_spdy(make_node(streams=0.3))
+    error = client.open(streamtype="error", port="80", requestid="1")
+    data = client.open(streamtype="data", port="80", requestid="2")
+    assert b"did not come" in client.read_all(error)
+    client.until(lambda: data in client.reset)
+
+
 def test_thousands_of_streams_are_refused_at_the_limit(node):
     client = over_spdy(node)
     for number in range(1001):
