@@ -66,6 +66,14 @@ def ssh_key(directory: str) -> str:
     return path
 
 
+def run_command(client: PodClient, container: str) -> None:
+    with step("ExecSync: a command in the guest, through its QEMU guest agent"):
+        answer = client.exec_sync(container, "sh", "-c", "uname -sr; hostname; exit 3")
+        console.print(f"    {answer.stdout.decode().strip()!r}, exit code {answer.exit_code}", markup=False)
+        if answer.exit_code != 3 or not answer.stdout.startswith(b"Linux"):
+            sys.exit(f"the command did not run: {answer}")
+
+
 def demo(directory: str) -> None:
     begun = time.monotonic()
     with serve_directory(GUEST.parent) as url, node(directory) as socket, PodClient(socket) as client:
@@ -104,6 +112,7 @@ def demo(directory: str) -> None:
             console.print("    " + (result.stdout + result.stderr).decode().strip(), markup=False)
             if result.returncode:
                 sys.exit("the guest does not let the key in")
+        run_command(client, container)
         with step("StopContainer: ACPI shutdown"):
             client.stop(container, 30)
             status = client.status(container)

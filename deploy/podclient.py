@@ -62,6 +62,10 @@ class PodClient:
     def remove(self, container: str) -> None:
         self.runtime.RemoveContainer(pb.RemoveContainerRequest(container_id=container), timeout=self.timeout)
 
+    def exec_sync(self, container: str, *command: str, timeout: int = 0) -> pb.ExecSyncResponse:
+        request = pb.ExecSyncRequest(container_id=container, cmd=command, timeout=timeout)
+        return self.runtime.ExecSync(request, timeout=self.timeout + timeout)
+
     def stop_pod(self, pod: str) -> None:
         self.runtime.StopPodSandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=self.timeout)
 

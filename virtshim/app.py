@@ -99,8 +99,8 @@ class Adapters:
     disks: RootDisks
     seeds: GuestSeeds
     consoles: Consoles
-    streaming: Streaming
     guests: GuestAgents
+    streaming: Streaming
     clock: Clock
 
 
@@ -288,15 +288,15 @@ def built(settings: Settings) -> Iterator[App]:
             disks=RootDiskStore(layout),
             seeds=SeedStore(layout),
             consoles=consoles,
-            streaming=streaming,
             guests=guests,
+            streaming=streaming,
             clock=clock,
         )
         if not connection.wait_open(_START_LIMIT):
             raise Unavailable(connection.trouble())
         _await_tapmanager(networks, clock)
         app = wire(settings, adapters)
-        streaming.start(ConsoleAttach(layout))
+        streaming.start(ConsoleAttach(layout), app.services.exec_command)
         yield app
 
 

@@ -320,6 +320,10 @@ class GuestAgents(Protocol):
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
         """As `run`, without a time limit; returns when the command is being started."""
 
+    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+        """What the guest says of itself, as a JSON document of some KiB at most; what it does not say within `timeout` seconds
+        is left out. Never raises."""
+
     def forget(self, container: ContainerId) -> None:
         """The VM is gone: closes the connection. No error if there is none."""
 

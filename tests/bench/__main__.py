@@ -16,6 +16,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before grpc is imported: the emb
 sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests" / "e2e"), str(PROJECT / "tests" / "bench")]
 
 from bare import BareLibvirt  # noqa: E402
+from exec_true import exec_rounds  # noqa: E402
 from exit_events import exit_round  # noqa: E402
 from figures import Figures  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
@@ -25,6 +26,7 @@ from podclient import PodClient  # noqa: E402
 from scale import scale_round  # noqa: E402
 
 NULL = PROJECT / "build" / "null.qcow2"
+GUEST = PROJECT / "build" / "guest.qcow2"
 
 
 def main() -> None:
@@ -52,6 +54,8 @@ def main() -> None:
                     exit_round(cri, node, image, figures, number)
                     print(f"bench: round {number} of {options.rounds}", file=sys.stderr)
                 scale_round(node, figures)
+                guest = f"{url.removeprefix('http://')}/{GUEST.name}"
+                exec_rounds(cri, node, guest, 4 * options.rounds, figures.add)
         finally:
             node.stop()
             node.down()

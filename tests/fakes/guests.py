@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.guest_command import CommandResult, GuestCommand
@@ -25,6 +25,7 @@ class FakeGuests:
         self.do: Run = _echo
         self.commands: list[GuestCommand] = []
         self.sessions: list[StreamSession] = []
+        self.told: dict[str, object] = {}
         self.forgotten: list[ContainerId] = []
 
     def run(
@@ -38,6 +39,9 @@ class FakeGuests:
         if not self.sessions:
             raise Unavailable("no guest agent answers")
         return self.sessions.pop(0)
+
+    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+        return self.told
 
     def forget(self, container: ContainerId) -> None:
         self.forgotten.append(container)

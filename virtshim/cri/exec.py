@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest_command import CommandResult
-from virtshim.ports import Records
-from virtshim.services.exec_command import ExecCommand
 from virtshim.services.lookup import get_container
+
+if TYPE_CHECKING:
+    from virtshim.cri.runtime import Services
 
 # A client's limit is 16 MiB for the message: both streams and the little around them.
 _OUTPUT_ROOM = (16 << 20) - 1024
 
 
 class ExecCalls:
-    """Part of `RuntimeServicer`."""
+    """Part of RuntimeServicer."""
 
-    def __init__(self, records: Records, exec_command: ExecCommand) -> None:
-        self._exec_records = records
-        self._exec_command = exec_command
+    _do: Services
 
     def ExecSync(self, request: pb.ExecSyncRequest, context: grpc.ServicerContext) -> pb.ExecSyncResponse:
         """Output that does not fit into the answer is left out."""
         if request.timeout < 0:
             raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
-        container = get_container(self._exec_records, request.container_id)
+        container = get_container(self._do.records, request.container_id)
         cancelled = threading.Event()
         if not context.add_callback(cancelled.set):
             cancelled.set()
-        result = self._exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
+        result = self._do.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
         stdout, stderr = fitting(result, _OUTPUT_ROOM)
         return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
 

@@ -82,7 +82,6 @@ class RuntimeServicer(
     """What is not defined here or in a base answers UNIMPLEMENTED."""
 
     def __init__(self, services: Services, announcer: Announcer) -> None:
-        ExecCalls.__init__(self, services.records, services.exec_command)
         self._do = services
         self._announcer = announcer
         self._sandbox_list = ListItems(to_proto.sandbox_item)
@@ -283,7 +282,8 @@ class RuntimeServicer(
     def _container_info(self, container: Container) -> Mapping[str, str]:
         """What `crictl inspect` shows beside the status; no secrets."""
         facts = self._do.node.container_facts(container)
-        return {"info": json.dumps(facts)}
+        told = self._do.exec_command.guest_facts(container)
+        return {"info": json.dumps(facts), **({"toldByGuest": json.dumps(told)} if told else {})}
 
 
 def _sandbox_info(sandbox: Sandbox) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from virtshim.domain.errors import DeadlineExceeded, WrongState
@@ -12,6 +13,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.domain.streaming import Streams
 from virtshim.guestagent.collecting import Collector
+from virtshim.guestagent.facts import ask_facts
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
 from virtshim.guestagent.live_session import LiveSession
 from virtshim.guestagent.patience import Patience
@@ -71,6 +73,9 @@ class AgentClients:
             starting.add_done_callback(lambda done: done.exception() or vm.settle(done.result(), "all"))
             raise
         return LiveSession(vm, running, self._executor)
+
+    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+        return ask_facts(self._vm(container).channel, Patience.of(timeout))
 
     def forget(self, container: ContainerId) -> None:
         with self._lock:

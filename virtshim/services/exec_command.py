@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import NotFound, ResourceExhausted, WrongState
 from virtshim.domain.guest_command import CommandResult, in_container
 from virtshim.domain.streaming import ExecRequest
 from virtshim.ports import GuestAgents, Records, StreamSession
+
+# `crictl inspect` is not worth a longer wait.
+_FACTS_SECONDS = 1.0
 
 
 class ExecCommand:
@@ -44,6 +48,12 @@ class ExecCommand:
         _refuse_unless_running(container)
         command = in_container(container, request.command, tty=request.streams.tty)
         return await self._guests.open(container.id, command, request.streams)
+
+    def guest_facts(self, container: Container) -> Mapping[str, object]:
+        """What the guest of a running container says of itself; empty if there is none, or it does not answer at once."""
+        if container.phase is not ContainerPhase.RUNNING:
+            return {}
+        return self._guests.facts(container.id, _FACTS_SECONDS)
 
 
 def _refuse_unless_running(container: Container) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -181,3 +182,14 @@ def test_commands_in_one_vm_run_side_by_side(client: Client, world: World) -> No
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: run(client, made, "true"), range(2)))
     assert [answer.exit_code for answer in answers] == [0, 0]
+
+
+def test_verbose_status_has_what_the_guest_says_of_itself_marked_as_such(client: Client, world: World) -> None:
+    _, made = client.running()
+    request = pb.ContainerStatusRequest(container_id=made, verbose=True)
+    assert "toldByGuest" not in client.ContainerStatus(request).info
+    world.outside.guests.told = {"hostname": "liar"}
+    assert json.loads(client.ContainerStatus(request).info["toldByGuest"]) == {"hostname": "liar"}
+    assert "liar" not in client.ContainerStatus(request).info["info"]
+    client.stop(made)
+    assert "toldByGuest" not in client.ContainerStatus(request).info
