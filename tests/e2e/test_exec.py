@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import json
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
+from fakes.spdy import SpdyClient, close_all, spdy
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -119,6 +121,73 @@ def test_more_commands_than_ports_take_turns(vm: Vm):
     with concurrent.futures.ThreadPoolExecutor(9) as pool:
         answers = list(pool.map(lambda n: vm.sh(f"echo {n}; exit {n}"), range(9)))
     assert answers == [(n, f"{n}\n".encode(), b"") for n in range(9)]
+
+
+def streamed(vm: Vm, *words: str, **wanted: bool) -> tuple[SpdyClient, dict[str, int]]:
+    """As `kubectl exec` does it: a URL, then streams over SPDY; `error` is the one that tells the end."""
+    url = vm.cri.runtime.Exec(pb.ExecRequest(container_id=vm.container, cmd=words, **wanted), timeout=20).url
+    client = spdy(url)
+    names = ["error", *(name for name in ("stdin", "stdout", "stderr") if wanted.get(name))]
+    streams = {name: client.open(streamtype=name) for name in names}
+    if wanted.get("tty"):
+        streams["resize"] = client.open(streamtype="resize")
+    client.until(lambda: client.replied >= set(streams.values()))
+    return client, streams
+
+
+@pytest.fixture
+def _sockets() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.mark.usefixtures("_sockets")
+def test_streams_of_a_command_pass_both_ways_while_it_runs(vm: Vm):
+    client, streams = streamed(vm, "sh", "-c", "echo ready; cat; exit 7", stdin=True, stdout=True, stderr=True)
+    client.until(lambda: b"ready\n" in client.received[streams["stdout"]])
+    data = os.urandom(500_000)
+    for start in range(0, len(data), 50_000):
+        client.write(streams["stdin"], data[start : start + 50_000])
+    client.write(streams["stdin"], b"", fin=True)
+    assert client.read_all(streams["stdout"]) == b"ready\n" + data
+    assert client.read_all(streams["stderr"]) == b""
+    status = json.loads(client.read_all(streams["error"]))
+    assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "7"}]
+
+
+@pytest.mark.usefixtures("_sockets")
+def test_a_terminal_is_one_with_its_size_and_control_characters(vm: Vm):
+    client, streams = streamed(vm, "/bin/sh", stdin=True, stdout=True, tty=True)
+    client.write(streams["resize"], json.dumps({"Width": 123, "Height": 45}).encode())
+    for _ in range(50):
+        client.write(streams["stdin"], b"stty size; tty; echo ask''ed\n")
+        before = client.received[streams["stdout"]].count(b"asked")
+        client.until(lambda before=before: client.received[streams["stdout"]].count(b"asked") > before)
+        if b"45 123" in client.received[streams["stdout"]]:
+            break
+    assert b"45 123\r\n/dev/pts/" in client.received[streams["stdout"]]
+    client.write(streams["stdin"], b"sleep 7654\n")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 7654'")[0] == 0, 30, "it runs")
+    client.write(streams["stdin"], b"\3")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 7654'")[0] == 1, 30, "it was interrupted")
+    client.write(streams["stdin"], b"exit 3\n")
+    status = json.loads(client.read_all(streams["error"]))
+    assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "3"}]
+
+
+@pytest.mark.usefixtures("_sockets")
+def test_a_client_that_hangs_up_ends_its_terminal(vm: Vm):
+    client, _ = streamed(vm, "sh", "-c", "sleep 8765; true", stdin=True, stdout=True, tty=True)
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 0, 30, "it runs")
+    client.leave()
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 1, 30, "it is gone")
+
+
+def test_the_guest_tells_of_itself(vm: Vm):
+    request = pb.ContainerStatusRequest(container_id=vm.container, verbose=True)
+    told = json.loads(vm.cri.runtime.ContainerStatus(request, timeout=20).info["toldByGuest"])
+    assert told["system"]["pretty-name"] == "virtshim guest"
+    assert told["hostname"] == "exec"
 
 
 def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: Vm, node: Node):
