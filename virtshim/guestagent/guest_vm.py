@@ -28,6 +28,8 @@ _SHELL = "/bin/sh"
 # Seconds that a script which kills, or the like, gets under load.
 _SCRIPT_SECONDS = 10.0
 _POLL = 0.02
+# Between its last word and its end a run script closes its ports; asking meanwhile would take the guest's time for nothing.
+_LAST_STEPS = 0.05
 # How long a command that has sent its last word may take to be gone.
 _GONE_SECONDS = 3.0
 # A guest that does not answer is asked again, ever more seldom, and then left alone.
@@ -183,6 +185,8 @@ class GuestVm:
 
     def _settle(self, running: RunningCommand, kill: str) -> None:
         try:
+            if not kill:
+                self._ended.wait(_LAST_STEPS)
             for pause in _SETTLE_PAUSES:
                 try:
                     if self._made_gone(running, kill):
