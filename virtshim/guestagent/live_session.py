@@ -41,6 +41,7 @@ class LiveSession:
         self._pending: deque[Output] = deque()
         self._vigil = Vigil(time.monotonic())
         self._input_over = asyncio.Event()
+        self._broken: ShimError | None = None
         self._size: tuple[int, int] | None = None
         self._resizing: asyncio.Task[None] | None = None
         for end in self._ends():
@@ -51,13 +52,18 @@ class LiveSession:
     async def read(self) -> Output | Ended:
         output = self._running.output
         while not self._pending:
+            if self._broken is not None:
+                raise self._broken
             if output.complete or self._vigil.over(time.monotonic()):
                 if output.code is None:
                     raise self._running.lost()
                 self._input_over.set()
                 return Ended(output.code)
             await _ready(self._ends(), (), _SLICE)
-            self._receive()
+            try:
+                self._receive()
+            except ShimError as exc:
+                self._broken = exc  # told after the output that came before
             await self._check()
         return self._pending.popleft()
 

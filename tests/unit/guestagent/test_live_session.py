@@ -166,6 +166,19 @@ def test_a_vm_that_ends_breaks_the_session_off(talk, make_guest):
     talk("echo up; sleep 300", client)
 
 
+def test_what_came_before_the_end_of_the_vm_is_still_read(talk, make_guest):
+    async def client(session):
+        wait_until(lambda: len(os.listdir(guest.devices)) == 3, 20, "the command has its ports")
+        assert b"last words" in await until(session, b"up")
+        guest.close()
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await everything(session)
+
+    guest = make_guest()
+    talk("echo last words; echo up; sleep 300", client)
+
+
 def test_a_reader_that_takes_its_time_slows_the_command_down(talk, make_guest, tmp_path):
     async def client(session):
         first = await session.read()
