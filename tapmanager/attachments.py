@@ -132,6 +132,34 @@ class Attachments:
             return None
         return entry if entry is not None and entry.phase is Phase.ATTACHED else None
 
+    def lost(self, until: float) -> Mapping[str, str]:
+        """Attached sandboxes of which a part was removed by somebody else, and what. One that a call is busy with may just
+        be going; it is left out."""
+        found = {}
+        for sandbox in self._ledger.sandboxes():
+            if self._what_is_gone(sandbox):
+                with (
+                    contextlib.suppress(NetError),
+                    self._locks.holding(sandbox, min(until, time.monotonic() + _BUSY_POLL)),
+                ):
+                    if gone := self._what_is_gone(sandbox):
+                        found[sandbox] = gone
+        return found
+
+    def _what_is_gone(self, sandbox: str) -> str:
+        try:
+            entry = self._ledger.read(sandbox)
+            if entry is None or entry.phase is not Phase.ATTACHED:
+                return ""
+            if not netns.exists(entry.netns):
+                return f"the network namespace {entry.netns}"
+            there = netns.run_inside(entry.netns, lambda: {name for _, name in socket.if_nameindex()})
+        except (NetError, OSError) as exc:  # unreadable is not gone
+            log.warning("pod.not_looked_at sandbox=%s error=%s", sandbox, exc)
+            return ""
+        gone = [nic.tap for nic in entry.nics if nic.tap not in there]
+        return f"the tap {', '.join(gone)} in {entry.netns}" if gone else ""
+
     # -- attach --------------------------------------------------------------------------------------------------------
 
     def attach(self, pod: Pod, until: float) -> Entry:

@@ -9,6 +9,7 @@ group    {"sandbox", "container", "parent", "limits", "oom_score_adj"}  -> {"mad
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
+lost     {}                  -> {"lost": {sandbox: what is gone}}    of those that are attached                root
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
@@ -161,6 +162,11 @@ def _oom_score_adj(args: Json) -> int:
     return number(args, "oom_score_adj", "args", -1000, 1000)
 
 
+def _lost(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, (), "args")
+    return Answer({"lost": dict(owned.attachments.lost(until))})
+
+
 def _list(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     known(args, (), "args")
     return Answer({"sandboxes": list(owned.attachments.sandboxes())})
@@ -184,6 +190,7 @@ _TABLE: Mapping[str, _Verb] = {
     "limit": _Verb(_limit),
     "ungroup": _Verb(_ungroup),
     "list": _Verb(_list),
+    "lost": _Verb(_lost),
     "status": _Verb(_status),
     "counters": _Verb(_counters),
 }

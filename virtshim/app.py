@@ -23,16 +23,14 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sizing import Sizes
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
-from virtshim.hypervisor import embed
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
 from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.probe import choose
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
+from virtshim.hypervisor.standstill import LibvirtStandstill
+from virtshim.hypervisor_settings import libvirt_uri, node_profile, own_groups, systemd_cgroups
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.observe import machine
 from virtshim.podnet.client import PodNetworkClient
@@ -52,6 +50,7 @@ from virtshim.ports import (
     VmResizing,
 )
 from virtshim.services.announce import Announcer
+from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.create_container import CreateContainer
 from virtshim.services.exec_command import ExecCommand
@@ -72,11 +71,12 @@ from virtshim.services.stop_container import StopContainer
 from virtshim.services.stop_sandbox import StopSandbox
 from virtshim.services.usage import Usage
 from virtshim.services.vm_events import VmEvents
+from virtshim.services.watch_pods import WatchPods
+from virtshim.standstill_ports import CheckpointFiles, Standstill
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
+from virtshim.volumes.checkpoint import CheckpointArchives
 from virtshim.volumes.root import RootDiskStore
-
-_EMBED = "qemu:///embed?root="
 
 # GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
 _MOST_LISTENERS = 16
@@ -93,10 +93,12 @@ class Adapters:
     hypervisor: Hypervisor
     readings: VmReadings
     resizing: VmResizing
+    standstill: Standstill
     networks: PodNetworks
     groups: VmGroups
     files: ImageFiles
     disks: RootDisks
+    archives: CheckpointFiles
     seeds: GuestSeeds
     consoles: Consoles
     guests: GuestAgents
@@ -113,6 +115,7 @@ class App:
     images: ImageUse
     recover: Recover
     events: VmEvents
+    watch: WatchPods
     announcer: Announcer
 
     def server(self, settings: Settings) -> CriServer:
@@ -129,6 +132,18 @@ class App:
         self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
         self.recover.run(rebooted=before is not None and before != boot)
         records.set_node_fact("boot", boot)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Pods are looked after inside the block, by a thread of its own."""
+        stopping = threading.Event()
+        thread = threading.Thread(target=self.watch.run, args=(stopping,), name="watch-pods", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
 
 
 def boot_id() -> str:
@@ -149,6 +164,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     remove_container = RemoveContainer(
         a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks, a.guests, a.groups, timeout
     )
+    checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks)
     services = Services(
         records=a.records,
         clock=a.clock,
@@ -164,12 +180,13 @@ def wire(settings: Settings, adapters: Adapters) -> App:
             undo_timeout=settings.cri.stop_timeout,
         ),
         stop_sandbox=stop_sandbox,
-        remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, locks),
+        remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
         create_container=_create_container(settings, a, images, stamps, locks),
         start_container=StartContainer(
             a.records, a.hypervisor, a.consoles, exits, a.clock, locks, a.groups, sizes, timeout
         ),
         stop_container=stop_container,
+        checkpoint_container=checkpoints,
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(a.consoles),
@@ -178,11 +195,19 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
         resize_sandbox=ResizeSandbox(a.records, locks, sizes),
     )
-    recover = _recover(a, images, exits, remove_container, timeout)
-    return App(a, services, images, recover, VmEvents(a.records, exits), _announcer(settings, a))
+    recover = _recover(a, images, exits, remove_container, checkpoints, timeout)
+    watch = _watch(a, exits, checkpoints, locks, timeout)
+    return App(a, services, images, recover, VmEvents(a.records, exits), watch, _announcer(settings, a))
 
 
-def _recover(a: Adapters, images: ImageUse, exits: Exits, remove_container: RemoveContainer, timeout: float) -> Recover:
+def _recover(
+    a: Adapters,
+    images: ImageUse,
+    exits: Exits,
+    remove_container: RemoveContainer,
+    checkpoints: CheckpointContainer,
+    timeout: float,
+) -> Recover:
     return Recover(
         records=a.records,
         hypervisor=a.hypervisor,
@@ -192,6 +217,7 @@ def _recover(a: Adapters, images: ImageUse, exits: Exits, remove_container: Remo
         images=images,
         exits=exits,
         remove_container=remove_container,
+        checkpoints=checkpoints,
         clock=a.clock,
         timeout=timeout,
     )
@@ -209,6 +235,21 @@ def _announcer(settings: Settings, a: Adapters) -> Announcer:
 def _sizes(settings: Settings) -> Sizes:
     vm = settings.vm
     return Sizes(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
+
+
+def _watch(a: Adapters, exits: Exits, checkpoints: CheckpointContainer, locks: PodLocks, timeout: float) -> WatchPods:
+    return WatchPods(
+        records=a.records,
+        hypervisor=a.hypervisor,
+        standstill=a.standstill,
+        networks=a.networks,
+        disks=a.disks,
+        exits=exits,
+        checkpoints=checkpoints,
+        clock=a.clock,
+        locks=locks,
+        timeout=timeout,
+    )
 
 
 def _create_container(
@@ -237,18 +278,11 @@ def _node(settings: Settings, a: Adapters) -> NodeStatus:
         version=version("virtshim"),
         node_id=a.records.node_id(),
         handlers=settings.cri.runtime_handlers,
-        systemd_cgroups=_systemd_cgroups(settings),
+        systemd_cgroups=systemd_cgroups(settings),
         hypervisor=a.hypervisor,
         networks=a.networks,
         layout=settings.layout(),
     )
-
-
-def _systemd_cgroups(settings: Settings) -> bool:
-    """`auto`: what sd_booted(3) says."""
-    if settings.cri.cgroup_driver == "auto":
-        return os.path.isdir("/run/systemd/system")
-    return settings.cri.cgroup_driver == "systemd"
 
 
 @contextlib.contextmanager
@@ -263,10 +297,10 @@ def built(settings: Settings) -> Iterator[App]:
     with contextlib.ExitStack() as stack:
         records = SqliteRecords(layout.database)
         stack.callback(records.close)
-        uri = _libvirt_uri(settings)
+        uri = libvirt_uri(settings)
         connection = Connection(uri)
         stack.callback(connection.close)
-        profile = _profile(settings, records.node_id())
+        profile = node_profile(settings, records.node_id())
         hypervisor = LibvirtHypervisor(connection, profile, uri)
         stack.callback(hypervisor.close)
         connection.start()
@@ -282,10 +316,12 @@ def built(settings: Settings) -> Iterator[App]:
             hypervisor=hypervisor,
             readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
             resizing=LibvirtResizing(connection, profile),
+            standstill=LibvirtStandstill(connection, profile),
             networks=networks,
-            groups=VmGroupClient(networks, own=_own_groups(settings)),
+            groups=VmGroupClient(networks, own=own_groups(settings)),
             files=ImageFileStore(layout.images, _image_settings(settings)),
             disks=RootDiskStore(layout),
+            archives=CheckpointArchives(),
             seeds=SeedStore(layout),
             consoles=consoles,
             guests=guests,
@@ -298,39 +334,6 @@ def built(settings: Settings) -> Iterator[App]:
         app = wire(settings, adapters)
         streaming.start(ConsoleAttach(layout), app.services.exec_command)
         yield app
-
-
-def _libvirt_uri(settings: Settings) -> str:
-    """For the embedded driver its directory is made ready first: own qemu.conf, unprivileged QEMU user."""
-    if not settings.libvirt.uri.startswith(_EMBED):
-        return settings.libvirt.uri
-    user = embed.qemu_user(settings.libvirt.qemu_user, settings.libvirt.qemu_group)
-    return embed.prepare(settings.libvirt.uri.removeprefix(_EMBED), user)
-
-
-def _profile(settings: Settings, node_id: str) -> NodeProfile:
-    v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
-    return NodeProfile(
-        node=node_id,
-        domain_type=_domain_type(settings),
-        emulator=settings.libvirt.vmwrapper,
-        qemu=settings.libvirt.emulator,
-        cgroups=Cgroups.OFF if _own_groups(settings) else Cgroups.V2 if v2 else Cgroups.V1,
-    )
-
-
-def _own_groups(settings: Settings) -> bool:
-    """Whether tapmanager makes the VMs' cgroups. Below systemd's slices libvirt does, as systemd wants it; its embedded
-    driver speaks to no systemd."""
-    return settings.libvirt.uri.startswith(_EMBED) or not _systemd_cgroups(settings)
-
-
-def _domain_type(settings: Settings) -> DomainType:
-    """Remembered in the run directory: another boot asks again."""
-    verdict = choose(
-        settings.libvirt.domain_type, settings.libvirt.emulator, f"{settings.paths.run_dir}/kvm-probe.json"
-    )
-    return verdict.domain_type
 
 
 def _image_settings(settings: Settings) -> ImageSettings:

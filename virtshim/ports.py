@@ -87,11 +87,12 @@ class Hypervisor(Protocol):
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         """ACPI power button. No error if it is off or gone already."""
 
-    def destroy(self, domain: uuid.UUID) -> None:
-        """Ends QEMU now. No error if it is off or gone."""
+    def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
+        """Ends QEMU now. No error if it is off or gone, or another container's: a pod may choose the UUID of its VM, and
+        then all attempts have the same."""
 
-    def undefine(self, domain: uuid.UUID) -> None:
-        """Removes the definition of a domain that is off. No error if it is gone."""
+    def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
+        """Removes the definition of a domain that is off. No error if it is gone or another container's."""
 
     def power(self, domain: uuid.UUID) -> PowerState:
         """Read from libvirt, never from memory. ABSENT if there is no such domain."""
@@ -160,6 +161,9 @@ class VmGroups(Protocol):
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
         """WrongState if a VM is in it."""
 
+    def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
+        """How often the kernel has killed in it for lack of memory; 0 if that cannot be known (any more)."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
@@ -185,6 +189,9 @@ class PodNetworks(Protocol):
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
         """The guest NICs of all attached sandboxes, counted since the attach; those that cannot be read are left out."""
+
+    def lost(self, timeout: float) -> Mapping[SandboxId, str]:
+        """Of the attached sandboxes those whose network does not work any more because a part of it is gone, and which."""
 
     def trouble(self) -> str:
         """Why no pod network can be made now (tapmanager gone, no CNI config); "" if one can. Answers within 1 s."""
@@ -227,19 +234,38 @@ class ImageFiles(Protocol):
 
 
 class RootDisks(Protocol):
-    """Copy-on-write root disks."""
+    """Copy-on-write root disks: a container's own, and those that stay for a pod's life (by name, see
+    `virtshim.domain.pod_disk`)."""
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         """A qcow2 on top of the image, guest-visible size max(image, size_bytes). Replaces a half-made one."""
 
     def delete(self, container: ContainerId) -> None:
-        """Removes the container's whole state directory: disk, seed, raw console log."""
+        """Removes the container's whole state directory: disk, seed, raw console log; no disk of the pod."""
+
+    def make_directory(self, container: ContainerId) -> None:
+        """The container's directories, for one whose root disk is the pod's. `create` makes them too."""
+
+    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+        """As `create`, for the pod: it is there whole or not at all, and one that is there is never replaced."""
+
+    def kept(self, name: str) -> Disk | None:
+        """The pod's disk of that name, if it is there."""
+
+    def delete_kept(self, pod: str) -> None:
+        """All disks of that pod (`pod_disk.pod_part`)."""
+
+    def pods_kept(self) -> frozenset[str]:
+        """The pods that something is there of."""
 
     def existing(self) -> frozenset[ContainerId]:
         """Containers that have a state directory."""
 
     def use(self, container: ContainerId) -> DiskUse | None:
         """What the container's state directory takes, its root disk first of all; None if there is none."""
+
+    def room(self) -> int:
+        """Bytes that disks may still grow by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from virtshim.ports import Hypervisor, VmReadings, VmResizing
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 PATIENCE = 30.0
+A = ContainerId("a" * 64)
 
 FOREIGN = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid>{metadata}<memory>65536</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
@@ -194,8 +195,9 @@ def test_a_defined_vm_is_off_and_ours(world: World) -> None:
 def test_an_unknown_vm_is_absent_and_ending_it_is_no_error(world: World) -> None:
     unknown = uuid.uuid4()
     assert world.hypervisor.power(unknown).power is Power.ABSENT
-    for end in (world.hypervisor.ask_to_shut_down, world.hypervisor.destroy, world.hypervisor.undefine):
-        end(unknown)
+    world.hypervisor.ask_to_shut_down(unknown)
+    world.hypervisor.destroy(unknown, A)
+    world.hypervisor.undefine(unknown, A)
     with pytest.raises(NotFound):
         world.hypervisor.start(unknown)
 
@@ -217,9 +219,9 @@ def test_start_runs_it_and_a_second_start_is_refused(world: World) -> None:
 
 def test_destroy_says_so_and_may_be_called_twice(world: World) -> None:
     domain = world.running()
-    world.hypervisor.destroy(domain)
+    world.hypervisor.destroy(domain, A)
     assert world.hypervisor.power(domain) == PowerState(Power.OFF, OffReason.DESTROYED)
-    world.hypervisor.destroy(domain)
+    world.hypervisor.destroy(domain, A)
     world.hypervisor.ask_to_shut_down(domain)
     assert world.hypervisor.power(domain) == PowerState(Power.OFF, OffReason.DESTROYED)
 
@@ -227,13 +229,27 @@ def test_destroy_says_so_and_may_be_called_twice(world: World) -> None:
 def test_undefine_needs_it_off_and_may_be_called_twice(world: World) -> None:
     domain = world.running()
     with pytest.raises(WrongState):
-        world.hypervisor.undefine(domain)
+        world.hypervisor.undefine(domain, A)
     assert world.hypervisor.power(domain).power is Power.RUNNING
-    world.hypervisor.destroy(domain)
-    world.hypervisor.undefine(domain)
+    world.hypervisor.destroy(domain, A)
+    world.hypervisor.undefine(domain, A)
     assert world.hypervisor.power(domain).power is Power.ABSENT
-    world.hypervisor.undefine(domain)
+    world.hypervisor.undefine(domain, A)
     assert not world.hypervisor.owned()
+
+
+def test_a_vm_of_another_container_is_left_alone_although_its_uuid_is_the_same(world: World) -> None:
+    earlier = world.spec("a")
+    world.hypervisor.define(earlier)
+    later = world.spec("b", uuid=earlier.uuid)
+    world.hypervisor.define(later)
+    world.hypervisor.start(later.uuid)
+    world.hypervisor.destroy(earlier.uuid, earlier.container_id)
+    assert world.hypervisor.power(later.uuid).power is Power.RUNNING
+    world.hypervisor.destroy(later.uuid, later.container_id)
+    world.hypervisor.undefine(earlier.uuid, earlier.container_id)
+    assert world.hypervisor.power(later.uuid).power is Power.OFF
+    assert [domain.container_id for domain in world.hypervisor.owned()] == [later.container_id]
 
 
 def test_a_running_vm_is_not_redefined(world: World) -> None:
@@ -250,8 +266,8 @@ def test_a_foreign_vm_is_never_touched_whatever_its_uuid(world: World) -> None:
         world.hypervisor.define(spec)
     assert world.hypervisor.power(spec.uuid).power is Power.ABSENT
     world.hypervisor.ask_to_shut_down(spec.uuid)
-    world.hypervisor.destroy(spec.uuid)
-    world.hypervisor.undefine(spec.uuid)
+    world.hypervisor.destroy(spec.uuid, spec.container_id)
+    world.hypervisor.undefine(spec.uuid, spec.container_id)
     with pytest.raises(NotFound):
         world.hypervisor.start(spec.uuid)
     assert world.foreign_runs(spec.uuid)
@@ -271,7 +287,7 @@ def test_another_nodes_vm_is_foreign(world: World) -> None:
     world.add_other_node(spec.uuid, "other-nodes")
     with pytest.raises(AlreadyExists):
         world.hypervisor.define(spec)
-    world.hypervisor.destroy(spec.uuid)
+    world.hypervisor.destroy(spec.uuid, spec.container_id)
     assert world.foreign_runs(spec.uuid)
     assert not world.hypervisor.owned()
 
@@ -313,7 +329,7 @@ def test_callbacks_come_from_one_other_thread_even_after_one_failed(world: World
     world.hypervisor.define(spec)
     world.hypervisor.start(spec.uuid)
     off_wanted.set()
-    world.hypervisor.destroy(spec.uuid)
+    world.hypervisor.destroy(spec.uuid, spec.container_id)
     assert off.wait(PATIENCE)
     assert {domain for domain, _ in seen} == {spec.uuid}
     (thread,) = {thread for _, thread in seen}
@@ -352,7 +368,7 @@ def test_a_vm_that_ended_has_no_numbers(world: World) -> None:
     spec = world.spec()
     world.running()
     assert spec.uuid in world.usage_of(spec)
-    world.hypervisor.destroy(spec.uuid)
+    world.hypervisor.destroy(spec.uuid, spec.container_id)
     assert world.usage_of(spec) == {}
 
 

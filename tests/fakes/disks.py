@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fakes.clock import START_NS
 
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.usage import DiskUse
 from virtshim.domain.vm import Disk
@@ -17,6 +17,8 @@ class FakeRootDisks:
     def __init__(self) -> None:
         self.directories: dict[ContainerId, set[str]] = {}
         self.sizes: dict[ContainerId, int] = {}
+        self.pod_disks: dict[str, ImageDigest] = {}
+        self.free = 1 << 40
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         self.half_create(container, base, base_path, size_bytes)
@@ -27,6 +29,24 @@ class FakeRootDisks:
     def half_create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> None:
         self.directories.setdefault(container, set())
 
+    def make_directory(self, container: ContainerId) -> None:
+        self.directories.setdefault(container, set())
+
+    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+        assert name not in self.pod_disks, "a disk that is kept is never made twice"
+        self.pod_disks[name] = base.digest
+        return Disk(f"/pods/{name}.qcow2", DiskFormat.QCOW2, "root")
+
+    def kept(self, name: str) -> Disk | None:
+        return Disk(f"/pods/{name}.qcow2", DiskFormat.QCOW2, "root") if name in self.pod_disks else None
+
+    def delete_kept(self, pod: str) -> None:
+        for name in [name for name in self.pod_disks if name.startswith(f"{pod}/")]:
+            del self.pod_disks[name]
+
+    def pods_kept(self) -> frozenset[str]:
+        return frozenset(name.split("/")[0] for name in self.pod_disks)
+
     def delete(self, container: ContainerId) -> None:
         self.directories.pop(container, None)
         self.sizes.pop(container, None)
@@ -34,6 +54,9 @@ class FakeRootDisks:
     def half_delete(self, container: ContainerId) -> None:
         if container in self.directories:
             self.directories[container].clear()
+
+    def room(self) -> int:
+        return self.free
 
     def existing(self) -> frozenset[ContainerId]:
         return frozenset(self.directories)

@@ -14,6 +14,7 @@ class FakeVmGroups:
     def __init__(self) -> None:
         self.groups: dict[str, VmGroup] = {}
         self.refuses = ""
+        self.killed: set[ContainerId] = set()
 
     def make(self, group: VmGroup, timeout: float) -> None:
         self._check(group)
@@ -28,6 +29,10 @@ class FakeVmGroups:
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
         self.groups.pop(vm_group(cgroup_parent, container), None)
+
+    def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
+        there = vm_group(cgroup_parent, container) in self.groups
+        return int(there and container in self.killed)
 
     def of(self, container: ContainerId) -> VmGroup:
         (found,) = [group for group in self.groups.values() if group.container == container]

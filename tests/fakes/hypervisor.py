@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from virtshim.domain.errors import AlreadyExists, NotFound, Unavailable, WrongState
-from virtshim.domain.vm import OffReason, OwnedDomain, Power, PowerState, VmSpec
+from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
 
 _ABSENT = PowerState(Power.ABSENT)
 _PATIENCE = 30.0
@@ -33,6 +34,8 @@ class FakeHypervisor:
     def __init__(self) -> None:
         self.domains: dict[uuid.UUID, FakeDomain] = {}
         self.deaf: set[uuid.UUID] = set()
+        self.full: set[uuid.UUID] = set()
+        self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
         self._lock = threading.RLock()
         self._waiters: list[tuple[uuid.UUID, threading.Event]] = []
@@ -71,20 +74,50 @@ class FakeHypervisor:
         if domain not in self.deaf:
             self._end(domain, OffReason.SHUTDOWN)
 
-    def destroy(self, domain: uuid.UUID) -> None:
+    def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         self._reach("destroy")
-        self._end(domain, OffReason.DESTROYED)
+        if self._is_of(domain, container):
+            self._end(domain, OffReason.DESTROYED)
 
-    def undefine(self, domain: uuid.UUID) -> None:
+    def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         self._reach("undefine")
         with self._lock:
             there = self._ours(domain)
-            if there is None:
+            if there is None or not self._is_of(domain, container):
                 return
             if there.state.is_on:
                 raise WrongState(f"VM {domain} is running")
             del self.domains[domain]
         self._tell(domain)
+
+    def out_of_space(self, domain: uuid.UUID) -> bool:
+        self._reach("disk errors")
+        return domain in self.full
+
+    def pause(self, domain: uuid.UUID) -> None:
+        self._reach("pause")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None:
+                raise NotFound(f"no VM {domain}")
+            if there.state.power is not Power.RUNNING:
+                raise WrongState(f"VM {domain} is not running")
+        self._change(domain, PowerState(Power.PAUSED))
+
+    def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
+        self._reach("save")
+        if self.power(domain).power is not Power.PAUSED:
+            raise Aborted(f"VM {domain} ended")
+        self.saved[path] = domain
+
+    def resume(self, domain: uuid.UUID) -> None:
+        self._reach("resume")
+        with self._lock:
+            there = self._ours(domain)
+            paused = there is not None and there.state.power is Power.PAUSED
+        if paused:
+            self.full.discard(domain)
+            self._change(domain, PowerState(Power.RUNNING))
 
     def power(self, domain: uuid.UUID) -> PowerState:
         self._reach("power")
@@ -133,12 +166,18 @@ class FakeHypervisor:
         self._end(domain, OffReason.SHUTDOWN)
 
     def crash(self, domain: uuid.UUID) -> None:
-        """The guest panics, or QEMU dies."""
+        """QEMU dies."""
         self._end(domain, OffReason.CRASHED)
 
-    def pause(self, domain: uuid.UUID) -> None:
-        """The disk is full."""
-        self._change(domain, PowerState(Power.PAUSED))
+    def panic(self, domain: uuid.UUID) -> None:
+        """The guest's kernel gives up; QEMU stays."""
+        self._change(domain, PowerState(Power.CRASHED))
+
+    def halt(self, domain: uuid.UUID, why: PauseReason = PauseReason.IO_ERROR) -> None:
+        """It stands still, and not because of us. IO_ERROR: the node's disk is full."""
+        if why is PauseReason.IO_ERROR:
+            self.full.add(domain)
+        self._change(domain, PowerState(Power.PAUSED, pause=why))
 
     def add_foreign(self, domain: uuid.UUID, name: str) -> None:
         """Somebody else's running VM."""
@@ -177,6 +216,10 @@ class FakeHypervisor:
     def _ours(self, domain: uuid.UUID) -> FakeDomain | None:
         there = self.domains.get(domain)
         return there if there is not None and there.spec is not None else None
+
+    def _is_of(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        there = self._ours(domain)
+        return there is not None and there.spec is not None and there.spec.container_id == container
 
     def _end(self, domain: uuid.UUID, reason: OffReason) -> None:
         with self._lock:

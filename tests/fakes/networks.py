@@ -32,6 +32,7 @@ class FakePodNetworks:
         self.networks: dict[SandboxId, PodNetwork | None] = {}
         self.leases: dict[SandboxId, str] = {}
         self.requests: list[AttachRequest] = []
+        self.broken: dict[SandboxId, str] = {}
         self.why_not = ""
         self.counted: dict[SandboxId, Sequence[InterfaceUsage]] = {}
 
@@ -74,6 +75,9 @@ class FakePodNetworks:
             for sandbox, network in self.networks.items()
             if network is not None
         }
+
+    def lost(self, timeout: float) -> Mapping[SandboxId, str]:
+        return dict(self.broken)
 
     def trouble(self) -> str:
         return self.why_not

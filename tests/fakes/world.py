@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from fakes.archives import FakeArchives
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
@@ -28,6 +29,7 @@ from virtshim.config import Paths, Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.pod_disk import pod_part
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.store.records import SqliteRecords
 
@@ -67,10 +69,12 @@ class Outside:
     groups: FakeVmGroups = field(default_factory=FakeVmGroups)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
+    archives: FakeArchives = field(default_factory=FakeArchives)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
     guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
+    standstill: Any = None  # the VMs, unless a test says otherwise
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
@@ -103,11 +107,13 @@ class World:
             records=cast("SqliteRecords", WatchedRecords(self.records, journal)),
             hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
             readings=out.readings,
+            standstill=cast("Any", Watched("vms", out.standstill or out.vms, journal)),
             networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
             resizing=cast("Any", Watched("resizing", out.resizing, journal, ("memory_in_use",))),
             groups=cast("Any", Watched("groups", out.groups, journal)),
             files=cast("Any", Watched("files", out.files, journal, ("path",))),
             disks=cast("Any", Watched("disks", out.disks, journal)),
+            archives=cast("Any", Watched("archives", out.archives, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
             consoles=cast("Any", Watched("consoles", out.consoles, journal)),
             streaming=out.streaming,
@@ -206,6 +212,8 @@ class World:
             *(f"VM {domain.name}" for domain in out.vms.owned()),
             *(f"cgroup {path}" for path in out.groups.groups),
             *(f"directory of {c.short}" for c in out.disks.directories),
+            *(f"pod disk {name}" for name in out.disks.pod_disks),
+            *(f"unfinished checkpoint {path}" for path in out.archives.directories),
             *(f"console of {c.short}" for c in out.consoles.following),
         ]
 
@@ -214,6 +222,7 @@ class World:
         sandboxes = {s.id for s in self.records.sandboxes.all()}
         containers = {c.id for c in self.records.containers.all()}
         needed = {i.digest for i in self.records.images.all()} | {c.image for c in self.records.containers.all()}
+        needed |= {digest for s in self.records.sandboxes.all() for digest in s.root_disks.values()}
         out = self.outside
         return [
             *(f"network of {s.short}" for s in out.networks.networks if s not in sandboxes),
@@ -221,6 +230,10 @@ class World:
             *(f"VM {domain.name}" for domain in out.vms.owned() if domain.container_id not in containers),
             *(f"cgroup {path}" for path, group in out.groups.groups.items() if group.container not in containers),
             *(f"directory of {c.short}" for c in out.disks.directories if c not in containers),
+            *(
+                f"disks of pod {pod}"
+                for pod in out.disks.pods_kept() - {pod_part(s.key) for s in self.records.sandboxes.all()}
+            ),
             *(f"console of {c.short}" for c in out.consoles.following if c not in containers),
             *(f"image file {d}" for d in out.files.files if d not in needed),
             *(f"unfinished download of {name}" for name in out.files.unfinished),

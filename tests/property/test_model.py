@@ -141,6 +141,8 @@ class Node:
             expected = "FAILED_PRECONDITION"
         elif there is not None:
             expected = "ok" if there[1].state == CREATED and there[1].args == args else "ALREADY_EXISTS"
+        elif any(vm.state == RUNNING for vm in self.vms.values() if vm.sandbox == sandbox):
+            expected = "FAILED_PRECONDITION"
         else:
             expected = "ok" if self.image else "NOT_FOUND"
         made = self.answer(expected, lambda: self.client.create(sandbox, "vm", attempt, args=args))

@@ -11,8 +11,9 @@ import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri import to_domain, to_proto
+from virtshim.cri import pod_fields, to_domain, to_proto
 from virtshim.cri.batches import batches
+from virtshim.cri.checkpoint import CheckpointCalls
 from virtshim.cri.events import EventCalls
 from virtshim.cri.exec import ExecCalls
 from virtshim.cri.list_items import ListItems, WholeAnswer
@@ -20,12 +21,14 @@ from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.resources import ResourceCalls
 from virtshim.cri.stats import StatsCalls
 from virtshim.cri.streaming import StreamingCalls
+from virtshim.cri.told_once import ToldOnce
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports import Clock, Records, Streaming
 from virtshim.services.announce import Announcer
+from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.create_container import CreateContainer
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.lookup import find_container, find_sandbox, get_container, get_sandbox
@@ -61,6 +64,7 @@ class Services:
     create_container: CreateContainer
     start_container: StartContainer
     stop_container: StopContainer
+    checkpoint_container: CheckpointContainer
     remove_container: RemoveContainer
     exec_command: ExecCommand
     reopen_log: ReopenLog
@@ -71,6 +75,7 @@ class Services:
 
 
 class RuntimeServicer(
+    CheckpointCalls,
     EventCalls,
     ExecCalls,
     MetricsCalls,
@@ -92,6 +97,7 @@ class RuntimeServicer(
         self._all_containers = WholeAnswer[Container, pb.ListContainersResponse](
             lambda found: pb.ListContainersResponse(containers=self._container_list.of(found))
         )
+        self._told = ToldOnce()
 
     # --- node
 
@@ -147,6 +153,7 @@ class RuntimeServicer(
             raise InvalidRequest("RunPodSandbox: config is missing")
         key = to_domain.sandbox_key(request.config)
         config = to_domain.sandbox_config(request.config, request.runtime_handler)
+        self._told.tell(pod_fields.sandbox_without_effect(request.config))
         made = self._do.run_sandbox.run(key, config, self._deadline(context))
         return pb.RunPodSandboxResponse(pod_sandbox_id=made.value)
 
@@ -205,6 +212,7 @@ class RuntimeServicer(
             raise InvalidRequest("CreateContainer: config is missing")
         name = to_domain.container_name(request.config)
         config = to_domain.container_config(request.config)
+        self._told.tell(pod_fields.container_without_effect(request.config))
         sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
         made = self._do.create_container.create(sandbox.id, name, config, self._deadline(context))
         return pb.CreateContainerResponse(container_id=made.value)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri import pod_fields
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
-from virtshim.domain.sandbox import PodKey, PortMapping, SandboxConfig
+from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, SandboxConfig, Scope
 from virtshim.domain.sizing import faults as resource_faults
 from virtshim.observe import machine
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
+_SCOPES = {pb.POD: Scope.POD, pb.CONTAINER: Scope.CONTAINER}  # the others are refused
 _MAX_TEXT = 4096
 _SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
@@ -26,6 +30,9 @@ class _Faults:
 
     def add(self, fault: str) -> None:
         self._faults.append(fault)
+
+    def add_all(self, faults: Iterable[str]) -> None:
+        self._faults.extend(faults)
 
     def require(self, condition: object, fault: str) -> None:
         if not condition:
@@ -56,9 +63,7 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
 def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> SandboxConfig:
     """Raises InvalidRequest for what a virtual machine cannot honour."""
     faults = _Faults("RunPodSandbox")
-    _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
-    for name in sorted(config.linux.sysctls):
-        faults.add(f"config.linux.sysctls[{name}] cannot be set in a virtual machine yet; set it in the guest's image")
+    faults.add_all(pod_fields.sandbox_faults(config))
     directory = config.log_directory
     faults.require(
         not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"
@@ -80,24 +85,18 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
         labels=dict(config.labels),
         annotations=dict(config.annotations),
         cgroup_parent=config.linux.cgroup_parent,
+        namespaces=_namespaces(config.linux.security_context),
         runtime_handler=runtime_handler,
         overhead=overhead,
         resources=sums,
     )
 
 
-def _refuse_host_namespaces(options: pb.NamespaceOption, where: str, faults: _Faults) -> None:
-    for field, pod_field in (("network", "hostNetwork"), ("pid", "hostPID"), ("ipc", "hostIPC")):
-        if getattr(options, field) == pb.NODE:
-            faults.add(
-                f"{where}.namespace_options.{field} is NODE: a virtual machine cannot share the host's; "
-                f"remove {pod_field} from the pod"
-            )
-    users = options.userns_options
-    if options.HasField("userns_options") and (users.mode == pb.POD and (users.uids or users.gids)):
-        faults.add(
-            f"{where}.namespace_options.userns_options: user namespaces do not apply to a VM; remove hostUsers: false"
-        )
+def _namespaces(context: pb.LinuxSandboxSecurityContext) -> Namespaces:
+    if not context.HasField("namespace_options"):
+        return Namespaces()
+    asked = context.namespace_options
+    return Namespaces(_SCOPES[asked.network], _SCOPES[asked.pid], _SCOPES[asked.ipc])
 
 
 def _check_seccomp(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> None:
@@ -130,15 +129,10 @@ def container_name(config: pb.ContainerConfig) -> ContainerName:
 
 
 def container_config(config: pb.ContainerConfig) -> ContainerConfig:
-    """Raises InvalidRequest for what cannot be honoured. Security settings of ordinary pods (capabilities, seccomp, masked
-    paths) are accepted: they speak of processes on the host, and the guest has a kernel of its own."""
+    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.pod_fields`)."""
     faults = _Faults("CreateContainer")
     faults.require(config.image.image, "config.image.image is empty")
-    for device in config.devices:
-        faults.add(f"config.devices: {device.host_path or device.container_path}: devices cannot be passed to a VM yet")
-    for cdi in config.CDI_devices:
-        faults.add(f"config.CDI_devices: {cdi.name}: devices cannot be passed to a VM yet")
-    _refuse_host_namespaces(config.linux.security_context.namespace_options, "config.linux.security_context", faults)
+    faults.add_all(pod_fields.container_faults(config))
     _check_seccomp(config.linux.security_context, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
     user = _run_as(config.linux.security_context, faults)
@@ -158,6 +152,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
         stdin=config.stdin,
         stdin_once=config.stdin_once,
         tty=config.tty,
+        stop_signal=config.stop_signal,
         resources=resources,
         user=user,
     )
@@ -168,7 +163,6 @@ def _run_as(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> RunAs
     user = name or (str(context.run_as_user.value) if context.HasField("run_as_user") else "")
     group = context.run_as_group.value if context.HasField("run_as_group") else None
     where = "config.linux.security_context"
-    faults.require(user or group is None, f"{where}.run_as_group without run_as_user or run_as_username")
     faults.require("\0" not in user and ":" not in user and len(user) <= 256, f"{where}.run_as_username is not a name")
     for number in (context.run_as_user.value, group or 0, *context.supplemental_groups):
         faults.require(0 <= number < 1 << 32, f"{where}: {number} is not the number of a user or group")
@@ -178,10 +172,6 @@ def _run_as(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> RunAs
 
 def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
     faults.require(mount.container_path, "config.mounts.container_path is empty")
-    if mount.propagation != pb.PROPAGATION_PRIVATE:
-        faults.add(f"config.mounts[{mount.container_path}].propagation: mounts do not propagate into a VM; use None")
-    if mount.image.image:
-        faults.add(f"config.mounts[{mount.container_path}].image: image volumes are not supported yet")
     return Mount(mount.container_path, mount.host_path, mount.readonly)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUse, Image
-from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sandbox import Namespaces, Sandbox, Scope
 from virtshim.services.announce import Change, PodChange
 
 _CONTAINER_STATE = {
@@ -56,13 +57,16 @@ def sandbox_status(sandbox: Sandbox) -> pb.PodSandboxStatus:
         network=pb.PodSandboxNetworkStatus(
             ip=ips[0] if ips else "", additional_ips=[pb.PodIP(ip=ip) for ip in ips[1:]]
         ),
-        linux=pb.LinuxPodSandboxStatus(
-            namespaces=pb.Namespace(options=pb.NamespaceOption(network=pb.POD, pid=pb.CONTAINER, ipc=pb.POD))
-        ),
+        linux=pb.LinuxPodSandboxStatus(namespaces=pb.Namespace(options=_namespaces(sandbox.config.namespaces))),
         labels=sandbox.config.labels,
         annotations=sandbox.config.annotations,
         runtime_handler=sandbox.config.runtime_handler,
     )
+
+
+def _namespaces(asked: Namespaces) -> pb.NamespaceOption:
+    mode = {Scope.POD: pb.POD, Scope.CONTAINER: pb.CONTAINER}
+    return pb.NamespaceOption(network=mode[asked.network], pid=mode[asked.pid], ipc=mode[asked.ipc])
 
 
 def container_metadata(container: Container) -> pb.ContainerMetadata:
@@ -102,7 +106,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
         image=_image_spec(container),
         image_ref=container.image_ref,
         reason=ended.reason.value if ended else "",
-        message=ended.message if ended else "",
+        message=ended.message if ended else container.trouble,
         labels=container.config.labels,
         annotations=container.config.annotations,
         mounts=[
@@ -112,6 +116,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
         log_path=container.log_file,
         resources=pb.ContainerResources(linux=_resources(container.resources)),
         image_id=container.image.value,
+        stop_signal=cast("pb.Signal.ValueType", container.config.stop_signal),
     )
 
 

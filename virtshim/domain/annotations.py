@@ -164,6 +164,15 @@ def _root_size(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, root_volume_bytes=parse_bytes(text, _MAX_ROOT_BYTES))
 
 
+def _root_disk(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("", "container", "pod"):
+        raise InvalidRequest(
+            f"{_shown(text)} is not a life of a root disk; write pod to keep it for the pod's life, or remove it for a "
+            "fresh one at each start"
+        )
+    return dataclasses.replace(options, keep_root_disk=text == "pod")
+
+
 def _system_uuid(options: VmOptions, text: str) -> VmOptions:
     if not _UUID.fullmatch(text) or not uuid.UUID(text).int:
         raise InvalidRequest(
@@ -282,6 +291,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "VirtletDiskDriver": _disk_bus,
     "VirtletCPUModel": _cpu_model,
     "VirtletRootVolumeSize": _root_size,
+    "virtshim.io/root-disk": _root_disk,
     "VirtletSystemUUID": _system_uuid,
     "VirtletCloudInitImageType": _seed_type,
     "VirtletCloudInitMetaData": _meta_data,

@@ -89,7 +89,8 @@ class RunAs:
 @dataclass(frozen=True, slots=True)
 class ContainerConfig:
     """ContainerConfig as kubelet sent it, without what the other records hold. `image` is the reference in the request,
-    `user_image` the text of the pod spec (shown in status), `log_path` relative to the sandbox's log directory."""
+    `user_image` the text of the pod spec (shown in status), `log_path` relative to the sandbox's log directory.
+    `stop_signal` is CRI's number for it, 0 if unset; a guest gets its power button instead."""
 
     image: str
     user_image: str = ""
@@ -104,6 +105,7 @@ class ContainerConfig:
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
+    stop_signal: int = 0
     resources: Resources = Resources()
     user: RunAs = RunAs()
 
@@ -123,7 +125,9 @@ class ContainerName:
 class Container:
     """Times are nanoseconds since the epoch, 0 while it has not happened. `image_ref` is the repo digest (or the id)
     shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute.
-    `cgroup_parent` is its sandbox's, `changed` what UpdateContainerResources made of the config's resources."""
+    `cgroup_parent` is its sandbox's, `changed` what UpdateContainerResources made of the config's resources.
+    `trouble`: why a running one does not get on, for people. `pod_disk`: the name of its root disk, if that is the pod's
+    and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM."""
 
     id: ContainerId
     sandbox_id: SandboxId
@@ -140,6 +144,9 @@ class Container:
     cgroup_parent: str = ""
     size: VmSize = VmSize()
     changed: Resources | None = None
+    trouble: str = ""
+    pod_disk: str = ""
+    checkpointing: str = ""
 
     def _to(self, phase: ContainerPhase) -> Container:
         if phase not in _NEXT[self.phase]:
@@ -156,6 +163,13 @@ class Container:
     def exited(self, how: Exit) -> Container:
         at = max(how.finished_at, self.started_at, self.created_at)
         return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
+
+    def troubled(self, trouble: str) -> Container:
+        return dataclasses.replace(self, trouble=trouble)
+
+    def checkpointed_to(self, location: str) -> Container:
+        """ "" ends it."""
+        return dataclasses.replace(self, checkpointing=location)
 
     def removing(self) -> Container:
         return self._to(ContainerPhase.REMOVING)

@@ -4,6 +4,7 @@ state_dir/                       survives a reboot, root only
   state.db                       SQLite
   images/                        disks by digest; searchable by the QEMU user
   containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos
+  pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   tapmanager.sock
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from virtshim.domain.container import Container
 from virtshim.domain.ids import ContainerId
 
 
@@ -44,6 +46,14 @@ class Layout:
     def root_disk(self, container: ContainerId) -> str:
         return f"{self.container_dir(container)}/root.qcow2"
 
+    @property
+    def pod_disks(self) -> str:
+        return f"{self.state_dir}/pods"
+
+    def pod_disk(self, name: str) -> str:
+        """`name` as `virtshim.domain.pod_disk.disk_name` gives it."""
+        return f"{self.pod_disks}/{name}.qcow2"
+
     def seed_iso(self, container: ContainerId) -> str:
         return f"{self.container_dir(container)}/seed.iso"
 
@@ -64,3 +74,8 @@ class Layout:
 
     def exec_socket(self, container: ContainerId, number: int) -> str:
         return f"{self.socket_dir(container)}/exec-{number}.sock"
+
+
+def disk_of(layout: Layout, container: Container) -> str:
+    """Its root disk, the pod's or its own."""
+    return layout.pod_disk(container.pod_disk) if container.pod_disk else layout.root_disk(container.id)

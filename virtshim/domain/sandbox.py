@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import WrongState
-from virtshim.domain.ids import SandboxId
+from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.network import Dns, PodNetwork
 
 
@@ -42,6 +42,10 @@ class PodKey:
     uid: str
     attempt: int
 
+    def is_same_pod(self, other: PodKey) -> bool:
+        """Whatever the attempt."""
+        return (self.namespace, self.name, self.uid) == (other.namespace, other.name, other.uid)
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name} (uid {self.uid}, attempt {self.attempt})"
 
@@ -54,6 +58,22 @@ class PortMapping:
     container_port: int
     host_port: int
     host_ip: str
+
+
+class Scope(enum.Enum):
+    """What shares a namespace."""
+
+    POD = "pod"
+    CONTAINER = "container"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """As the pod asks for them. One guest shares all of them whatever is asked; kubelet compares what it is shown."""
+
+    network: Scope = Scope.POD
+    pid: Scope = Scope.CONTAINER
+    ipc: Scope = Scope.POD
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +91,15 @@ class SandboxConfig:
     runtime_handler: str = ""
     overhead: Resources = Resources()
     resources: Resources = Resources()
+    namespaces: Namespaces = Namespaces()
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes. `changed_*` is what
-    UpdatePodSandboxResources made of the config's."""
+    """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes. `root_disks`: of the
+    disks that stay for the pod's life, container name -> the image that the disk is a copy-on-write of. Each sandbox of
+    the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
+    the config's."""
 
     id: SandboxId
     key: PodKey
@@ -88,6 +111,7 @@ class Sandbox:
     reason: str = ""
     changed_overhead: Resources | None = None
     changed_resources: Resources | None = None
+    root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
 
     def _to(self, phase: SandboxPhase) -> Sandbox:
         if phase not in _NEXT[self.phase]:
@@ -100,6 +124,9 @@ class Sandbox:
     def not_ready(self, reason: str) -> Sandbox:
         """The first reason is kept: it is the one that tells what happened."""
         return dataclasses.replace(self._to(SandboxPhase.NOT_READY), reason=self.reason or reason)
+
+    def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
+        return dataclasses.replace(self, root_disks={**self.root_disks, container: image})
 
     def released(self) -> Sandbox:
         """The network is known to be gone."""

@@ -84,7 +84,7 @@ class VmSpec:
 
 
 class Power(enum.Enum):
-    """ABSENT: no such domain. OFF: defined, not running. PAUSED includes a stop on an I/O error."""
+    """ABSENT: no such domain. OFF: defined, not running. CRASHED: the guest panicked and stands still; QEMU is there."""
 
     ABSENT = "absent"
     OFF = "off"
@@ -95,7 +95,7 @@ class Power(enum.Enum):
 
 
 class OffReason(enum.Enum):
-    """Why a domain is off, as libvirt tells it."""
+    """Why a domain is off, as libvirt tells it. CRASHED: QEMU ended without a word (killed, or a fault of its own)."""
 
     UNKNOWN = "unknown"
     SHUTDOWN = "shutdown"
@@ -104,15 +104,31 @@ class OffReason(enum.Enum):
     FAILED = "failed"
 
 
+class PauseReason(enum.Enum):
+    """Why a PAUSED domain stands still. IO_ERROR: the host could not write its disk. GUEST: it put itself to sleep."""
+
+    OTHER = "other"
+    IO_ERROR = "io-error"
+    GUEST = "guest"
+
+
 @dataclass(frozen=True, slots=True)
 class PowerState:
+    """`reason` counts for what is off, `pause` for what is PAUSED."""
+
     power: Power
     reason: OffReason = OffReason.UNKNOWN
+    pause: PauseReason = PauseReason.OTHER
 
     @property
     def is_on(self) -> bool:
         """True while a QEMU process exists for it."""
-        return self.power in (Power.RUNNING, Power.PAUSED, Power.SHUTTING_DOWN)
+        return self.power in (Power.RUNNING, Power.PAUSED, Power.SHUTTING_DOWN, Power.CRASHED)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its guest will not run on: it is off, or it panicked."""
+        return not self.is_on or self.power is Power.CRASHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class VmOptions:
     """`vcpus` None: from the CPU limit. `max_vcpus` None, `max_memory_bytes` 0: the node's choice. `root_volume_bytes` 0: the
     image's own size. `user_data_script` replaces every generated user-data. `system_uuid` becomes the domain's and the
     SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
-    costs the guest half a MiB."""
+    costs the guest half a MiB. `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt."""
 
     vcpus: int | None = None
     max_vcpus: int | None = None
@@ -42,3 +42,4 @@ class VmOptions:
     ssh_keys: tuple[str, ...] = ()
     force_dhcp: bool = False
     exec_ports: int = 12
+    keep_root_disk: bool = False

@@ -20,6 +20,9 @@ from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
 
 _QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 
+# What vmwrapper is given in its environment that must not leave the node.
+SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
+
 # Less than this and SeaBIOS does not come up.
 _SMALLEST_MEMORY = 4 << 20
 
@@ -58,7 +61,7 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     domain.append(cpu.clock())
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
-    _text(domain, "on_crash", "destroy")
+    _text(domain, "on_crash", "preserve")  # see power.py
     domain.append(_devices(spec, profile))
     if profile.domain_type is not DomainType.TEST:
         _for_qemu(domain, spec, profile)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import libvirt
 
 from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import domain_xml, mark, ours
 from virtshim.hypervisor.connection import Connection
@@ -88,14 +89,17 @@ class LibvirtHypervisor:
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
 
-    def destroy(self, domain: uuid.UUID) -> None:
-        self._ends.destroying(domain)
+    def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
-        self._end(domain, "destroy", lambda found: found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT))
+        def act(found: libvirt.virDomain) -> None:
+            self._ends.destroying(domain)
+            found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
 
-    def undefine(self, domain: uuid.UUID) -> None:
+        self._end(domain, "destroy", act, container)
+
+    def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
-            self._remove(self._find(conn, domain))
+            self._remove(self._find(conn, domain, container))
 
     def power(self, domain: uuid.UUID) -> PowerState:
         if (over := self._ends.over(domain)) is not None:
@@ -196,10 +200,16 @@ class LibvirtHypervisor:
                 domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
         return bool(domain.isActive())
 
-    def _end(self, domain: uuid.UUID, what: str, act: Callable[[libvirt.virDomain], object]) -> None:
+    def _end(
+        self,
+        domain: uuid.UUID,
+        what: str,
+        act: Callable[[libvirt.virDomain], object],
+        container: ContainerId | None = None,
+    ) -> None:
         """`act`, unless it is off or gone; an error of `act` counts only if it is still on after that."""
         with contextlib.suppress(NotFound), self._connection.using(f"{what} VM {domain}") as conn:
-            found = self._find(conn, domain)
+            found = self._find(conn, domain, container)
             if not found.isActive():
                 return
             try:
@@ -208,8 +218,10 @@ class LibvirtHypervisor:
                 if found.isActive():
                     raise
 
-    def _find(self, conn: libvirt.virConnect, domain: uuid.UUID) -> libvirt.virDomain:
-        return ours.find(conn, domain, self._profile.node)
+    def _find(
+        self, conn: libvirt.virConnect, domain: uuid.UUID, container: ContainerId | None = None
+    ) -> libvirt.virDomain:
+        return ours.find(conn, domain, self._profile.node, container)
 
     def _is_ours(self, domain: libvirt.virDomain) -> bool:
         return ours.is_ours(domain, self._profile.node)

@@ -7,17 +7,23 @@ import uuid
 import libvirt
 
 from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.ids import ContainerId
 from virtshim.hypervisor import mark
 from virtshim.hypervisor.errors import code_of
 
 _NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
 
 
-def find(conn: libvirt.virConnect, domain: uuid.UUID, node: str) -> libvirt.virDomain:
-    """Raises NotFound; libvirtError, NO_DOMAIN included."""
+def find(
+    conn: libvirt.virConnect, domain: uuid.UUID, node: str, container: ContainerId | None = None
+) -> libvirt.virDomain:
+    """Raises NotFound, also for a domain of another container than `container`, if that is given; libvirtError, NO_DOMAIN
+    included."""
     found = conn.lookupByUUID(domain.bytes)
     if not is_ours(found, node):
         raise NotFound(f"VM {domain} is not one of this node's")
+    if container is not None and mark.from_text(mark_text(found) or "").container_id != container:
+        raise NotFound(f"VM {domain} is not that of container {container}")
     return found
 
 

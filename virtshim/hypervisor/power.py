@@ -10,7 +10,7 @@ from typing import Final
 
 import libvirt
 
-from virtshim.domain.vm import OffReason, Power, PowerState
+from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 
 ABSENT: Final = PowerState(Power.ABSENT)
 
@@ -22,8 +22,9 @@ _POWER: Final = {
     libvirt.VIR_DOMAIN_PAUSED: Power.PAUSED,
     libvirt.VIR_DOMAIN_SHUTDOWN: Power.SHUTTING_DOWN,
     libvirt.VIR_DOMAIN_SHUTOFF: Power.OFF,
-    # The guest panicked, and libvirt is about to end QEMU (`on_crash` is destroy): then it is OFF, reason CRASHED.
-    libvirt.VIR_DOMAIN_CRASHED: Power.SHUTTING_DOWN,
+    # The guest panicked. `on_crash` is preserve: QEMU stays until we end it, as a domain that libvirt ended after a panic
+    # looks just like one whose QEMU was killed.
+    libvirt.VIR_DOMAIN_CRASHED: Power.CRASHED,
     libvirt.VIR_DOMAIN_PMSUSPENDED: Power.PAUSED,
 }
 
@@ -34,17 +35,20 @@ _OFF_REASON: Final = {
     libvirt.VIR_DOMAIN_SHUTOFF_FAILED: OffReason.FAILED,
 }
 
+_PAUSED: Final = {
+    libvirt.VIR_DOMAIN_PAUSED_SHUTTING_DOWN: PowerState(Power.SHUTTING_DOWN),
+    libvirt.VIR_DOMAIN_PAUSED_IOERROR: PowerState(Power.PAUSED, pause=PauseReason.IO_ERROR),
+    # What a libvirt says that was started again and found QEMU's state to be guest-panicked.
+    libvirt.VIR_DOMAIN_PAUSED_CRASHED: PowerState(Power.CRASHED),
+}
+
 
 def to_power(state: int, reason: int) -> PowerState:
     power = _POWER.get(state, Power.RUNNING)
     if power is Power.OFF:
         return PowerState(power, _OFF_REASON.get(reason, OffReason.UNKNOWN))
-    if state == libvirt.VIR_DOMAIN_CRASHED:
-        return PowerState(power, OffReason.CRASHED)
-    if (
-        power is Power.PAUSED
-        and state == libvirt.VIR_DOMAIN_PAUSED
-        and reason == libvirt.VIR_DOMAIN_PAUSED_SHUTTING_DOWN
-    ):
-        return PowerState(Power.SHUTTING_DOWN)
+    if state == libvirt.VIR_DOMAIN_PMSUSPENDED:
+        return PowerState(power, pause=PauseReason.GUEST)
+    if state == libvirt.VIR_DOMAIN_PAUSED:
+        return _PAUSED.get(reason, PowerState(power))
     return PowerState(power)

@@ -101,6 +101,12 @@ class PodNetworkClient:
                     return found
                 after = following
 
+    def lost(self, timeout: float) -> Mapping[SandboxId, str]:
+        """See the port."""
+        with self._talking("looking for lost pod networks"):
+            found = _object(self._call("lost", {}, timeout), "lost")
+            return {SandboxId(sandbox): _text(found, sandbox) for sandbox in found}
+
     def trouble(self) -> str:
         """See the port."""
         try:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from virtshim.domain.cgroup import DEFAULT_PARENT, Limits, parent_path
+import structlog
+
+from virtshim.domain.cgroup import DEFAULT_PARENT, Limits, parent_path, vm_group
 from virtshim.domain.ids import ContainerId
+from virtshim.observe import cgroup_accounts
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.ports import VmGroup
+
+log = structlog.get_logger(__name__)
 
 
 class VmGroupClient:
@@ -32,6 +37,16 @@ class VmGroupClient:
         """See the port."""
         args = {"container": container.value, "parent": self._parent(cgroup_parent)}
         self._client.ask("ungroup", args, timeout, f"removing the cgroup of container {container.short}")
+
+    def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
+        """See the port. A systemd scope goes with its QEMU, and its counts with it."""
+        if not self._own:
+            return 0
+        try:
+            return cgroup_accounts.oom_kills(vm_group(cgroup_parent, container))
+        except OSError as exc:
+            log.warning("cgroup.unreadable", container=container.short, error=str(exc))
+            return 0
 
     def _parent(self, cgroup_parent: str) -> str:
         return (parent_path(cgroup_parent) or DEFAULT_PARENT) if self._own else ""

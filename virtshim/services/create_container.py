@@ -20,6 +20,7 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.layout import Layout
 from virtshim.domain.network import Dns
+from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes, limits_for, size_for
 from virtshim.domain.vm import Disk, VmSize, VmSpec
@@ -73,6 +74,7 @@ class CreateContainer:
             earlier = self._earlier(sandbox_id, name, config)
             if earlier is not None:
                 return earlier
+            self._refuse_beside_another(sandbox_id)
             options = parse_vm_options(sandbox.config.annotations)
             size = size_for(options, config.resources, self.sizes)
             self._refuse_without_hugepages(size)
@@ -91,11 +93,14 @@ class CreateContainer:
                     log_file=log_file,
                     cgroup_parent=sandbox.config.cgroup_parent,
                     size=size,
+                    pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
                 )
                 domain = options.system_uuid or container.id.domain_uuid()
                 container = dataclasses.replace(container, domain_uuid=str(domain))
-                self._refuse_taken_uuid(domain, options)
+                self._refuse_taken_uuid(domain, options, sandbox)
                 self.records.containers.add(container)  # from here on the record keeps the image
+                if container.pod_disk and self.disks.kept(container.pod_disk) is None:
+                    sandbox = self._note_pod_disk(sandbox, container)
             self._make(container, sandbox, image, options)
             return container.id
 
@@ -113,11 +118,24 @@ class CreateContainer:
                 )
         return None
 
-    def _refuse_taken_uuid(self, domain: uuid.UUID, options: VmOptions) -> None:
+    def _refuse_beside_another(self, sandbox: SandboxId) -> None:
+        for other in self.records.containers.all():
+            if other.sandbox_id == sandbox and other.phase is ContainerPhase.RUNNING:
+                raise WrongState(
+                    f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
+                    "containers are made and run one after another. Use one container, or init containers"
+                )
+
+    def _refuse_taken_uuid(self, domain: uuid.UUID, options: VmOptions, sandbox: Sandbox) -> None:
+        """Attempts of one pod have the same UUID, one after another; its definition goes to the newest."""
         if options.system_uuid is None:
             return
         for other in self.records.containers.all():
-            if other.domain_uuid == str(domain):
+            if other.domain_uuid != str(domain):
+                continue
+            owner = self.records.sandboxes.get(other.sandbox_id)
+            is_earlier = owner is not None and owner.key.is_same_pod(sandbox.key)
+            if not (is_earlier and other.phase is ContainerPhase.EXITED and not other.may_be_on):
                 raise AlreadyExists(
                     f"VirtletSystemUUID {domain} is used by container {other.id} already; a UUID names one VM on a node"
                 )
@@ -130,13 +148,28 @@ class CreateContainer:
                 f"{size.page_bytes}; this node has {free} free (vm.nr_hugepages, or hugepages= on the kernel command line)"
             )
 
+    def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
+        """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes
+        the pod's last sandbox must know of it."""
+        noted = sandbox.with_root_disk(container.name.name, container.image)
+        self.records.sandboxes.replace(noted)
+        return noted
+
+    def _root_disk(self, container: Container, image: Image, options: VmOptions) -> Disk:
+        path = self.files.path(image.digest)
+        if not container.pod_disk:
+            return self.disks.create(container.id, image, path, options.root_volume_bytes)
+        self.disks.make_directory(container.id)
+        kept = self.disks.kept(container.pod_disk)
+        return kept or self.disks.create_kept(container.pod_disk, image, path, options.root_volume_bytes)
+
     def _make(self, container: Container, sandbox: Sandbox, image: Image, options: VmOptions) -> None:
         with Rollback() as undo:
             undo.add("record", lambda: self._forget(container, undo))
             undo.add("files", lambda: self.disks.delete(container.id))
-            root = self.disks.create(container.id, image, self.files.path(image.digest), options.root_volume_bytes)
+            root = self._root_disk(container, image, options)
             seed = self.seeds.create(_seed_request(container, sandbox, options))
-            undo.add("domain", lambda: self.hypervisor.undefine(uuid.UUID(container.domain_uuid)))
+            undo.add("domain", lambda: self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id))
             self.hypervisor.define(self._vm(container, sandbox, options, (root, seed)))
             self.records.containers.replace(container.created())
             undo.commit()
@@ -145,7 +178,7 @@ class CreateContainer:
         )
 
     def _drop(self, container: Container) -> None:
-        self.hypervisor.undefine(uuid.UUID(container.domain_uuid))
+        self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id)
         self.disks.delete(container.id)
         self.records.containers.delete(container.id)
         self.images.collect(container.image)

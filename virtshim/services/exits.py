@@ -10,7 +10,7 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason, Power, PowerState
+from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.ports import Clock, Consoles, Hypervisor, Records, Streaming, VmGroups
 from virtshim.services.inflight import PodLocks
 
@@ -45,12 +45,17 @@ class Exits:
             found = self.records.containers.get(container)
             if found is None or found.phase is not ContainerPhase.RUNNING:
                 return found
-            state = self.hypervisor.power(uuid.UUID(found.domain_uuid))
-            if state.is_on:
-                return found
+            domain = uuid.UUID(found.domain_uuid)
+            state = self.hypervisor.power(domain)
+            if not state.has_ended:
+                return self._standing(found, trouble_of(state))
+            if state.is_on:  # it panicked, and its QEMU waits
+                self.hypervisor.destroy(domain, container)
             self.finish_log(found)
             message = message or self.ended_by_us.pop(container, "")
-            ended = found.exited(exit_of(state, self.clock.now_ns(), message))
+            ended = found.exited(
+                exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
+            )
             self.records.containers.replace(ended)
             self.streaming.end_container(container)
             self._drop_group(ended)
@@ -62,12 +67,27 @@ class Exits:
             )
             return ended
 
+    def _oom_killed(self, container: Container, state: PowerState) -> bool:
+        """Asked before the cgroup goes."""
+        if state.reason is not OffReason.CRASHED:
+            return False
+        return self.groups.oom_kills(container.id, container.cgroup_parent) > 0
+
     def _drop_group(self, container: Container) -> None:
         """RemoveContainer repeats it."""
         try:
             self.groups.remove(container.id, container.cgroup_parent, self.timeout)
         except ShimError as exc:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
+
+    def _standing(self, container: Container, trouble: str) -> Container:
+        """Notes why a running one does not get on; written on change only."""
+        if container.checkpointing or container.trouble == trouble:
+            return container
+        log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
+        now = container.troubled(trouble)
+        self.records.containers.replace(now)
+        return now
 
     def finish_log(self, container: Container) -> None:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
@@ -79,15 +99,32 @@ class Exits:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
 
 
-def exit_of(state: PowerState, at: int, message: str = "") -> Exit:
-    """Exit code and reason of a VM that is off. Pure."""
+def trouble_of(state: PowerState) -> str:
+    """Why a VM that is on does not get on, for people; "" if it does. Pure."""
+    if state.power is not Power.PAUSED:
+        return ""
+    match state.pause:
+        case PauseReason.IO_ERROR:
+            return "paused: the node has no room to write its disk; it goes on by itself when there is"
+        case PauseReason.GUEST:
+            return "its guest has suspended itself"
+        case PauseReason.OTHER:
+            return "paused from outside; virsh resume lets it go on"
+
+
+def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool = False) -> Exit:
+    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed for memory in its cgroup. Pure."""
     if state.power is Power.ABSENT:
         return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine is gone from libvirt")
+    if state.power is Power.CRASHED:
+        return Exit(1, ExitReason.ERROR, at, "the guest panicked; its console's log tells more")
+    if oom_killed and state.reason is OffReason.CRASHED:
+        return Exit(137, ExitReason.OOM_KILLED, at, "QEMU was killed: the container's cgroup had no memory left")
     match state.reason:
         case OffReason.SHUTDOWN:
             return Exit(0, ExitReason.COMPLETED, at, message)
         case OffReason.CRASHED:
-            return Exit(1, ExitReason.ERROR, at, message or "the guest crashed (kernel panic)")
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU was killed or crashed; its log tells more")
         case OffReason.DESTROYED:
             return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was destroyed from outside")
         case OffReason.FAILED:

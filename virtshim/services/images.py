@@ -90,11 +90,13 @@ class ImageUse:
         log.info("image.removed", image=reference, digest=str(image.digest))
 
     def collect(self, digest: ImageDigest) -> None:
-        """Deletes the file if neither an image record nor a container needs it."""
+        """Deletes the file if neither an image record, nor a container, nor a pod's disk needs it."""
         with self._lock:
             if any(image.digest == digest for image in self._records.images.all()):
                 return
             if any(container.image == digest for container in self._records.containers.all()):
+                return
+            if any(digest in sandbox.root_disks.values() for sandbox in self._records.sandboxes.all()):
                 return
             self._files.delete(digest)
 

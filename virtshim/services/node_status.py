@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import Layout, disk_of
 from virtshim.ports import Hypervisor, PodNetworks
 
 
@@ -46,7 +46,8 @@ class NodeStatus:
             "sandboxID": container.sandbox_id.value,
             "domainUUID": container.domain_uuid,
             "phase": container.phase.value,
-            "rootDisk": self.layout.root_disk(container.id),
+            "trouble": container.trouble,
+            "rootDisk": disk_of(self.layout, container),
             "consoleLog": self.layout.console_log(container.id),
             "consoleSocket": self.layout.console_socket(container.id),
             "agentSocket": self.layout.agent_socket(container.id),

@@ -14,6 +14,7 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import OwnedDomain
 from virtshim.ports import Clock, Consoles, Hypervisor, PodNetworks, Records, RootDisks
+from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
 from virtshim.services.recover_plan import Found, plan
@@ -36,6 +37,7 @@ class Recover:
     images: ImageUse
     exits: Exits
     remove_container: RemoveContainer
+    checkpoints: CheckpointContainer
     clock: Clock
     timeout: float
 
@@ -48,6 +50,7 @@ class Recover:
             domains=self.hypervisor.owned(),
             networks=self.networks.attached(self.timeout),
             directories=self.disks.existing(),
+            pods_kept=self.disks.pods_kept(),
             rebooted=rebooted,
         )
         todo = plan(found)
@@ -55,12 +58,15 @@ class Recover:
         self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
         self._each("half-made container", todo.undo_containers, self.remove_container.remove)
         self._each("stray directory", todo.stray_directories, self._drop_directory)
+        self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_kept)
         self._each("started container", todo.adopt, self._adopt)
         self._each("running container", todo.follow, self._follow)
         self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
         self._each("half-made sandbox", todo.undo_sandboxes, self._undo_sandbox)
         self._each("sandbox without network", todo.lost_networks, self._lost_network)
         self._each("stray network", todo.stray_networks, self._drop_network)
+        left = [c for c in self.records.containers.all() if c.checkpointing]
+        self._each("unfinished checkpoint", left, self.checkpoints.finish_left)
         self.images.collect_all()
         log.info(
             "recovered", sandboxes=len(found.sandboxes), containers=len(found.containers), running=len(todo.follow)
@@ -75,12 +81,12 @@ class Recover:
                 log.warning("recover.failed", what=what, item=_name(item), error=str(exc))
 
     def _drop_domain(self, domain: OwnedDomain) -> None:
-        self.hypervisor.destroy(domain.uuid)
-        self.hypervisor.undefine(domain.uuid)
+        self.hypervisor.destroy(domain.uuid, domain.container_id)
+        self.hypervisor.undefine(domain.uuid, domain.container_id)
 
     def _end_domain(self, domain: OwnedDomain) -> None:
         """Its start failed and could not be undone; RemoveContainer undefines it."""
-        self.hypervisor.destroy(domain.uuid)
+        self.hypervisor.destroy(domain.uuid, domain.container_id)
 
     def _drop_directory(self, container: ContainerId) -> None:
         self.disks.delete(container)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.pod_disk import pod_part
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.domain.vm import OwnedDomain
 
@@ -20,13 +21,14 @@ class Found:
     domains: Sequence[OwnedDomain]
     networks: frozenset[SandboxId]
     directories: frozenset[ContainerId]
+    pods_kept: frozenset[str]
     rebooted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `adopt`: CREATED in the record, but
-    the VM runs. `settle`: RUNNING in the record, but the VM is off. `stray_*`: ours by mark, without a record.
+    the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: ours by mark, without a record.
     `unwanted_domains`: EXITED in the record, but the VM runs. No container is in two of the lists."""
 
     undo_sandboxes: tuple[Sandbox, ...]
@@ -39,12 +41,13 @@ class Plan:
     unwanted_domains: tuple[OwnedDomain, ...]
     stray_networks: tuple[SandboxId, ...]
     stray_directories: tuple[ContainerId, ...]
+    stray_pod_disks: tuple[str, ...]
 
 
 def plan(found: Found) -> Plan:
     known = {container.id for container in found.containers}
     sandboxes = {sandbox.id for sandbox in found.sandboxes}
-    on = {domain.container_id for domain in found.domains if domain.state.is_on}
+    on = {domain.container_id for domain in found.domains if not domain.state.has_ended}
     half = (ContainerPhase.CREATING, ContainerPhase.REMOVING)
     undo = tuple(c for c in found.containers if c.phase in half or c.sandbox_id not in sandboxes)
     undone = {c.id for c in undo}
@@ -64,4 +67,5 @@ def plan(found: Found) -> Plan:
         unwanted_domains=tuple(d for d in found.domains if d.container_id in exited and d.state.is_on),
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
+        stray_pod_disks=tuple(sorted(found.pods_kept - {pod_part(s.key) for s in found.sandboxes})),
     )

@@ -40,7 +40,7 @@ class RemoveContainer:
             domain = uuid.UUID(container.domain_uuid)
             removing = container.removing()
             self.records.containers.replace(removing)
-            self.hypervisor.destroy(domain)
+            self.hypervisor.destroy(domain, container.id)
             self.guests.forget(container.id)
             try:
                 self.consoles.finish(container.id)
@@ -49,7 +49,7 @@ class RemoveContainer:
             if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
                 how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while it ran")
                 self.records.containers.replace(removing.ended_by_removal(how))
-            self.hypervisor.undefine(domain)
+            self.hypervisor.undefine(domain, container.id)
             self.groups.remove(container.id, container.cgroup_parent, self.timeout)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.deadline import Deadline
+from virtshim.domain.pod_disk import pod_part
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Records
+from virtshim.ports import Records, RootDisks
+from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.stop_sandbox import StopSandbox
@@ -21,6 +23,8 @@ class RemoveSandbox:
     records: Records
     stop_sandbox: StopSandbox
     remove_container: RemoveContainer
+    disks: RootDisks
+    images: ImageUse
     locks: PodLocks
 
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
@@ -34,5 +38,15 @@ class RemoveSandbox:
             for container in self.records.containers.all():
                 if container.sandbox_id == sandbox.id:
                     self.remove_container.remove(container)
+            self._remove_disks_with_the_last(sandbox)
             self.records.sandboxes.delete(sandbox.id)
+        for image in set(sandbox.root_disks.values()):
+            self.images.collect(image)
         log.info("sandbox.removed", sandbox=wanted.id.short)
+
+    def _remove_disks_with_the_last(self, sandbox: Sandbox) -> None:
+        """Root disks that stay for the pod's life."""
+        others = (other for other in self.records.sandboxes.all() if other.id != sandbox.id)
+        if sandbox.root_disks and not any(other.key.is_same_pod(sandbox.key) for other in others):
+            self.disks.delete_kept(pod_part(sandbox.key))
+            log.info("pod.disks.removed", pod=str(sandbox.key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -10,7 +11,7 @@ import structlog
 from virtshim.domain.annotations import parse_vm_options
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists, InvalidRequest
-from virtshim.domain.ids import SandboxId
+from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 from virtshim.ports import AttachRequest, Clock, PodNetworks, Records
 from virtshim.services.clock import Stamps
@@ -59,9 +60,23 @@ class RunSandbox:
                     f"a sandbox for pod {key} exists already: {other.id} ({other.phase.value}); remove it first"
                 )
         deadline.check(self.clock.monotonic(), "the pod network was asked for")
-        sandbox = Sandbox(id=SandboxId(secrets.token_hex(32)), key=key, config=config, created_at=self.stamps.next())
+        sandbox = Sandbox(
+            id=SandboxId(secrets.token_hex(32)),
+            key=key,
+            config=config,
+            created_at=self.stamps.next(),
+            root_disks=self._root_disks(key),
+        )
         with self.locks.held(sandbox.id):
             return self._make(sandbox, deadline)
+
+    def _root_disks(self, pod: PodKey) -> Mapping[str, ImageDigest]:
+        """Those that the pod's earlier sandboxes made."""
+        found: dict[str, ImageDigest] = {}
+        for earlier in self.records.sandboxes.all():  # in order of creation: the newest one knows best
+            if earlier.key.is_same_pod(pod):
+                found.update(earlier.root_disks)
+        return found
 
     def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
         """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own

@@ -67,14 +67,19 @@ class StartContainer:
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
         for other in self.records.containers.all():
-            if other.sandbox_id != container.sandbox_id or not other.may_be_on:
+            if other.id == container.id or not other.may_be_on or not _share(container, other):
                 continue
             if other.phase is ContainerPhase.RUNNING:
+                if other.sandbox_id != container.sandbox_id:
+                    raise WrongState(
+                        f"container {other.id}, of an earlier sandbox of this pod, still runs on the same disk; stop it first"
+                    )
                 raise WrongState(
                     f"container {other.id} ({other.name.name}) runs in this pod already: a pod is one virtual machine, "
                     "so its containers run one after another. Use one container, or init containers"
                 )
-            self.hypervisor.destroy(uuid.UUID(other.domain_uuid))  # what should be off must not share the pod's network
+            # What should be off must not share the pod's network.
+            self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)
         return sandbox
 
     def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
@@ -84,4 +89,12 @@ class StartContainer:
             undo.add("record", lambda: self.records.containers.replace(ended))
             undo.add("console", lambda: self.consoles.finish(container.id))
             undo.add("cgroup", lambda: self.groups.remove(container.id, container.cgroup_parent, self.timeout))
-            undo.add("domain", lambda: self.hypervisor.destroy(domain))
+            undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
+
+
+def _share(one: Container, other: Container) -> bool:
+    """A pod's network, its root disk or its UUID: at most one of them may be on. (QEMU's own lock on the disk file is the
+    last resort.)"""
+    if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
+        return True
+    return one.pod_disk != "" and one.pod_disk == other.pod_disk

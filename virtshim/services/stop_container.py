@@ -66,7 +66,7 @@ class StopContainer:
     def kill(self, container: Container, message: str) -> None:
         """Ends its VM now, whoever else is stopping it. Waits for nobody, so it may be called with the pod's lock held;
         `stop` may not: the stop that it joins needs that lock."""
-        self._hypervisor.destroy(uuid.UUID(container.domain_uuid))
+        self._hypervisor.destroy(uuid.UUID(container.domain_uuid), container.id)
         self._settled(container, message)
 
     def _lead(self, container: Container, stop: _Stop) -> None:
@@ -91,7 +91,7 @@ class StopContainer:
             )
             log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
             self._exits.announce(container.id, message)
-            self._hypervisor.destroy(domain)
+            self._hypervisor.destroy(domain, container.id)
         self._settled(container, message)
 
     def _settled(self, container: Container, message: str) -> None:

@@ -1,10 +1,11 @@
-"""Root disks: one copy-on-write qcow2 a container, on top of its image."""
+"""Root disks: one copy-on-write qcow2 a container, or one for all attempts of a pod's container, on top of its image."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ _MAX_BYTES = 1 << 46
 # With less than this left, a failed qemu-img has met a full disk: it needs 200 KiB.
 _ROOM_WANTED = 1 << 20
 _ATTEMPTS = 5
+_HALF = ".half"
+_POD = re.compile(r"[0-9a-f]{64}")
 
 
 class RootDiskStore:
@@ -35,23 +38,66 @@ class RootDiskStore:
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         """Grows only: a smaller `size_bytes` than the image's own size is not heeded, as cutting would destroy the disk."""
-        if size_bytes > _MAX_BYTES:
-            raise InvalidRequest(f"a root volume of {size_bytes} bytes is wanted; at most {_MAX_BYTES} are possible")
-        size = -(-max(base.virtual_size, size_bytes) // _SECTOR) * _SECTOR
-        if not Path(base_path).is_file():
-            raise NotFound(f"the file of image {base.digest} is gone from this node; pull the image again")
+        what = f"container {container}"
+        size = _size(base, base_path, size_bytes)
         disk = self._layout.root_disk(container)
+        self.make_directory(container)
         try:
-            self._make_directories(container)
             Path(disk).unlink(missing_ok=True)
         except OSError as exc:
+            raise InternalError(f"{what}: its earlier root disk cannot be removed: {exc.strerror}") from exc
+        self._overlay(what, disk, base, base_path, size)
+        return Disk(path=disk, format=DiskFormat.QCOW2, serial=SERIAL)
+
+    def make_directory(self, container: ContainerId) -> None:
+        try:
+            self._make_directories(container)
+        except OSError as exc:
             raise InternalError(f"container {container}: its directory cannot be made: {exc.strerror}") from exc
+
+    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+        """As `create`. The final name is given when all of it is on disk."""
+        size = _size(base, base_path, size_bytes)
+        final = Path(self._layout.pod_disk(name))
+        half = final.with_suffix(_HALF)
+        try:
+            _make_directory(self._layout.pod_disks, 0o711)
+            _make_directory(str(final.parent), 0o711)
+            half.unlink(missing_ok=True)
+        except OSError as exc:
+            raise InternalError(f"pod disk {name}: its directory cannot be made: {exc.strerror}") from exc
+        self._overlay("a disk that stays with its pod", str(half), base, base_path, size)
+        try:
+            _sync(half)
+            os.link(half, final)  # unlike a rename it never replaces
+            half.unlink()
+            _sync(final.parent)
+        except OSError as exc:
+            half.unlink(missing_ok=True)
+            raise InternalError(f"pod disk {name} cannot be put in its place: {exc.strerror}") from exc
+        return Disk(path=str(final), format=DiskFormat.QCOW2, serial=SERIAL)
+
+    def kept(self, name: str) -> Disk | None:
+        path = self._layout.pod_disk(name)
+        return Disk(path=path, format=DiskFormat.QCOW2, serial=SERIAL) if os.path.lexists(path) else None
+
+    def delete_kept(self, pod: str) -> None:
+        try:
+            _remove(Path(self._layout.pod_disks), pod)
+        except OSError as exc:
+            raise InternalError(f"the disks of pod {pod} cannot be removed: {exc.strerror}") from exc
+
+    def pods_kept(self) -> frozenset[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._layout.pod_disks) as entries:
+            return frozenset(entry.name for entry in entries if _POD.fullmatch(entry.name))
+        return frozenset()
+
+    def _overlay(self, what: str, disk: str, base: Image, base_path: str, size: int) -> None:
         # The backing format is always given: a raw base whose guest-written bytes look like qcow2 must never be probed.
         argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", base.format.value, "-b", base_path, disk, str(size)]
         done = run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
-            raise self._failure(container, disk, done.words())
-        return Disk(path=disk, format=DiskFormat.QCOW2, serial=SERIAL)
+            raise self._failure(what, disk, done.words())
 
     def delete(self, container: ContainerId) -> None:
         try:
@@ -92,6 +138,10 @@ class RootDiskStore:
             filesystem_inodes_free=room.f_ffree,
         )
 
+    def room(self) -> int:
+        found = os.statvfs(self._layout.containers)
+        return found.f_bavail * found.f_frsize
+
     def _make_directories(self, container: ContainerId) -> None:
         """Searchable by all, as the QEMU user must reach its disk; the files are 0600. The sockets' directory is root's alone:
         libvirt binds the sockets and passes them on, and one VM's QEMU must not reach another's agent."""
@@ -102,17 +152,37 @@ class RootDiskStore:
             (layout.sockets, 0o711),
             (layout.socket_dir(container), 0o700),
         ):
-            directory = Path(path)
-            directory.mkdir(mode=mode, parents=True, exist_ok=True)
-            if directory.stat().st_mode & 0o777 != mode:
-                directory.chmod(mode)
+            _make_directory(path, mode)
 
-    def _failure(self, container: ContainerId, disk: str, words: str) -> InternalError | ResourceExhausted:
+    def _failure(self, what: str, disk: str, words: str) -> InternalError | ResourceExhausted:
         Path(disk).unlink(missing_ok=True)
-        room = os.statvfs(self._layout.containers)
-        if room.f_bavail * room.f_frsize < _ROOM_WANTED:
-            return ResourceExhausted(f"container {container}: no space for its root disk in {self._layout.containers}")
-        return InternalError(f"container {container}: its root disk cannot be made: {words}")
+        if self.room() < _ROOM_WANTED:
+            return ResourceExhausted(f"{what}: no space for its root disk in {os.path.dirname(disk)}")
+        return InternalError(f"{what}: its root disk cannot be made: {words}")
+
+
+def _size(base: Image, base_path: str, wanted: int) -> int:
+    """Bytes, whole sectors. Raises InvalidRequest, NotFound."""
+    if wanted > _MAX_BYTES:
+        raise InvalidRequest(f"a root volume of {wanted} bytes is wanted; at most {_MAX_BYTES} are possible")
+    if not Path(base_path).is_file():
+        raise NotFound(f"the file of image {base.digest} is gone from this node; pull the image again")
+    return -(-max(base.virtual_size, wanted) // _SECTOR) * _SECTOR
+
+
+def _make_directory(path: str, mode: int) -> None:
+    directory = Path(path)
+    directory.mkdir(mode=mode, parents=True, exist_ok=True)
+    if directory.stat().st_mode & 0o777 != mode:
+        directory.chmod(mode)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _remove(parent: Path, name: str) -> None:

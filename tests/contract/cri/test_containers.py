@@ -119,7 +119,7 @@ def test_verbose_status_tells_a_person_where_things_are(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "code", "text"),
-    [(OffReason.SHUTDOWN, 0, "Completed"), (OffReason.CRASHED, 1, "Error"), (OffReason.FAILED, 137, "Error")],
+    [(OffReason.SHUTDOWN, 0, "Completed"), (OffReason.CRASHED, 137, "Error"), (OffReason.FAILED, 137, "Error")],
 )
 def test_a_vm_that_ends_by_itself_has_its_exit_code(
     client: Client, world: World, reason: OffReason, code: int, text: str
@@ -225,7 +225,7 @@ def test_the_security_settings_of_an_ordinary_pod_are_accepted(client: Client) -
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
         run_as_user=pb.Int64Value(value=1000),
         run_as_group=pb.Int64Value(value=1000),
-        seccomp_profile_path="localhost/profiles/x.json",
+        seccomp_profile_path="runtime/default",
         readonly_rootfs=True,
         no_new_privs=True,
         masked_paths=["/proc/kcore"],
@@ -235,10 +235,13 @@ def test_the_security_settings_of_an_ordinary_pod_are_accepted(client: Client) -
 
 
 def test_a_second_running_container_in_a_pod_is_refused_and_told_why(client: Client) -> None:
-    sandbox, first = client.running()
-    second = client.create(sandbox, "sidecar")
+    sandbox = client.run()
+    first, second = client.create(sandbox), client.create(sandbox, "sidecar")
+    client.start(first)
     with refused(Code.FAILED_PRECONDITION, "a pod is one virtual machine"):
         client.start(second)
+    with refused(Code.FAILED_PRECONDITION, "a pod is one virtual machine"):
+        client.create(sandbox, "third")
     assert client.status(second).state == pb.CONTAINER_CREATED
     client.stop(first)
     client.start(second)
@@ -401,3 +404,50 @@ def test_a_restart_of_the_daemon_changes_no_answer(tmp_path: Path) -> None:
         assert client.status(made).exit_code == 0
         client.remove_pod(sandbox)
         assert world.everything() == []
+
+
+def test_the_stop_signal_comes_back(client: Client) -> None:
+    made = client.create(client.run(), stop_signal=pb.Signal.Value("SIGNAL_SIGUSR1"))
+    assert client.status(made).stop_signal == pb.Signal.Value("SIGNAL_SIGUSR1")
+
+
+def test_a_second_stop_with_a_shorter_grace_wins_over_the_wire(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.vms.shuts_down_after = None
+    world.outside.clock.held = True
+    first = Background(lambda: client.stop(made, 600))
+    world.outside.clock.until_waiting()
+    second = Background(lambda: client.stop(made, 0))
+    first.done()
+    second.done()
+    status = client.status(made)
+    assert (status.state, status.exit_code, status.message) == (pb.CONTAINER_EXITED, 137, "killed: no grace period")
+
+
+def test_a_second_stop_with_a_longer_grace_changes_nothing_over_the_wire(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.vms.shuts_down_after = None
+    world.outside.clock.held = True
+    first = Background(lambda: client.stop(made, 30))
+    world.outside.clock.until_waiting()
+    second = Background(lambda: client.stop(made, 3600))
+    world.outside.clock.advance(30)
+    first.done()
+    second.done()
+    assert "within 30 s" in client.status(made).message
+
+
+def test_a_stop_whose_client_gave_up_goes_on_and_a_repeat_joins_it(client: Client, world: World) -> None:
+    _, made = client.running()
+    world.outside.vms.shuts_down_after = None
+    world.outside.clock.held = True
+    request = pb.StopContainerRequest(container_id=made, timeout=60)
+    given_up = client.runtime.StopContainer.future(request, timeout=20.0)
+    world.outside.clock.until_waiting()
+    given_up.cancel()
+    assert client.status(made).state == pb.CONTAINER_RUNNING
+    repeat = Background(lambda: client.stop(made, 60))
+    world.outside.clock.advance(60)
+    repeat.done()
+    assert client.status(made).exit_code == 137
+    assert world.journal.count("vms.destroy") == 1

@@ -107,7 +107,7 @@ CONTAINER_CALLS: dict[str, Callable[[Client, str, str], object]] = {
         call                       missing     created              running              exited               removed
         CreateContainer            ok created  ok                   ALREADY_EXISTS       ALREADY_EXISTS       ok created
         CreateContainer changed    ok created  ALREADY_EXISTS       ALREADY_EXISTS       ALREADY_EXISTS       ok created
-        CreateContainer attempt 1  ok created  ok                   ok                   ok                   ok created
+        CreateContainer attempt 1  ok created  ok                   FAILED_PRECONDITION  ok                   ok created
         StartContainer             NOT_FOUND   ok running           FAILED_PRECONDITION  FAILED_PRECONDITION  NOT_FOUND
         StopContainer              ok          ok                   ok exited            ok                   ok
         RemoveContainer            ok          ok gone              ok gone              ok gone              ok
@@ -166,14 +166,14 @@ SANDBOX_CALLS: dict[str, Callable[[Client, str, str], object]] = {
 @pytest.mark.parametrize(
     ("call", "state", "expected"),
     table("""
-        call                     missing    ready           in use          stopped              removed
-        RunPodSandbox            ok ready   ok              ok              ALREADY_EXISTS       ok ready
-        RunPodSandbox changed    ok ready   ALREADY_EXISTS  ALREADY_EXISTS  ALREADY_EXISTS       ok ready
-        RunPodSandbox attempt 1  ok         ok              ok              ok                   ok
-        StopPodSandbox           ok         ok notready     ok notready     ok                   ok
-        RemovePodSandbox         ok         ok gone         ok gone         ok gone              ok
-        PodSandboxStatus         NOT_FOUND  ok              ok              ok                   NOT_FOUND
-        CreateContainer          NOT_FOUND  ok              ok              FAILED_PRECONDITION  NOT_FOUND
+        call                     missing    ready           in use               stopped              removed
+        RunPodSandbox            ok ready   ok              ok                   ALREADY_EXISTS       ok ready
+        RunPodSandbox changed    ok ready   ALREADY_EXISTS  ALREADY_EXISTS       ALREADY_EXISTS       ok ready
+        RunPodSandbox attempt 1  ok         ok              ok                   ok                   ok
+        StopPodSandbox           ok         ok notready     ok notready          ok                   ok
+        RemovePodSandbox         ok         ok gone         ok gone              ok gone              ok
+        PodSandboxStatus         NOT_FOUND  ok              ok                   ok                   NOT_FOUND
+        CreateContainer          NOT_FOUND  ok              FAILED_PRECONDITION  FAILED_PRECONDITION  NOT_FOUND
     """),
 )
 def test_a_sandbox(shared: tuple[World, Client], call: str, state: str, expected: str) -> None:

@@ -55,7 +55,7 @@ def test_the_command_gets_what_the_container_config_says(client: Client, world: 
 def test_a_group_without_a_user_is_refused(client: Client) -> None:
     sandbox = client.run()
     context = pb.LinuxContainerSecurityContext(run_as_group=pb.Int64Value(value=5))
-    with refused(Code.INVALID_ARGUMENT, "run_as_group without"):
+    with refused(Code.INVALID_ARGUMENT, "run_as_group is set without"):
         client.create(sandbox, linux=pb.LinuxContainerConfig(security_context=context))
 
 

@@ -33,6 +33,7 @@ IMPLEMENTED = {
     *("ListMetricDescriptors", "ListPodSandboxMetrics", "StreamPodSandboxMetrics"),
     "ExecSync",
     *("UpdateContainerResources", "UpdatePodSandboxResources"),
+    "CheckpointContainer",
 }
 
 

@@ -314,3 +314,11 @@ def test_a_container_cannot_be_made_in_a_stopped_sandbox(client: Client) -> None
     request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container())
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "not ready"):
         client.CreateContainer(request)
+
+
+@pytest.mark.parametrize("pid", ["POD", "CONTAINER"])
+def test_the_namespaces_are_shown_as_the_pod_asked_for_them(client: Client, pid: str) -> None:
+    asked = pb.NamespaceOption(pid=pb.NamespaceMode.Value(pid), ipc=pb.NamespaceMode.Value("POD"))
+    context = pb.LinuxSandboxSecurityContext(namespace_options=asked)
+    made = client.run(linux=pb.LinuxPodSandboxConfig(security_context=context))
+    assert client.pod_status(made).linux.namespaces.options == asked

@@ -88,14 +88,14 @@ def type_into_console(text):
 
 def wait_off():
     with hypervisor.watching(SPEC.uuid) as event:
-        while hypervisor.power(SPEC.uuid).is_on:
+        while not hypervisor.power(SPEC.uuid).has_ended:
             assert event.wait(30)
             event.clear()
 
 
 def end():
-    hypervisor.destroy(SPEC.uuid)
-    hypervisor.undefine(SPEC.uuid)
+    hypervisor.destroy(SPEC.uuid, SPEC.container_id)
+    hypervisor.undefine(SPEC.uuid, SPEC.container_id)
     assert hypervisor.power(SPEC.uuid).power is Power.ABSENT
     hypervisor.close()
     connection.close()

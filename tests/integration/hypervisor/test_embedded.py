@@ -22,7 +22,9 @@ def test_what_the_guest_says_is_in_the_log_and_on_the_socket(place):
 
 
 def test_the_log_grows_over_starts(place):
-    place.run("boot(); hypervisor.destroy(SPEC.uuid); hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2)")
+    place.run(
+        "boot(); hypervisor.destroy(SPEC.uuid, SPEC.container_id); hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2)"
+    )
     assert _words(place.log).count(b"guest is up") == 2
 
 
@@ -30,14 +32,21 @@ def test_each_end_of_a_vm_has_its_reason(place):
     said = place.run(
         "boot(); type_into_console(b'q'); wait_off(); say(state())\n"
         "hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2); type_into_console(b'p'); wait_off(); say(state())\n"
-        "hypervisor.start(SPEC.uuid); hypervisor.destroy(SPEC.uuid); say(state())\n"
+        "hypervisor.destroy(SPEC.uuid, SPEC.container_id)\n"
+        "hypervisor.start(SPEC.uuid); hypervisor.destroy(SPEC.uuid, SPEC.container_id); say(state())\n"
     )
-    assert said == [["off", "shutdown"], ["off", "crashed"], ["off", "destroyed"]]
+    assert said == [["off", "shutdown"], ["crashed", "unknown"], ["off", "destroyed"]]
 
 
 def test_a_reset_is_no_end(place):
     said = place.run("boot(); type_into_console(b'r'); wait_for_log(b'guest is up', 2); say(state())")
     assert said == [["running", "unknown"]]
+
+
+def test_a_panic_is_still_known_to_the_next_process(place):
+    place.run("boot(); type_into_console(b'p'); wait_off(); os.kill(os.getpid(), 9)", expect=KILLED)
+    said = place.run("say(state()); hypervisor.destroy(SPEC.uuid, SPEC.container_id); say(state()[0])")
+    assert said == [["crashed", "unknown"], "off"]
 
 
 def test_a_killed_qemu_is_a_crash(place):

@@ -59,7 +59,7 @@ say(all_there())
 resizing.set_limits(SPEC.uuid, Limits())
 say(all_there())
 resizing.add_vcpus(SPEC.uuid, 2)
-hypervisor.destroy(SPEC.uuid)
+hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 """,
         "libvirt-cgroups",
     )
@@ -71,6 +71,6 @@ def test_a_guests_memory_is_of_huge_pages(place):
     free = int((PAGES / "free_hugepages").read_text())
     said = place.run(
         f"boot(dataclasses.replace(SPEC, page_bytes=2 << 20)); say(int(Path('{PAGES}/free_hugepages').read_text()))"
-        "; hypervisor.destroy(SPEC.uuid)"
+        "; hypervisor.destroy(SPEC.uuid, SPEC.container_id)"
     )
     assert said == [free - 16]

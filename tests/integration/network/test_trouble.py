@@ -273,3 +273,20 @@ def test_many_cycles_leave_no_descriptor_thread_or_file(tap_node: TapNode) -> No
     until(lambda: tap_node.descriptors() <= descriptors, what="descriptors closed")
     until(lambda: len(list(tasks.iterdir())) <= threads, what="threads ended")
     until(lambda: not tap_node.leftovers(), what="all released")
+
+
+def test_what_somebody_else_removed_is_named_and_only_that(tap_node: TapNode) -> None:
+    tap_node.configure(tap_node.bridge_plugin())
+    whole, without_tap, without_netns = (sandbox() for _ in range(3))
+    for which in (whole, without_tap, without_netns):
+        tap_node.attach(which)
+    assert tap_node.call("lost", {}) == {"lost": {}}
+    subprocess.run(["ip", "-n", tap_node.netns_of(without_tap).name, "link", "delete", "tap0"], check=True)
+    subprocess.run(["ip", "netns", "delete", tap_node.netns_of(without_netns).name], check=True)
+    lost = tap_node.call("lost", {})["lost"]
+    assert set(lost) == {without_tap, without_netns}
+    assert "tap0" in lost[without_tap]
+    assert "network namespace" in lost[without_netns]
+    for which in (whole, without_tap, without_netns):
+        tap_node.release(which)
+    assert tap_node.call("lost", {}) == {"lost": {}}

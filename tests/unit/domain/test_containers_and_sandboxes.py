@@ -118,7 +118,7 @@ def test_the_key_of_a_network_is_not_shown() -> None:
         (Power.PAUSED, True),
         (Power.SHUTTING_DOWN, True),
         (Power.OFF, False),
-        (Power.CRASHED, False),
+        (Power.CRASHED, True),
         (Power.ABSENT, False),
     ],
 )

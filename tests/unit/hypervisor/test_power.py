@@ -5,7 +5,7 @@ from __future__ import annotations
 import libvirt
 import pytest
 
-from virtshim.domain.vm import OffReason, Power, PowerState
+from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.hypervisor.power import to_power
 
 
@@ -14,11 +14,17 @@ from virtshim.hypervisor.power import to_power
     [
         (libvirt.VIR_DOMAIN_RUNNING, 1, PowerState(Power.RUNNING)),
         (libvirt.VIR_DOMAIN_BLOCKED, 0, PowerState(Power.RUNNING)),
-        (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR, PowerState(Power.PAUSED)),
+        (
+            libvirt.VIR_DOMAIN_PAUSED,
+            libvirt.VIR_DOMAIN_PAUSED_IOERROR,
+            PowerState(Power.PAUSED, pause=PauseReason.IO_ERROR),
+        ),
+        (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER, PowerState(Power.PAUSED)),
+        (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_CRASHED, PowerState(Power.CRASHED)),
         (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_SHUTTING_DOWN, PowerState(Power.SHUTTING_DOWN)),
-        (libvirt.VIR_DOMAIN_PMSUSPENDED, 0, PowerState(Power.PAUSED)),
+        (libvirt.VIR_DOMAIN_PMSUSPENDED, 0, PowerState(Power.PAUSED, pause=PauseReason.GUEST)),
         (libvirt.VIR_DOMAIN_SHUTDOWN, 1, PowerState(Power.SHUTTING_DOWN)),
-        (libvirt.VIR_DOMAIN_CRASHED, 1, PowerState(Power.SHUTTING_DOWN, OffReason.CRASHED)),
+        (libvirt.VIR_DOMAIN_CRASHED, 1, PowerState(Power.CRASHED)),
         (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN, PowerState(Power.OFF, OffReason.SHUTDOWN)),
         (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED, PowerState(Power.OFF, OffReason.DESTROYED)),
         (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_CRASHED, PowerState(Power.OFF, OffReason.CRASHED)),

@@ -252,7 +252,7 @@ def test_a_kill_during_recovery_is_made_good_by_the_next_recovery(tmp_path: Path
         world.journal.crash(2, When.HALF)
         with pytest.raises(Crash):
             world.run("half-run")
-        world.outside.vms.destroy(world.domain(ended))
+        world.outside.vms.destroy(world.domain(ended), ended)
         return world.restarted()
 
     def healthy(world: World) -> None:

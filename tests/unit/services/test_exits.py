@@ -8,8 +8,8 @@ from fakes.world import World
 from virtshim.domain.container import ContainerPhase, ExitReason
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.vm import OffReason, Power, PowerState
-from virtshim.services.exits import exit_of
+from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
+from virtshim.services.exits import exit_of, trouble_of
 
 OFF = Power.OFF
 
@@ -18,8 +18,8 @@ OFF = Power.OFF
     ("state", "code", "reason", "says"),
     [
         (PowerState(OFF, OffReason.SHUTDOWN), 0, ExitReason.COMPLETED, ""),
-        (PowerState(OFF, OffReason.CRASHED), 1, ExitReason.ERROR, "kernel panic"),
-        (PowerState(Power.CRASHED, OffReason.CRASHED), 1, ExitReason.ERROR, "kernel panic"),
+        (PowerState(OFF, OffReason.CRASHED), 137, ExitReason.ERROR, "QEMU was killed or crashed"),
+        (PowerState(Power.CRASHED), 1, ExitReason.ERROR, "the guest panicked"),
         (PowerState(OFF, OffReason.DESTROYED), 137, ExitReason.ERROR, "from outside"),
         (PowerState(OFF, OffReason.FAILED), 137, ExitReason.ERROR, "QEMU ended unexpectedly"),
         (PowerState(OFF, OffReason.UNKNOWN), 255, ExitReason.UNKNOWN, "nobody knows how"),
@@ -47,6 +47,71 @@ def test_what_we_did_ourselves_is_told_instead_of_the_guess() -> None:
     )
 
 
+def test_a_kill_for_memory_is_told_as_one_and_other_ends_are_not_taken_for_it() -> None:
+    killed = exit_of(PowerState(OFF, OffReason.CRASHED), 1, oom_killed=True)
+    assert (killed.code, killed.reason) == (137, ExitReason.OOM_KILLED)
+    for reason in (OffReason.SHUTDOWN, OffReason.DESTROYED):
+        assert exit_of(PowerState(OFF, reason), 1, oom_killed=True) == exit_of(PowerState(OFF, reason), 1)
+
+
+@pytest.mark.parametrize("power", [Power.RUNNING, Power.SHUTTING_DOWN, Power.OFF, Power.CRASHED])
+def test_only_a_paused_vm_is_in_trouble(power: Power) -> None:
+    assert trouble_of(PowerState(power)) == ""
+    assert all(
+        "paused" in trouble_of(PowerState(Power.PAUSED, pause=w)) for w in (PauseReason.IO_ERROR, PauseReason.OTHER)
+    )
+
+
+def test_a_panic_ends_qemu_and_the_container(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.panic(world.domain(container))
+    world.outside.vms.deliver()
+    ended = world.container(container)
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.reason) == (1, ExitReason.ERROR)
+    assert "the guest panicked" in ended.exit.message
+    assert world.outside.vms.running() == []
+    world.outside.vms.deliver()  # the event of its end by us
+    assert world.container(container) == ended
+
+
+def test_a_panic_while_nobody_watched_is_recorded_at_the_next_start(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.panic(world.domain(container))
+    after = world.recovered()
+    ended = after.container(container).exit
+    assert ended is not None
+    assert ended.code == 1
+    assert after.outside.vms.running() == []
+    after.close()
+
+
+@pytest.mark.parametrize(("killed", "reason"), [(True, ExitReason.OOM_KILLED), (False, ExitReason.ERROR)])
+def test_a_qemu_that_the_kernel_killed_for_memory_is_told_from_another(
+    world: World, killed: bool, reason: ExitReason
+) -> None:
+    _, container = world.running()
+    if killed:
+        world.outside.groups.killed.add(container)
+    world.outside.vms.crash(world.domain(container))
+    world.outside.vms.deliver()
+    ended = world.container(container).exit
+    assert ended is not None
+    assert (ended.code, ended.reason) == (137, reason)
+
+
+def test_a_full_disk_is_told_while_the_container_stays_running(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.halt(world.domain(container))
+    world.outside.vms.deliver()
+    paused = world.container(container)
+    assert paused.phase is ContainerPhase.RUNNING
+    assert "no room" in paused.trouble
+    world.outside.vms.resume(world.domain(container))
+    world.outside.vms.deliver()
+    assert world.container(container).trouble == ""
+
+
 def test_a_container_whose_vm_is_on_is_not_settled(world: World) -> None:
     _, container = world.running()
     settled = world.app.events.exits.settle(container)
@@ -69,7 +134,9 @@ def test_an_unreadable_state_is_no_end(world: World) -> None:
 # --- power events
 
 
-@pytest.mark.parametrize(("reason", "code"), [(OffReason.SHUTDOWN, 0), (OffReason.CRASHED, 1), (OffReason.FAILED, 137)])
+@pytest.mark.parametrize(
+    ("reason", "code"), [(OffReason.SHUTDOWN, 0), (OffReason.CRASHED, 137), (OffReason.FAILED, 137)]
+)
 def test_a_vm_that_ends_by_itself_is_recorded_by_its_event(world: World, reason: OffReason, code: int) -> None:
     _, container = world.running()
     world.outside.vms.end(world.domain(container), reason)

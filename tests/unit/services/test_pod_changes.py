@@ -136,12 +136,13 @@ def test_a_sandbox_whose_undo_failed_is_seen_and_then_removed_without_ever_havin
 
 
 def test_repeated_calls_tell_nothing_new(world: World, listener: Subscription) -> None:
-    sandbox, container = world.running()
+    sandbox = world.run()
+    container, _ = world.create(sandbox), world.create(sandbox, name="other")
+    world.start(container)
     world.run()
-    world.create(sandbox, name="other")
     count = len(heard(world, listener))
-    world.create(sandbox, name="other")
     world.stop(container)
+    world.create(sandbox, name="other")
     world.stop(container)
     world.stop_sandbox(sandbox)
     world.stop_sandbox(sandbox)

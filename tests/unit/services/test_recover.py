@@ -49,7 +49,7 @@ def test_a_vm_that_runs_on_is_stopped_as_ever(world: World, worlds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"), [(OffReason.SHUTDOWN, 0), (OffReason.CRASHED, 1), (OffReason.DESTROYED, 137)]
+    ("reason", "code"), [(OffReason.SHUTDOWN, 0), (OffReason.CRASHED, 137), (OffReason.DESTROYED, 137)]
 )
 def test_a_vm_that_ended_meanwhile_has_its_exit_code(world: World, worlds, reason: OffReason, code: int) -> None:
     _, container = world.running()

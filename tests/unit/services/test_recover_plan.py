@@ -47,10 +47,11 @@ def planned(
     domains: tuple[OwnedDomain, ...] = (),
     networks: frozenset[SandboxId] = frozenset(),
     directories: frozenset[ContainerId] = frozenset(),
+    pods_kept: frozenset[str] = frozenset(),
     rebooted: bool = False,
 ) -> dict[str, tuple[object, ...]]:
     """The actions that are not empty."""
-    made = plan(Found(sandboxes, containers, domains, networks, directories, rebooted))
+    made = plan(Found(sandboxes, containers, domains, networks, directories, pods_kept, rebooted))
     return {field.name: getattr(made, field.name) for field in fields(Plan) if getattr(made, field.name)}
 
 

@@ -96,8 +96,9 @@ def test_containers_of_other_pods_are_left_alone(world: World) -> None:
 def test_remove_takes_everything(world: World) -> None:
     sandbox, first = world.running()
     world.stop(first)
-    world.start(world.create(sandbox, attempt=1))
+    second = world.create(sandbox, attempt=1)
     world.create(sandbox, "never-started")
+    world.start(second)
     world.remove_sandbox(sandbox)
     assert world.everything() == []
 

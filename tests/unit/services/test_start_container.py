@@ -74,8 +74,9 @@ def test_a_container_of_a_stopped_sandbox_does_not_start(world: World) -> None:
 
 
 def test_a_second_container_does_not_run_beside_the_first(world: World) -> None:
-    sandbox, first = world.running()
-    second = world.create(sandbox, "sidecar")
+    sandbox = world.run()
+    first, second = world.create(sandbox), world.create(sandbox, "sidecar")
+    world.start(first)
     with pytest.raises(WrongState, match="a pod is one virtual machine") as refused:
         world.start(second)
     assert first.value in str(refused.value)
@@ -83,8 +84,9 @@ def test_a_second_container_does_not_run_beside_the_first(world: World) -> None:
 
 
 def test_a_second_container_runs_after_the_first(world: World) -> None:
-    sandbox, first = world.running()
-    second = world.create(sandbox, "main")
+    sandbox = world.run()
+    first, second = world.create(sandbox), world.create(sandbox, "main")
+    world.start(first)
     world.stop(first)
     world.start(second)
     assert world.container(second).phase is ContainerPhase.RUNNING
@@ -187,7 +189,7 @@ def test_a_vm_that_runs_is_a_success_even_if_it_cannot_be_looked_at_again(world:
 
 def test_a_paused_vm_counts_as_running(world: World) -> None:
     _, container = world.running()
-    world.outside.vms.pause(world.domain(container))
+    world.outside.vms.halt(world.domain(container))
     world.outside.vms.deliver()
     assert world.container(container).phase is ContainerPhase.RUNNING
     world.outside.vms.end(world.domain(container), OffReason.CRASHED)

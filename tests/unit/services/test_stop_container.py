@@ -104,7 +104,7 @@ def test_a_stop_that_failed_can_be_repeated(world: World) -> None:
 
 def test_a_vm_that_survives_its_destruction_is_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     _, container = world.running()
-    monkeypatch.setattr(world.outside.vms, "destroy", lambda domain: None)
+    monkeypatch.setattr(world.outside.vms, "destroy", lambda domain, container: None)
     world.outside.vms.shuts_down_after = None
     with pytest.raises(InternalError, match="still running"):
         world.stop(container)

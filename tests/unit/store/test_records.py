@@ -27,7 +27,7 @@ from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, Resou
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
-from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase, Scope
 from virtshim.domain.vm import VmSize
 from virtshim.store import rows
 from virtshim.store.records import SqliteRecords
@@ -47,6 +47,7 @@ SANDBOX = Sandbox(
         runtime_handler="virtshim",
         overhead=Resources(memory_limit_bytes=1),
         resources=Resources(cpu_quota=1),
+        namespaces=Namespaces(Scope.CONTAINER, Scope.POD, Scope.CONTAINER),
     ),
     created_at=2**62,
     phase=SandboxPhase.NOT_READY,
@@ -61,6 +62,7 @@ SANDBOX = Sandbox(
     reason="stopped",
     changed_overhead=Resources(memory_limit_bytes=2),
     changed_resources=Resources(cpu_quota=-1),
+    root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
 )
 CONTAINER = Container(
     id=ContainerId("c" * 64),
@@ -80,6 +82,7 @@ CONTAINER = Container(
         stdin=True,
         stdin_once=True,
         tty=True,
+        stop_signal=15,
         user=RunAs("app", 7, (8, 9), own_groups=False),
         resources=RESOURCES,
     ),
@@ -94,6 +97,9 @@ CONTAINER = Container(
     cgroup_parent="/kubepods.slice",
     size=VmSize(1, 2, 3, 4, 5),
     changed=RESOURCES,
+    trouble="paused",
+    pod_disk="p/d",
+    checkpointing="/var/lib/kubelet/checkpoints/x.tar",
 )
 IMAGE = Image(
     digest=ImageDigest(f"sha256:{'2' * 64}"),

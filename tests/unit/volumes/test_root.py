@@ -185,3 +185,56 @@ def test_the_use_of_a_container_is_what_its_files_take_without_holes(disks: Root
     assert written.directory == layout.containers
     assert written.filesystem_bytes > written.used_bytes
     assert written.filesystem_inodes >= written.filesystem_inodes_free
+
+
+# --- disks that stay for a pod's life
+
+NAME = f"{'a' * 64}/{'b' * 64}"
+
+
+def test_a_kept_disk_is_made_once_and_found_again(disks, base) -> None:
+    assert disks.kept(NAME) is None
+    made = disks.create_kept(NAME, *base, 32 * MIB)
+    assert disks.kept(NAME) == made
+    assert info(made.path)["virtual-size"] == 32 * MIB
+    with pytest.raises(InternalError):
+        disks.create_kept(NAME, *base, 32 * MIB)
+    assert disks.kept(NAME) == made
+    assert disks.pods_kept() == {"a" * 64}
+    assert [path.name for path in Path(made.path).parent.iterdir()] == [Path(made.path).name]
+
+
+def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, base, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", dies)
+        with pytest.raises(KeyboardInterrupt):
+            disks.create_kept(NAME, *base, 0)
+    assert disks.kept(NAME) is None
+    assert disks.pods_kept() == {"a" * 64}
+    assert disks.kept(NAME) != disks.create_kept(NAME, *base, 0)
+
+
+def test_the_disks_of_a_pod_go_together_and_twice_is_no_error(disks, base) -> None:
+    for container in "cd":
+        disks.create_kept(f"{'a' * 64}/{container * 64}", *base, 0)
+    disks.create_kept(f"{'f' * 64}/{'c' * 64}", *base, 0)
+    for _ in range(2):
+        disks.delete_kept("a" * 64)
+    assert disks.pods_kept() == {"f" * 64}
+
+
+def test_a_container_takes_no_disk_of_its_pod_with_it(disks, base) -> None:
+    disks.create_kept(NAME, *base, 0)
+    disks.create(ID, *base, 0)
+    disks.delete(ID)
+    assert disks.kept(NAME) is not None
+
+
+def test_a_container_on_a_disk_of_its_pod_has_the_same_directories_as_any(disks, layout, base) -> None:
+    disks.create(ID, *base, 0)
+    disks.make_directory(OTHER)
+    for place in (layout.container_dir, layout.socket_dir):
+        assert Path(place(OTHER)).stat().st_mode == Path(place(ID)).stat().st_mode

@@ -6,6 +6,8 @@ Choices, each for a reason:
   is safe, and the shared base image stays in the host's page cache once instead of being read again for every
   pod (`none` would go round it, and fails at start on file systems without O_DIRECT).
 - `discard='unmap'`: space freed in the guest is freed on the host. Not for read-only disks.
+- `error_policy='enospace'`: a full disk on the host pauses the VM, and no write is lost; it can go on when there is
+  room. Every other error is the guest's to see, as with a real disk.
 - The driver type is always explicit: a guest must not be able to turn its raw disk into a qcow2 that names a
   host file. A raw disk says it has no backing file. A qcow2 disk leaves its backing chain to libvirt, which
   follows only formats that are recorded in the (host-written) header and refuses the rest.
@@ -67,6 +69,8 @@ def _disk(disk: Disk, bus: DiskBus, index: int) -> etree._Element:
     element = etree.Element("disk", type="file", device="cdrom" if as_cdrom else "disk")
     driver = etree.SubElement(element, "driver", name="qemu", type=disk.format.value, cache="writeback")
     if not readonly:
+        driver.set("error_policy", "enospace")
+        driver.set("rerror_policy", "report")
         driver.set("discard", "unmap")
     source = etree.SubElement(element, "source", file=absolute_path(disk.path, "disk path"))
     etree.SubElement(source, "seclabel", model="dac", relabel="no")

@@ -24,7 +24,7 @@ def balloon(*, holds_back: bool) -> etree._Element:
 
 
 def panic() -> etree._Element:
-    """pvpanic: a guest kernel's panic ends the VM as `crashed` instead of leaving it spinning."""
+    """pvpanic: a guest kernel tells of its panic instead of spinning or booting again."""
     return etree.Element("panic", model="isa")
 
 

@@ -1,0 +1,109 @@
+"""The services over libvirt's own test driver: what somebody else does to a VM shows in its container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import libvirt
+import pytest
+from fakes.world import Outside, World
+from podclient import wait_until
+
+from virtshim.domain.container import Container, ContainerPhase, ExitReason
+from virtshim.domain.ids import ContainerId
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.standstill import LibvirtStandstill
+
+URI = "test:///default"
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    connection = Connection(URI)
+    profile = NodeProfile("states", DomainType.TEST, QEMU, QEMU, Cgroups.OFF)
+    hypervisor = LibvirtHypervisor(connection, profile)
+    connection.start()
+    assert connection.wait_open(30), connection.trouble()
+    outside = Outside()
+    outside.vms = cast("Any", hypervisor)
+    outside.standstill = LibvirtStandstill(connection, profile)
+    world = World(tmp_path, outside)
+    world.pull()
+    yield world
+    for container in world.records.containers.all():
+        world.remove(container.id)
+    hypervisor.close()
+    connection.close()
+    world.close()
+
+
+@pytest.fixture
+def virsh() -> Iterator[Callable[[World, ContainerId], libvirt.virDomain]]:
+    """Somebody else's connection to the same libvirt."""
+    conn = libvirt.open(URI)
+    yield lambda world, container: conn.lookupByUUID(world.domain(container).bytes)
+    conn.close()
+
+
+def becomes(world: World, container: ContainerId, wanted: Callable[[Container], bool]) -> Container:
+    wait_until(lambda: wanted(world.container(container)), 20, "the event reaches the record")
+    return world.container(container)
+
+
+def is_exited(container: Container) -> bool:
+    return container.phase is ContainerPhase.EXITED
+
+
+def test_a_vm_that_somebody_destroys_was_killed_from_outside(world: World, virsh: Any) -> None:
+    _, container = world.running()
+    virsh(world, container).destroy()
+    ended = becomes(world, container, is_exited).exit
+    assert ended is not None
+    assert (ended.code, ended.reason) == (137, ExitReason.ERROR)
+    assert "from outside" in ended.message
+
+
+def test_a_vm_that_somebody_shuts_down_is_completed(world: World, virsh: Any) -> None:
+    _, container = world.running()
+    virsh(world, container).shutdown()
+    ended = becomes(world, container, is_exited).exit
+    assert ended is not None
+    assert (ended.code, ended.reason) == (0, ExitReason.COMPLETED)
+
+
+def test_a_paused_vm_is_running_and_says_so(world: World, virsh: Any) -> None:
+    _, container = world.running()
+    virsh(world, container).suspend()
+    paused = becomes(world, container, lambda c: c.trouble != "")
+    assert paused.phase is ContainerPhase.RUNNING
+    assert "from outside" in paused.trouble
+    virsh(world, container).resume()
+    becomes(world, container, lambda c: c.trouble == "")
+
+
+def test_reboots_are_no_ends_however_often_they_come(world: World, virsh: Any) -> None:
+    _, container = world.running()
+    before = world.container(container)
+    for _ in range(3):
+        virsh(world, container).reboot(0)
+    # Events come in order: when this one is through, those of the reboots are.
+    virsh(world, container).suspend()
+    becomes(world, container, lambda c: c.trouble != "")
+    virsh(world, container).resume()
+    assert becomes(world, container, lambda c: c.trouble == "") == before
+
+
+def test_a_vm_that_somebody_destroyed_and_undefined_is_exited_too(world: World, virsh: Any) -> None:
+    _, container = world.running()
+    vm = virsh(world, container)
+    vm.destroy()
+    vm.undefine()
+    assert becomes(world, container, is_exited).exit is not None
+    world.remove(container)
+    assert world.records.containers.get(container) is None

@@ -1,0 +1,30 @@
+"""Boots the demo guest as a pod and talks to it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from console import SerialConsole
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_for_log
+
+BOOT = 90.0
+READY = "virtshim-guest: ready"
+
+
+def boot(cri: PodClient, node: Node, image: str, name: str = "web", **options: object) -> tuple[str, str, str]:
+    """Sandbox id, container id and log file of a VM whose guest is up."""
+    # A directory of its own: an earlier pod's log would say "ready" for it.
+    config = pod_config(name, f"{node.directory}/logs/{name}-{uuid.uuid4().hex[:8]}", **options)
+    pod = cri.run_pod(config)
+    container = cri.create(pod, container_config(cri.pull(image)), config)
+    cri.start(container)
+    log = cri.status(container).log_path
+    assert os.path.exists(log), "the log file must be there when StartContainer returns"
+    wait_for_log(log, READY, BOOT)
+    return pod, container, log
+
+
+def console_of(node: Node, container: str) -> SerialConsole:
+    return SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock")

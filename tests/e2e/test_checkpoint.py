@@ -1,0 +1,123 @@
+"""A checkpoint of a real VM, the restart of a container on the pod's own disk, and a UUID that stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import tarfile
+import uuid
+from pathlib import Path
+
+import grpc
+import pytest
+from guest import BOOT, READY, boot, console_of
+from podclient import container_config, pod_config, wait_for_log, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+
+def checkpoint(cri, container: str, location: str, timeout: int = 100) -> None:
+    request = pb.CheckpointContainerRequest(container_id=container, location=location, timeout=timeout)
+    cri.runtime.CheckpointContainer(request, timeout=120)
+
+
+def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, image_url, tmp_path):
+    pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "saved")
+    console = console_of(node, container)
+    console.type("echo in-memory-only > /tmp/note; word=kept; dd if=/dev/sda bs=512 count=1 of=/dev/sda seek=9000 2>&1")
+    (before,) = node.qemu_pids()
+    archive = tmp_path / "one.tar"
+    checkpoint(cri, container, str(archive))
+
+    assert node.qemu_pids() == {before}
+    console.type("echo still-$word-$(cat /tmp/note)")
+    wait_for_log(log, "still-kept-in-memory-only", 20)
+    status = cri.status(container)
+    assert (status.state, status.message) == (pb.CONTAINER_RUNNING, "")
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["one.tar"]
+    with tarfile.open(archive) as tar:
+        assert tar.getnames() == ["checkpoint.json", "memory.save", "root.qcow2", "seed.iso"]
+        manifest = json.load(tar.extractfile("checkpoint.json"))
+        tar.extractall(tmp_path)
+    assert manifest["container"]["id"] == container
+    memory = (tmp_path / "memory.save").read_bytes()
+    assert memory.startswith(b"LibvirtQemudSave")
+    assert b"in-memory-only" in memory
+    assert b"FETCH_KEY" not in memory[: 1 << 20], "what opens the pod's network stays on the node"
+    checked = subprocess.run(
+        ["qemu-img", "check", tmp_path / "root.qcow2"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+    # The VM's disks are what they were: no chain of snapshots.
+    disk = f"{node.directory}/state/containers/{container}/root.qcow2"
+    mapped = Path(f"/proc/{before}/fd")
+    opened = {os.readlink(fd) for fd in mapped.iterdir() if fd.is_symlink()}
+    assert disk in opened
+    assert sorted(os.listdir(os.path.dirname(disk))) == ["console.log", "console.pos", "root.qcow2", "seed.iso"]
+
+    # Time that is too short leaves nothing, and the guest runs on.
+    with pytest.raises(grpc.RpcError) as late:
+        checkpoint_at_once(cri, container, str(tmp_path / "late.tar"))
+    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    console.type("echo and-still-$word")
+    wait_for_log(log, "and-still-kept", 20)
+    wait_until(
+        lambda: not [n for n in os.listdir(tmp_path) if "late" in n or n.startswith(".")], 10, "all is cleaned up"
+    )
+    cri.remove_pod(pod)
+
+
+def checkpoint_at_once(cri, container: str, location: str) -> None:
+    """With a client's deadline that the memory cannot be written in."""
+    request = pb.CheckpointContainerRequest(container_id=container, location=location)
+    cri.runtime.CheckpointContainer(request, timeout=0.2)
+
+
+def test_a_pods_root_disk_and_uuid_stay_over_restarts_and_sandboxes(cri, node, image_url):
+    chosen = str(uuid.uuid4())
+    annotations = {
+        "virtshim.io/root-disk": "pod",
+        "VirtletSystemUUID": chosen,
+        "VirtletRootVolumeSize": "64Mi",
+    }
+    config = pod_config("keeper", f"{node.directory}/logs/keeper-{chosen[:8]}", annotations=annotations)
+    digest = cri.pull(f"{image_url}/guest.qcow2")
+    pod = cri.run_pod(config)
+    sector = "bs=512 count=1 seek=100000 of=/dev/sda conv=notrunc,fsync"
+    read = "dd if=/dev/sda bs=512 count=1 skip=100000 2>/dev/null | tr -d '\\0'"
+
+    def start(pod: str, attempt: int) -> tuple[str, str]:
+        container = cri.create(pod, container_config(digest, attempt=attempt), config)
+        cri.start(container)
+        log = cri.status(container).log_path
+        wait_for_log(log, READY, BOOT)
+        return container, log
+
+    first, _log = start(pod, 0)
+    console_of(node, first).type(f"echo written-by-the-first | dd {sector}")
+    cri.stop(first, 0)
+    second, log = start(pod, 1)
+    console_of(node, second).type(f"echo found: $({read}); cat /sys/class/dmi/id/product_uuid")
+    wait_for_log(log, "found: written-by-the-first", 20)
+    wait_for_log(log, chosen, 20)
+    cri.remove(first)  # late: its UUID is now the second's
+    assert cri.status(second).state == pb.CONTAINER_RUNNING
+    assert len(node.qemu_pids()) == 1
+
+    cri.stop_pod(pod)
+    config.metadata.attempt = 1
+    newer = cri.run_pod(config)
+    cri.remove_pod(pod)
+    third, log = start(newer, 2)
+    console_of(node, third).type(f"echo again: $({read})")
+    wait_for_log(log, "again: written-by-the-first", 20)
+    kept = f"{node.directory}/state/pods"
+    assert len(os.listdir(kept)) == 1
+    cri.remove_pod(newer)
+    assert os.listdir(kept) == []

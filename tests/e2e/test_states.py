@@ -1,0 +1,142 @@
+"""What happens to a real VM shows in its container: reboots, panics, killed QEMUs, full disks, lost networks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from console import SerialConsole
+from guest import BOOT, READY, boot, console_of
+from node import Node
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+# Longer than the pause between two looks at all pods.
+ROUND = 30.0
+
+
+def ended(cri: PodClient, container: str, seconds: float = 30.0) -> pb.ContainerStatus:
+    """Its status, once it is EXITED."""
+    wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, seconds, "the container is EXITED")
+    return cri.status(container)
+
+
+def type_and_leave(console: SerialConsole, command: str) -> None:
+    """For what ends or resets the guest: its shell says no more."""
+    console.type(f"{{ (sleep 1; {command}) & }}")
+
+
+def test_a_reboot_inside_the_guest_is_no_end_and_a_killed_qemu_is_one(cri, node, image_url):
+    _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "phoenix")
+    (before,) = node.qemu_pids()
+    started = cri.status(container).started_at
+    type_and_leave(console_of(node, container), "reboot")
+
+    def boots() -> int:
+        return sum(READY in line for line in log_lines(log))
+
+    wait_until(lambda: boots() == 2, BOOT, "the guest is up again")
+    status = cri.status(container)
+    assert (status.state, status.started_at, status.message) == (pb.CONTAINER_RUNNING, started, "")
+    assert node.qemu_pids() == {before}, "the same QEMU serves on"
+
+    os.kill(before, signal.SIGKILL)
+    status = ended(cri, container)
+    assert (status.exit_code, status.reason) == (137, "Error")
+    assert "QEMU was killed" in status.message
+
+
+def test_a_panic_ends_the_container_with_code_1(cri, node, image_url):
+    _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "panic")
+    type_and_leave(console_of(node, container), "echo c > /proc/sysrq-trigger")
+    status = ended(cri, container)
+    assert (status.exit_code, status.reason) == (1, "Error")
+    assert "the guest panicked" in status.message
+    assert not node.qemu_pids()
+    assert any("sysrq" in line.lower() for line in log_lines(log)), "the console's last words are in the log"
+
+
+@contextlib.contextmanager
+def small_disk(cri: PodClient, node: Node, mebibytes: int) -> Iterator[str]:
+    """Containers made inside the block keep their files on a file system of that size; its path. They are removed."""
+    path = f"{node.directory}/state/containers"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=0711", "small", path], check=True)
+    try:
+        yield path
+    finally:
+        for pod in cri.pods():
+            cri.remove_pod(pod.id)
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_disk_pauses_the_vm_and_it_goes_on_when_there_is_room(cri, node, image_url):
+    with small_disk(cri, node, 24) as files:
+        big = {"VirtletRootVolumeSize": "200Mi"}
+        _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "hoarder", annotations=big)
+        mebibyte = "dd if=/dev/zero bs=1M count=1 2>/dev/null | tr '\\0' x > /tmp/m"
+        write = "for i in $(seq 0 39); do cat /tmp/m; done | dd of=/dev/sda bs=1M seek=100 conv=fsync,notrunc"
+        console_of(node, container).type(f"{mebibyte}; {{ ({write}; echo wrote-$?-all) & }}")
+        wait_until(lambda: "no room" in cri.status(container).message, 60, "the container tells of the full disk")
+        status = cri.status(container)
+        assert status.state == pb.CONTAINER_RUNNING
+        request = pb.ContainerStatusRequest(container_id=container, verbose=True)
+        info = json.loads(cri.runtime.ContainerStatus(request, timeout=10).info["info"])
+        assert info["trouble"] == status.message
+        assert not any("wrote-0-all" in line for line in log_lines(log))
+
+        subprocess.run(["mount", "-o", "remount,size=400m", files], check=True)
+        wait_for_log(log, "wrote-0-all", ROUND + 30)
+        wait_until(lambda: cri.status(container).message == "", ROUND, "all is well again")
+
+
+def test_a_qemu_that_the_kernel_kills_for_memory_is_oom_killed(cri, node, image_url):
+    _pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2", "glutton")
+    unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+    group = Path(f"/sys/fs/cgroup{'' if unified else '/memory'}/virtshim/virtshim-{container}")
+    current, limit = ("memory.current", "memory.max") if unified else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+    room = int((group / current).read_text()) + (4 << 20)
+    (group / limit).write_text(str(room))
+    type_and_leave(console_of(node, container), "dd if=/dev/urandom of=/dev/shm/x bs=1M count=40")
+    status = ended(cri, container, 60)
+    assert (status.exit_code, status.reason) == (137, "OOMKilled")
+    assert "memory" in status.message
+
+
+def test_a_sandbox_whose_network_was_deleted_is_not_ready(cri, node, image_url):
+    digest = cri.pull(f"{image_url}/null.qcow2")
+    config = pod_config("cut-off", f"{node.directory}/logs/cut-off")
+    pod = cri.run_pod(config)
+    other = cri.run_pod(pod_config("connected", f"{node.directory}/logs/connected"))
+    container = cri.create(pod, container_config(digest, 64 << 20), config)
+    cri.start(container)
+    netns = f"virtshim-{pod[:20]}"
+    links = subprocess.run(
+        ["ip", "-n", netns, "-br", "link"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    (tap,) = [line.split()[0] for line in links if line.startswith("tap")]
+    subprocess.run(["ip", "-n", netns, "link", "delete", tap], check=True)
+    wait_until(lambda: cri.pod_status(pod).state == pb.SANDBOX_NOTREADY, ROUND, "the sandbox is NOTREADY")
+    request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+    info = json.loads(cri.runtime.PodSandboxStatus(request, timeout=10).info["info"])
+    assert tap in info["reason"]
+    assert cri.pod_status(other).state == pb.SANDBOX_READY
+    # What kubelet does then.
+    cri.stop(container, 0)
+    cri.stop_pod(pod)
+    cri.remove_pod(pod)
+
+
+def test_a_sandbox_whose_namespace_was_deleted_is_not_ready(cri, node):
+    pod = cri.run_pod(pod_config("homeless", f"{node.directory}/logs/homeless"))
+    subprocess.run(["ip", "netns", "delete", f"virtshim-{pod[:20]}"], check=True)
+    wait_until(lambda: cri.pod_status(pod).state == pb.SANDBOX_NOTREADY, ROUND, "the sandbox is NOTREADY")
+    cri.remove_pod(pod)

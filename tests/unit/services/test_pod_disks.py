@@ -1,0 +1,187 @@
+"""A root disk that stays for the pod's life, and a UUID that all attempts of a pod share."""
+
+import contextlib
+import dataclasses
+
+import pytest
+from fakes.journal import Crash, When
+from fakes.world import IMAGE, World, container_config, sandbox_config
+
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.errors import AlreadyExists, InternalError, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.vm import OffReason, Power
+
+KEEP = sandbox_config(annotations={"virtshim.io/root-disk": "pod"})
+UUID = "12345678-9abc-4def-8123-456789abcdef"
+NAMED = sandbox_config(annotations={"VirtletSystemUUID": UUID})
+
+
+def root_of(world: World, container: ContainerId) -> str:
+    return world.outside.vms.spec(world.domain(container)).disks[0].path
+
+
+def ran(world: World, sandbox: SandboxId, attempt: int = 0, name: str = "vm") -> ContainerId:
+    """A container that ran and has ended."""
+    container = world.create(sandbox, name, attempt)
+    world.start(container)
+    world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+    world.outside.vms.deliver()
+    return container
+
+
+def test_usually_each_attempt_has_a_fresh_disk_of_its_own(world: World) -> None:
+    sandbox = world.run()
+    first, second = (root_of(world, ran(world, sandbox, attempt)) for attempt in (0, 1))
+    assert first != second
+
+
+def test_a_kept_disk_serves_every_attempt_and_every_sandbox_of_the_pod(world: World) -> None:
+    first = world.run(config=KEEP)
+    disks = {root_of(world, ran(world, first, attempt)) for attempt in (0, 1)}
+    for container in world.records.containers.all():
+        world.remove(container.id)
+    world.stop_sandbox(first)
+    second = world.run(attempt=1, config=KEEP)
+    world.remove_sandbox(first)
+    disks.add(root_of(world, ran(world, second, 2)))
+    assert len(disks) == 1
+    assert world.journal.count("disks.create_kept") == 1
+
+
+def test_containers_of_one_pod_and_pods_of_one_name_have_disks_of_their_own(world: World) -> None:
+    sandbox = world.run(config=KEEP)
+    other = world.run("other", config=KEEP)
+    roots = [root_of(world, ran(world, pod, 0, name)) for pod in (sandbox, other) for name in ("init", "main")]
+    assert len(set(roots)) == 4
+
+
+def test_a_kept_disk_goes_with_the_last_sandbox_of_its_pod(world: World) -> None:
+    first = world.run(config=KEEP)
+    ran(world, first)
+    world.stop_sandbox(first)
+    second = world.run(attempt=1, config=KEEP)
+    world.remove_sandbox(first)
+    assert world.outside.disks.pod_disks
+    world.remove_sandbox(second)
+    assert world.everything() == []
+    assert world.leftovers() == []
+
+
+def test_a_kept_disk_outlives_a_reboot_of_the_node(world: World) -> None:
+    sandbox = world.run(config=KEEP)
+    root = root_of(world, ran(world, sandbox))
+    world = world.recovered(rebooted=True)
+    again = world.run(attempt=1, config=KEEP)
+    assert root_of(world, ran(world, again, 1)) == root
+    world.close()
+
+
+def test_the_image_under_a_kept_disk_stays_although_the_pod_moved_on_to_another(world: World) -> None:
+    sandbox = world.run(config=KEEP)
+    old = world.container(first := ran(world, sandbox)).image
+    world.images.remove(IMAGE)
+    world.outside.files.publish(IMAGE, b"a newer disk")
+    new = world.pull()
+    assert new != old
+    world.remove(first)
+    second = ran(world, sandbox, 1)
+    assert world.container(second).image == new
+    assert old in world.outside.files.stored(), "the disk is a copy-on-write of it"
+    world.remove_sandbox(sandbox)
+    assert old not in world.outside.files.stored()
+
+
+def test_a_failed_creation_leaves_a_kept_disk_that_the_next_one_uses(world: World) -> None:
+    sandbox = world.run(config=KEEP)
+    world.journal.fail("vms.define", InternalError("libvirt says no"))
+    with pytest.raises(InternalError):
+        world.create(sandbox)
+    assert world.records.containers.all() == []
+    ran(world, sandbox)
+    assert world.journal.count("disks.create_kept") == 1
+    world.remove_sandbox(sandbox)
+    assert world.everything() == []
+
+
+@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
+@pytest.mark.parametrize("step", range(1, 12))
+def test_wherever_the_process_dies_the_disk_is_made_once_and_goes_with_its_pod(
+    world: World, step: int, when: When
+) -> None:
+    sandbox = world.run(config=KEEP)
+    world.journal.calls.clear()
+    world.journal.crash(step, when)
+    with contextlib.suppress(Crash):
+        world.create(sandbox)
+    world = world.recovered()
+    ran(world, sandbox, 7)
+    assert len(world.outside.disks.pod_disks) == 1
+    assert world.leftovers() == []
+    world.remove_sandbox(sandbox)
+    assert world.everything() == []
+    assert world.leftovers() == []
+    world.close()
+
+
+def test_disks_of_a_pod_that_no_record_knows_are_removed_at_start(world: World) -> None:
+    kept = world.run(config=KEEP)
+    ran(world, kept)
+    world.outside.disks.pod_disks["f" * 64 + "/" + "e" * 64] = world.images.find(IMAGE).digest
+    world = world.recovered()
+    assert len(world.outside.disks.pod_disks) == 1
+    world.close()
+
+
+def test_two_vms_never_run_on_one_disk(world: World) -> None:
+    """Two sandboxes of one pod overlap, if the first one's network went."""
+    first = world.run(config=KEEP)
+    old = world.create(first)
+    world.start(old)
+    world.outside.networks.broken[first] = "the tap"
+    world.app.watch.look()
+    second = world.run(attempt=1, config=KEEP)
+    new = world.create(second)
+    with pytest.raises(WrongState, match="an earlier sandbox of this pod, still runs on the same disk"):
+        world.start(new)
+    world.stop_sandbox(first)
+    world.start(new)
+    assert [spec.container_id for spec in world.outside.vms.running()] == [new]
+
+
+def test_no_container_is_made_while_another_runs(world: World) -> None:
+    sandbox, first = world.running()
+    with pytest.raises(WrongState, match="one after another"):
+        world.create(sandbox, "sidecar")
+    world.stop(first)
+    world.create(sandbox, "sidecar")
+
+
+# --- a UUID of the pod's choice
+
+
+def test_attempts_share_the_uuid_and_late_clean_up_of_the_old_one_leaves_the_new_one_alone(world: World) -> None:
+    sandbox = world.run(config=NAMED)
+    old = ran(world, sandbox)
+    new = world.create(sandbox, attempt=1)
+    world.start(new)
+    assert world.domain(old) == world.domain(new)
+    world.remove(old)
+    assert world.outside.vms.power(world.domain(new)).power is Power.RUNNING
+    world.outside.vms.deliver()
+    assert world.container(new).phase is ContainerPhase.RUNNING
+    world.remove(new)
+    assert world.outside.vms.domains == {}
+
+
+@pytest.mark.parametrize("other", ["another pod", "not started", "running"])
+def test_a_uuid_is_not_taken_from_a_vm_that_may_still_need_it(world: World, other: str) -> None:
+    sandbox = world.run(config=NAMED)
+    first = world.create(sandbox)
+    if other == "running":
+        world.start(first)
+    if other != "not started":
+        sandbox = world.run("thief", config=NAMED)
+    with pytest.raises(AlreadyExists, match="names one VM on a node"):
+        world.create(sandbox, "vm", 1, dataclasses.replace(container_config(), log_path="vm/1.log"))
+    assert [d.name for d in world.outside.vms.domains.values()] == [world.outside.vms.domains[world.domain(first)].name]

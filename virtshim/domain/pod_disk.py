@@ -1,0 +1,21 @@
+"""The name of a root disk that stays for a pod's life: computed from the pod and the container's name alone. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+
+from virtshim.domain.sandbox import PodKey
+
+
+def pod_part(pod: PodKey) -> str:
+    """64 hex digits, the same for all sandboxes of one pod. Names are hashed: a CRI client may send any text."""
+    return _digest(f"{pod.namespace}\0{pod.name}\0{pod.uid}")
+
+
+def disk_name(pod: PodKey, container: str) -> str:
+    """`POD/DISK`, the same for all attempts of that container."""
+    return f"{pod_part(pod)}/{_digest(container)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
