@@ -20,7 +20,7 @@ from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
 
 from virtshim.domain.cgroup import Limits
-from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, WrongState
+from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.usage import DomainUsage
@@ -33,7 +33,9 @@ from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
+from virtshim.hypervisor.standstill import LibvirtStandstill
 from virtshim.ports import Hypervisor, VmReadings, VmResizing
+from virtshim.standstill_ports import Standstill
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 PATIENCE = 30.0
@@ -54,6 +56,7 @@ class World:
     add_other_node: Callable[[uuid.UUID, str], None]
     readings: VmReadings
     resizing: VmResizing
+    standstill: Standstill
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
         return self.readings.usage({spec.uuid: spec.name for spec in specs})
@@ -95,6 +98,7 @@ def _fake_world(directory: Path) -> Iterator[World]:
         fake.add_foreign,
         FakeReadings(fake, time.time_ns),
         FakeResizing(fake),
+        fake,
     )
     fake.close()
 
@@ -136,6 +140,7 @@ def _libvirt_world(
             add(OTHER_NODE),
             LibvirtReadings(BulkStats(lambda: read_all(connection)), qemu_process.pid_directory(uri)),
             LibvirtResizing(connection, _profile(kind)),
+            LibvirtStandstill(connection, _profile(kind)),
         )
     finally:
         for domain in beside.listAllDomains():
@@ -469,3 +474,56 @@ def test_where_libvirt_manages_no_cgroups_its_limits_are_left_alone(world: World
     domain = world.running()
     world.resizing.set_limits(domain, Limits(cpu_quota=50_000, memory=1 << 30))
     assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+# --- VMs that stand still
+
+
+def test_a_paused_vm_stands_still_until_it_is_resumed(world: World) -> None:
+    domain = world.running()
+    world.standstill.pause(domain)
+    assert world.hypervisor.power(domain) == PowerState(Power.PAUSED)
+    with pytest.raises(WrongState):
+        world.standstill.pause(domain)
+    assert not world.standstill.out_of_space(domain)
+    for _ in range(2):
+        world.standstill.resume(domain)
+        assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
+
+
+def test_only_what_runs_is_paused_and_resuming_anything_else_is_no_error(world: World) -> None:
+    spec = world.spec()
+    world.hypervisor.define(spec)
+    with pytest.raises(WrongState):
+        world.standstill.pause(spec.uuid)
+    with pytest.raises(NotFound):
+        world.standstill.pause(uuid.uuid4())
+    for domain in (spec.uuid, uuid.uuid4()):
+        world.standstill.resume(domain)
+        assert not world.standstill.out_of_space(domain)
+
+
+def test_a_foreign_vm_is_not_made_to_stand_still(world: World) -> None:
+    foreign = uuid.uuid4()
+    world.add_foreign(foreign, "somebody-elses")
+    with pytest.raises(NotFound):
+        world.standstill.pause(foreign)
+    assert world.foreign_runs(foreign)
+
+
+def test_memory_is_saved_of_a_paused_vm_that_stays_paused(world: World, request: pytest.FixtureRequest) -> None:
+    if "test-driver" in request.node.name:
+        return  # it has no memory
+    domain = world.running()
+    world.standstill.pause(domain)
+    path = world.directory / "memory.save"
+    world.standstill.save_memory(domain, str(path), PATIENCE)
+    assert world.hypervisor.power(domain) == PowerState(Power.PAUSED)
+    if "qemu" in request.node.name:
+        assert path.read_bytes().startswith(b"LibvirtQemudSave")
+        assert path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(DeadlineExceeded):
+            world.standstill.save_memory(domain, str(world.directory / "late.save"), 0.0)
+        assert not (world.directory / "late.save").exists()
+    world.standstill.resume(domain)
+    assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
