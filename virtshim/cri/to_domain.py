@@ -9,6 +9,7 @@ from virtshim.cri import pod_fields
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.file_path import check_path
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, SandboxConfig, Scope
@@ -18,6 +19,9 @@ from virtshim.observe import machine
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
 _SCOPES = {pb.POD: Scope.POD, pb.CONTAINER: Scope.CONTAINER}  # the others are refused
 _MAX_TEXT = 4096
+# Bytes of labels and annotations together. Kubernetes allows 256 KiB of annotations; lists, which hold them of all pods, must
+# fit into one answer, so that one pod must not take a list from all others.
+_MAX_NOTES = 512 << 10
 _SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
 
@@ -68,6 +72,11 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
     faults.require(
         not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"
     )
+    try:
+        check_path(directory, "config.log_directory")
+    except InvalidRequest as wrong:
+        faults.add(str(wrong))
+    _check_notes(config, faults)
     ports = tuple(_port(mapping, faults) for mapping in config.port_mappings)
     try:
         parent_path(config.linux.cgroup_parent)
@@ -97,6 +106,18 @@ def _namespaces(context: pb.LinuxSandboxSecurityContext) -> Namespaces:
         return Namespaces()
     asked = context.namespace_options
     return Namespaces(_SCOPES[asked.network], _SCOPES[asked.pid], _SCOPES[asked.ipc])
+
+
+def _check_notes(config: pb.PodSandboxConfig | pb.ContainerConfig, faults: _Faults) -> None:
+    size = sum(
+        len(name.encode()) + len(text.encode())
+        for notes in (config.labels, config.annotations)
+        for name, text in notes.items()
+    )
+    faults.require(
+        size <= _MAX_NOTES,
+        f"config.labels and config.annotations hold {size} bytes, more than the {_MAX_NOTES} that are allowed; shorten them",
+    )
 
 
 def _check_seccomp(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> None:
@@ -134,6 +155,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     faults.require(config.image.image, "config.image.image is empty")
     faults.add_all(pod_fields.container_faults(config))
     _check_seccomp(config.linux.security_context, faults)
+    _check_notes(config, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
     user = _run_as(config.linux.security_context, faults)
     resources = _resources(config.linux.resources, "config.linux.resources", faults)

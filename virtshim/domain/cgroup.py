@@ -17,6 +17,7 @@ from virtshim.domain.ids import ContainerId
 DEFAULT_PARENT = "/virtshim"
 
 _MAX_PATH = 2048
+_MAX_NAME = 255  # bytes: the kernel's NAME_MAX
 _SLICE = ".slice"
 _SLICE_NAME = re.compile(r"[A-Za-z0-9:_.\\@]+(?:-[A-Za-z0-9:_.\\@]+)*\.slice")
 _FIELD = "config.linux.cgroup_parent"
@@ -36,6 +37,8 @@ def parent_path(cgroup_parent: str) -> str:
         return "/"
     if any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(f"{_FIELD} {cgroup_parent[:200]!r} has a part that is empty, . or ..; write a plain path")
+    if any(len(part.encode()) > _MAX_NAME for part in parts):
+        raise InvalidRequest(f"{_FIELD} {cgroup_parent[:80]!r}... has a part longer than {_MAX_NAME} bytes; shorten it")
     # kubelet gives slices as a whole path, others the last one alone with a slash: both mean the slice.
     return expanded_slice(parts[-1]) if parts[-1].endswith(_SLICE) else "/" + "/".join(parts)
 

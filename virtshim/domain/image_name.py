@@ -165,6 +165,9 @@ def _check_url(url: str) -> None:
         raise _malformed(url, "an image URL has no fragment (#...)")
     if not _URL.fullmatch(url) or ".." in url.split("/"):
         raise _malformed(url, "wanted is http(s)://host[:port]/path")
+    port = re.search(r":([0-9]+)\Z", authority)
+    if port and int(port[1]) > 65535:
+        raise _malformed(url, f"there is no port {port[1]}")
 
 
 def _check_name(name: str, text: str) -> None:

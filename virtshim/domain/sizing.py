@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from virtshim.domain.cgroup import Limits
 from virtshim.domain.container import Resources
@@ -37,6 +38,10 @@ _SIZES = frozenset({"memory.min", "memory.low", "memory.high", "memory.swap.max"
 _FLAGS = frozenset({"memory.oom.group"})
 _UNIFIED = _SIZES | _FLAGS
 _NUMBER = re.compile(r"[0-9]{1,19}")
+
+
+# Bytes that x86-64's 46 bits of physical address reach, as most of its processors have them.
+_MOST_MEMORY: Final = 1 << 46
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,8 @@ def memory_for(resources: Resources, node: Sizes) -> int:
             f"{what} is {limit} bytes; a virtual machine needs {node.min_memory} at least "
             "(vm.min_memory in the node's configuration)"
         )
+    if limit > _MOST_MEMORY:
+        raise InvalidRequest(f"resources.limits.memory is {limit} bytes; a virtual machine has at most {_MOST_MEMORY}")
     return limit
 
 

@@ -16,6 +16,7 @@ from virtshim.domain.annotations import parse_vm_options
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ResourceExhausted, WrongState
+from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.layout import Layout
@@ -236,7 +237,9 @@ def log_file_for(sandbox: Sandbox, config: ContainerConfig) -> str:
     outside = os.path.isabs(config.log_path) or ".." in parts or "\0" in config.log_path + directory
     if outside or os.path.normpath(config.log_path) == ".":
         raise InvalidRequest(f"config.log_path must name a file below the log directory: {config.log_path[:200]!r}")
-    return os.path.normpath(os.path.join(directory, config.log_path))
+    path = os.path.normpath(os.path.join(directory, config.log_path))
+    check_path(path, "sandbox_config.log_directory and config.log_path")
+    return path
 
 
 def domain_name(container: Container) -> str:

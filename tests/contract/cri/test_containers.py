@@ -171,6 +171,8 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
         ({"mounts": [pb.Mount(container_path="/x", propagation=pb.PROPAGATION_BIDIRECTIONAL)]}, "propagat"),
         ({"mounts": [pb.Mount(container_path="/x", image=pb.ImageSpec(image="i"))]}, "image volumes"),
         ({"log_path": "../../etc/cron.d/x"}, "log_path"),
+        ({"log_path": "x" * 256}, "log_path: a path has at most"),
+        ({"annotations": {"name": "é" * (256 << 10)}}, "labels and config.annotations hold 524292 bytes"),
     ],
 )
 def test_what_a_vm_cannot_have_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
@@ -185,6 +187,7 @@ def test_what_a_vm_cannot_have_is_refused(client: Client, changes: dict[str, Any
         ({"memory_limit_in_bytes": -1}, "memory_limit_in_bytes is negative"),
         ({"cpu_period": -1}, "cpu_period is negative"),
         ({"memory_limit_in_bytes": 1}, "virtual machine needs"),
+        ({"memory_limit_in_bytes": 2**62}, "a virtual machine has at most"),
         ({"cpu_quota": 2**62}, "vCPUs; this node allows"),
     ],
 )

@@ -136,7 +136,7 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
 
 
 # Big enough that a client that does not read soon stops the server in the middle of a message.
-BIG = {"example.com/big": "x" * (1 << 20)}
+BIG = {"example.com/big": "x" * (511 << 10)}
 
 
 def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it(

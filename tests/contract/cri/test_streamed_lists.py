@@ -52,8 +52,8 @@ def test_many_bytes_come_in_several_messages_and_each_item_once(client: Client) 
 
 
 def test_a_client_with_grpcs_own_limit_of_4_mib_can_read_what_a_plain_list_cannot_give_it(client: Client) -> None:
-    big = {"example.com/big": "x" * (900 << 10)}
-    for n in range(6):
+    big = {"example.com/big": "x" * (500 << 10)}
+    for n in range(10):
         client.run(f"pod-{n}", annotations=big)
     with grpc.insecure_channel(client.address) as channel:
         small = api_pb2_grpc.RuntimeServiceStub(channel)
@@ -61,7 +61,7 @@ def test_a_client_with_grpcs_own_limit_of_4_mib_can_read_what_a_plain_list_canno
             small.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=20)
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         answers = list(small.StreamPodSandboxes(pb.StreamPodSandboxesRequest(), timeout=20))
-    assert sum(len(answer.pod_sandboxes) for answer in answers) == 6
+    assert sum(len(answer.pod_sandboxes) for answer in answers) == 10
 
 
 def test_filters_are_those_of_the_plain_lists(client: Client) -> None:

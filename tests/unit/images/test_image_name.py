@@ -68,6 +68,7 @@ def test_a_reference_is_taken_apart(text: str, name: str, tag: str, digest: str 
         ("https://", "wanted is"),
         ("https://host", "wanted is"),
         ("https:///x", "wanted is"),
+        ("https://host:65536/x", "no port 65536"),
         ("https://host/x#y", "fragment"),
         ("https://host/a/../x", "wanted is"),
         ("https://user:hunter2@host/x", "user name or password"),
