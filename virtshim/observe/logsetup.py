@@ -10,7 +10,9 @@ import structlog
 
 
 def set_up_logging(level: str, form: str) -> None:
-    """`form` is auto, text or json; auto is text on a terminal. Standard library loggers come out the same way."""
+    """`form` is auto, text or json; auto is text on a terminal. Standard library loggers come out the same way.
+
+    Tracebacks come without local variables, which structlog would show: passwords and pods' data are among them."""
     if form == "auto":
         form = "text" if sys.stderr.isatty() else "json"
     shared: list[Any] = [
@@ -20,9 +22,12 @@ def set_up_logging(level: str, form: str) -> None:
     ]
     render: Any
     if form == "text":
-        render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        render = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     else:
-        shared.append(structlog.processors.dict_tracebacks)
+        without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        shared.append(structlog.processors.ExceptionRenderer(without_locals))
         render = structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
