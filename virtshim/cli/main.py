@@ -18,6 +18,10 @@ app = typer.Typer(
 )
 
 _ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
+_Socket = Annotated[str | None, typer.Option("--socket", help="CRI socket; default: that of the settings")]
+_Vm = Annotated[
+    str, typer.Argument(metavar="NAME", help="pod, namespace/pod, or the beginning of a container's or pod's id")
+]
 _Dir = Annotated[str, typer.Option("--dir", help="everything of this node lives below it; the QEMU user must reach it")]
 
 
@@ -63,6 +67,43 @@ def check(
     from virtshim.cli.check import check as check_command
 
     raise typer.Exit(check_command(config, as_json=json))
+
+
+@app.command()
+def ps(socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """List pods and their VMs, with addresses, states and ages."""
+    from virtshim.cli.ps import ps as list_vms
+
+    list_vms(_cri_socket(socket, config))
+
+
+@app.command("exec")
+def exec_(
+    name: _Vm,
+    command: Annotated[list[str], typer.Argument(help="program and arguments, after --", show_default=False)],
+    stdin: Annotated[bool, typer.Option("-i", "--stdin", help="pass input to the command")] = False,
+    tty: Annotated[bool, typer.Option("-t", "--tty", help="give the command a terminal")] = False,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Run a command in a VM: `virtshim exec -it NAME -- sh`. The exit code is the command's."""
+    from virtshim.cli.exec import exec_command
+
+    raise typer.Exit(exec_command(_cri_socket(socket, config), name, command, stdin=stdin, tty=tty))
+
+
+@app.command()
+def console(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> None:
+    """Attach this terminal to a VM's serial console; ctrl-] leaves."""
+    from virtshim.cli.console import console as attach
+
+    raise typer.Exit(attach(_cri_socket(socket, config), name))
+
+
+def _cri_socket(socket: str | None, config: str | None) -> str:
+    from virtshim import config as settings
+
+    return socket.removeprefix("unix://") if socket else settings.load(config).cri_socket
 
 
 config_app = typer.Typer(help="Show the settings.", no_args_is_help=True)

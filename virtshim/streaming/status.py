@@ -49,6 +49,20 @@ def as_status(outcome: Outcome) -> bytes:
     return json.dumps(status).encode()
 
 
+def from_status(told: bytes) -> Outcome:
+    """What `as_status` told, as a client understands it. Nonsense is a failure that says so."""
+    try:
+        status = json.loads(told)
+        if status["status"] == "Success":
+            return Exited(0)
+        for cause in status.get("details", {}).get("causes", ()):
+            if cause.get("reason") == "ExitCode":
+                return Exited(int(cause["message"]))
+        return Failed(str(status["message"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Failed(f"the node told the end of the session in words that make no sense: {told[:200]!r}")
+
+
 def as_text(outcome: Outcome) -> bytes:
     """For the protocols before v4: nothing means success."""
     match outcome:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, Piece, encode
-from virtshim.streaming.status import Exited, Failed, as_status, as_text
+from virtshim.streaming.status import Exited, Failed, as_status, as_text, from_status
 from virtshim.streaming.terminal_size import Size, SizeReader
 from virtshim.streaming.websocket import Fragment
 
@@ -97,3 +97,13 @@ def test_base64_may_be_cut_anywhere():
 def test_what_is_not_base64_is_one_kind_of_error(text):
     with pytest.raises(BadMessage):
         ChannelReader(in_base64=True).feed(whole(text))
+
+
+@pytest.mark.parametrize("outcome", [Exited(0), Exited(1), Exited(255), Failed("no agent")])
+def test_a_client_reads_the_end_as_it_was_told(outcome):
+    assert from_status(as_status(outcome)) == outcome
+
+
+@pytest.mark.parametrize("told", [b"\xff", b"[]", b"{}", b'{"status":"Failure","details":[]}'])
+def test_an_end_told_in_nonsense_is_a_failure(told):
+    assert "no sense" in from_status(told).message

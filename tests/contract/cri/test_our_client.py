@@ -1,0 +1,44 @@
+"""The CRI client of the commands for people, against the real server."""
+
+import pytest
+from fakes.cri import Client
+from fakes.world import World
+
+from virtshim.cri.client import connected
+from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.domain.streaming import Streams
+
+OUT = Streams(stdout=True)
+
+
+def test_pods_and_vms_are_listed_newest_first_with_state_and_address(client: Client, world: World) -> None:
+    first, made = client.running("web")
+    world.outside.clock.advance(5)
+    second = client.run("db")
+    client.stop_pod(second)
+    with connected(client.address.removeprefix("unix:")) as node:
+        pods, vms = node.pods(), node.vms()
+        assert [(pod.id, pod.namespace, pod.name, pod.is_ready) for pod in pods] == [
+            (second, "default", "db", False),
+            (first, "default", "web", True),
+        ]
+        assert [(vm.id, vm.pod, vm.name, vm.state) for vm in vms] == [(made, first, "vm", "running")]
+        assert node.addresses(first) == ["10.88.0.2", "fd00::5"]
+        assert node.addresses("f" * 64) == [], "it has gone meanwhile"
+
+
+def test_errors_are_of_the_nodes_kind_and_words(client: Client) -> None:
+    sandbox = client.run()
+    made = client.create(sandbox)
+    with connected(client.address.removeprefix("unix:")) as node:
+        with pytest.raises(WrongState, match="created, not running"):
+            node.attach_url(made, OUT)
+        with pytest.raises(NotFound, match="no such container"):
+            node.exec_url("nothing", ["id"], OUT)
+        with pytest.raises(InvalidRequest, match="the command is empty"):
+            node.exec_url(made, [], OUT)
+
+
+def test_a_node_that_is_not_there_is_unavailable_and_the_remedy_is_told(tmp_path) -> None:
+    with connected(f"{tmp_path}/none.sock") as node, pytest.raises(Unavailable, match="--socket"):
+        node.pods()

@@ -1,0 +1,42 @@
+"""The table of pods and VMs."""
+
+import pytest
+
+from virtshim.cli.ps import age, columns, rows
+from virtshim.cri.client import PodSeen, VmSeen
+
+NOW = 1_000_000.0
+
+
+def test_each_vm_has_a_line_and_a_pod_without_one_too() -> None:
+    full = PodSeen("a" * 64, "default", "web", True, NOW - 500)
+    bare = PodSeen("b" * 64, "test", "db", False, NOW - 90_000)
+    vms = [
+        VmSeen(n * 64, full.id, "debian", 0, state, "img", NOW - 60) for n, state in (("1", "running"), ("2", "exited"))
+    ]
+    assert list(rows([full, bare], vms, {full.id: ["10.0.0.2", "fd00::2"], bare.id: []}, NOW)) == [
+        ("default/web", "a" * 12, "ready", "10.0.0.2,fd00::2", "debian", "1" * 12, "running", "60s", "img"),
+        ("default/web", "a" * 12, "ready", "10.0.0.2,fd00::2", "debian", "2" * 12, "exited", "60s", "img"),
+        ("test/db", "b" * 12, "not ready", "-", "-", "-", "-", "25h", "-"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0s"),
+        (0, "0s"),
+        (119.9, "120s"),
+        (120, "2m"),
+        (7199, "119m"),
+        (7200, "2h"),
+        (172_799, "47h"),
+        (864_000, "10d"),
+    ],
+)
+def test_an_age_is_told_in_one_unit(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_columns_are_as_wide_as_their_widest_and_control_characters_do_not_reach_the_terminal() -> None:
+    assert columns([("A", "B"), ("long", "\x1b[2Jx"), ("ü", "")]) == ["A     B", "long  ?[2Jx", "ü"]

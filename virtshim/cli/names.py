@@ -1,0 +1,47 @@
+"""Which VM a person means: a pod's name, namespace/name, or the beginning of an id. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from virtshim.cri.client import PodSeen, VmSeen
+from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
+
+_SHORT = 12
+_Seen = TypeVar("_Seen", bound=PodSeen | VmSeen)
+
+
+def running_vm(wanted: str, pods: Sequence[PodSeen], vms: Sequence[VmSeen]) -> VmSeen:
+    """The running VM of that name. Names come before beginnings of ids. A name means a pod that is ready, if there is one:
+    a pod's earlier sandboxes have its name, too. Raises NotFound, InvalidRequest if it may mean several, WrongState."""
+    if not wanted:
+        raise InvalidRequest("the name is empty; write a pod's name, namespace/name, or the beginning of an id")
+    if named := [pod for pod in pods if wanted in (pod.name, f"{pod.namespace}/{pod.name}")]:
+        ready = [pod for pod in named if pod.is_ready] or named[:1]
+        return _of_pod(_only(wanted, ready, (f"{pod.namespace}/{pod.name} ({pod.id[:_SHORT]})" for pod in ready)), vms)
+    found: list[PodSeen | VmSeen] = [*(vm for vm in vms if vm.id.startswith(wanted))]
+    found += [pod for pod in pods if pod.id.startswith(wanted)]
+    if not found:
+        raise NotFound(f"no pod or container {wanted!r} is on this node; `virtshim ps` lists them")
+    one = _only(wanted, found, (seen.id[:_SHORT] for seen in found))
+    return _of_pod(one, vms) if isinstance(one, PodSeen) else _must_run(one)
+
+
+def _only(wanted: str, found: Sequence[_Seen], names: Iterable[str]) -> _Seen:
+    if len(found) > 1:
+        raise InvalidRequest(f"{wanted!r} may mean any of {', '.join(names)}; write more of it")
+    return found[0]
+
+
+def _of_pod(pod: PodSeen, vms: Iterable[VmSeen]) -> VmSeen:
+    own = [vm for vm in vms if vm.pod == pod.id]
+    if not own:
+        raise WrongState(f"pod {pod.namespace}/{pod.name} has no VM")
+    return next((vm for vm in own if vm.state == "running"), None) or _must_run(own[0])
+
+
+def _must_run(vm: VmSeen) -> VmSeen:
+    if vm.state != "running":
+        raise WrongState(f"container {vm.name} ({vm.id[:_SHORT]}) is {vm.state}, not running")
+    return vm

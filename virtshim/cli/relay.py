@@ -1,0 +1,93 @@
+"""Joins this program's own input and output to a stream of the node, until that ends or the person leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from contextlib import nullcontext
+from typing import Final
+
+from virtshim.cli import terminal
+from virtshim.domain.errors import InternalError, Unavailable
+from virtshim.streaming.client import ERROR, RESIZE, STDERR, STDIN, STDOUT, RemoteClient
+from virtshim.streaming.status import Exited, Failed, Outcome, from_status
+
+_INPUT, _OUTPUT, _ERRORS = 0, 1, 2
+_READ: Final = 32 << 10
+_OUT: Final = {STDOUT: _OUTPUT, STDERR: _ERRORS}
+
+DETACH: Final = b"\x1d"  # ctrl-]
+
+
+class Detached(Exception):
+    """The person typed ctrl-]."""
+
+
+def relay(client: RemoteClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:
+    """The exit code. Raises ShimError for a session that failed, Detached, BrokenPipeError if nobody reads our output.
+    `is_terminal`: the other side is one, and learns the size of ours."""
+    with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
+        if is_terminal:
+            _tell_size(client)
+        wanted, told = stdin, bytearray()
+        while not client.is_closed:
+            # Input waits until what came before has left: output is read meanwhile, so that neither side stops the other.
+            reading = [client.fileno(), resized, *([_INPUT] if wanted and not client.pending else [])]
+            readable, writable, _ = select.select(reading, [client.fileno()] if client.pending else [], [])
+            if writable:
+                client.flush()
+            if resized in readable:
+                os.read(resized, _READ)
+                if is_terminal:
+                    _tell_size(client)
+            if _INPUT in readable:
+                wanted = _type(client, os.read(_INPUT, _READ), detachable=detachable)
+            if client.fileno() in readable:
+                told += _arrived(client)
+    if not told:
+        raise Unavailable("the node closed the stream before its end; was virtshim stopped?")
+    return _code(from_status(bytes(told)))
+
+
+def _type(client: RemoteClient, data: bytes, *, detachable: bool) -> bool:
+    """False at the end of input."""
+    if not data:
+        client.close_channel(STDIN)
+        return False
+    before, detach, _ = data.partition(DETACH) if detachable else (data, b"", b"")
+    if before:
+        client.send(STDIN, before)
+    if detach:
+        raise Detached
+    return True
+
+
+def _arrived(client: RemoteClient) -> bytes:
+    """Output goes where it belongs; what came of the session's end is returned."""
+    told = b""
+    for piece in client.receive():
+        if piece.channel == ERROR:
+            told += piece.data
+        elif piece.channel in _OUT:
+            _write(_OUT[piece.channel], piece.data)
+    return told
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _tell_size(client: RemoteClient) -> None:
+    if size := terminal.size(_INPUT):
+        client.send(RESIZE, json.dumps({"Width": size[0], "Height": size[1]}).encode())
+
+
+def _code(outcome: Outcome) -> int:
+    match outcome:
+        case Exited(code):
+            return code
+        case Failed(message):
+            raise InternalError(message)

@@ -1,0 +1,143 @@
+"""The CRI client of the commands for people: what a node says of its pods and VMs, and URLs of their streams."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cri.status import STATUS
+from virtshim.domain import errors
+from virtshim.domain.errors import NotFound, ShimError, Unavailable
+from virtshim.domain.streaming import Streams
+
+_SECONDS: Final = 30.0
+_MESSAGE_BYTES: Final = 16 << 20
+
+_KINDS: Final = {code: kind for kind, code in STATUS.items()}
+_ERRORS: Final = {
+    error.kind: error
+    for error in vars(errors).values()
+    if isinstance(error, type) and issubclass(error, ShimError) and error is not ShimError
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """`created`: seconds since 1970."""
+
+    id: str
+    namespace: str
+    name: str
+    is_ready: bool
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class VmSeen:
+    """`state`: created, running, exited or unknown. `created`: seconds since 1970."""
+
+    id: str
+    pod: str
+    name: str
+    attempt: int
+    state: str
+    image: str
+    created: float
+
+
+class NodeClient:
+    """Calls raise ShimError, of the kind and with the words of the node."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._runtime = api_pb2_grpc.RuntimeServiceStub(channel)
+
+    def pods(self) -> list[PodSeen]:
+        """Newest first."""
+        with _told():
+            items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
+        pods = [
+            PodSeen(
+                item.id,
+                item.metadata.namespace,
+                item.metadata.name,
+                item.state == pb.SANDBOX_READY,
+                item.created_at / 1e9,
+            )
+            for item in items
+        ]
+        return sorted(pods, key=lambda pod: pod.created, reverse=True)
+
+    def vms(self) -> list[VmSeen]:
+        """Newest first."""
+        with _told():
+            items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
+        vms = [
+            VmSeen(
+                item.id,
+                item.pod_sandbox_id,
+                item.metadata.name,
+                item.metadata.attempt,
+                pb.ContainerState.Name(item.state).removeprefix("CONTAINER_").lower(),
+                item.image.image,
+                item.created_at / 1e9,
+            )
+            for item in items
+        ]
+        return sorted(vms, key=lambda vm: vm.created, reverse=True)
+
+    def addresses(self, pod: str) -> list[str]:
+        """None for a pod that has gone meanwhile, or has no network any more."""
+        try:
+            with _told():
+                request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
+                network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
+        except NotFound:
+            return []
+        return [ip for ip in (network.ip, *(more.ip for more in network.additional_ips)) if ip]
+
+    def exec_url(self, vm: str, command: Sequence[str], streams: Streams) -> str:
+        request = pb.ExecRequest(
+            container_id=vm,
+            cmd=command,
+            stdin=streams.stdin,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
+            tty=streams.tty,
+        )
+        with _told():
+            return self._runtime.Exec(request, timeout=_SECONDS).url
+
+    def attach_url(self, vm: str, streams: Streams) -> str:
+        request = pb.AttachRequest(
+            container_id=vm, stdin=streams.stdin, stdout=streams.stdout, stderr=streams.stderr, tty=streams.tty
+        )
+        with _told():
+            return self._runtime.Attach(request, timeout=_SECONDS).url
+
+
+@contextlib.contextmanager
+def connected(socket: str) -> Iterator[NodeClient]:
+    """A client of the node that serves CRI on this Unix socket; an unreachable one shows at the first call."""
+    options = [("grpc.max_receive_message_length", _MESSAGE_BYTES)]
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+        yield NodeClient(channel)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or "no reason given"
+        if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
+            raise Unavailable(
+                f"no answer on the CRI socket ({details}); does virtshim run there? --socket names another, and root is needed"
+            ) from error
+        kind = _KINDS.get(code, errors.Kind.INTERNAL)
+        raise _ERRORS[kind](details) from error
