@@ -25,7 +25,17 @@ def test_version_is_that_of_the_installation() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("serve", "--help"), ("up", "--help"), ("down", "--help"), ("config", "--help")]
+    "arguments",
+    [
+        ("--help",),
+        ("serve", "--help"),
+        ("up", "--help"),
+        ("down", "--help"),
+        ("config", "--help"),
+        ("ps", "--help"),
+        ("exec", "--help"),
+        ("console", "--help"),
+    ],
 )
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     code, text = ran(*arguments)
@@ -33,7 +43,9 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert "Usage" in text
 
 
-@pytest.mark.parametrize("arguments", [("fly",), ("up",), ("serve", "--nonsense"), ("down",)])
+@pytest.mark.parametrize(
+    "arguments", [("fly",), ("up",), ("serve", "--nonsense"), ("down",), ("exec", "vm"), ("console",)]
+)
 def test_a_mistake_in_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     assert ran(*arguments)[0] == 2
 
