@@ -57,11 +57,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and isinstance(report.longrepr, tuple):
+    if report.skipped and isinstance(report.longrepr, tuple) and _NOT_TO_BE_HAD not in report.longrepr[2]:
         _REPORTED.append((report.nodeid, report.longrepr[2]))
 
 
 _REPORTED: list[tuple[str, str]] = []
+# The reason of a skip for what `make setup` cannot bring: another kernel, a program that no distribution packages.
+_NOT_TO_BE_HAD = "NOT TO BE HAD HERE:"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

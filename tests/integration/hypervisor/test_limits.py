@@ -36,7 +36,7 @@ def huge_pages() -> Iterator[None]:
         with contextlib.suppress(OSError):
             (PAGES / "nr_hugepages").write_text("32")
         if mounted.returncode or not PAGES.exists() or int((PAGES / "free_hugepages").read_text()) < 32:
-            pytest.skip("AREA guest NOT TESTED: this machine gives no huge pages")
+            pytest.skip("NOT TO BE HAD HERE: this machine gives no huge pages")
         yield
     finally:
         if before:
@@ -45,7 +45,7 @@ def huge_pages() -> Iterator[None]:
             subprocess.run(["umount", "/dev/hugepages"], check=True)
 
 
-@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="AREA guest NOT TESTED: reads cgroup v1 files")
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="NOT TO BE HAD HERE: reads cgroup v1 files")
 def test_where_libvirt_makes_the_cgroup_it_is_told_the_limits_at_the_start_and_later(place):
     """As below systemd's slices, but for systemd. No memory limit at the start: libvirt raises RLIMIT_MEMLOCK with it,
     which takes CAP_SYS_RESOURCE."""
