@@ -23,6 +23,7 @@ from imageserver import serve_directory  # noqa: E402
 from node import Node, free_cidr  # noqa: E402
 from pod_start import one_round, vmwrapper_round  # noqa: E402
 from podclient import PodClient  # noqa: E402
+from pull import pull_rounds  # noqa: E402
 from scale import scale_round  # noqa: E402
 
 NULL = PROJECT / "build" / "null.qcow2"
@@ -53,6 +54,8 @@ def main() -> None:
                     vmwrapper_round(node, figures)
                     exit_round(cri, node, image, figures, number)
                     print(f"bench: round {number} of {options.rounds}", file=sys.stderr)
+                with tempfile.TemporaryDirectory(dir=directory) as big, serve_directory(Path(big)) as server:
+                    pull_rounds(cri, Path(big), server.removeprefix("http://"), options.rounds, figures)
                 scale_round(node, figures)
                 guest = f"{url.removeprefix('http://')}/{GUEST.name}"
                 exec_rounds(cri, node, guest, 4 * options.rounds, figures.add)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
+from pathlib import Path
 
 from bare import BareLibvirt
+from bare_qemu import boot_ms
 from figures import Figures, timed
 from node import Node
 from podclient import PodClient, container_config, pod_config
+
+_NULL = Path(__file__).resolve().parents[2] / "build" / "null.qcow2"
 
 
 def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures: Figures, number: int) -> None:
     config = pod_config(f"bench-{number}", f"{node.directory}/logs/{number}")
     made: dict[str, str] = {}
-    figures.add("phase_sandbox_ms", timed(lambda: made.update(pod=cri.run_pod(config))), "ms")
+    sandbox = timed(lambda: made.update(pod=cri.run_pod(config)))
+    figures.add("phase_sandbox_ms", sandbox, "ms")
     figures.add("phase_pull_ms", timed(lambda: made.update(image=cri.pull(image))), "ms")
     wanted = container_config(made["image"], 64 << 20)
-    figures.add("create_ms", timed(lambda: made.update(vm=cri.create(made["pod"], wanted, config))), "ms")
+    create = timed(lambda: made.update(vm=cri.create(made["pod"], wanted, config)))
+    figures.add("create_ms", create, "ms")
     bare.define_like(made["vm"])
     started = time.monotonic()
     # Which one goes first changes from round to round.
@@ -36,9 +43,16 @@ def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures
     figures.add("phase_first_byte_ms", first, "ms")
     figures.add("bare_libvirt_start_ms", plain, "ms")
     figures.add("start_ratio", ours / plain, "ratio")
+    figures.add("own_time_ms", sandbox + create + ours - plain - cni_ms(node, made["pod"]), "ms")
+    figures.add("boot_ratio", (sandbox + create + first) / boot_ms(_NULL), "ratio")
     figures.add("phase_stop_ms", timed(lambda: cri.stop(made["vm"], 0)), "ms")
     figures.add("phase_remove_ms", timed(lambda: cri.remove_pod(made["pod"])), "ms")
     figures.add("status_ms", timed(cri.pods), "ms")
+
+
+def cni_ms(node: Node, pod: str) -> float:
+    """What the CNI plugins took at ADD, as tapmanager logs it."""
+    return sum(float(ms) for ms in re.findall(rf"cni\.ran sandbox={pod} command=ADD .* ms=([0-9.]+)", node.log()))
 
 
 def first_byte_ms(node: Node, container: str, started: float) -> float:
