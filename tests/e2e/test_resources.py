@@ -123,9 +123,11 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
         assert refused.value.code() is grpc.StatusCode[code], refused.value.details()
         assert words in refused.value.details()
         assert (limits(group), shown()) == before
-    console.type("echo again'='$(awk '/MemTotal/ {print $2}' /proc/meminfo)")
+    # The guest gets back what it could not spare: its balloon takes a moment.
+    total = "$(awk '/MemTotal/ {print $2}' /proc/meminfo)"
+    console.type(f"until [ {total} -gt {70 << 10} ]; do sleep 0.2; done; echo again'='{total}")
     kib = int(re.search(r"again=(\d+)", wait_for_log(log, "again=", 20))[1])
-    assert 70 << 10 < kib <= 128 << 10, "the guest got back what it could not spare"
+    assert kib <= 128 << 10
 
     # A guest that QEMU dies under leaves no cgroup, and kubelet's own is left to kubelet.
     os.kill(pid, 9)
