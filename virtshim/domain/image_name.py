@@ -67,8 +67,8 @@ class ImageName:
 
     @property
     def tagged(self) -> str:
-        """`name:tag`, the form in which images are listed."""
-        return f"{self.name}:{self.tag}"
+        """`name:tag`, the form in which images are listed. A URL with a query has no tag: a colon in it is the query's."""
+        return self.name if "?" in self.name else f"{self.name}:{self.tag}"
 
     @property
     def is_url(self) -> bool:

@@ -157,6 +157,12 @@ _PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("url", ["http://h/?", "https://h/i.qcow2?a=b:c", "https://h/i.qcow2?x"])
+def test_a_url_with_a_query_is_listed_as_it_was_written(url: str) -> None:
+    assert ImageName.parse(url).tagged == url
+    assert ImageName.parse(ImageName.parse(url).tagged) == ImageName.parse(url)
+
+
 @given(st.one_of(st.text(), st.lists(_PIECES).map("".join), st.text("0123456789abcdef", max_size=70)))
 def test_any_text_finds_an_image_or_none_or_is_refused(text: str) -> None:
     images = [image("a", "a:latest", digests=(f"a@{D}",)), image("ab", "host/a:1"), image("c", "not a name")]
