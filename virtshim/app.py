@@ -13,6 +13,7 @@ from pathlib import Path
 
 from virtshim.config import Settings
 from virtshim.console.attach import ConsoleAttach
+from virtshim.console.command_log import CommandLogFiles
 from virtshim.console.follower import ConsoleLogs
 from virtshim.cri.image import ImageServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
@@ -37,6 +38,7 @@ from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.groups import VmGroupClient
 from virtshim.ports import (
     Clock,
+    CommandLogs,
     Consoles,
     GuestAgents,
     GuestSeeds,
@@ -52,11 +54,13 @@ from virtshim.ports import (
 from virtshim.services.announce import Announcer
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.clock import Stamps, SystemClock
+from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.create_container import CreateContainer
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
+from virtshim.services.logs import Logs
 from virtshim.services.node_status import NodeStatus
 from virtshim.services.pod_changes import PodChanges
 from virtshim.services.recover import Recover
@@ -101,6 +105,7 @@ class Adapters:
     archives: CheckpointFiles
     seeds: GuestSeeds
     consoles: Consoles
+    command_logs: CommandLogs
     guests: GuestAgents
     streaming: Streaming
     clock: Clock
@@ -117,6 +122,7 @@ class App:
     events: VmEvents
     watch: WatchPods
     announcer: Announcer
+    commands: ContainerCommands
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -158,11 +164,15 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     images = ImageUse(a.records, a.files, a.clock)
     timeout = settings.cri.stop_timeout
     sizes = _sizes(settings)
-    exits = Exits(a.records, a.hypervisor, a.consoles, a.clock, locks, a.streaming, a.groups, timeout)
+    logs = Logs(a.consoles, a.command_logs)
+    exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
+    commands = ContainerCommands(
+        a.records, a.guests, a.command_logs, stop_container, a.clock, locks, settings.vm.agent_timeout
+    )
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
     remove_container = RemoveContainer(
-        a.records, a.hypervisor, a.consoles, a.disks, images, a.clock, locks, a.guests, a.groups, timeout
+        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, timeout
     )
     checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks)
     services = Services(
@@ -183,21 +193,21 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
         create_container=_create_container(settings, a, images, stamps, locks),
         start_container=StartContainer(
-            a.records, a.hypervisor, a.consoles, exits, a.clock, locks, a.groups, sizes, timeout
+            a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands
         ),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
-        reopen_log=ReopenLog(a.consoles),
+        reopen_log=ReopenLog(logs),
         usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
         streaming=a.streaming,
         resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
         resize_sandbox=ResizeSandbox(a.records, locks, sizes),
     )
-    recover = _recover(a, images, exits, remove_container, checkpoints, timeout)
+    recover = _recover(a, images, exits, remove_container, checkpoints, commands, timeout)
     watch = _watch(a, exits, checkpoints, locks, timeout)
-    return App(a, services, images, recover, VmEvents(a.records, exits), watch, _announcer(settings, a))
+    return App(a, services, images, recover, VmEvents(a.records, exits), watch, _announcer(settings, a), commands)
 
 
 def _recover(
@@ -206,18 +216,20 @@ def _recover(
     exits: Exits,
     remove_container: RemoveContainer,
     checkpoints: CheckpointContainer,
+    commands: ContainerCommands,
     timeout: float,
 ) -> Recover:
     return Recover(
         records=a.records,
         hypervisor=a.hypervisor,
         networks=a.networks,
-        consoles=a.consoles,
+        logs=exits.logs,
         disks=a.disks,
         images=images,
         exits=exits,
         remove_container=remove_container,
         checkpoints=checkpoints,
+        commands=commands,
         clock=a.clock,
         timeout=timeout,
     )
@@ -270,6 +282,7 @@ def _create_container(
         sizes=_sizes(settings),
         tapmanager_socket=settings.tapmanager.socket,
         free_hugepages=machine.free_hugepages,
+        run_commands=settings.vm.command == "run",
     )
 
 
@@ -306,6 +319,8 @@ def built(settings: Settings) -> Iterator[App]:
         connection.start()
         consoles = ConsoleLogs(layout, clock)
         stack.callback(consoles.close)
+        command_logs = CommandLogFiles(layout, clock)
+        stack.callback(command_logs.close)
         guests = AgentClients(layout)
         stack.callback(guests.close)
         networks = PodNetworkClient(settings.tapmanager.socket)
@@ -324,6 +339,7 @@ def built(settings: Settings) -> Iterator[App]:
             archives=CheckpointArchives(),
             seeds=SeedStore(layout),
             consoles=consoles,
+            command_logs=command_logs,
             guests=guests,
             streaming=streaming,
             clock=clock,
@@ -332,6 +348,7 @@ def built(settings: Settings) -> Iterator[App]:
             raise Unavailable(connection.trouble())
         _await_tapmanager(networks, clock)
         app = wire(settings, adapters)
+        stack.callback(app.commands.close)
         streaming.start(ConsoleAttach(layout), app.services.exec_command)
         yield app
 

@@ -120,6 +120,13 @@ class Vm(_Section):
     overhead: ByteSize = Field(
         ByteSize(256 << 20), description="memory for QEMU beside the guest's, for pods without RuntimeClass overhead"
     )
+    command: Literal["run", "ignore"] = Field(
+        "run",
+        description="a container's command and args: run in the guest by its agent, or ignored. A pod may say it itself",
+    )
+    agent_timeout: float = Field(
+        300.0, gt=0, description="seconds after its start in which a guest that is to run a command must show its agent"
+    )
 
 
 class Log(_Section):

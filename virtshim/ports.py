@@ -18,6 +18,7 @@ from virtshim.domain.container import Container
 from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse, Image
+from virtshim.domain.main_command import News, ReadTo
 from virtshim.domain.network import Dns, Interface, PodNetwork
 from virtshim.domain.sandbox import PodKey, PortMapping, Sandbox
 from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest, Streams
@@ -303,6 +304,16 @@ class Consoles(Protocol):
         """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
 
 
+class CommandLogs(Consoles, Protocol):
+    """CRI logs of the containers' own commands, both streams in one file."""
+
+    def read_to(self, container: ContainerId) -> ReadTo:
+        """What the last `write`, maybe of an earlier process, was told."""
+
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> None:
+        """Both are on disk on return. After an error neither is, and it may be tried again. WrongState if not open."""
+
+
 class StreamSession(Protocol):
     """A running command, or a client's share of a console. Lives on the streaming loop: all its coroutines are called there,
     `read` by one task, `write_stdin` and `close_stdin` by a second, `resize` by a third, all at the same time. Both sides are
@@ -345,6 +356,18 @@ class GuestAgents(Protocol):
 
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
         """As `run`, without a time limit; returns when the command is being started."""
+
+    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
+        """Starts the container's own command. One that was begun before, in this boot of the guest, is not begun again. Waits
+        `timeout` seconds for the agent: DeadlineExceeded. After that, Unavailable, and Aborted (`cancelled` was set), it may be
+        tried again; another error says that it is no use."""
+
+    def news(self, container: ContainerId, read_to: ReadTo) -> News:
+        """What the container's own command has written behind `read_to`, a piece of each stream, and whether it has ended.
+        What is before `read_to` is not needed any more and may be dropped. After any error it may be tried again."""
+
+    def is_there(self, container: ContainerId) -> bool:
+        """False if the command was begun, and the guest knows nothing of it (any more)."""
 
     def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         """What the guest says of itself, as a JSON document of some KiB at most; what it does not say within `timeout` seconds

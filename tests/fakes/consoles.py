@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.main_command import ReadTo
+from virtshim.domain.streaming import Output
 
 
 class FakeConsoles:
@@ -34,3 +38,22 @@ class FakeConsoles:
     def forget(self) -> None:
         """The process that followed is gone."""
         self.following.clear()
+
+
+class FakeCommandLogs(FakeConsoles):
+    """Implements `virtshim.ports.CommandLogs`. `places` stay, as files do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[ContainerId, ReadTo] = {}
+
+    def read_to(self, container: ContainerId) -> ReadTo:
+        return self.places.get(container, ReadTo())
+
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> None:
+        if container not in self.following:
+            raise WrongState("not open")
+        self.places[container] = read_to
+        log_file = self.following[container]
+        if log_file:
+            self.logs[log_file] += [f"{piece.stream.value} {piece.data.decode()}" for piece in output]

@@ -3,6 +3,7 @@ behind sockets. Closing the host's end of a port is the end of input inside, as 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -12,9 +13,9 @@ import socket
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from virtshim.guestagent import guest_scripts
+from virtshim.guestagent import guest_scripts, main_scripts
 
 
 class Listener:
@@ -141,6 +142,9 @@ class HostGuest:
         self.lies: dict[str, Any] = {}
         self.shell = ["/bin/sh"]
         self.swept = 0
+        self.run = directory / "tmpfs"
+        self.run.mkdir()
+        self._files: dict[int, BinaryIO] = {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._lost: dict[int, subprocess.Popen[bytes]] = {}
         names = [f"virtshim.exec.{number}" for number in range(ports)]
@@ -162,11 +166,36 @@ class HostGuest:
                 return {"return": {"pid": self._spawn(arguments)}}
             case "guest-exec-status":
                 return self._status(arguments["pid"])
+            case "guest-file-open" | "guest-file-seek" | "guest-file-read" | "guest-file-close":
+                return self._file(name, arguments)
             case _:
                 return {"error": {"class": "CommandNotFound", "desc": f"The command {name} has not been found"}}
 
+    def _inside(self, word: str) -> str:
+        return word.replace(main_scripts.DIRECTORY, f"{self.run}/virtshim-command")
+
+    def _file(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if name == "guest-file-open":
+            try:
+                file = open(self._inside(arguments["path"]), f"{arguments['mode']}b")  # noqa: SIM115
+            except OSError as exc:
+                return {"error": {"class": "GenericError", "desc": f"failed to open file: {exc.strerror}"}}
+            self._files[id(file)] = file
+            return {"return": id(file)}
+        file = self._files[arguments["handle"]]
+        match name:
+            case "guest-file-seek":
+                return {"return": {"position": file.seek(arguments["offset"]), "eof": False}}
+            case "guest-file-read":
+                data = file.read(arguments["count"])
+                text = base64.b64encode(data).decode()
+                return {"return": {"count": len(data), "buf-b64": text, "eof": len(data) < arguments["count"]}}
+            case _:
+                self._files.pop(arguments["handle"]).close()
+                return {"return": {}}
+
     def _spawn(self, arguments: dict[str, Any]) -> int:
-        words = list(arguments["arg"])
+        words = [self._inside(word) for word in arguments["arg"]]
         if words[2] == "virtshim-exec":
             words[1] = words[1].replace("/dev/virtio-ports", str(self.devices)).replace('-c "$dev"', '-p "$dev"')
             out, err, into = words[4:7]
@@ -200,6 +229,7 @@ class HostGuest:
         """It knows nothing of the commands it started."""
         self._lost.update(self._children)
         self._children.clear()
+        self._files.clear()
 
     def running(self) -> int:
         """Children that the agent has not yet reported the end of."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from virtshim.domain.errors import Unavailable
+from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.main_command import News, ReadTo
 from virtshim.domain.streaming import Streams
 from virtshim.ports import StreamSession
 
@@ -19,7 +20,8 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 
 class FakeGuests:
-    """Implements `virtshim.ports.GuestAgents`. `do` runs a command; `sessions` are handed out by `open`, oldest first."""
+    """Implements `virtshim.ports.GuestAgents`. `do` runs a command; `sessions` are handed out by `open`, oldest
+    first. `begun`: the containers' own commands, as often as they were begun."""
 
     def __init__(self) -> None:
         self.do: Run = _echo
@@ -27,6 +29,31 @@ class FakeGuests:
         self.sessions: list[StreamSession] = []
         self.told: dict[str, object] = {}
         self.forgotten: list[ContainerId] = []
+        self.begin_error: ShimError | None = None
+        self.begun: dict[ContainerId, list[GuestCommand]] = {}
+        self.still_there = True
+        self._news: dict[int, News] = {}
+        self._told = threading.Condition()
+
+    def tell(self, at: int, news: News) -> None:
+        """What is answered to those who have read up to piece `at` of stdout."""
+        with self._told:
+            self._news[at] = news
+            self._told.notify_all()
+
+    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
+        if self.begin_error is not None:
+            raise self.begin_error
+        self.begun.setdefault(container, []).append(command)
+
+    def news(self, container: ContainerId, read_to: ReadTo) -> News:
+        """Does not let a caller spin whose clock costs no time."""
+        with self._told:
+            self._told.wait_for(lambda: read_to.out.piece in self._news, 0.02)
+            return self._news.get(read_to.out.piece, News((), read_to))
+
+    def is_there(self, container: ContainerId) -> bool:
+        return self.still_there
 
     def run(
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event

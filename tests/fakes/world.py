@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from fakes.archives import FakeArchives
 from fakes.clock import FakeClock
-from fakes.consoles import FakeConsoles
+from fakes.consoles import FakeCommandLogs, FakeConsoles
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.groups import FakeVmGroups
 from fakes.guests import FakeGuests
@@ -71,6 +71,7 @@ class Outside:
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     archives: FakeArchives = field(default_factory=FakeArchives)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
+    command_logs: FakeCommandLogs = field(default_factory=FakeCommandLogs)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
     guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
@@ -116,18 +117,21 @@ class World:
             archives=cast("Any", Watched("archives", out.archives, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
             consoles=cast("Any", Watched("consoles", out.consoles, journal)),
+            command_logs=out.command_logs,
             streaming=out.streaming,
             guests=out.guests,
             clock=out.clock,
         )
 
     def close(self) -> None:
+        self.app.commands.close()
         self.records.close()
 
     def restarted(self, *, rebooted: bool = False) -> World:
         """Whatever the old daemon had in memory is gone. Recovery is up to the caller."""
         self.close()
         self.outside.consoles.forget()
+        self.outside.command_logs.forget()
         self.outside.vms.forget()
         self.journal.revive()
         if rebooted:

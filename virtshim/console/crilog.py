@@ -1,8 +1,9 @@
 """Console bytes -> lines of a CRI container log. No I/O.
 
-A log line is `<RFC 3339 time, nine fraction digits> stdout <F|P> <content>`. F ends a line of the guest; P is a piece that
-the next line continues, so that glueing the contents of the P lines to the F line after them gives the guest's line.
-Everything a console shows is stdout. Bytes are kept as they are, except the newline and one carriage return before it.
+A log line is `<RFC 3339 time, nine fraction digits> <stdout|stderr> <F|P> <content>`. F ends a line of the guest; P is a
+piece that the next line of the stream continues, so that glueing the contents of the P lines to the F line after them gives
+the guest's line. Everything a console shows is stdout; a command has both. Bytes are kept as they are, except the newline and
+one carriage return before it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ class LineCutter:
     """Holds back what may still become part of a line. What comes out depends on the bytes and the calls of `flush`, not
     on how the bytes were cut into pieces by `feed`."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "_stream")
 
-    def __init__(self) -> None:
+    def __init__(self, stream: str = "stdout") -> None:
         self._held = b""
+        self._stream = stream.encode()
 
     @property
     def held(self) -> int:
@@ -42,24 +44,30 @@ class LineCutter:
         """The log lines that `data` completes."""
         text = self._held + data
         end = text.rfind(b"\n") + 1
-        lines = _full(text[:end], stamp) if end else b""
+        lines = _full(text[:end], stamp, self._stream) if end else b""
         pieces: list[bytes] = []
         self._held = text[end:]
         while _must_split(self._held):
             pieces.append(self._held[:MAX_CONTENT])
             self._held = self._held[MAX_CONTENT:]
-        return lines + _partial(pieces, stamp)
+        return lines + _partial(pieces, stamp, self._stream)
 
     def flush(self, stamp: bytes) -> bytes:
         """The unfinished line as P; a carriage return at its end is held, for a newline may follow."""
         ready = self._held.removesuffix(b"\r")
         self._held = self._held[len(ready) :]
-        return _partial([ready] if ready else [], stamp)
+        return _partial([ready] if ready else [], stamp, self._stream)
 
     def end(self, stamp: bytes) -> bytes:
         """Everything held, as P: nothing will follow."""
         rest, self._held = self._held, b""
-        return _partial(_pieces(rest), stamp)
+        return _partial(_pieces(rest), stamp, self._stream)
+
+
+def lines_of(stream: str, text: bytes, stamp: bytes) -> bytes:
+    """The log lines of this piece alone: an unfinished line at its end is P."""
+    cutter = LineCutter(stream)
+    return cutter.feed(text, stamp) + cutter.end(stamp)
 
 
 def _must_split(text: bytes) -> bool:
@@ -71,21 +79,21 @@ def _pieces(text: bytes) -> Iterator[bytes]:
     return (text[start : start + MAX_CONTENT] for start in range(0, len(text), MAX_CONTENT))
 
 
-def _partial(pieces: Iterable[bytes], stamp: bytes) -> bytes:
-    return b"".join(b"%b stdout P %b\n" % (stamp, piece) for piece in pieces)
+def _partial(pieces: Iterable[bytes], stamp: bytes, stream: bytes) -> bytes:
+    return b"".join(b"%b %b P %b\n" % (stamp, stream, piece) for piece in pieces)
 
 
-def _full(text: bytes, stamp: bytes) -> bytes:
+def _full(text: bytes, stamp: bytes, stream: bytes) -> bytes:
     """`text` ends with a newline."""
     contents = text.replace(b"\r\n", b"\n").split(b"\n")
     contents.pop()
     if max(map(len, contents)) > MAX_CONTENT:
-        return b"".join(_long(content, stamp) for content in contents)
+        return b"".join(_long(content, stamp, stream) for content in contents)
     # Floods come this way: no work per line in Python.
-    head = b"%b stdout F " % stamp
+    head = b"%b %b F " % (stamp, stream)
     return head + (b"\n" + head).join(contents) + b"\n"
 
 
-def _long(content: bytes, stamp: bytes) -> bytes:
+def _long(content: bytes, stamp: bytes, stream: bytes) -> bytes:
     pieces = list(_pieces(content)) or [b""]
-    return _partial(pieces[:-1], stamp) + b"%b stdout F %b\n" % (stamp, pieces[-1])
+    return _partial(pieces[:-1], stamp, stream) + b"%b %b F %b\n" % (stamp, stream, pieces[-1])

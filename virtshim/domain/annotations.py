@@ -138,6 +138,12 @@ def _exec_ports(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, exec_ports=int(text))
 
 
+def _command(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("run", "ignore"):
+        raise InvalidRequest(f"{_shown(text)} is neither run nor ignore; write one of them")
+    return dataclasses.replace(options, run_command=text == "run")
+
+
 def _max_vcpus(options: VmOptions, text: str) -> VmOptions:
     if not re.fullmatch("[1-9][0-9]{0,2}", text) or int(text) > _MAX_VCPUS:
         raise InvalidRequest(f"{_shown(text)} is not a number of vCPUs; write 1 to {_MAX_VCPUS}")
@@ -284,6 +290,7 @@ def _ignored(options: VmOptions, _text: str) -> VmOptions:
 _READERS: Final[Mapping[str, _Reader]] = {
     # Says which runtime the pod is for; a CRI proxy reads it.
     "kubernetes.io/target-runtime": _ignored,
+    "virtshim.io/command": _command,
     "virtshim.io/exec-ports": _exec_ports,
     "virtshim.io/max-vcpus": _max_vcpus,
     "virtshim.io/max-memory": _max_memory,

@@ -127,7 +127,9 @@ class Container:
     shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute.
     `cgroup_parent` is its sandbox's, `changed` what UpdateContainerResources made of the config's resources.
     `trouble`: why a running one does not get on, for people. `pod_disk`: the name of its root disk, if that is the pod's
-    and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM."""
+    and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM.
+    `command` is what runs in the guest as the container's own, () if nothing does; `command_begun`: the agent was told to
+    run it; `ending` is written before its VM is ended because of it: then that is how the container ended."""
 
     id: ContainerId
     sandbox_id: SandboxId
@@ -147,6 +149,9 @@ class Container:
     trouble: str = ""
     pod_disk: str = ""
     checkpointing: str = ""
+    command: tuple[str, ...] = ()
+    command_begun: bool = False
+    ending: Exit | None = None
 
     def _to(self, phase: ContainerPhase) -> Container:
         if phase not in _NEXT[self.phase]:
@@ -170,6 +175,12 @@ class Container:
     def checkpointed_to(self, location: str) -> Container:
         """ "" ends it."""
         return dataclasses.replace(self, checkpointing=location)
+
+    def begun(self) -> Container:
+        return dataclasses.replace(self, command_begun=True)
+
+    def ending_as(self, how: Exit) -> Container:
+        return dataclasses.replace(self, ending=how)
 
     def removing(self) -> Container:
         return self._to(ContainerPhase.REMOVING)

@@ -3,7 +3,7 @@
 state_dir/                       survives a reboot, root only
   state.db                       SQLite
   images/                        disks by digest; searchable by the QEMU user
-  containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos
+  containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos  command.pos
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it

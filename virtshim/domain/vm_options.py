@@ -25,7 +25,8 @@ class VmOptions:
     """`vcpus` None: from the CPU limit. `max_vcpus` None, `max_memory_bytes` 0: the node's choice. `root_volume_bytes` 0: the
     image's own size. `user_data_script` replaces every generated user-data. `system_uuid` becomes the domain's and the
     SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
-    costs the guest half a MiB. `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt."""
+    costs the guest half a MiB. `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt.
+    `run_command`: whether the container's command runs in the guest; None: the node's choice."""
 
     vcpus: int | None = None
     max_vcpus: int | None = None
@@ -43,3 +44,4 @@ class VmOptions:
     force_dhcp: bool = False
     exec_ports: int = 12
     keep_root_disk: bool = False
+    run_command: bool | None = None

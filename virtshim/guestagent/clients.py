@@ -11,11 +11,13 @@ from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
+from virtshim.domain.main_command import News, ReadTo
 from virtshim.domain.streaming import Streams
 from virtshim.guestagent.collecting import Collector
 from virtshim.guestagent.facts import ask_facts
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
 from virtshim.guestagent.live_session import LiveSession
+from virtshim.guestagent.main_command import MainCommand
 from virtshim.guestagent.patience import Patience
 from virtshim.ports import StreamSession
 
@@ -74,6 +76,15 @@ class AgentClients:
             raise
         return LiveSession(vm, running, self._executor)
 
+    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
+        self._main(container).begin(command, Patience.of(timeout, cancelled))
+
+    def news(self, container: ContainerId, read_to: ReadTo) -> News:
+        return self._main(container).news(read_to)
+
+    def is_there(self, container: ContainerId) -> bool:
+        return self._main(container).is_there()
+
     def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return ask_facts(self._vm(container).channel, Patience.of(timeout))
 
@@ -82,6 +93,9 @@ class AgentClients:
             vm = self._vms.pop(container, None)
         if vm is not None:
             vm.close()
+
+    def _main(self, container: ContainerId) -> MainCommand:
+        return MainCommand(container, self._vm(container))
 
     def _vm(self, container: ContainerId) -> GuestVm:
         with self._lock:

@@ -53,14 +53,15 @@ class CommandOutput:
                     raise BadStream("an exit code that is none")
                 self.code = int(record.value)
             case "fail":
-                raise _failure(record.value)
+                raise failure(record.value)
             case "tty":
                 self.tty = record.value if record.value.startswith("/dev/") and record.value.isprintable() else ""
             case _:
                 pass  # start and end are the stream's own
 
 
-def _failure(words: str) -> ShimError:
+def failure(words: str) -> ShimError:
+    """What a script in the guest says of why there is no command: `WORD VALUE`."""
     what, _, value = words.partition(" ")
     shown = "".join(char if char.isprintable() else "?" for char in value[:200])
     match what:

@@ -22,46 +22,8 @@ from __future__ import annotations
 
 from typing import Final
 
-# Arguments: token, ports for stdout, stderr ("" with a terminal) and stdin ("" for none),
-# working directory, user, group, supplementary groups (commas), whether the user's own groups are added (1),
-# terminal size ("ROWS COLUMNS", "" for no terminal), then the command.
-_RUN: Final = r"""
-token=$1 out=$2 err=$3 in=$4 dir=$5 user=$6 group=$7 groups=$8 own=$9
-shift 9
-size=$1
-shift
-port() {
-  dev=/dev/virtio-ports/$1
-  [ ! -c "$dev" ] || return 0
-  for sys in /sys/class/virtio-ports/*; do
-    dev=/dev/${sys##*/}
-    read -r name <"$sys/name" && [ "$name" = "$1" ] && [ -c "$dev" ] && return 0
-  done
-  exit 81
-}
-tell() { printf '\001%s %s;' "$token" "$1"; }
-fail() {
-  tell "fail $1" >&8
-  exit 1
-}
-port "$out"
-exec 8>"$dev"
-if [ -n "$err" ]; then
-  port "$err"
-  exec 9>"$dev"
-  tell start >&9
-else
-  exec 9>/dev/null
-fi
-if [ -n "$in" ]; then
-  port "$in"
-  exec 7<"$dev"
-else
-  exec 7</dev/null
-fi
-tell start >&8
-[ -z "$dir" ] || cd "$dir" 2>/dev/null || fail "directory $dir"
-become() {
+# Turns the command, "$@", into one that runs as `user`, `group`, `groups`, `own` say. Needs a function `fail`.
+AS_USER: Final = r"""become() {
   name= home=
   while IFS=: read -r n _ id gid _ h _; do
     [ "$n" = "$user" ] || [ "$id" = "$user" ] || continue
@@ -98,7 +60,51 @@ if [ -n "$user" ]; then
       ;;
   esac
 fi
-if [ -n "$size" ]; then
+"""
+
+# Arguments: token, ports for stdout, stderr ("" with a terminal) and stdin ("" for none),
+# working directory, user, group, supplementary groups (commas), whether the user's own groups are added (1),
+# terminal size ("ROWS COLUMNS", "" for no terminal), then the command.
+_RUN: Final = (
+    r"""
+token=$1 out=$2 err=$3 in=$4 dir=$5 user=$6 group=$7 groups=$8 own=$9
+shift 9
+size=$1
+shift
+port() {
+  dev=/dev/virtio-ports/$1
+  [ ! -c "$dev" ] || return 0
+  for sys in /sys/class/virtio-ports/*; do
+    dev=/dev/${sys##*/}
+    read -r name <"$sys/name" && [ "$name" = "$1" ] && [ -c "$dev" ] && return 0
+  done
+  exit 81
+}
+tell() { printf '\001%s %s;' "$token" "$1"; }
+fail() {
+  tell "fail $1" >&8
+  exit 1
+}
+port "$out"
+exec 8>"$dev"
+if [ -n "$err" ]; then
+  port "$err"
+  exec 9>"$dev"
+  tell start >&9
+else
+  exec 9>/dev/null
+fi
+if [ -n "$in" ]; then
+  port "$in"
+  exec 7<"$dev"
+else
+  exec 7</dev/null
+fi
+tell start >&8
+[ -z "$dir" ] || cd "$dir" 2>/dev/null || fail "directory $dir"
+"""
+    + AS_USER
+    + r"""if [ -n "$size" ]; then
   quoted=
   for word; do
     quoted="$quoted '"
@@ -150,6 +156,7 @@ else
 fi
 tell end >&8
 """
+)
 
 # Arguments: what to kill, and the tag to find in command lines. "all": everything that the run scripts with that tag started,
 # also what went into sessions of its own. "relays": the scripts and their cats alone; what the command left behind lives on.

@@ -172,7 +172,7 @@ class GuestVm:
         groups = ",".join(str(one) for one in user.supplementary)
         settings = (running.token, out, err, names[0] if names else "", command.working_dir)
         become = (user.user, group, groups, "1" if user.own_groups else "", size)
-        envs, odd = _environment(command.envs)
+        envs, odd = environment(command.envs)
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         script = guest_scripts.run_script(running.token)
         request: dict[str, Any] = {
@@ -221,7 +221,7 @@ class GuestVm:
         self._ports.give_back(running.ports)
 
 
-def _environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:
+def environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:
     """What the agent sets, and what only `env` can: a shell drops names that are not its own. Raises InvalidRequest for bytes
     that JSON cannot carry."""
     plain: list[str] = []

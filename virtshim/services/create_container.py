@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CreateContainer:
-    """`free_hugepages`: page size -> bytes that are free in such pages."""
+    """`free_hugepages`: page size -> bytes that are free in such pages. `run_commands`: for pods that do not say it."""
 
     records: Records
     hypervisor: Hypervisor
@@ -53,6 +53,7 @@ class CreateContainer:
     sizes: Sizes
     tapmanager_socket: str
     free_hugepages: Callable[[int], int]
+    run_commands: bool = True
 
     def create(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
@@ -95,6 +96,7 @@ class CreateContainer:
                     cgroup_parent=sandbox.config.cgroup_parent,
                     size=size,
                     pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
+                    command=self._command(options, config),
                 )
                 domain = options.system_uuid or container.id.domain_uuid()
                 container = dataclasses.replace(container, domain_uuid=str(domain))
@@ -126,6 +128,11 @@ class CreateContainer:
                     f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
                     "containers are made and run one after another. Use one container, or init containers"
                 )
+
+    def _command(self, options: VmOptions, config: ContainerConfig) -> tuple[str, ...]:
+        """A disk image has no entrypoint that `args` alone could be given to, so they are the command then."""
+        run = self.run_commands if options.run_command is None else options.run_command
+        return (*config.command, *config.args) if run else ()
 
     def _refuse_taken_uuid(self, domain: uuid.UUID, options: VmOptions, sandbox: Sandbox) -> None:
         """Attempts of one pod have the same UUID, one after another; its definition goes to the newest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from dataclasses import dataclass, field
 
@@ -11,8 +12,9 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
-from virtshim.ports import Clock, Consoles, Hypervisor, Records, Streaming, VmGroups
+from virtshim.ports import Clock, Hypervisor, Records, Streaming, VmGroups
 from virtshim.services.inflight import PodLocks
+from virtshim.services.logs import Logs
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +25,7 @@ class Exits:
 
     records: Records
     hypervisor: Hypervisor
-    consoles: Consoles
+    logs: Logs
     clock: Clock
     locks: PodLocks
     streaming: Streaming
@@ -53,9 +55,8 @@ class Exits:
                 self.hypervisor.destroy(domain, container)
             self.finish_log(found)
             message = message or self.ended_by_us.pop(container, "")
-            ended = found.exited(
-                exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
-            )
+            vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
+            ended = found.exited(how_it_ended(found, vm))
             self.records.containers.replace(ended)
             self.streaming.end_container(container)
             self._drop_group(ended)
@@ -93,10 +94,15 @@ class Exits:
         """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
         try:
             # Not open if it ended while virtshim was away.
-            self.consoles.open(container.id, container.log_file, container.log_directory)
-            self.consoles.finish(container.id)
+            self.logs.open(container)
+            self.logs.finish(container)
         except ShimError as exc:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
+
+
+def how_it_ended(container: Container, vm: Exit) -> Exit:
+    """Where the command decided, what became of its VM does not matter. Pure."""
+    return dataclasses.replace(container.ending, finished_at=vm.finished_at) if container.ending else vm
 
 
 def trouble_of(state: PowerState) -> str:

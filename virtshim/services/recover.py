@@ -13,10 +13,12 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import OwnedDomain
-from virtshim.ports import Clock, Consoles, Hypervisor, PodNetworks, Records, RootDisks
+from virtshim.ports import Clock, Hypervisor, PodNetworks, Records, RootDisks
 from virtshim.services.checkpoint_container import CheckpointContainer
-from virtshim.services.exits import Exits
+from virtshim.services.container_commands import ContainerCommands
+from virtshim.services.exits import Exits, how_it_ended
 from virtshim.services.images import ImageUse
+from virtshim.services.logs import Logs
 from virtshim.services.recover_plan import Found, plan
 from virtshim.services.remove_container import RemoveContainer
 
@@ -32,12 +34,13 @@ class Recover:
     records: Records
     hypervisor: Hypervisor
     networks: PodNetworks
-    consoles: Consoles
+    logs: Logs
     disks: RootDisks
     images: ImageUse
     exits: Exits
     remove_container: RemoveContainer
     checkpoints: CheckpointContainer
+    commands: ContainerCommands
     clock: Clock
     timeout: float
 
@@ -93,11 +96,14 @@ class Recover:
 
     def _adopt(self, container: Container) -> None:
         """Killed between libvirt's start and our record."""
-        self.consoles.open(container.id, container.log_file, container.log_directory)
-        self.records.containers.replace(container.running(self.clock.now_ns()))
+        self.logs.open(container)
+        running = container.running(self.clock.now_ns())
+        self.records.containers.replace(running)
+        self.commands.follow(running)
 
     def _follow(self, container: Container) -> None:
-        self.consoles.open(container.id, container.log_file, container.log_directory)
+        self.logs.open(container)
+        self.commands.follow(container)
 
     def _settle(self, container: Container) -> None:
         self.exits.settle(container.id)
@@ -105,7 +111,7 @@ class Recover:
     def _settle_rebooted(self, container: Container) -> None:
         self.exits.finish_log(container)
         how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
-        self.records.containers.replace(container.exited(how))
+        self.records.containers.replace(container.exited(how_it_ended(container, how)))
 
     def _undo_sandbox(self, sandbox: Sandbox) -> None:
         self.networks.release(sandbox.id, self.timeout)

@@ -9,9 +9,10 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Clock, Consoles, GuestAgents, Hypervisor, Records, RootDisks, VmGroups
+from virtshim.ports import Clock, GuestAgents, Hypervisor, Records, RootDisks, VmGroups
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
+from virtshim.services.logs import Logs
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +23,7 @@ class RemoveContainer:
 
     records: Records
     hypervisor: Hypervisor
-    consoles: Consoles
+    logs: Logs
     disks: RootDisks
     images: ImageUse
     clock: Clock
@@ -43,7 +44,7 @@ class RemoveContainer:
             self.hypervisor.destroy(domain, container.id)
             self.guests.forget(container.id)
             try:
-                self.consoles.finish(container.id)
+                self.logs.finish(container)
             except ShimError as exc:  # a full disk, say: removal is what makes room
                 log.warning("console.unfinished", container=container.id.short, error=str(exc))
             if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended

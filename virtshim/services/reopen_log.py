@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import WrongState
-from virtshim.ports import Consoles
+from virtshim.services.logs import Logs
 
 
 @dataclass(frozen=True, slots=True)
 class ReopenLog:
     """Takes no lock: a rotation must not wait for a stop that is under way."""
 
-    consoles: Consoles
+    logs: Logs
 
     def reopen(self, container: Container) -> None:
         """The new file is there on return, and nothing more is written to the old one. WrongState if the container does not
@@ -23,4 +23,4 @@ class ReopenLog:
                 f"container {container.id} is {container.phase.value}: only a running one has a log to open anew"
             )
         if container.log_file:
-            self.consoles.reopen(container.id)
+            self.logs.reopen(container)

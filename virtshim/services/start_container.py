@@ -11,9 +11,11 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes
-from virtshim.ports import Clock, Consoles, Hypervisor, Records, VmGroups
+from virtshim.ports import Clock, Hypervisor, Records, VmGroups
+from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
+from virtshim.services.logs import Logs
 from virtshim.services.resize_container import group_of
 from virtshim.services.rollback import Rollback
 
@@ -26,17 +28,18 @@ class StartContainer:
 
     records: Records
     hypervisor: Hypervisor
-    consoles: Consoles
+    logs: Logs
     exits: Exits
     clock: Clock
     locks: PodLocks
     groups: VmGroups
     sizes: Sizes
     timeout: float
+    commands: ContainerCommands
 
     def start(self, wanted: Container) -> None:
-        """Returns when QEMU runs. The log file exists by then. A failed start leaves the container EXITED with reason
-        StartError (as containerd does) and raises what went wrong."""
+        """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
+        leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
         with self.locks.held(wanted.sandbox_id):
             container = self.records.containers.get(wanted.id)
             if container is None:
@@ -44,7 +47,7 @@ class StartContainer:
             sandbox = self._refuse_unless_startable(container)
             domain = uuid.UUID(container.domain_uuid)
             try:
-                self.consoles.open(container.id, container.log_file, container.log_directory)
+                self.logs.open(container)
                 group = group_of(container, sandbox, container.resources, container.size, self.sizes)
                 self.groups.make(group, self.timeout)
                 self.hypervisor.start(domain)
@@ -58,6 +61,7 @@ class StartContainer:
             self.exits.settle(container.id)
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
+        self.commands.follow(container)
 
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
         """Its sandbox."""
@@ -87,7 +91,7 @@ class StartContainer:
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out
             undo.add("record", lambda: self.records.containers.replace(ended))
-            undo.add("console", lambda: self.consoles.finish(container.id))
+            undo.add("console", lambda: self.logs.finish(container))
             undo.add("cgroup", lambda: self.groups.remove(container.id, container.cgroup_parent, self.timeout))
             undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
 

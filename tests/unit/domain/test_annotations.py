@@ -55,6 +55,13 @@ def outcome(annotations: dict[str, str]) -> str:
         return str(error)
 
 
+def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
+    assert VmOptions().run_command is None
+    assert parse_vm_options({"virtshim.io/command": "run"}).run_command is True
+    assert parse_vm_options({"virtshim.io/command": "ignore"}).run_command is False
+    assert "write one of them" in refusal(**{"virtshim.io/command": "yes"})
+
+
 def test_no_annotations_give_the_defaults() -> None:
     assert parse_vm_options({}) == VmOptions()
     assert VmOptions().vcpus is None

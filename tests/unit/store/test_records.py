@@ -100,6 +100,9 @@ CONTAINER = Container(
     trouble="paused",
     pod_disk="p/d",
     checkpointing="/var/lib/kubelet/checkpoints/x.tar",
+    command=("/bin/job", "-x"),
+    command_begun=True,
+    ending=Exit(3, ExitReason.ERROR, 8, "why"),
 )
 IMAGE = Image(
     digest=ImageDigest(f"sha256:{'2' * 64}"),

@@ -1,0 +1,67 @@
+"""The container's command over the wire: what kubelet sees of it."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.cri import Client
+from fakes.world import World
+from podclient import wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import WrongState
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.main_command import News, Place, ReadTo
+from virtshim.domain.streaming import Output, OutStream
+
+pytestmark = pytest.mark.cri
+
+END = ReadTo(Place(over=True), Place(over=True))
+
+
+def exited(client: Client, made: str) -> pb.ContainerStatus:
+    wait_until(lambda: client.status(made).state == pb.CONTAINER_EXITED, 10, "the container has ended")
+    return client.status(made)
+
+
+def test_the_exit_code_of_a_job_is_the_containers(client: Client, world: World) -> None:
+    output = (Output(OutStream.STDOUT, b"fine\n"), Output(OutStream.STDERR, b"not so fine\n"))
+    world.outside.guests.tell(0, News(output, END, code=3))
+    made = client.create(client.run(), command=["/bin/job"], args=["-v"])
+    client.start(made)
+    status = exited(client, made)
+    assert (status.exit_code, status.reason, status.message) == (3, "Error", "")
+    assert status.finished_at >= status.started_at > 0
+    log = world.outside.command_logs.logs[status.log_path]
+    assert log == ["stdout fine\n", "stderr not so fine\n", "finished"]
+    (command,) = world.outside.guests.begun[ContainerId(made)]
+    assert command.argv == ("/bin/job", "-v")
+
+
+def test_a_job_that_ends_well_is_completed(client: Client, world: World) -> None:
+    world.outside.guests.tell(0, News((), END, code=0))
+    made = client.create(client.run(), args=["true"])
+    client.start(made)
+    status = exited(client, made)
+    assert (status.exit_code, status.reason) == (0, "Completed")
+
+
+def test_a_guest_that_cannot_run_it_is_a_start_error_after_the_start(client: Client, world: World) -> None:
+    world.outside.guests.begin_error = WrongState("the guest agent does not allow guest-exec")
+    made = client.create(client.run(), command=["/bin/job"])
+    client.start(made)
+    status = exited(client, made)
+    assert (status.exit_code, status.reason) == (128, "StartError")
+    assert "does not allow guest-exec" in status.message
+
+
+def test_a_container_whose_command_goes_on_is_stopped_and_removed(client: Client, world: World) -> None:
+    sandbox = client.run()
+    made = client.create(sandbox, command=["/bin/server"])
+    client.start(made)
+    wait_until(lambda: world.outside.guests.begun, 10, "it has begun")
+    assert client.status(made).state == pb.CONTAINER_RUNNING
+    client.stop(made, 30)
+    status = client.status(made)
+    assert (status.exit_code, status.reason) == (0, "Completed"), "as a guest that shut itself down"
+    client.remove_pod(sandbox)
+    assert world.everything() == []

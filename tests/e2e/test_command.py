@@ -1,0 +1,69 @@
+"""A container's command in a real guest: it is the container's output, and its end the container's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import pytest
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest]
+
+JOB = """
+echo hello $GREETING from $(pwd)
+echo trouble >&2
+until [ -e /run/go ]; do sleep 0.2; done
+seq 1 5000
+exit 3
+"""
+
+
+def lines(log: Path) -> list[str]:
+    """Without their times."""
+    return [line.split(" ", 1)[1] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def answers(cri: PodClient) -> bool:
+    try:
+        cri.runtime.Status(pb.StatusRequest(), timeout=2)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: PodClient, node: Node, image_url: str):
+    config = pod_config("job", f"{node.directory}/logs/job")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.command.extend(["sh", "-c"])
+    wanted.args.append(JOB)
+    wanted.working_dir = "/srv"
+    wanted.envs.add(key="GREETING", value=b"there")
+    made = cri.create(pod, wanted, config)
+    log = Path(config.log_directory, wanted.log_path)
+    cri.start(made)
+    assert cri.status(made).state == pb.CONTAINER_RUNNING
+    wait_until(lambda: "stderr F trouble" in lines(log), 90, "the command runs")
+    assert "stdout F hello there from /srv" in lines(log)
+
+    victim = node.daemons()["virtshim"]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
+    wait_until(lambda: answers(cri), 30, "the CRI socket serves")
+    assert cri.exec_sync(made, "touch", "/run/go").exit_code == 0
+    wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, 60, "the container has ended")
+
+    status = cri.status(made)
+    assert (status.exit_code, status.reason) == (3, "Error")
+    said = [line for line in lines(log) if line.startswith("stdout")]
+    assert "".join(line[9:] + "\n" * (line[7] == "F") for line in said) == "hello there from /srv\n" + "".join(
+        f"{number}\n" for number in range(1, 5001)
+    )
+    assert lines(log).count("stderr F trouble") == 1
+    cri.remove_pod(pod)

@@ -1,0 +1,28 @@
+"""A container's CRI log: what its command writes if it has one, else what its console shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container
+from virtshim.ports import CommandLogs, Consoles
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Each call is that of the port behind it, and raises what it raises."""
+
+    consoles: Consoles
+    commands: CommandLogs
+
+    def open(self, container: Container) -> None:
+        self._of(container).open(container.id, container.log_file, container.log_directory)
+
+    def reopen(self, container: Container) -> None:
+        self._of(container).reopen(container.id)
+
+    def finish(self, container: Container) -> None:
+        self._of(container).finish(container.id)
+
+    def _of(self, container: Container) -> Consoles | CommandLogs:
+        return self.commands if container.command else self.consoles
