@@ -18,7 +18,10 @@ app = typer.Typer(
 )
 
 _ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file; default /etc/virtshim/config.toml")]
-_Socket = Annotated[str | None, typer.Option("--socket", help="CRI socket; default: that of the settings")]
+_Socket = Annotated[
+    str | None,
+    typer.Option("--socket", envvar="CONTAINER_RUNTIME_ENDPOINT", help="CRI socket; default: that of the settings"),
+]
 _Vm = Annotated[
     str, typer.Argument(metavar="NAME", help="pod, namespace/pod, or the beginning of a container's or pod's id")
 ]

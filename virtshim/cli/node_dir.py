@@ -41,6 +41,9 @@ class NodeDir:
 
     @classmethod
     def of(cls, directory: str) -> NodeDir:
+        """Raises InvalidRequest for "", which would mean the working directory: an unset variable in a script."""
+        if not directory:
+            raise InvalidRequest("--dir is empty; name a directory for the node")
         return cls(os.path.realpath(directory))
 
     @property
@@ -85,7 +88,7 @@ class NodeDir:
 def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
     """Makes the directories, the CNI configuration and config.toml; returns the settings. Raises InvalidRequest."""
     for directory in (node.path, node.state, node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
-        os.makedirs(directory, mode=0o711, exist_ok=True)
+        make_directory(directory)
     conf_dir = options.cni_conf_dir
     if conf_dir is None:
         conf_dir = f"{node.cni}/net.d"
@@ -94,8 +97,25 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
     values = node_settings(node, conf_dir, options)
     if options.config is not None:
         values = settings_table.merged(values, _toml(options.config))
+    before = Path(node.config_file).read_text(encoding="utf-8") if os.path.exists(node.config_file) else None
     _write(node.config_file, to_toml(values))
-    return settings_table.load(node.config_file)
+    try:
+        return settings_table.load(node.config_file)
+    except InvalidRequest:
+        # `down` needs settings that can be read.
+        if before is None:
+            os.unlink(node.config_file)
+        else:
+            _write(node.config_file, before)
+        raise
+
+
+def make_directory(path: str) -> None:
+    """Raises InvalidRequest where none can be."""
+    try:
+        os.makedirs(path, mode=0o711, exist_ok=True)
+    except OSError as exc:
+        raise InvalidRequest(f"--dir: {path} cannot be made: {exc.strerror}; choose another directory") from exc
 
 
 def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:

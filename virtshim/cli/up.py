@@ -12,9 +12,9 @@ from types import FrameType
 from rich.console import Console
 
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
-from virtshim.cli.node_dir import NodeDir, NodeOptions, refuse_routed, write_node
+from virtshim.cli.node_dir import NodeDir, NodeOptions, make_directory, refuse_routed, write_node
 from virtshim.cli.orphans import Orphans
-from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.process import run
 from vmwrapper import bundle
 
@@ -29,7 +29,7 @@ def up_command(options: NodeOptions) -> int:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(options.directory)
-    os.makedirs(node.run, mode=0o711, exist_ok=True)
+    make_directory(node.run)
     lock = take_lock(node)
     try:
         settings = write_node(node, options)
@@ -92,8 +92,11 @@ def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Cons
 
 
 def take_lock(node: NodeDir) -> int:
-    """A descriptor that holds the directory. Raises WrongState naming the holder."""
-    descriptor = os.open(node.lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """A descriptor that holds the directory. Raises WrongState naming the holder, NotFound if the directory has gone."""
+    try:
+        descriptor = os.open(node.lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError as exc:
+        raise NotFound(f"the node in {node.path} has been removed meanwhile, by another `virtshim down`") from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:

@@ -101,3 +101,13 @@ def test_a_bad_configuration_is_told_without_a_traceback(
     assert said.startswith("virtshim: configuration")
     assert "vm.max_vcpu" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["unix:///nowhere/at-all.sock", "/nowhere/at-all.sock"])
+def test_commands_for_people_take_the_socket_that_crictl_was_told(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTAINER_RUNTIME_ENDPOINT", address)
+    result = CliRunner().invoke(command.app, ["ps"])
+    assert isinstance(result.exception, ShimError)
+    assert "unix:/nowhere/at-all.sock" in str(result.exception)

@@ -10,9 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.cli.node_dir import NodeDir, NodeOptions, bridge_network, refuse_routed, to_toml, write_node
+from virtshim import config as settings_table
+from virtshim.cli.node_dir import (
+    NodeDir,
+    NodeOptions,
+    bridge_network,
+    make_directory,
+    refuse_routed,
+    to_toml,
+    write_node,
+)
 from virtshim.cli.up import holder, take_lock
-from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
 
 pytestmark = pytest.mark.operator
 
@@ -146,3 +155,31 @@ def test_wider_routes_other_families_and_the_nodes_own_bridge_do_not_matter(shor
     node = absolute(short / "n")
     routes = [("default", "eth0"), ("10.0.0.0/8", "wg0"), ("10.88.0.0/16", node.bridge), ("fe80::/64", "eth0")]
     refuse_routed(node, "10.88.0.0/16", routes)
+
+
+def test_no_directory_is_not_the_working_directory() -> None:
+    with pytest.raises(InvalidRequest, match="--dir is empty"):
+        NodeDir.of("")
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match=f"{tmp_path}/file/run cannot be made: Not a directory"):
+        make_directory(f"{tmp_path}/file/run")
+
+
+def test_a_node_that_another_removes_meanwhile_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="removed meanwhile"):
+        take_lock(NodeDir.of(f"{tmp_path}/gone"))
+
+
+def test_settings_that_cannot_be_used_leave_those_from_before(short: Path) -> None:
+    node = NodeDir.of(f"{short}/n")
+    bad = NodeOptions(node.path, domain_type="nonsense")
+    with pytest.raises(InvalidRequest, match="domain_type"):
+        write_node(node, bad)
+    assert not os.path.exists(node.config_file)
+    good = write_node(node, NodeOptions(node.path, domain_type="qemu"))
+    with pytest.raises(InvalidRequest, match="domain_type"):
+        write_node(node, bad)
+    assert settings_table.load(node.config_file) == good
