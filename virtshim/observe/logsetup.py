@@ -40,5 +40,14 @@ def set_up_logging(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("grpc._common").addFilter(_in_one_line)
     for chatty in ("urllib3", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """A request that is no protobuf is its client's fault; grpc logs where in its own code it saw that."""
+    if record.exc_info:
+        reason = " ".join(str(record.exc_info[1]).split())
+        record.msg, record.args, record.exc_info = f"{record.getMessage()} {reason}", None, None
+    return True

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from grpc import _common
 
+from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.observe.logsetup import set_up_logging
 
 
@@ -32,3 +34,12 @@ def test_a_traceback_shows_no_values_of_variables(capsys: pytest.CaptureFixture[
     assert text.count("invalid literal") == 2
     assert "test_logsetup.py" in text
     assert "'hunter2'" not in text
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_request_that_is_no_protobuf_is_one_line(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    set_up_logging("info", form)
+    assert _common.deserialize(b"\xff\xff", pb.RunPodSandboxRequest.FromString) is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Exception deserializing message!" in line
+    assert "runtime.v1.RunPodSandboxRequest" in line
