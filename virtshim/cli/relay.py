@@ -30,7 +30,7 @@ def relay(client: RemoteClient, *, stdin: bool, is_terminal: bool, detachable: b
     with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
         if is_terminal:
             _tell_size(client)
-        wanted, told = stdin, bytearray()
+        wanted, told = stdin, bytearray(_arrived(client))  # some may have come with the handshake's answer
         while not client.is_closed:
             # Input waits until what came before has left: output is read meanwhile, so that neither side stops the other.
             reading = [client.fileno(), resized, *([_INPUT] if wanted and not client.pending else [])]
