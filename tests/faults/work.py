@@ -59,7 +59,10 @@ class Work:
         self.cri.stop_pod(self.pod)
 
     def remove_pod(self) -> None:
-        self.cri.remove_pod(self.pod)
+        """Every attempt of it, as kubelet's garbage collection does."""
+        for pod in self.cri.pods():
+            if pod.metadata.uid == self.config.metadata.uid:
+                self.cri.remove_pod(pod.id)
 
     # What is true once the call has succeeded.
 
