@@ -9,6 +9,7 @@ The last BUSY pods' guests do not listen to their power button. Says READY, and 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import logging
 import sys
@@ -98,6 +99,7 @@ def main() -> None:
     outside.clock.held = True
     world = World(Path(directory), outside, cri=Cri(socket=socket))
     fill(world, int(pods), int(busy))
+    gc.freeze()  # as virtshim does
     server = world.app.server(world.settings)
     server.start()
     print("READY", flush=True)
