@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +35,38 @@ class Bystander:
     pids: frozenset[int]
 
 
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class _Undertaker:
+    """Takes in the QEMUs whose libvirt ended, as `virtshim up` does: some machines' init is slow to."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._bury, daemon=True)
+        self._libc = ctypes.CDLL(None)
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+    def _bury(self) -> None:
+        while not self._over.wait(0.02):
+            for children in Path("/proc/self/task").glob("*/children"):
+                for child in children.read_text().split():
+                    self._bury_one(int(child))
+
+    def _bury_one(self, pid: int) -> None:
+        """No children of the tests' own: they want to know how theirs ended."""
+        with contextlib.suppress(OSError):
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(") ")
+            if rest.startswith("Z") and "(qemu-system" in name:
+                os.waitid(os.P_PID, pid, os.WEXITED)
+
+
 class MortalNode:
     def __init__(self, directory: str, image_url: str) -> None:
         self.image_url = image_url
@@ -52,6 +86,7 @@ class MortalNode:
             for name, killer in self.killers.items()
         }  # fmt: skip
         self.bystander: Bystander | None = None
+        self._undertaker = _Undertaker()
 
     def up(self) -> None:
         """Starts what does not run; returns when the CRI socket serves."""
@@ -98,6 +133,7 @@ class MortalNode:
             [*VIRTSHIM, "down", "--dir", self._node.path, "--all"],
             capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
+        self._undertaker.end()
         assert done.returncode == 0, done.stderr
 
     # --- a VM that runs through it all
