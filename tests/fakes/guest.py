@@ -8,7 +8,9 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from virtshim.guestagent import guest_scripts, main_scripts
+
+# Names in the environment of a process whose guest it runs in.
+_OWNER = "VIRTSHIM_TEST_GUEST"
 
 
 class Listener:
@@ -145,6 +150,7 @@ class HostGuest:
         self.run = directory / "tmpfs"
         self.run.mkdir()
         self._files: dict[int, BinaryIO] = {}
+        self._name = secrets.token_hex(8)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._lost: dict[int, subprocess.Popen[bytes]] = {}
         names = [f"virtshim.exec.{number}" for number in range(ports)]
@@ -211,7 +217,7 @@ class HostGuest:
             self.swept += 1
             argv = ["/bin/true"]  # "whatever an earlier virtshim left": on this machine that may be another test's
         null = subprocess.DEVNULL
-        child = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, env=env)
+        child = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, env={**env, _OWNER: self._name})
         self._children[child.pid] = child
         return child.pid
 
@@ -242,3 +248,15 @@ class HostGuest:
         for child in (*self._children.values(), *self._lost.values()):
             child.kill()
             child.wait()
+        while self._kill_daemons():  # the killed may have been about to fork
+            pass
+
+    def _kill_daemons(self) -> bool:
+        """What the commands left running ends with its machine. True if there was anything."""
+        mark, found = f"{_OWNER}={self._name}".encode(), False
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in environ.read_bytes().split(b"\0"):
+                    os.kill(int(environ.parent.name), signal.SIGKILL)
+                    found = True
+        return found

@@ -242,7 +242,7 @@ def runs(pid: int, until: float) -> bool:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return False
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return False
         os.sched_yield()
     return True
