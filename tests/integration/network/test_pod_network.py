@@ -324,7 +324,12 @@ def test_the_qemu_user_may_fetch_with_its_key_and_nothing_else(quiet_node: TapNo
     assert ask_as(quiet_node, 65533, 0, "fetch", {**good, "key": "f" * 64}) == {"kind": "permission"}
     for verb, args in (("attach", {}), ("release", {"sandbox": which}), ("list", {}), ("status", {})):
         assert ask_as(quiet_node, 65533, 0, verb, args) == {"kind": "permission"}
-    assert ask_as(quiet_node, 65532, 0, "fetch", good) in ({"kind": "permission"}, {"errno": "BrokenPipeError"})
+    turned_away = ask_as(quiet_node, 65532, 0, "fetch", good)  # the server may have hung up before it was asked
+    assert turned_away in (
+        {"kind": "permission"},
+        {"errno": "BrokenPipeError"},
+        {"errno": "ConnectionResetError"},
+    )
     assert ask_as(quiet_node, 65532, 65532, "fetch", good) == {"errno": "PermissionError"}
     quiet_node.release(which)
 

@@ -1,0 +1,129 @@
+"""Devices that kubelet granted to a container, and what of them reaches the VM. Values only; no I/O.
+
+A device node, a CDI name and a pod-resources entry are authority: kubelet, or the device plugin that it asked, wrote them.
+An environment variable is a hint: a pod's author can write `PCIDEVICE_X` as well as a plugin can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from virtshim.domain.errors import InvalidRequest
+
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-7])", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PciAddress:
+    """Where a PCI function is. `domain` is 0 on most machines, and above 0xffff behind some bridges (VMD)."""
+
+    domain: int
+    bus: int
+    slot: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> PciAddress:
+        """`0000:3b:00.1`, also without the domain, which is 0 then. InvalidRequest for anything else."""
+        match = _PCI.fullmatch(text)
+        if match is None:
+            raise InvalidRequest(f"not a PCI address (DDDD:BB:SS.F, like 0000:3b:00.1): {text[:80]!r}")
+        domain, *rest = match.groups()
+        return cls(int(domain or "0", 16), *(int(part, 16) for part in rest))
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class CriDevice:
+    """A device node of ContainerConfig.devices. `permissions`: of the letters r, w, m."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rwm"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """What CreateContainer says about devices. `cdi`: fully qualified names, from the field and from the container's own
+    annotations (never the pod's, which its author writes). `envs`: hints about order, no more."""
+
+    namespace: str
+    pod: str
+    container: str
+    devices: tuple[CriDevice, ...] = ()
+    cdi: tuple[str, ...] = ()
+    envs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """A PCI function for the VM. `resource`: kubelet's name for what it was granted as, "" if nobody said."""
+
+    address: PciAddress
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"pci:{self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class MediatedDevice:
+    """An mdev (vGPU). `uuid`: lower case with dashes."""
+
+    uuid: str
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"mdev:{self.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class UsbDevice:
+    """`bus` and `device` as in /dev/bus/usb/BBB/DDD."""
+
+    bus: int
+    device: int
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"usb:{self.bus:03}/{self.device:03}"
+
+
+@dataclass(frozen=True, slots=True)
+class VdpaDevice:
+    """A vhost-vdpa network device. `path`: /dev/vhost-vdpa-N."""
+
+    path: str
+    resource: str = ""
+
+    @property
+    def claim(self) -> str:
+        return f"vdpa:{self.path}"
+
+
+Passthrough: TypeAlias = PciFunction | MediatedDevice | UsbDevice | VdpaDevice
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDevice:
+    """A raw block volume for the VM. `container_path` is where the pod expects it, which becomes its name in the guest."""
+
+    host_path: str
+    container_path: str
+    readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedDevices:
+    """What a container gets. `passthrough` in the order of its guest addresses: by resource, then by host address."""
+
+    passthrough: tuple[Passthrough, ...] = ()
+    blocks: tuple[BlockDevice, ...] = ()
