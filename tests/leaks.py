@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -17,7 +18,7 @@ class Snapshot:
     bridge_ports: frozenset[str]
     processes: Counter[str]
     mounts: frozenset[str]
-    descriptors: int
+    descriptors: Counter[str]
     nat_chains: frozenset[str]
 
     @classmethod
@@ -29,7 +30,7 @@ class Snapshot:
             bridge_ports=frozenset(link for link in links if os.path.exists(f"/sys/class/net/{link}/brport")),
             processes=Counter(_processes()),
             mounts=frozenset(line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()),
-            descriptors=len(os.listdir("/proc/self/fd")),
+            descriptors=Counter(_descriptors()),
             nat_chains=frozenset(_nat_chains()),
         )
 
@@ -41,8 +42,9 @@ class Snapshot:
             new = getattr(now, kind) - getattr(self, kind)  # sets and counters alike
             found.extend(f"{kind}: {item}" for item in sorted(new))
         # A few descriptors belong to caches of libraries (gRPC, logging) and come once.
-        if now.descriptors > self.descriptors + 8:
-            found.append(f"descriptors: {self.descriptors} before, {now.descriptors} now")
+        if now.descriptors.total() > self.descriptors.total() + 8:
+            new = ", ".join(f"{count} x {kind}" for kind, count in sorted((now.descriptors - self.descriptors).items()))
+            found.append(f"descriptors: {self.descriptors.total()} before, {now.descriptors.total()} now: {new}")
         return found
 
     def settled(self, seconds: float) -> list[str]:
@@ -70,6 +72,16 @@ def _processes() -> list[str]:
         program = " ".join(command.split()[:4])
         if state != "Z" and any(name in program for name in _PROGRAMS) and "pytest" not in command:
             found.append(command[:160])
+    return found
+
+
+def _descriptors() -> list[str]:
+    """What each descriptor of this process is open to: a path, or a kind such as "socket"."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{number}")
+            found.append(target if target.startswith(("/", "anon_inode")) else target.partition(":")[0])
     return found
 
 

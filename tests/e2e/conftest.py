@@ -15,7 +15,7 @@ from node import Node, free_cidr
 from podclient import PodClient
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node_root() -> Iterator[str]:
     """Below /var/tmp, where QEMU's unprivileged user may go."""
     directory = tempfile.mkdtemp(prefix="virtshim-test-", dir="/var/tmp")
@@ -24,9 +24,9 @@ def node_root() -> Iterator[str]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node(node_root: str) -> Iterator[Node]:
-    """One node for all tests; after the last one `virtshim down` must leave the machine as it was before the first."""
+    """One node for all tests here; after the last one `virtshim down` must leave the machine as it was before the first."""
     before = Snapshot.take()
     node = Node(f"{node_root}/n", pod_cidr=free_cidr())
     try:
@@ -51,20 +51,20 @@ def cri(node: Node) -> Iterator[PodClient]:
         assert not client.containers()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def image_url(guest_image: Path) -> Iterator[str]:
     """Where the demo guest and the null guest are served, as an image name: URL without scheme."""
     with serve_directory(guest_image.parent) as url:
         yield url.removeprefix("http://")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def oci_registry() -> Iterator[Registry]:
     with registry() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def container_disk(oci_registry: Registry, guest_image: Path) -> str:
     """The demo guest as a containerDisk image in a real registry: its reference."""
     push_container_disk(oci_registry.address, "vms/guest", guest_image, tag="v1")

@@ -14,8 +14,9 @@ from leaks import Snapshot
 from mortal_node import MortalNode
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mortal(guest_image: Path) -> Iterator[MortalNode]:
+    """One node for the modules here; it ends with the last of them, so that its leak check sees no other tests' traces."""
     before = Snapshot.take()
     directory = tempfile.mkdtemp(prefix="virtshim-faults-", dir="/var/tmp")
     os.chmod(directory, 0o711)
