@@ -34,7 +34,11 @@ class Contract:
         return f"criproto/{self.package}/{self.proto}"
 
 
-CONTRACTS = (Contract("api.proto", "runtime_v1"),)
+CONTRACTS = (
+    Contract("api.proto", "runtime_v1"),
+    Contract("deviceplugin.proto", "deviceplugin_v1beta1"),
+    Contract("podresources.proto", "podresources_v1"),
+)
 
 
 class GenerationFailed(Exception):
