@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout
 
@@ -129,6 +130,34 @@ class Vm(_Section):
     )
 
 
+class Devices(_Section):
+    """[devices]: what device plugins granted"""
+
+    bind: bool = Field(
+        True,
+        description="give a granted PCI function of another driver to vfio-pci while a VM has it; false: refuse it",
+    )
+    pod_resources_socket: str = Field(
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        pattern="^(/|$)",
+        description="where kubelet tells which devices a container got; empty: it is not asked",
+    )
+    cdi_dirs: tuple[_Path, ...] = Field(
+        ("/etc/cdi", "/var/run/cdi"), description="CDI specifications; later directories win"
+    )
+    keep: tuple[str, ...] = Field(
+        (), description="PCI addresses that no VM gets, beside the node's own network card and disks"
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _addresses(cls, keep: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(str(PciAddress.parse(address)) for address in keep)
+        except InvalidRequest as exc:
+            raise ValueError(str(exc)) from exc
+
+
 class Log(_Section):
     """[log]"""
 
@@ -150,6 +179,7 @@ class Settings(BaseSettings):
     tapmanager: Tapmanager = Tapmanager()
     images: Images = Images()
     vm: Vm = Vm()
+    devices: Devices = Devices()
     log: Log = Log()
 
     @field_validator("paths")

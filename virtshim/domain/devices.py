@@ -61,6 +61,15 @@ class DeviceRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class KubeletGrant:
+    """What kubelet gave a container of one resource. `ids`: as the device plugin calls its devices, such as PCI addresses,
+    numbers of IOMMU groups, or UUIDs."""
+
+    resource: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PciFunction:
     """A PCI function for the VM. `resource`: kubelet's name for what it was granted as, "" if nobody said."""
 
