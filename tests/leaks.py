@@ -55,6 +55,14 @@ class Snapshot:
         return found
 
 
+def runs(pid: int) -> bool:
+    """A zombie does not: an orphan stays one for ever where process 1 buries nobody, as in many containers."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 _PROGRAMS = ("qemu-system", "tapmanager", "virtshim", "vmwrapper", "docker-registry", "qemu-img")
 
 
@@ -66,11 +74,10 @@ def _processes() -> list[str]:
             continue
         try:
             command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
         program = " ".join(command.split()[:4])
-        if state != "Z" and any(name in program for name in _PROGRAMS) and "pytest" not in command:
+        if runs(int(entry)) and any(name in program for name in _PROGRAMS) and "pytest" not in command:
             found.append(command[:160])
     return found
 

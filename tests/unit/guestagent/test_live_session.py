@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
+from leaks import runs
 from podclient import wait_until
 
 from virtshim.domain.errors import ShimError, Unavailable, WrongState
@@ -150,8 +150,8 @@ def test_a_client_that_leaves_ends_the_command(talk, make_guest, tmp_path):
     guest = make_guest(ports=3)
     for streams in (PLAIN, TERMINAL):
         talk(f"echo $$ > {tmp_path}/pid; echo up; sleep 300; true", client, streams)
-        pid = (tmp_path / "pid").read_text().strip()
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 20, "the command is gone")
+        pid = int((tmp_path / "pid").read_text())
+        wait_until(lambda pid=pid: not runs(pid), 20, "the command is gone")
         wait_until(lambda: guest.running() == 0, 20, "its ports are free")
 
 

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from leaks import runs
+from podclient import wait_until
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError
 from virtshim.process import Finished, Limits, run
@@ -48,11 +50,7 @@ def test_nothing_of_the_group_outlives_the_call(tmp_path: Path, how: str) -> Non
             run(["sh", "-c", script], timeout=60, cancelled=cancelled)
         timer.join()
     assert time.monotonic() - before < 5
-    state = Path(f"/proc/{pids.read_text().strip()}/stat")
-    until = time.monotonic() + 5
-    # The kernel ends it, init reaps it; a zombie is as good as gone.
-    while state.exists() and state.read_text().split()[2] != "Z":
-        assert time.monotonic() < until
+    wait_until(lambda: not runs(int(pids.read_text())), 5, "the child is gone")
 
 
 def test_output_is_bounded_and_read_to_its_end() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leaks import runs
+from podclient import wait_until
 
 from tapmanager import cni_conf
 from tapmanager.cni import Cni
@@ -226,26 +227,14 @@ def test_a_hanging_plugin_is_killed_with_its_children_at_the_limit(place: Place)
     assert caught.value.kind == "deadline"
     assert time.monotonic() - started < 5
     for name in ("self", "child"):
-        assert not runs(int((place.bin / name).read_text()), until=soon(5))
+        wait_until(lambda name=name: not runs(int((place.bin / name).read_text())), 5, f"{name} is gone")
 
 
 def test_a_plugin_that_leaves_a_child_with_our_pipes_is_cut_at_the_limit(place: Place) -> None:
     place.plugin("one", f"sleep 600 & echo $! > {place.bin}/child; exit 0")
     with pytest.raises(NetError, match="was killed"):
         place.cni.add(place.chain("one"), place.at, soon(0.5))
-    assert not runs(int((place.bin / "child").read_text()), until=soon(5))
-
-
-def runs(pid: int, until: float) -> bool:
-    """False once the process is gone or a zombie of somebody else."""
-    while time.monotonic() < until:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        os.sched_yield()
-    return True
+    wait_until(lambda: not runs(int((place.bin / "child").read_text())), 5, "the child is gone")
 
 
 def test_no_time_left_runs_nothing(place: Place) -> None:
