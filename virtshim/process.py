@@ -29,13 +29,20 @@ _PIPE_CHUNKS = 32
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Kernel limits for a program that reads hostile data: bytes of address space, seconds of CPU time. Core dumps are off.
-    They are set before the program starts, by prlimit(1) of util-linux."""
+    They are set before the program starts, by prlimit(1) of util-linux. Too much CPU time is SIGXCPU: SIGKILL is somebody
+    else's."""
 
     address_space: int
     cpu_seconds: int
 
     def argv(self) -> list[str]:
-        return ["prlimit", f"--as={self.address_space}", f"--cpu={self.cpu_seconds}", "--core=0", "--"]
+        return [
+            "prlimit",
+            f"--as={self.address_space}",
+            f"--cpu={self.cpu_seconds}:{self.cpu_seconds + 1}",
+            "--core=0",
+            "--",
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class Finished:
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         line = " ".join(text.split())
         said = "".join(char if char.isprintable() else "?" for char in line[-400:])
+        if self.returncode < 0:
+            return f"killed by signal {-self.returncode}" + (f": {said}" if said else "")
         return said or f"nothing said, exit code {self.returncode}"
 
 

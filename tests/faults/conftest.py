@@ -12,6 +12,7 @@ import pytest
 from imageserver import serve_directory
 from leaks import Snapshot
 from mortal_node import MortalNode
+from work import Work, working
 
 
 @pytest.fixture(scope="package")
@@ -33,3 +34,11 @@ def mortal(guest_image: Path) -> Iterator[MortalNode]:
         assert not left, "left behind: " + "; ".join(left)
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture
+def work(mortal: MortalNode) -> Iterator[Work]:
+    """A pod to be; afterwards nothing is left of it, and the VM beside it has noticed nothing."""
+    with working(mortal, Work.pull) as work:
+        yield work
+        mortal.check_bystander(work.cri)

@@ -1,12 +1,14 @@
 """Makes a daemon die by SIGKILL at a step of the test's choice. A step is a call to something outside: the code's own list
 of them is whatever it calls, so a new step is covered by itself.
 
-The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts. The
-names of the steps go to a second file beside it.
+The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts. With
+process ids behind it, this node's QEMUs die, except these: "<number> <before|after> <spared> ...". The names of
+the steps go to a second file beside it, and what was killed to a third.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -26,15 +28,25 @@ class Steps:
         self._lock = threading.Lock()
         self._known: object = None
         self._at, self._when, self._count = 0, "", 0
+        self._spared: list[int] = []
 
     def take(self, name: str, do: Callable[[], R]) -> R:
         dies = self._next(name)
         if dies == "before":
-            _die()
+            self._strike()
         result = do()
         if dies == "after":
-            _die()
+            self._strike()
         return result
+
+    def _strike(self) -> None:
+        if not self._spared:
+            _die()
+        for pid in qemu_pids(os.path.dirname(self._order)):
+            if pid not in self._spared:
+                os.kill(pid, signal.SIGKILL)
+                with open(f"{self._order}.killed", "a") as killed:
+                    killed.write(f"{pid}\n")
 
     def _next(self, name: str) -> str:
         with self._lock:
@@ -44,12 +56,23 @@ class Steps:
                 return ""
             if (status.st_mtime_ns, text) != self._known:
                 self._known = (status.st_mtime_ns, text)
-                number, self._when = text.split()
-                self._at, self._count = int(number), 0
+                number, self._when, *spared = text.split()
+                self._at, self._count, self._spared = int(number), 0, [int(pid) for pid in spared]
             self._count += 1
             with open(f"{self._order}.steps", "a") as steps:
                 steps.write(f"{name}\n")
             return self._when if self._count == self._at else ""
+
+
+def qemu_pids(path: str = "") -> set[int]:
+    """QEMUs of this machine, or those with `path` in their command line."""
+    found = set()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+            if b"qemu-system" in command.split(b"\0")[0] and path.encode() in command:
+                found.add(int(entry))
+    return found
 
 
 def _die() -> None:
@@ -82,9 +105,10 @@ class Killer:
     def __init__(self, order: str) -> None:
         self.order = order
 
-    def arm(self, number: int = 0, when: str = "before") -> None:
-        Path(f"{self.order}.steps").write_text("")
-        Path(f"{self.order}.new").write_text(f"{number} {when}")
+    def arm(self, number: int = 0, when: str = "before", *spared: int) -> None:
+        for file in ("steps", "killed"):
+            Path(f"{self.order}.{file}").write_text("")
+        Path(f"{self.order}.new").write_text(" ".join(map(str, (number, when, *spared))))
         os.replace(f"{self.order}.new", self.order)
 
     def disarm(self) -> None:
@@ -92,3 +116,7 @@ class Killer:
 
     def steps(self) -> list[str]:
         return Path(f"{self.order}.steps").read_text().split()
+
+    def killed(self) -> list[int]:
+        """QEMUs."""
+        return [int(pid) for pid in Path(f"{self.order}.killed").read_text().split()]

@@ -1,4 +1,5 @@
-"""`virtshim serve`, which dies on order (VIRTSHIM_TEST_ORDER)."""
+"""`virtshim serve`, which dies on order (VIRTSHIM_TEST_ORDER), looks for programs in VIRTSHIM_TEST_PROGRAMS first, and may
+take the machine for restarted (VIRTSHIM_TEST_BOOT)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 from dying import Stepping, Steps
 
 from virtshim import app as composition
+from virtshim import process
 from virtshim.cli.serve import serve_command
+from virtshim.volumes import root
 
 _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
@@ -48,6 +51,11 @@ def main() -> None:
         return wire(settings, dataclasses.replace(adapters, **parts))
 
     composition.wire = dressed
+    if boot := os.environ.get("VIRTSHIM_TEST_BOOT"):
+        composition.boot_id = lambda: boot
+    process._ENVIRONMENT["PATH"] = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{process._ENVIRONMENT['PATH']}"
+    limits: Any = root
+    limits._CREATE_TIMEOUT = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])
     serve_command(sys.argv[2])
 
 

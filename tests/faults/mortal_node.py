@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from dying import Killer
+from dying import Killer, qemu_pids
 from node import VIRTSHIM, free_cidr
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
@@ -67,24 +68,34 @@ class _Undertaker:
                 os.waitid(os.P_PID, pid, os.WEXITED)
 
 
+# Seconds that one CNI plugin may take here, and what QEMU's disk maker may: enough for them on a busy machine.
+CNI_LIMIT = 8.0
+QEMU_IMG_LIMIT = 6.0
+CNI_PLUGINS = "/usr/lib/cni"
+
+
 class MortalNode:
+    """`programs` and `plugins` are searched first for what virtshim and CNI run; `environment` is added to a daemon's own
+    at its next start."""
+
     def __init__(self, directory: str, image_url: str) -> None:
         self.image_url = image_url
         self._node = NodeDir.of(directory)
+        self.programs, self.plugins = Path(f"{directory}.programs"), Path(f"{directory}.plugins")
+        for folder in (self.programs, self.plugins):
+            folder.mkdir()
         overlay = Path(f"{directory}.toml")
-        overlay.write_text('[images]\ndownload_protocol = "http"\n')
+        overlay.write_text(
+            '[images]\ndownload_protocol = "http"\n'
+            f'[tapmanager]\ncni_bin_dir = ["{self.plugins}", "{CNI_PLUGINS}"]\ncni_timeout = {CNI_LIMIT}\n'
+        )
         options = NodeOptions(directory, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
         self.settings = write_node(self._node, options)
         bundle.write(self._node.vmwrapper)
+        self.network = f"virtshim-{self._node.mark}"
         self.killers = {name: Killer(f"{directory}/{name}.order") for name in ("tapmanager", "virtshim")}
-        self._daemons = {
-            name: Daemon(
-                name,
-                ("env", f"VIRTSHIM_TEST_ORDER={killer.order}", sys.executable, str(_HERE / f"dying_{name}.py"),
-                 "--config", self._node.config_file),
-            )
-            for name, killer in self.killers.items()
-        }  # fmt: skip
+        self.environment: dict[str, dict[str, str]] = {name: {} for name in self.killers}
+        self._daemons = {name: Daemon(name, ()) for name in self.killers}
         self.bystander: Bystander | None = None
         self._undertaker = _Undertaker()
 
@@ -92,9 +103,31 @@ class MortalNode:
         """Starts what does not run; returns when the CRI socket serves."""
         for name in ("tapmanager", "virtshim"):
             if not self._daemons[name].is_running:
+                self._daemons[name].argv = self._command(name)
                 self._daemons[name].start()
         with self.client() as cri:
             wait_until(lambda: _answers(cri), 60, "the node is ready")
+
+    def _command(self, name: str) -> tuple[str, ...]:
+        environment = {
+            "VIRTSHIM_TEST_ORDER": self.killers[name].order,
+            "VIRTSHIM_TEST_PROGRAMS": str(self.programs),
+            "VIRTSHIM_TEST_QEMU_IMG_LIMIT": str(QEMU_IMG_LIMIT),
+            **self.environment[name],
+        }
+        words = (f"{key}={value}" for key, value in environment.items())
+        return "env", *words, sys.executable, str(_HERE / f"dying_{name}.py"), "--config", self._node.config_file
+
+    def pid(self, name: str) -> int:
+        process = self._daemons[name].process
+        assert process is not None
+        return process.pid
+
+    def restart(self, *names: str) -> None:
+        """SIGKILL and a new start, of both daemons if none is named."""
+        for name in names or ("virtshim", "tapmanager"):
+            self.kill(name)
+        self.up()
 
     def kill(self, name: str) -> None:
         """SIGKILL, unless it does not run just now."""
@@ -123,12 +156,18 @@ class MortalNode:
     def client(self, timeout: float = 60.0) -> PodClient:
         return PodClient(self.settings.cri_socket, timeout)
 
+    def stop(self) -> None:
+        """As a shutdown of the machine does it: SIGTERM, virtshim first."""
+        for daemon in reversed(self._daemons.values()):
+            daemon.stop()
+
     def end(self) -> None:
         """Daemons off, then everything gone by `virtshim down`."""
         for killer in self.killers.values():
             killer.disarm()
-        for daemon in reversed(self._daemons.values()):
-            daemon.stop()
+        self.stop()
+        for folder in (self.programs, self.plugins):
+            shutil.rmtree(folder)
         done = subprocess.run(
             [*VIRTSHIM, "down", "--dir", self._node.path, "--all"],
             capture_output=True, text=True, timeout=180, check=False,
@@ -160,7 +199,28 @@ class MortalNode:
         assert subprocess.run(ping, capture_output=True, check=False).returncode == 0, "its network is gone"
         assert sum("virtshim-guest: ready" in line for line in log_lines(it.log)) == 1
 
+    # --- programs that fail on order
+
+    @contextlib.contextmanager
+    def program(self, folder: Path, name: str, script: str) -> Iterator[None]:
+        """A shell script in place of a program, inside the block."""
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        try:
+            yield
+        finally:
+            path.unlink()
+
     # --- what lies about
+
+    def image_files(self, cri: PodClient | None = None) -> set[str]:
+        """Disks in the image store, half ones too; or those that the node lists."""
+        if cri is not None:
+            images = cri.images.ListImages(pb.ListImagesRequest(), timeout=20).images
+            return {image.id.removeprefix("sha256:") for image in images}
+        store = Path(f"{self.settings.paths.state_dir}/images")
+        return {path.name for folder in ("sha256", "incoming") for path in (store / folder).iterdir()}
 
     def left(self) -> set[str]:
         """Everything that belongs to pods other than the bystander."""
@@ -174,17 +234,12 @@ class MortalNode:
         return {item for item in found if "last_reserved" not in item and not item.endswith((".lock", "/lock"))}
 
     def qemu_pids(self) -> set[int]:
-        found = set()
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{entry}/cmdline").read_bytes()
-                if b"qemu-system" in command.split(b"\0")[0] and self._node.path.encode() in command:
-                    found.add(int(entry))
-        return found
+        return qemu_pids(self._node.path)
 
     @contextlib.contextmanager
-    def armed(self, name: str, number: int, when: str) -> Iterator[None]:
-        self.killers[name].arm(number, when)
+    def armed(self, name: str, number: int, when: str, *spared: int) -> Iterator[None]:
+        """`spared`: not the daemon dies, but each QEMU of this node except those."""
+        self.killers[name].arm(number, when, *spared)
         try:
             yield
         finally:

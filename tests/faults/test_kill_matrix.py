@@ -7,18 +7,15 @@ it has its effect; others a spread-out sample.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
 from mortal_node import MortalNode
-from podclient import PodClient, wait_until
-from work import Work
-
-from criproto.runtime_v1 import api_pb2 as pb
+from podclient import wait_until
+from work import Work, working
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -48,31 +45,8 @@ MATRIX = [(name, "virtshim") for name in CALLS] + [
 _SAMPLE = 3
 
 
-@contextlib.contextmanager
-def working(node: MortalNode, call: Call) -> Iterator[Work]:
-    """The pod as the call finds it; afterwards it is removed, and nothing is left of it."""
-    with node.client() as cri:
-        forget_image(cri, f"{node.image_url}/null.qcow2")
-        before = node.left()
-        work = Work(node, cri, f"{node.image_url}/null.qcow2")
-        try:
-            for step in call.prepare:
-                step(work)
-            yield work
-        finally:
-            for pod in cri.pods():
-                if node.bystander is None or pod.id != node.bystander.pod:
-                    cri.remove_pod(pod.id)
-        forget_image(cri, work.image)
-        wait_until(lambda: node.left() <= before, 15, f"nothing is left; now {sorted(node.left() - before)}")
-
-
-def forget_image(cri: PodClient, image: str) -> None:
-    cri.images.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=image)), timeout=20)
-
-
 def steps_of(node: MortalNode, call: Call, daemon: str) -> list[str]:
-    with working(node, call) as work, node.armed(daemon, 0, "before"):
+    with working(node, *call.prepare) as work, node.armed(daemon, 0, "before"):
         call.make(work)
         assert call.done(work)
         return node.killers[daemon].steps()
@@ -97,7 +71,7 @@ def test_a_kill_at_any_step_is_made_good(
         points = sample(points, _SAMPLE)
     killed = 0
     for number, when in points:
-        with working(mortal, call) as work:
+        with working(mortal, *call.prepare) as work:
             killed += dies_and_recovers(mortal, work, call, daemon, number, when, steps)
     print(f"KILLS {name} {daemon}: {killed} of {len(points)} points taken, {2 * len(steps)} there are")
     assert killed >= len(points) // 2, f"only {killed} of {len(points)} points were reached"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from mortal_node import MortalNode
-from podclient import PodClient, container_config, pod_config
+from podclient import PodClient, container_config, pod_config, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -91,3 +93,29 @@ class Work:
 
     def is_pod_removed(self) -> bool:
         return not [pod for pod in self.cri.pods() if pod.id == self.pod]
+
+
+@contextlib.contextmanager
+def working(node: MortalNode, *prepare: Callable[[Work], None]) -> Iterator[Work]:
+    """A pod after those calls; afterwards it is removed, and nothing is left of it."""
+    with node.client() as cri:
+        forget_image(cri, f"{node.image_url}/null.qcow2")
+        before = node.left()
+        work = Work(node, cri, f"{node.image_url}/null.qcow2")
+        try:
+            for step in prepare:
+                step(work)
+            yield work
+        finally:
+            for pod in cri.pods():
+                if node.bystander is None or pod.id != node.bystander.pod:
+                    cri.remove_pod(pod.id)
+        forget_image(cri, work.image)
+        try:
+            wait_until(lambda: node.left() <= before, 15, "nothing is left")
+        except TimeoutError as exc:
+            raise AssertionError(f"left behind: {sorted(node.left() - before)}") from exc
+
+
+def forget_image(cri: PodClient, image: str) -> None:
+    cri.images.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=image)), timeout=20)

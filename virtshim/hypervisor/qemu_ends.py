@@ -48,6 +48,7 @@ class QemuEnds:
         self._descriptors: dict[int, _Followed] = {}
         self._over: dict[uuid.UUID, PowerState] = {}
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._poll = select.epoll()
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll.register(self._closing, select.EPOLLIN)
@@ -66,7 +67,7 @@ class QemuEnds:
         if not self._directory:
             return
         with self._lock:
-            if self._of(domain):
+            if self._closed or self._of(domain):
                 return
             descriptor = _pidfd(self._directory, name, domain)
             if descriptor is None:
@@ -93,14 +94,20 @@ class QemuEnds:
             self._over.clear()
 
     def close(self) -> None:
+        """A second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         os.eventfd_write(self._closing, 1)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()
         with self._lock:
             for descriptor in self._descriptors:
                 os.close(descriptor)
             self._descriptors.clear()
+            self._poll.close()
+            os.close(self._closing)
 
     def _of(self, domain: uuid.UUID) -> list[_Followed]:
         return [followed for followed in self._descriptors.values() if followed.domain == domain]

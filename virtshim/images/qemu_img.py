@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.image import DiskFormat
 from virtshim.images.verify import HEAD_BYTES, TAIL_BYTES, DiskInfo, judge_bytes, judge_info, parse_info
 from virtshim.process import Limits, run
@@ -30,8 +31,11 @@ def verify(path: str, image: str, max_bytes: int, cancelled: threading.Event | N
 
 
 def inspect(path: str, image: str, cancelled: threading.Event | None = None) -> DiskInfo:
-    """What qemu-img takes the file for. Raises InvalidRequest if it cannot read it within its limits."""
+    """What qemu-img takes the file for. Raises InvalidRequest if it cannot read it within its limits, InternalError if
+    somebody killed it: the image is not to blame for that."""
     done = run(["qemu-img", "info", "--output=json", path], timeout=_TIMEOUT, limits=_LIMITS, cancelled=cancelled)
+    if done.returncode == -signal.SIGKILL:
+        raise InternalError(f"image {image!r}: qemu-img was killed by signal 9 (no memory left?); pull it again")
     if done.returncode != 0:
         words = done.words().replace(path, "it")
         raise InvalidRequest(f"image {image!r} cannot be read by qemu-img: {words}; repair it or publish it anew")

@@ -1,0 +1,131 @@
+"""Processes that hang: a QEMU whose monitor does not answer, and tapmanager. SIGSTOP makes them. Whoever needs them is told
+in bounded time, everybody else goes on, and all is well again after SIGCONT."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+from mortal_node import MortalNode
+from podclient import wait_until
+from work import Work
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults]
+
+# Seconds for an answer that waits for nobody, on a busy machine.
+SOON = 5.0
+# libvirt's own bounds for killing a QEMU: SIGTERM, and SIGKILL after 10 s.
+KILLING = 20.0
+GRACE = 2
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """They hang inside the block. One that is gone by its end is not missed."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def within(seconds: float, call: Callable[[], object]) -> object:
+    started = time.monotonic()
+    result = call()
+    taken = time.monotonic() - started
+    assert taken < seconds, f"took {taken:.1f} s"
+    return result
+
+
+def code_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+@pytest.fixture
+def hung(mortal: MortalNode, work: Work) -> Iterator[int]:
+    """The QEMU of the running pod `work`, which hangs."""
+    for step in (work.run, work.create, work.start):
+        step()
+    assert mortal.bystander is not None
+    (pid,) = mortal.qemu_pids() - mortal.bystander.pids
+    with stopped(pid):
+        yield pid
+
+
+def conditions(work: Work) -> dict[str, pb.RuntimeCondition]:
+    status = work.cri.runtime.Status(pb.StatusRequest(), timeout=30).status
+    return {condition.type: condition for condition in status.conditions}
+
+
+def test_a_hung_qemu_holds_up_nobody_and_is_killed_when_its_grace_is_over(
+    mortal: MortalNode, work: Work, hung: int
+) -> None:
+    runtime = work.cri.runtime
+    assert len(within(SOON, work.cri.pods)) == 2
+    assert len(within(SOON, work.cri.containers)) == 2
+    assert within(SOON, lambda: work.cri.status(work.container)).state == pb.CONTAINER_RUNNING
+    assert all(condition.status for condition in within(SOON, lambda: conditions(work)).values())
+    stats = within(SOON, lambda: runtime.ListContainerStats(pb.ListContainerStatsRequest(), timeout=30)).stats
+    assert len(stats) == 2
+    within(SOON, lambda: runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=30))
+    other = Work(mortal, work.cri, work.image)
+    for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
+        step()
+    mortal.check_bystander(work.cri)
+    within(GRACE + KILLING, lambda: work.cri.stop(work.container, GRACE))
+    status = work.cri.status(work.container)
+    assert (status.state, status.exit_code) == (pb.CONTAINER_EXITED, 137)
+    assert hung not in mortal.qemu_pids()
+
+
+def test_a_pod_whose_qemu_hangs_can_be_removed(mortal: MortalNode, work: Work, hung: int) -> None:
+    within(KILLING, work.remove_pod)
+    assert work.is_pod_removed()
+    assert hung not in mortal.qemu_pids()
+
+
+def test_a_hung_qemu_keeps_no_virtshim_from_starting_again(mortal: MortalNode, work: Work, hung: int) -> None:
+    mortal.kill("virtshim")
+    within(30, mortal.up)
+    assert within(SOON, lambda: work.cri.status(work.container)).state == pb.CONTAINER_RUNNING
+    other = Work(mortal, work.cri, work.image)
+    for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
+        step()
+    within(GRACE + KILLING, lambda: work.cri.stop(work.container, GRACE))
+    assert work.cri.status(work.container).state == pb.CONTAINER_EXITED
+
+
+def test_a_hung_tapmanager_is_told_and_all_goes_on_when_it_does(mortal: MortalNode, work: Work) -> None:
+    work.run()
+    work.create()
+    late = Work(mortal, work.cri, work.image)
+    with stopped(mortal.pid("tapmanager")):
+        network = within(3 * SOON, lambda: conditions(work))["NetworkReady"]
+        assert not network.status
+        assert "tapmanager" in network.message
+        assert conditions(work)["RuntimeReady"].status
+        for call in (late.run, work.start, work.stop_pod):
+            code, words = within(4 * SOON, lambda call=call: code_of(call))
+            assert code is grpc.StatusCode.UNAVAILABLE, words
+            assert "tapmanager" in words
+        assert within(SOON, work.cri.pods)
+        assert mortal.bystander is not None
+        assert within(SOON, lambda: work.cri.status(mortal.bystander.container)).state == pb.CONTAINER_RUNNING
+    wait_until(lambda: all(one.status for one in conditions(work).values()), SOON, "the network is ready again")
+    late.run()
+    assert late.is_ready()
+    late.remove_pod()
+    work.stop_pod()
+    assert work.is_pod_stopped()

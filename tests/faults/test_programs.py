@@ -1,0 +1,155 @@
+"""Programs that fail, die, hang or talk nonsense: qemu-img and CNI plugins. The call says so, nothing half-made stays, nobody
+else notices, and the repeated call works once the program does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+from mortal_node import CNI_LIMIT, CNI_PLUGINS, QEMU_IMG_LIMIT, MortalNode
+from podclient import wait_until
+from work import Work, forget_image
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults]
+
+# Behind a limit: what killing and undoing may take on a busy machine.
+SLACK = 10.0
+
+# Writes a part of the disk it was to make, whose name is before the size.
+HALF_A_DISK = 'for word; do last=$disk disk=$word; done; head -c 100000 /dev/urandom > "$last"; '
+ONLY_ADD = '[ "$CNI_COMMAND" = ADD ] || exec {real}; '
+ONLY_DEL = '[ "$CNI_COMMAND" = DEL ] || exec {real}; '
+
+
+def failing(call: Callable[[], object], code: grpc.StatusCode, words: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    assert caught.value.code() is code, caught.value.details()
+    assert words in caught.value.details()
+
+
+def is_listed(work: Work) -> bool:
+    return bool([c for c in work.cri.containers() if c.pod_sandbox_id == work.pod])
+
+
+def test_an_image_is_not_blamed_for_a_qemu_img_that_was_killed(mortal: MortalNode, work: Work) -> None:
+    forget_image(work.cri, work.image)
+    with mortal.program(mortal.programs, "qemu-img", "kill -KILL $$"):
+        failing(work.pull, grpc.StatusCode.INTERNAL, "qemu-img was killed by signal")
+    assert not work.is_pulled()
+    assert not mortal.image_files() - mortal.image_files(work.cri)
+    work.pull()
+    assert work.is_pulled()
+
+
+def test_a_pull_whose_qemu_img_hangs_ends_when_its_caller_gives_up(mortal: MortalNode, work: Work) -> None:
+    forget_image(work.cri, work.image)
+    with mortal.program(mortal.programs, "qemu-img", "exec sleep 600"):
+        request = pb.PullImageRequest(image=pb.ImageSpec(image=work.image))
+        failing(lambda: work.cri.images.PullImage(request, timeout=2), grpc.StatusCode.DEADLINE_EXCEEDED, "")
+        wait_until(lambda: not mortal.image_files() - mortal.image_files(work.cri), SLACK, "the download is gone")
+    work.pull()
+
+
+@pytest.mark.parametrize("annotations", [{}, {"virtshim.io/root-disk": "pod"}], ids=["own disk", "disk of the pod"])
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        (HALF_A_DISK + "kill -KILL $$", grpc.StatusCode.INTERNAL, "killed by signal"),
+        (HALF_A_DISK + "exec sleep 600", grpc.StatusCode.DEADLINE_EXCEEDED, "qemu-img took too long"),
+    ],
+    ids=["killed", "hanging"],
+)
+def test_half_a_root_disk_is_never_taken_for_one(
+    mortal: MortalNode, work: Work, annotations: dict[str, str], script: str, code: grpc.StatusCode, words: str
+) -> None:
+    work.config.annotations.update(annotations)
+    work.run()
+    with mortal.program(mortal.programs, "qemu-img", script):
+        started = time.monotonic()
+        failing(work.create, code, words)
+        assert time.monotonic() - started < QEMU_IMG_LIMIT + SLACK
+    assert not is_listed(work)
+    work.create()
+    work.start()
+    wait_until(work.is_running, SLACK, "the VM runs from a whole disk")
+
+
+def test_a_hanging_cni_plugin_is_killed_at_its_limit_and_holds_up_no_other_pod(mortal: MortalNode, work: Work) -> None:
+    other = Work(mortal, work.cri, work.image)
+    stuck = f'case "$CNI_ARGS" in *K8S_POD_NAME={work.config.metadata.name}*) ;; *) exec {{real}};; esac; '
+    failures: list[grpc.RpcError] = []
+
+    def run() -> None:
+        try:
+            work.run()
+        except grpc.RpcError as error:
+            failures.append(error)
+
+    with plugin(mortal, ONLY_ADD + stuck + "exec sleep 600"):
+        slow = threading.Thread(target=run)
+        started = time.monotonic()
+        slow.start()
+        for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
+            step()
+        mortal.check_bystander(work.cri)
+        slow.join(CNI_LIMIT + SLACK)
+        assert not slow.is_alive(), f"not over after {time.monotonic() - started:.1f} s"
+    assert [failure.code() for failure in failures] == [grpc.StatusCode.DEADLINE_EXCEEDED], failures
+    assert 'CNI plugin "bridge"' in failures[0].details()
+    assert not [pod for pod in work.cri.pods() if pod.metadata.uid == work.config.metadata.uid]
+    work.run()
+    assert work.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 1", 'CNI plugin "bridge" of network "NETWORK" failed at ADD'),
+        ("kill -SEGV $$", 'CNI plugin "bridge" of network "NETWORK" failed at ADD: killed by signal 11'),
+        ("echo what is this", 'CNI plugin "bridge" of network "NETWORK" gave no JSON result'),
+        ('echo "[]"', 'CNI plugin "bridge" of network "NETWORK" gave a result that is no object'),
+        ('echo "{}"', "the CNI result has no IP address"),
+        ("{real}; exit 3", 'CNI plugin "bridge" of network "NETWORK" failed at ADD'),
+    ],
+    ids=["fails", "dies", "prints garbage", "prints a list", "prints nothing of use", "fails after its work"],
+)
+def test_what_a_cni_plugin_does_wrong_is_told_and_all_is_undone(
+    mortal: MortalNode, work: Work, script: str, words: str
+) -> None:
+    before = mortal.left()
+    with plugin(mortal, ONLY_ADD + script):
+        failing(work.run, grpc.StatusCode.INTERNAL, words.replace("NETWORK", mortal.network))
+    assert len(work.cri.pods()) == 1, "only the pod beside it"
+    wait_until(lambda: mortal.left() <= before, SLACK, "its namespace, links and lease are gone")
+    work.run()
+    assert work.is_ready()
+
+
+def test_a_network_that_cannot_be_released_is_kept_and_tried_again_for_ever(mortal: MortalNode, work: Work) -> None:
+    work.run()
+    address = work.cri.pod_ip(work.pod)
+    other = Work(mortal, work.cri, work.image)
+    with plugin(mortal, ONLY_DEL + "echo no >&2; exit 1"):
+        for call in (work.stop_pod, work.stop_pod, work.remove_pod):
+            failing(call, grpc.StatusCode.INTERNAL, "failed at DEL")
+        mortal.restart()
+        failing(work.remove_pod, grpc.StatusCode.INTERNAL, "failed at DEL")
+        assert work.cri.pod_status(work.pod).state == pb.SANDBOX_NOTREADY
+        other.run()
+        assert work.cri.pod_ip(other.pod) != address, "its address is still taken"
+        assert any(item.endswith(f"/{address}") for item in mortal.left()), "its lease is kept"
+    work.remove_pod()
+    assert work.is_pod_removed()
+    assert not any(item.endswith(f"/{address}") for item in mortal.left())
+    other.remove_pod()
+
+
+def plugin(node: MortalNode, script: str):
+    """In place of the bridge plugin."""
+    return node.program(node.plugins, "bridge", script.replace("{real}", f"{CNI_PLUGINS}/bridge"))
