@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import socket
 import stat
 import threading
@@ -177,6 +178,10 @@ class Server:
             return False
         request, fds = received
         protocol.close_all(fds)  # no verb takes any
+        if _has_left(conn):
+            # Given up before it was begun (we hung, or were busy): its asker may have asked for the opposite since.
+            log.warning("request.given_up verb=%s uid=%d", str(request.get("verb"))[:40], peer.uid)
+            return False
         with self._lock:
             self._working += 1
         try:
@@ -210,6 +215,12 @@ class Server:
         finally:
             protocol.close_all(fds)
         log.debug("request.done verb=%s ms=%.1f", verb, (time.monotonic() - started) * 1000)
+
+
+def _has_left(conn: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(conn, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def check_listener(sock: socket.socket) -> socket.socket:

@@ -86,7 +86,7 @@ class Hypervisor(Protocol):
         """Boots it; returns when QEMU runs. WrongState if it runs already."""
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
-        """ACPI power button. No error if it is off or gone already."""
+        """ACPI power button. No error if it is off or gone already. Waits a moment only for a VM that hangs."""
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Ends QEMU now. No error if it is off or gone, or another container's: a pod may choose the UUID of its VM, and

@@ -57,8 +57,9 @@ class _Undertaker:
     def _bury(self) -> None:
         while not self._over.wait(0.02):
             for children in Path("/proc/self/task").glob("*/children"):
-                for child in children.read_text().split():
-                    self._bury_one(int(child))
+                with contextlib.suppress(OSError):  # a thread that has just ended
+                    for child in children.read_text().split():
+                        self._bury_one(int(child))
 
     def _bury_one(self, pid: int) -> None:
         """No children of the tests' own: they want to know how theirs ended."""

@@ -84,6 +84,9 @@ def test_a_hung_qemu_holds_up_nobody_and_is_killed_when_its_grace_is_over(
     for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
         step()
     mortal.check_bystander(work.cri)
+    bigger = pb.LinuxContainerResources(memory_limit_in_bytes=48 << 20)
+    update = pb.UpdateContainerResourcesRequest(container_id=work.container, linux=bigger)
+    within(3 * SOON, lambda: code_of(lambda: runtime.UpdateContainerResources(update, timeout=60)))
     within(GRACE + KILLING, lambda: work.cri.stop(work.container, GRACE))
     status = work.cri.status(work.container)
     assert (status.state, status.exit_code) == (pb.CONTAINER_EXITED, 137)

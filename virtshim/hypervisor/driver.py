@@ -17,10 +17,11 @@ from typing import Any, TypeVar, cast
 
 import libvirt
 
-from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import domain_xml, mark, ours
+from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
@@ -34,6 +35,9 @@ from virtshim.hypervisor.qemu_process import pid_directory
 _log = logging.getLogger(__name__)
 
 _Key = TypeVar("_Key", str, bytes)
+
+# Seconds for QEMU to take note of its power button; one that works needs milliseconds.
+_PRESS_LIMIT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class LibvirtHypervisor:
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
         self._ends = QemuEnds(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
+        self._pressing = BoundedCalls("shut down")
         self.close = self._end_threads
         connection.on_open(self._subscribe, self._tell_after_settling)
 
@@ -87,7 +92,11 @@ class LibvirtHypervisor:
             self._ends.follow(domain, found.name())
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
-        self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
+        def press() -> None:
+            self._end(domain, "shut down", lambda found: found.shutdownFlags(self._flags.shut_down))
+
+        with contextlib.suppress(DeadlineExceeded):  # it hangs; the grace period will be over
+            self._pressing.call(domain, press, _PRESS_LIMIT)
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.

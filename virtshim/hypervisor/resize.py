@@ -15,6 +15,7 @@ import libvirt
 from virtshim.domain.cgroup import Limits
 from virtshim.domain.errors import WrongState
 from virtshim.hypervisor import ours
+from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, live_cpu, live_memory
 from virtshim.hypervisor.domain_xml import NodeProfile
@@ -28,6 +29,8 @@ _BALLOON_POLL = 0.1
 _STALLED = 5.0
 # A guest stops a few pages short of what it was asked for.
 _CLOSE = 1 << 20
+# Seconds in which a QEMU that works has long answered.
+_ANSWER = 10.0
 
 
 class LibvirtResizing:
@@ -36,9 +39,22 @@ class LibvirtResizing:
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
         self._profile = profile
+        self._changing = BoundedCalls("change the size of")
+        self._reading = BoundedCalls("read the memory of")
 
     def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         """See the port."""
+        self._changing.call(domain, lambda: self._add_vcpus(domain, count), _ANSWER)
+
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+        """See the port."""
+        self._changing.call(domain, lambda: self._set_memory(domain, memory_bytes, timeout), timeout + _ANSWER)
+
+    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+        """See the port."""
+        return self._reading.call(domain, lambda: self._memory_in_use(domain), _ANSWER)
+
+    def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         with self._connection.using(f"add vCPUs to VM {domain}") as conn:
             found = ours.find(conn, domain, self._profile.node)
             most = found.vcpusFlags(_CONFIG | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)
@@ -48,8 +64,7 @@ class LibvirtResizing:
                 if found.vcpusFlags(scope) < count:
                     found.setVcpusFlags(count, scope)
 
-    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
-        """See the port."""
+    def _set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
         with self._connection.using(f"change the memory of VM {domain}") as conn:
             found = ours.find(conn, domain, self._profile.node)
             most = found.maxMemory() << 10
@@ -75,8 +90,7 @@ class LibvirtResizing:
             last, has = has, _actual(found)
             moved = time.monotonic() if has < last else moved
 
-    def memory_in_use(self, domain: uuid.UUID) -> int | None:
-        """See the port."""
+    def _memory_in_use(self, domain: uuid.UUID) -> int | None:
         with self._connection.using(f"read the memory of VM {domain}") as conn:
             found = ours.find(conn, domain, self._profile.node)
             if not found.isActive():
@@ -91,8 +105,10 @@ class LibvirtResizing:
 
     def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
         """See the port."""
-        if self._profile.cgroups is Cgroups.OFF:
-            return
+        if self._profile.cgroups is not Cgroups.OFF:
+            self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER)
+
+    def _set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
         with self._connection.using(f"change the limits of VM {domain}") as conn:
             found = ours.find(conn, domain, self._profile.node)
             for scope in _scopes(found):

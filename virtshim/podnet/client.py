@@ -48,6 +48,8 @@ _ERRORS: Mapping[Kind, type[ShimError]] = {
 }
 # The port's promise for `trouble` is one second; in seconds.
 _STATUS_TIMEOUT = 0.9
+# tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs.
+_LIFE_TIMEOUT = 5.0
 
 
 class PodNetworkClient:
@@ -126,9 +128,23 @@ class PodNetworkClient:
     def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Mapping[str, object]:
         if timeout <= 0:
             raise TimeoutError
+        if timeout > _LIFE_TIMEOUT:
+            self._see_it_alive()
         answer, fds = protocol.call(self._path, verb, args, timeout)
         protocol.close_all(fds)  # none of these verbs sends any
         return answer
+
+    def _see_it_alive(self) -> None:
+        """Before a request that may take long: nobody should wait that long for a process that hangs."""
+        try:
+            _, fds = protocol.call(self._path, "list", {}, _LIFE_TIMEOUT)
+        except TimeoutError as exc:
+            raise Unavailable(
+                f"tapmanager at {self._path} does not answer; restart it (systemctl restart tapmanager), pods keep their network"
+            ) from exc
+        except protocol.RemoteError:  # an answer
+            return
+        protocol.close_all(fds)
 
     @contextlib.contextmanager
     def _talking(self, doing: str) -> Iterator[None]:

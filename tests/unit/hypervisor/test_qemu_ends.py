@@ -1,5 +1,6 @@
 """QEMU's end, told at once; why it ended, only where that is certain. The QEMUs here are sleeping shells."""
 
+import os
 import subprocess
 import threading
 import uuid
@@ -162,3 +163,16 @@ def test_without_a_directory_nothing_is_followed() -> None:
     ends.follow(VM, "vm")
     assert ends.over(VM) is None
     ends.close()
+
+
+def test_closing_gives_the_descriptors_back_and_may_be_repeated(node: Node) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    ends = node.ends()
+    node.run()
+    ends.follow(VM, "vm")
+    pipes = 2
+    assert len(os.listdir("/proc/self/fd")) == before + pipes + 3, "one to poll, one to wake it, one a QEMU"
+    ends.close()
+    ends.close()
+    ends.follow(VM, "vm")
+    assert len(os.listdir("/proc/self/fd")) == before + pipes

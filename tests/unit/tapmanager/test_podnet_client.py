@@ -173,3 +173,12 @@ def test_counters_that_are_none_are_an_error(wire: Wire, interfaces: object) -> 
     wire.answer = lambda: {"sandboxes": {SANDBOX.value: interfaces}, "last": ""}
     with pytest.raises(InternalError, match="reading the pods' network counters"):
         wire.client.counters(5.0)
+
+
+def test_a_tapmanager_that_hangs_is_not_waited_for_as_long_as_the_call_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtshim.podnet.client._LIFE_TIMEOUT", 0.02)
+    path = str(tmp_path / "s")
+    with server.listen(path, os.getegid()), pytest.raises(Unavailable, match="does not answer; restart it"):
+        PodNetworkClient(path).release(SANDBOX, 240.0)

@@ -251,3 +251,21 @@ def test_all_but_fetch_is_for_root_only(verb: str) -> None:
     with pytest.raises(NetError) as caught:
         verbs.perform(None, {"verb": verb, "args": {}}, Peer(ME or 1, 1), 0.0)  # type: ignore[arg-type]
     assert caught.value.kind == "permission"
+
+
+def test_a_request_that_was_given_up_before_it_was_begun_is_not_carried_out(tmp_path: Path) -> None:
+    """Its asker may have asked for the opposite since."""
+    asked: list[str] = []
+
+    def note(request: Json, peer: Peer, until: float) -> Answer:
+        asked.append(str(request["verb"]))
+        return Answer({})
+
+    path = str(tmp_path / "s")
+    late = server.Server(server.listen(path, os.getegid()), note, ME)
+    with pytest.raises(TimeoutError):
+        protocol.call(path, "attach", {}, 0.01)
+    late.start()
+    protocol.call(path, "release", {}, 5.0)
+    assert late.stop(5.0)
+    assert asked == ["release"]

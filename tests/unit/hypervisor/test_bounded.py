@@ -1,0 +1,59 @@
+"""Calls that a hung VM keeps are left behind; others never notice."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from virtshim.domain.errors import DeadlineExceeded, WrongState
+from virtshim.hypervisor.bounded import BoundedCalls
+
+VM, OTHER = uuid.uuid4(), uuid.uuid4()
+SHORT, LONG = 0.02, 20.0
+
+
+@pytest.fixture
+def wakes() -> Iterator[threading.Event]:
+    """Hung calls wait for it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_it_gives_what_the_call_gives() -> None:
+    assert BoundedCalls("ask").call(VM, lambda: 7, LONG) == 7
+
+
+def test_it_raises_what_the_call_raises() -> None:
+    def refuse() -> None:
+        raise WrongState("off")
+
+    with pytest.raises(WrongState, match="off"):
+        BoundedCalls("ask").call(VM, refuse, LONG)
+
+
+def test_a_call_that_hangs_is_left_behind_and_the_next_for_that_vm_fails_at_once(wakes: threading.Event) -> None:
+    calls = BoundedCalls("ask")
+    with pytest.raises(DeadlineExceeded, match=f"ask VM {VM}: its QEMU does not answer"):
+        calls.call(VM, wakes.wait, SHORT)
+    with pytest.raises(DeadlineExceeded):
+        calls.call(VM, lambda: 7, LONG)
+    assert calls.call(OTHER, lambda: 7, LONG) == 7
+
+
+def test_a_vm_that_answers_again_is_asked_again(wakes: threading.Event) -> None:
+    calls, over = BoundedCalls("ask"), threading.Event()
+
+    def hang() -> None:
+        wakes.wait()
+        over.set()
+
+    with pytest.raises(DeadlineExceeded):
+        calls.call(VM, hang, SHORT)
+    wakes.set()
+    assert over.wait(LONG)
+    for thread in threading.enumerate():
+        if thread.name == "bounded-call":
+            thread.join(LONG)
+    assert calls.call(VM, lambda: 7, LONG) == 7
