@@ -12,7 +12,8 @@ class PodResources(Protocol):
     """kubelet's own list of what it granted."""
 
     def granted(self, namespace: str, pod: str, container: str) -> tuple[KubeletGrant, ...]:
-        """() if kubelet knows of none, as for init containers. Raises Unavailable if kubelet cannot be asked."""
+        """() if kubelet knows of none. kubelet lists no init containers, whose devices the others get after them: for one
+        that it does not list, what all of the pod got. Raises Unavailable if kubelet cannot be asked."""
 
 
 class Devices(Protocol):

@@ -63,10 +63,12 @@ class DeviceRequest:
 @dataclass(frozen=True, slots=True)
 class KubeletGrant:
     """What kubelet gave a container of one resource. `ids`: as the device plugin calls its devices, such as PCI addresses,
-    numbers of IOMMU groups, or UUIDs."""
+    numbers of IOMMU groups, or UUIDs. `of_pod`: it is what all of the pod's containers got, because kubelet does not list
+    this one, an init container."""
 
     resource: str
     ids: tuple[str, ...]
+    of_pod: bool = False
 
 
 @dataclass(frozen=True, slots=True)

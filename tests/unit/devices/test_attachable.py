@@ -1,0 +1,247 @@
+"""Whether a device can be given to a VM now: every fault is told with its remedy."""
+
+import pytest
+from fakes.sysfs import BRIDGE, NVME, FakeSysfs
+from structlog.testing import capture_logs
+
+from virtshim.devices.attachable import Attachable, Rules
+from virtshim.devices.cdi_directories import CdiDirectories
+from virtshim.devices.memory_lock import lockable
+from virtshim.devices.node_devices import NodeDevices
+from virtshim.devices.resolve import Resolver
+from virtshim.domain.devices import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
+from virtshim.domain.errors import WrongState
+
+BDF, SIBLING = "0000:3b:00.0", "0000:3b:00.1"
+UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+GIB = 1 << 30
+
+
+def function(address: str = BDF, resource: str = "") -> PciFunction:
+    return PciFunction(PciAddress.parse(address), resource)
+
+
+def faults(
+    host: FakeSysfs,
+    *devices: Passthrough,
+    bind: bool = False,
+    keep: tuple[str, ...] = (),
+    memory: int = 0,
+    limit: int | None = None,
+    claimed: dict[str, str] | None = None,
+) -> list[str]:
+    rules = Rules(bind, frozenset(PciAddress.parse(address) for address in keep), lambda: limit)
+    return Attachable(host.files(), rules).faults(devices or (function(),), memory, claimed or {})
+
+
+def only(found: list[str]) -> str:
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_a_function_at_vfio_with_its_own_group_and_node_can_be_had(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    assert faults(host) == []
+
+
+def test_a_function_that_is_gone_says_so_with_its_resource(host: FakeSysfs) -> None:
+    found = only(faults(host, function(BDF, "intel.com/vfs")))
+    assert found.startswith(
+        f"PCI function {BDF} (intel.com/vfs) is not there: it was unplugged, or its VFs were removed"
+    )
+
+
+def test_without_an_iommu_the_remedy_is_in_the_bios_and_on_the_kernels_command_line(host: FakeSysfs) -> None:
+    host.pci(BDF, driver="vfio-pci")
+    found = only(faults(host))
+    assert "the IOMMU is off: switch VT-d or AMD-Vi on in the BIOS" in found
+    assert "intel_iommu=on" in found
+
+
+def test_a_function_outside_an_iommu_that_is_on_is_told_apart(host: FakeSysfs) -> None:
+    host.pci(BDF)
+    host.pci("0000:5e:00.0", 4)
+    assert "its bus is outside the IOMMU" in only(faults(host))
+
+
+@pytest.mark.parametrize(("driver", "words"), [("ixgbe", "the driver ixgbe"), ("", "no driver")])
+def test_a_function_at_another_driver_is_refused_unless_it_is_to_be_bound(
+    host: FakeSysfs, driver: str, words: str
+) -> None:
+    host.pci(BDF, 9, driver=driver)
+    assert f"is at {words}, not at vfio-pci; bind it (driverctl set-override {BDF} vfio-pci)" in only(faults(host))
+    assert faults(host, bind=True) == []
+
+
+def test_a_group_with_a_busy_neighbour_is_not_viable_and_the_neighbour_is_named(host: FakeSysfs) -> None:
+    host.pci(BDF, 5, driver="vfio-pci")
+    host.pci(SIBLING, 5, driver="e1000")
+    found = only(faults(host))
+    assert f"shares IOMMU group 5 with {SIBLING}, which is at the driver e1000" in found
+    assert f"echo {SIBLING} > /sys/bus/pci/devices/{SIBLING}/driver/unbind" in found
+
+
+@pytest.mark.parametrize(
+    ("driver", "code"), [("", 0x020000), ("vfio-pci", 0x020000), ("pcieport", BRIDGE), ("shpchp", BRIDGE)]
+)
+def test_neighbours_that_are_idle_at_vfio_or_bridges_do_no_harm(host: FakeSysfs, driver: str, code: int) -> None:
+    host.pci(BDF, 5, driver="vfio-pci")
+    host.pci(SIBLING, 5, driver=driver, class_code=code)
+    assert faults(host) == []
+
+
+def test_neighbours_that_go_into_the_same_vm_are_bound_together(host: FakeSysfs) -> None:
+    for address in (BDF, SIBLING):
+        host.pci(address, 5, driver="e1000")
+    assert faults(host, function(BDF), function(SIBLING), bind=True) == []
+    assert len(faults(host, function(BDF), bind=True)) == 1
+
+
+def test_a_missing_node_says_which_and_why(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci", vfio_node=False)
+    host.vfio()
+    assert "cannot be opened: /dev/vfio/9 is not there; modprobe vfio-pci" in only(faults(host))
+
+
+def test_vfio_without_an_iommu_is_refused(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    host.write("/sys/kernel/iommu_groups/9/name", "vfio-noiommu\n")
+    assert "at VFIO without an IOMMU, which QEMU refuses" in only(faults(host))
+
+
+def test_a_physical_function_with_vfs_in_use_is_refused(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    host.pci("0000:3b:02.0", 10, vf_of=BDF)
+    found = only(faults(host))
+    assert (
+        f"has 1 VFs, which it would take along; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
+        in found
+    )
+
+
+def test_the_nodes_own_network_card_and_disk_are_refused(host: FakeSysfs) -> None:
+    host.interface("eth0", host.pci(BDF, 9, driver="ixgbe"))
+    host.default_route("eth0")
+    home = host.pci(SIBLING, 10, driver="nvme", class_code=NVME)
+    host.block("nvme0n1p1", f"{home}/nvme/nvme0/nvme0n1/nvme0n1p1", "259:1")
+    host.mounted(("259:1", "/", "/dev/nvme0n1p1"))
+    card, disk = faults(host, function(BDF), function(SIBLING), bind=True)
+    assert f"PCI function {BDF} is the node's own: the node's default route goes through it (eth0)" in card
+    assert "the node's file system / is on it" in disk
+
+
+def test_a_function_that_the_operator_keeps_is_refused(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    assert "is kept for the node (devices.keep)" in only(faults(host, keep=(BDF,)))
+
+
+def test_a_bridge_is_refused(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, class_code=BRIDGE, driver="pcieport")
+    assert "is a PCI bridge" in only(faults(host, bind=True))
+
+
+def test_a_claim_of_another_container_names_its_owner(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    found = only(faults(host, claimed={f"pci:{BDF}": "default/other (vm)", "pci:0000:00:00.0": "x"}))
+    assert f"PCI function {BDF} belongs to default/other (vm)" in found
+
+
+def test_memory_that_qemu_may_not_lock_is_told_in_figures(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    assert faults(host, memory=3 * GIB, limit=4 * GIB) == []
+    found = only(faults(host, memory=3 * GIB + 1, limit=4 * GIB))
+    assert "3072 MiB and 1024 more, and may lock 4096 MiB; set LimitMEMLOCK=infinity" in found
+    assert faults(host, memory=3 * GIB + 1, limit=None) == []
+    assert faults(host, memory=0, limit=1) == []
+
+
+def test_a_usb_device_locks_no_memory(host: FakeSysfs) -> None:
+    host.node("/dev/bus/usb/001/004")
+    assert faults(host, UsbDevice(1, 4), memory=GIB, limit=1) == []
+
+
+def test_mediated_devices_are_looked_for_with_group_and_node(host: FakeSysfs) -> None:
+    device = MediatedDevice(UUID, "nvidia.com/GRID")
+    assert f"mediated device {UUID} (nvidia.com/GRID) is not there" in only(faults(host, device))
+    home = "/sys/devices/pci0000:00/0000:65:00.0"
+    host.path(f"{home}/{UUID}").mkdir(parents=True)
+    host.link(f"/sys/bus/mdev/devices/{UUID}", f"{home}/{UUID}")
+    assert "modprobe vfio_mdev" in only(faults(host, device))
+    host.in_group(12, UUID, f"{home}/{UUID}")
+    assert len(faults(host, device)) == 2  # no /dev/vfio/vfio, no /dev/vfio/12
+    host.vfio(12)
+    assert faults(host, device) == []
+
+
+def test_usb_devices_are_looked_for_and_hubs_refused(host: FakeSysfs) -> None:
+    assert "USB device 001/004 is not there: it was unplugged" in only(faults(host, UsbDevice(1, 4)))
+    host.node("/dev/bus/usb/001/004")
+    for name, text in (("busnum", "1"), ("devnum", "4"), ("bDeviceClass", "09")):
+        host.write(f"/sys/bus/usb/devices/1-1/{name}", text)
+    assert "is a USB hub" in only(faults(host, UsbDevice(1, 4)))
+    host.write("/sys/bus/usb/devices/1-1/bDeviceClass", "00")
+    assert faults(host, UsbDevice(1, 4)) == []
+
+
+def test_vdpa_devices_are_looked_for(host: FakeSysfs) -> None:
+    assert only(faults(host, VdpaDevice("/dev/vhost-vdpa-0"))).startswith(
+        "/dev/vhost-vdpa-0 is not there; modprobe vhost_vdpa"
+    )
+    host.node("/dev/vhost-vdpa-0")
+    assert faults(host, VdpaDevice("/dev/vhost-vdpa-0")) == []
+
+
+# --- the port
+
+
+def node_devices(host: FakeSysfs) -> NodeDevices:
+    files = host.files()
+    rules = Rules(bind=False, keep=(), lockable=lambda: None)
+    return NodeDevices(files, Resolver(files, CdiDirectories((), files), None), Attachable(files, rules))
+
+
+def test_all_faults_are_one_error(host: FakeSysfs) -> None:
+    with pytest.raises(WrongState, match=rf"{BDF} is not there.*; PCI function {SIBLING} is not there"):
+        node_devices(host).check([function(), function(SIBLING)])
+
+
+def test_a_function_that_cannot_be_reset_is_given_with_a_warning(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci", reset=False)
+    with capture_logs() as logs:
+        node_devices(host).check([function()])
+    assert logs == [{"event": "devices.no_reset", "log_level": "warning", "device": BDF}]
+
+
+# --- memory
+
+
+def limits(host: FakeSysfs, pid: str, locked: str, capabilities: int) -> None:
+    host.write(
+        f"/proc/{pid}/limits",
+        f"Limit   Soft Limit  Hard Limit  Units\nMax locked memory         65536      {locked}     bytes\n",
+    )
+    host.write(f"/proc/{pid}/status", f"Name:\tx\nCapEff:\t{capabilities:016x}\n")
+
+
+@pytest.mark.parametrize(
+    ("locked", "capabilities", "expected"),
+    [("8388608", 0, 8388608), ("8388608", 1 << 24, None), ("unlimited", 0, None)],
+)
+def test_the_limit_is_the_embedding_processs_own_unless_it_may_raise_it(
+    host: FakeSysfs, locked: str, capabilities: int, expected: int | None
+) -> None:
+    limits(host, "self", locked, capabilities)
+    assert lockable(host.files(), "qemu:///embed?root=/x") == expected
+
+
+@pytest.mark.parametrize("daemon", ["libvirtd", "virtqemud"])
+def test_with_the_systems_libvirt_its_daemons_limit_counts(host: FakeSysfs, daemon: str) -> None:
+    limits(host, "self", "1", 0)
+    limits(host, "812", "4096", 0)
+    host.write(f"/run/{daemon}.pid", "812\n")
+    assert lockable(host.files(), "qemu:///system") == 4096
+
+
+def test_a_daemon_that_does_not_run_has_no_limit_that_is_known(host: FakeSysfs) -> None:
+    host.write("/run/libvirtd.pid", "812\n")
+    assert lockable(host.files(), "qemu:///system") is None

@@ -1,0 +1,281 @@
+"""CDI specifications: what a name stands for, and what makes a specification invalid."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from virtshim.devices.cdi_directories import CdiDirectories, CdiGrant
+from virtshim.devices.cdi_spec import MOST_BYTES, VERSIONS, CdiSpec, parse_spec, split_name
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.devices import CriDevice, PciAddress
+from virtshim.domain.errors import InvalidRequest, ShimError
+
+BDF = "0000:3b:00.1"
+NODE = {"path": "/dev/vfio/9"}
+
+
+def spec(*names: str, kind: str = "intel.com/net-pci", **changes: Any) -> dict[str, Any]:
+    devices = [{"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/{name}"}]}} for name in names]
+    return {"cdiVersion": "0.6.0", "kind": kind, "devices": devices} | changes
+
+
+def parsed(value: Any) -> CdiSpec:
+    return parse_spec(json.dumps(value).encode())
+
+
+class Node:
+    """Two directories below a root, as /etc/cdi and /var/run/cdi."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.directories = CdiDirectories(("/etc/cdi", "/var/run/cdi"), HostFiles(str(root)))
+
+    def write(self, path: str, value: Any) -> None:
+        file = self._root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(value if isinstance(value, str) else json.dumps(value))
+
+    def find(self, *names: str) -> CdiGrant:
+        return self.directories.find(names)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+# --- one specification
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "v1.0.0"])
+def test_every_version_up_to_1_1_0_is_read(version: str) -> None:
+    assert parsed(spec("a", cdiVersion=version)).kind == "intel.com/net-pci"
+
+
+def test_nodes_have_the_hosts_path_and_variables_are_kept(node: Node) -> None:
+    edits = {
+        "deviceNodes": [{"path": "/dev/vfio/9", "hostPath": "/dev/vfio/noiommu-9", "permissions": "r"}, NODE],
+        "env": ["PCIDEVICE_X=0000:3b:00.1,", "EMPTY="],
+    }
+    (device,) = parsed(spec(devices=[{"name": BDF, "containerEdits": edits}])).devices
+    assert device.edits.nodes == (
+        CriDevice("/dev/vfio/noiommu-9", "/dev/vfio/9", "r"),
+        CriDevice("/dev/vfio/9", "/dev/vfio/9", "rwm"),
+    )
+    assert device.edits.envs == (("PCIDEVICE_X", "0000:3b:00.1,"), ("EMPTY", ""))
+
+
+def test_the_annotation_bdf_is_the_devices_address() -> None:
+    device = {"name": "gpu0", "annotations": {"bdf": BDF, "clique-id": "0"}, "containerEdits": {}}
+    assert parsed(spec(devices=[device])).devices[0].address == PciAddress.parse(BDF)
+
+
+def test_yaml_and_json_say_the_same() -> None:
+    value = spec("a", "b", containerEdits={"env": ["A=b"]})
+    assert parse_spec(yaml.safe_dump(value).encode()) == parsed(value)
+
+
+def test_null_is_as_if_it_were_not_there() -> None:
+    value = spec(devices=[{"name": "a", "annotations": None, "containerEdits": None}], containerEdits=None)
+    assert parsed(value).devices[0].name == "a"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"cdiVersion": "1.2.0"}, "cdiVersion"),
+        ({"cdiVersion": 1.0}, "cdiVersion"),
+        ({"kind": "net-pci"}, "kind"),
+        ({"kind": "intel.com/net-pci\n"}, "kind"),
+        ({"kind": "9intel/net"}, "kind"),
+        ({"devices": []}, "devices"),
+        ({"devices": [{"name": "-a", "containerEdits": {}}]}, "devices.0.name"),
+        ({"devices": [{"name": "a", "containerEdits": {}}] * 2}, "device a is there twice"),
+        ({"devices": [{"name": "a", "annotations": {"bdf": "3b.1"}, "containerEdits": {}}]}, "not a PCI address"),
+        ({"containerSpec": {}}, "containerSpec: Extra inputs"),
+        ({"containerEdits": {"devicenodes": []}}, "containerEdits.devicenodes"),
+        ({"containerEdits": {"deviceNodes": [{"hostPath": "/dev/x"}]}}, "deviceNodes.0.path"),
+        ({"containerEdits": {"deviceNodes": [{"path": "/dev/x", "type": "block"}]}}, "type"),
+        ({"containerEdits": {"deviceNodes": [{"path": "/dev/x", "permissions": "x"}]}}, "permissions"),
+        ({"containerEdits": {"env": ["NOTHING"]}}, "env.0"),
+        ({"containerEdits": {"env": ["=x"]}}, "env.0"),
+    ],
+)
+def test_what_breaks_the_standard_makes_it_invalid_and_the_message_says_where(
+    change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        parsed(spec("a") | change)
+
+
+def test_many_faults_are_told_in_few_words() -> None:
+    with pytest.raises(InvalidRequest, match="and 7 more") as error:
+        parsed(spec("a") | {f"field{n}": 1 for n in range(10)})
+    assert len(str(error.value)) < 300
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_specification_or_an_error_for_people(data: bytes) -> None:
+    _value_or_error(data)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["1.0.0", "a.b/c", BDF]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "cdiVersion",
+                    "kind",
+                    "devices",
+                    "name",
+                    "containerEdits",
+                    "deviceNodes",
+                    "env",
+                    "path",
+                    "annotations",
+                    "bdf",
+                ]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"cdiVersion": st.just("1.0.0"), "kind": st.just("a.b/c"), "devices": JSON, "containerEdits": JSON}
+    )
+)
+@settings(max_examples=40)
+def test_any_shape_is_a_specification_or_an_error_for_people(value: Any) -> None:
+    _value_or_error(json.dumps(value).encode())
+    _value_or_error(yaml.safe_dump(value).encode())
+
+
+def _value_or_error(data: bytes) -> None:
+    try:
+        assert isinstance(parse_spec(data), CdiSpec)
+    except ShimError as exc:
+        assert str(exc)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    "name", ["intel.com/net-pci=0000:3b:00.1", "nvidia.com/gpu=all", "a/b=0", "k8s.dra.io/claim=u-1.x"]
+)
+def test_a_qualified_name_is_kind_and_device(name: str) -> None:
+    assert "=".join(split_name(name)) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "gpu=all", "nvidia.com/gpu", "nvidia.com/gpu=", "/x/y=z", "a/b=c=d", "a/b=-c", "1a/b=c", "a/b=c\n"]
+)
+def test_anything_else_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a CDI device name"):
+        split_name(name)
+
+
+# --- directories
+
+
+def test_a_device_is_found_in_either_directory_with_its_specifications_edits_once(node: Node) -> None:
+    node.write(
+        "/etc/cdi/a.json",
+        spec("x", "y", containerEdits={"deviceNodes": [{"path": "/dev/vfio/vfio"}], "env": ["QAT0=1"]}),
+    )
+    node.write("/var/run/cdi/b.yaml", yaml.safe_dump(spec("z", kind="other.com/k")))
+    found = node.find("intel.com/net-pci=x", "intel.com/net-pci=y", "other.com/k=z", "intel.com/net-pci=x")
+    assert [one.host_path for one in found.nodes] == ["/dev/x", "/dev/y", "/dev/z", "/dev/vfio/vfio"]
+    assert found.envs == (("QAT0", "1", "/etc/cdi/a.json"),)
+    assert found.faults == ()
+
+
+def test_the_later_directory_wins(node: Node) -> None:
+    node.write(
+        "/etc/cdi/a.json", spec(devices=[{"name": "x", "containerEdits": {"deviceNodes": [{"path": "/dev/old"}]}}])
+    )
+    node.write("/var/run/cdi/a.json", spec("x"))
+    assert [one.host_path for one in node.find("intel.com/net-pci=x").nodes] == ["/dev/x"]
+
+
+def test_two_in_one_directory_are_an_error_for_that_device_alone(node: Node) -> None:
+    node.write("/etc/cdi/a.json", spec("x", "y"))
+    node.write("/etc/cdi/b.json", spec("x"))
+    found = node.find("intel.com/net-pci=x", "intel.com/net-pci=y")
+    assert [one.host_path for one in found.nodes] == ["/dev/y"]
+    assert found.faults == (
+        "CDI: intel.com/net-pci=x is described twice, by /etc/cdi/a.json and /etc/cdi/b.json; remove one",
+    )
+
+
+def test_an_unknown_device_says_where_was_looked_and_what_could_not_be_used(node: Node) -> None:
+    node.write("/etc/cdi/bad.json", spec("x", cdiVersion="9.9.9"))
+    (fault,) = node.find("intel.com/net-pci=x").faults
+    assert fault.startswith(
+        "CDI: no specification in /etc/cdi and /var/run/cdi describes intel.com/net-pci=x; look whether"
+    )
+    assert "/etc/cdi/bad.json: cdiVersion" in fault
+
+
+def test_what_is_no_specification_is_not_read(node: Node, tmp_path: Path) -> None:
+    node.write("/etc/cdi/a.json", spec("x"))
+    node.write("/etc/cdi/a.json.tmp", "{")
+    (tmp_path / "etc/cdi/d.json").mkdir()
+    node.write("/etc/cdi/long.json", "#" * (MOST_BYTES + 1))
+    with capture_logs() as logs:
+        assert node.find("intel.com/net-pci=x").faults == ()
+    assert [(entry["spec"], entry["error"]) for entry in logs] == [
+        ("/etc/cdi/d.json", "cannot be read: Is a directory"),
+        ("/etc/cdi/long.json", f"longer than {MOST_BYTES} bytes"),
+    ]
+
+
+def test_a_fifo_keeps_nobody_waiting(node: Node, tmp_path: Path) -> None:
+    node.write("/etc/cdi/a.json", spec("x"))
+    os.mkfifo(tmp_path / "etc/cdi/b.json")
+    assert node.find("intel.com/net-pci=x").faults == ()
+
+
+def test_what_means_nothing_to_a_vm_is_left_out_and_told(node: Node) -> None:
+    edits = {
+        "hooks": [{"hookName": "createContainer", "path": "/bin/x"}],
+        "mounts": [{"hostPath": "/a", "containerPath": "/b"}],
+    }
+    more = {"netDevices": [{"hostInterfaceName": "eth1", "name": "net1"}]}
+    node.write("/etc/cdi/a.json", spec("x", containerEdits=edits | more, cdiVersion="1.1.0"))
+    with capture_logs() as logs:
+        node.find("intel.com/net-pci=x")
+    assert logs == [
+        {
+            "event": "cdi.not_for_vms",
+            "log_level": "warning",
+            "spec": "/etc/cdi/a.json",
+            "left_out": ["hooks", "mounts", "netDevices"],
+        }
+    ]
+
+
+def test_no_name_reads_nothing(node: Node) -> None:
+    node.write("/etc/cdi/bad.json", "{")
+    with capture_logs() as logs:
+        assert node.find() == CdiGrant()
+    assert logs == []

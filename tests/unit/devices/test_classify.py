@@ -1,0 +1,120 @@
+"""What a granted node means to a VM, by what stat says and where it is."""
+
+import pytest
+from fakes.sysfs import FakeSysfs
+
+from virtshim.devices.classify import (
+    Nothing,
+    Refused,
+    VfioDirectory,
+    VfioFunction,
+    VfioGroup,
+    VfioMdev,
+    classify,
+)
+from virtshim.devices.host_files import NodeKind
+from virtshim.domain.devices import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
+
+UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+
+
+def meaning(host: FakeSysfs, path: str, container_path: str = "", permissions: str = "rwm") -> object:
+    return classify(CriDevice(path, container_path or path, permissions), host.files())
+
+
+@pytest.mark.parametrize(
+    ("permissions", "readonly"), [("rwm", False), ("mrw", False), ("r", True), ("mr", True), ("", False)]
+)
+def test_a_block_device_is_a_volume_wherever_it_is(host: FakeSysfs, permissions: str, readonly: bool) -> None:
+    host.node("/var/lib/kubelet/plugins/x/dev", NodeKind.BLOCK)
+    found = meaning(host, "/var/lib/kubelet/plugins/x/dev", "/dev/xvda", permissions)
+    assert found == BlockDevice("/var/lib/kubelet/plugins/x/dev", "/dev/xvda", readonly)
+
+
+def test_a_block_device_below_dev_vfio_is_still_a_volume(host: FakeSysfs) -> None:
+    host.node("/dev/vfio/9", NodeKind.BLOCK)
+    assert isinstance(meaning(host, "/dev/vfio/9"), BlockDevice)
+
+
+def test_a_link_to_a_block_device_is_a_volume(host: FakeSysfs) -> None:
+    host.node("/dev/sdb", NodeKind.BLOCK)
+    host.link("/dev/disk/by-id/x", "/dev/sdb")
+    assert meaning(host, "/dev/disk/by-id/x", "/data") == BlockDevice("/dev/disk/by-id/x", "/data")
+
+
+@pytest.mark.parametrize("path", ["/dev/vfio/17", "/dev/vfio//17", "/dev/vfio/../vfio/17"])
+def test_a_vfio_group_is_its_number(host: FakeSysfs, path: str) -> None:
+    host.vfio(17)
+    assert meaning(host, path) == VfioGroup(17)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/dev/vfio/vfio", "/dev/iommu", "/dev/kvm", "/dev/net/tun", "/dev/vhost-net", "/dev/vhost-vsock"],
+)
+def test_what_every_vm_has_anyway_is_no_device(host: FakeSysfs, path: str) -> None:
+    host.node(path)
+    assert meaning(host, path) == Nothing()
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_a_vfio_cdev_is_the_last_function_on_its_way(host: FakeSysfs, by_class: bool) -> None:
+    home = host.pci("10000:e1:00.0", 3, driver="vfio-pci", behind=("10000:e0:00.0",))
+    host.cdev("vfio4", home, minor=4, by_class=by_class)
+    assert meaning(host, "/dev/vfio/devices/vfio4") == VfioFunction(PciAddress(0x10000, 0xE1, 0, 0))
+
+
+def test_a_vfio_cdev_of_a_mediated_device_is_that_and_not_its_parent(host: FakeSysfs) -> None:
+    parent = host.pci("0000:65:00.0", driver="nvidia")
+    host.cdev("vfio1", host.mdev(UUID, 12, parent))
+    assert meaning(host, "/dev/vfio/devices/vfio1") == VfioMdev(UUID)
+
+
+def test_a_vfio_cdev_that_sysfs_does_not_know_is_refused(host: FakeSysfs) -> None:
+    host.node("/dev/vfio/devices/vfio1", major=511, minor=1)
+    assert "sysfs knows no device" in refused(host, "/dev/vfio/devices/vfio1")
+
+
+def test_all_of_dev_vfio_is_some_mediated_device(host: FakeSysfs) -> None:
+    host.vfio(5)
+    assert meaning(host, "/dev/vfio") == VfioDirectory()
+    assert meaning(host, "/dev/vfio/") == VfioDirectory()
+
+
+def test_usb_and_vdpa_are_taken_by_their_place(host: FakeSysfs) -> None:
+    assert meaning(host, host.node("/dev/bus/usb/001/014")) == UsbDevice(1, 14)
+    assert meaning(host, host.node("/dev/vhost-vdpa-3")) == VdpaDevice("/dev/vhost-vdpa-3")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/dev/vfio/noiommu-3", "intel_iommu=on"),
+        ("/dev/uio0", "dpdkDriver: vfio-pci"),
+        ("/dev/infiniband/uverbs0", "isRdma"),
+        ("/dev/nvidia0", "kubevirt-gpu-device-plugin"),
+        ("/dev/nvidiactl", "kubevirt-gpu-device-plugin"),
+        ("/dev/dri/renderD128", "at vfio-pci"),
+        ("/dev/kfd", "at vfio-pci"),
+        ("/dev/ttyUSB0", "run the pod as a container"),
+        ("/dev/mem", "run the pod as a container"),
+    ],
+)
+def test_what_no_vm_can_have_is_refused_with_what_to_do(host: FakeSysfs, path: str, says: str) -> None:
+    host.node(path)
+    assert says in refused(host, path)
+
+
+def test_what_is_missing_or_no_device_is_refused(host: FakeSysfs) -> None:
+    host.write("/dev/shm/x", "")
+    host.path("/dev/mapper").mkdir()
+    assert "not there" in refused(host, "/dev/vfio/5")
+    assert "it is a file, not a device node" in refused(host, "/dev/shm/x")
+    assert "it is a directory, not a device node" in refused(host, "/dev/mapper")
+    assert "not there" in refused(host, "no/absolute/path")
+
+
+def refused(host: FakeSysfs, path: str) -> str:
+    found = meaning(host, path)
+    assert isinstance(found, Refused)
+    return found.why

@@ -1,0 +1,93 @@
+"""Which PCI functions the node itself uses."""
+
+import pytest
+from fakes.sysfs import NVME, FakeSysfs
+
+from virtshim.devices.host_use import used_by_host
+from virtshim.domain.devices import PciAddress
+
+BDF = "0000:3b:00.0"
+ADDRESS = PciAddress.parse(BDF)
+
+
+def used(host: FakeSysfs) -> dict[str, str]:
+    return {str(address): why for address, why in used_by_host(host.files()).items()}
+
+
+def test_a_machine_that_tells_nothing_uses_nothing(host: FakeSysfs) -> None:
+    assert used(host) == {}
+
+
+def test_the_card_of_the_default_route_is_used_and_another_is_not(host: FakeSysfs) -> None:
+    host.interface("eth0", host.pci(BDF, behind=("0000:3a:00.0",)))
+    host.interface("eth1", host.pci("0000:3b:00.1"))
+    host.default_route("eth0")
+    assert used(host) == {BDF: "the node's default route goes through it (eth0)"}
+
+
+def test_the_cards_below_a_vlan_on_a_bond_on_a_bridge_are_used(host: FakeSysfs) -> None:
+    host.interface("eth0", host.pci(BDF))
+    host.interface("eth1", host.pci("0000:3b:00.1"))
+    host.interface("bond0", lower=["eth0", "eth1"])
+    host.interface("bond0.7", lower=["bond0"])
+    host.interface("br0", lower=["bond0.7"])
+    host.default_route("br0")
+    assert set(used(host)) == {BDF, "0000:3b:00.1"}
+
+
+def test_an_ipv6_default_route_counts(host: FakeSysfs) -> None:
+    host.interface("eth0", host.pci(BDF))
+    zero = "0" * 32
+    host.write(
+        "/proc/net/ipv6_route",
+        f"{zero} 00 {zero} 00 {'f' * 32} 00000400 1 0 3 eth0\n{zero} 40 {zero} 00 {zero} 0 0 0 0 eth9\n",
+    )
+    assert list(used(host)) == [BDF]
+
+
+@pytest.mark.parametrize("part", ["nvme0n1", "nvme0n1/nvme0n1p2"])
+def test_the_controller_of_a_mounted_disk_or_partition_is_used(host: FakeSysfs, part: str) -> None:
+    home = host.pci(BDF, class_code=NVME)
+    host.block(part.rpartition("/")[2], f"{home}/nvme/nvme0/{part}", "259:2")
+    host.mounted(("259:2", "/", "/dev/nvme0n1p2"), ("0:21", "/proc", "proc"))
+    assert used(host) == {BDF: "the node's file system / is on it"}
+
+
+def test_the_controllers_of_every_path_to_a_multipath_nvme_are_used(host: FakeSysfs) -> None:
+    subsystem = "/sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+    host.block("nvme0n1p1", f"{subsystem}/nvme0n1/nvme0n1p1", "259:1")
+    for number, address in enumerate((BDF, "0000:5e:00.0")):
+        controller = f"{host.pci(address, class_code=NVME)}/nvme/nvme{number}"
+        host.path(controller).mkdir(parents=True)
+        host.link(f"{subsystem}/nvme{number}", controller)
+    host.mounted(("259:1", "/", "/dev/nvme0n1p1"))
+    assert set(used(host)) == {BDF, "0000:5e:00.0"}
+
+
+def test_the_disks_below_a_logical_volume_on_a_raid_partition_are_used(host: FakeSysfs) -> None:
+    for name, number, address in (("sda", "8:0", BDF), ("sdb", "8:16", "0000:00:17.0")):
+        host.block(name, f"{host.pci(address, class_code=0x010601)}/ata1/host0/block/{name}", number)
+    host.block("md0", "/sys/devices/virtual/block/md0", "9:0", slaves=["sda", "sdb"])
+    host.block("md0p1", "/sys/devices/virtual/block/md0/md0p1", "259:9")
+    host.block("dm-0", "/sys/devices/virtual/block/dm-0", "253:0", slaves=["md0p1"])
+    host.mounted(("253:0", "/var", "/dev/mapper/vg-var"))
+    assert set(used(host)) == {BDF, "0000:00:17.0"}
+
+
+def test_a_file_system_over_several_devices_counts_by_its_source(host: FakeSysfs) -> None:
+    host.block("sda2", f"{host.pci(BDF)}/ata1/block/sda/sda2", "8:2")
+    host.mounted(("0:30", "/", "/dev/sda2"), ("0:31", "/nfs", "server:/export"))
+    assert list(used(host)) == [BDF]
+
+
+def test_swap_space_counts(host: FakeSysfs) -> None:
+    host.block("sda3", f"{host.pci(BDF)}/ata1/block/sda/sda3", "8:3")
+    host.write("/proc/swaps", "Filename Type Size Used Priority\n/dev/sda3 partition 1 0 -2\n/swapfile file 1 0 -3\n")
+    assert used(host) == {BDF: "the node's swap space is on it"}
+
+
+def test_lines_that_are_cut_short_are_passed_by(host: FakeSysfs) -> None:
+    host.write("/proc/self/mountinfo", "36 35\n36 35 8:1 / / rw - ext4\n36 35 8:1 / / rw shared:1 - \n")
+    host.write("/proc/net/route", "Iface\neth0 00000000\n")
+    host.write("/proc/net/ipv6_route", "00\n")
+    assert used(host) == {}

@@ -1,0 +1,149 @@
+"""A CDI specification (Container Device Interface, up to 1.1.0): its text -> values. No I/O.
+
+What a VM can use of it are device nodes and, as hints, environment variables, and a device's annotation `bdf`. An unknown
+field makes the specification invalid, as the standard has it: it may be what matters.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from virtshim.domain.devices import CriDevice, PciAddress
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.yaml_mapping import MAX_TEXT_BYTES, parse_mapping
+
+MOST_BYTES: Final = MAX_TEXT_BYTES
+VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+
+_LABEL: Final = r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
+_DEVICE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?"
+_QUALIFIED: Final = re.compile(rf"({_LABEL}/{_LABEL})=({_DEVICE})")
+_MOST_FAULTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CdiEdits:
+    """What of containerEdits concerns a VM. `left_out`: names of fields that are there and mean nothing to one."""
+
+    nodes: tuple[CriDevice, ...] = ()
+    envs: tuple[tuple[str, str], ...] = ()
+    left_out: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CdiDevice:
+    """`address`: the function that the annotation `bdf` names."""
+
+    name: str
+    edits: CdiEdits
+    address: PciAddress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CdiSpec:
+    """`edits` come with every device of it, once."""
+
+    kind: str
+    devices: tuple[CdiDevice, ...]
+    edits: CdiEdits
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """`vendor.tld/class=device` -> (kind, device). Raises InvalidRequest."""
+    match = _QUALIFIED.fullmatch(name)
+    if match is None:
+        raise InvalidRequest(
+            f"{name[:120]!r} is not a CDI device name (vendor.tld/class=device); correct the device plugin"
+        )
+    return match[1], match[2]
+
+
+def parse_spec(data: bytes) -> CdiSpec:
+    """JSON or YAML. InvalidRequest says what is wrong."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest("not UTF-8 text") from exc
+    try:
+        spec = _Spec.model_validate(parse_mapping(text))
+    except ValidationError as exc:
+        faults = [
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in exc.errors(include_url=False)
+        ]
+        more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
+        raise InvalidRequest("; ".join(faults[:_MOST_FAULTS]) + more) from exc
+    devices = tuple(_device(device) for device in spec.devices)
+    names = [device.name for device in devices]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InvalidRequest(f"device {twice[0]} is there twice")
+    return CdiSpec(spec.kind, devices, _edits(spec.containerEdits))
+
+
+# --- the shape of the text. Fields are named as in the standard; those that mean nothing to a VM are checked loosely.
+
+_Text = Annotated[str, Field(min_length=1)]
+_Env = Annotated[str, Field(pattern=r"^[^=]+=")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+class _Node(_Part):
+    path: _Text
+    hostPath: str = ""  # noqa: N815
+    type: Annotated[str, Field(pattern=r"^[bcup]?$")] = ""
+    major: int = 0
+    minor: int = 0
+    fileMode: int = 0  # noqa: N815
+    permissions: Annotated[str, Field(pattern=r"^([rwm]*|none)$")] = ""
+    uid: int = 0
+    gid: int = 0
+
+
+class _Edits(_Part):
+    env: list[_Env] = []
+    deviceNodes: list[_Node] = []  # noqa: N815
+    netDevices: list[dict[str, Any]] = []  # noqa: N815
+    hooks: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
+    intelRdt: dict[str, Any] = {}  # noqa: N815
+    additionalGids: list[int] = []  # noqa: N815
+
+
+class _Device(_Part):
+    name: Annotated[str, Field(pattern=rf"^{_DEVICE}$")]
+    annotations: dict[str, str] = {}
+    containerEdits: _Edits = _Edits()  # noqa: N815
+
+
+class _Spec(_Part):
+    cdiVersion: Annotated[str, Field(pattern=rf"^v?({'|'.join(re.escape(version) for version in VERSIONS)})$")]  # noqa: N815
+    kind: Annotated[str, Field(pattern=rf"^{_LABEL}/{_LABEL}$")]
+    annotations: dict[str, str] = {}
+    devices: Annotated[list[_Device], Field(min_length=1)]
+    containerEdits: _Edits = _Edits()  # noqa: N815
+
+
+def _device(device: _Device) -> CdiDevice:
+    bdf = device.annotations.get("bdf")
+    return CdiDevice(device.name, _edits(device.containerEdits), None if bdf is None else PciAddress.parse(bdf))
+
+
+def _edits(edits: _Edits) -> CdiEdits:
+    nodes = tuple(
+        CriDevice(node.hostPath or node.path, node.path, node.permissions or "rwm") for node in edits.deviceNodes
+    )
+    envs = tuple((name, value) for name, _, value in (env.partition("=") for env in edits.env))
+    fields = ("netDevices", "hooks", "mounts", "intelRdt", "additionalGids")
+    return CdiEdits(nodes, envs, frozenset(field for field in fields if getattr(edits, field)))

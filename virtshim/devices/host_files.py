@@ -1,0 +1,104 @@
+"""The host's files as device code sees them: sysfs, procfs and /dev below a root that tests choose. Reads only."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from virtshim.domain.errors import InvalidRequest
+
+_MOST_TEXT: Final = 1 << 20
+
+
+class NodeKind(enum.Enum):
+    MISSING = "missing"
+    BLOCK = "block device"
+    CHARACTER = "character device"
+    DIRECTORY = "directory"
+    OTHER = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStat:
+    """What stat(2) says, links followed. `major`, `minor`: of devices."""
+
+    kind: NodeKind
+    major: int = 0
+    minor: int = 0
+
+
+_KINDS: Final = {
+    stat.S_IFBLK: NodeKind.BLOCK,
+    stat.S_IFCHR: NodeKind.CHARACTER,
+    stat.S_IFDIR: NodeKind.DIRECTORY,
+}
+
+
+def node_stat(path: str) -> NodeStat:
+    """MISSING too for what cannot be reached."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return NodeStat(NodeKind.MISSING)
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), NodeKind.OTHER)
+    return NodeStat(kind, os.major(found.st_rdev), os.minor(found.st_rdev))
+
+
+class HostFiles:
+    """Paths are the host's, absolute; what is not there reads as empty."""
+
+    def __init__(self, root: str = "/", node: Callable[[str], NodeStat] = node_stat) -> None:
+        self._root = os.path.realpath(root)
+        self._node = node
+
+    def node(self, path: str) -> NodeStat:
+        return self._node(self._below(path))
+
+    def text(self, path: str) -> str:
+        """Without surrounding white space."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(self._below(path), encoding="utf-8", errors="replace") as file,
+        ):
+            return file.read(_MOST_TEXT).strip()
+        return ""
+
+    def content(self, path: str, most: int) -> bytes:
+        """Of a regular file. InvalidRequest says why there is none, or that it is longer than `most` bytes."""
+        try:
+            # A fifo would keep the reader waiting.
+            fd = os.open(self._below(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(fd, "rb") as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise InvalidRequest("not a regular file")
+                data = file.read(most + 1)
+        except OSError as exc:
+            raise InvalidRequest(f"cannot be read: {exc.strerror}") from exc
+        if len(data) > most:
+            raise InvalidRequest(f"longer than {most} bytes")
+        return data
+
+    def names(self, path: str) -> list[str]:
+        """Of a directory, sorted."""
+        with contextlib.suppress(OSError, ValueError):
+            return sorted(os.listdir(self._below(path)))
+        return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._below(path))
+
+    def target(self, path: str) -> str:
+        """Where all links of `path` lead, as a path of the host; "" if that is not there."""
+        real = os.path.realpath(self._below(path))
+        if not os.path.exists(real):
+            return ""
+        return "/" + os.path.relpath(real, self._root) if self._root != "/" else real
+
+    def _below(self, path: str) -> str:
+        return str(Path(self._root, path.lstrip("/")))

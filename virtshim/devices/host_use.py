@@ -1,0 +1,99 @@
+"""Which PCI functions the node itself cannot do without: network cards that its default routes use, and disks that are
+mounted or swapped to. Passing one to a VM would take it from under the node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from virtshim.devices.host_files import HostFiles
+from virtshim.devices.pci import last_address
+from virtshim.domain.devices import PciAddress
+
+# A stack of bonds, VLANs, device-mapper and RAID devices is never this high.
+_DEEPEST: Final = 16
+_NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/[^/]+)/")
+_NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]+")
+
+
+def used_by_host(files: HostFiles) -> dict[PciAddress, str]:
+    """Function -> what the node uses it for, in words."""
+    used: dict[PciAddress, str] = {}
+    for device, path in _mounted(files):
+        for address in _behind_block(files, path, _DEEPEST):
+            used.setdefault(address, f"the node's {device} is on it")
+    for interface in _default_routes(files):
+        for address in _behind_interface(files, interface, _DEEPEST):
+            used.setdefault(address, f"the node's default route goes through it ({interface})")
+    return used
+
+
+def _default_routes(files: HostFiles) -> list[str]:
+    """Interfaces, from /proc/net/route (name, destination, ..., mask) and ipv6_route (destination, length, ..., name)."""
+    found = set()
+    for line in files.text("/proc/net/route").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) >= 8 and fields[1] == fields[7] == "00000000":
+            found.add(fields[0])
+    for line in files.text("/proc/net/ipv6_route").splitlines():
+        fields = line.split()
+        if len(fields) >= 10 and fields[0] == "0" * 32 and fields[1] == "00":
+            found.add(fields[9])
+    return sorted(found - {"lo"})
+
+
+def _behind_interface(files: HostFiles, name: str, depth: int) -> Iterator[PciAddress]:
+    """Through bridges, bonds and VLANs down to cards."""
+    directory = f"/sys/class/net/{name}"
+    address = last_address(files.target(f"{directory}/device"))
+    if address is not None:
+        yield address
+    for below in files.names(directory) if depth else ():
+        if below.startswith("lower_"):
+            yield from _behind_interface(files, below.removeprefix("lower_"), depth - 1)
+
+
+def _mounted(files: HostFiles) -> Iterator[tuple[str, str]]:
+    """(mount point or "swap space", path of its block device in sysfs), each device once."""
+    seen = set()
+    for line in files.text("/proc/self/mountinfo").splitlines():
+        fields = line.split()
+        if len(fields) < 10 or "-" not in fields[6:]:
+            continue
+        number, where = fields[2], fields[4]
+        source = fields[fields.index("-", 6) + 2] if len(fields) > fields.index("-", 6) + 2 else ""
+        # A file system over several devices (btrfs) has a number of its own, with major 0.
+        path = _block_class(source) if number.startswith("0:") else f"/sys/dev/block/{number}"
+        if path and path not in seen:
+            seen.add(path)
+            yield f"file system {where}", path
+    for line in files.text("/proc/swaps").splitlines()[1:]:
+        path = _block_class(line.split()[0])
+        if path and path not in seen:
+            seen.add(path)
+            yield "swap space", path
+
+
+def _block_class(source: str) -> str:
+    name = source.rpartition("/")[2]
+    return f"/sys/class/block/{name}" if source.startswith("/dev/") and name else ""
+
+
+def _behind_block(files: HostFiles, path: str, depth: int) -> Iterator[PciAddress]:
+    """Through partitions, device-mapper, RAID and NVMe multipath down to controllers."""
+    real = files.target(path)
+    address = last_address(real)
+    if address is not None:
+        yield address
+        return
+    subsystem = _NVME_SUBSYSTEM.match(f"{real}/")
+    if subsystem is not None:
+        for name in files.names(subsystem[1]):
+            controller = last_address(files.target(f"{subsystem[1]}/{name}"))
+            if _NVME_CONTROLLER.fullmatch(name) and controller is not None:
+                yield controller
+    # A partition has its parts where the whole device does.
+    for slaves in (f"{real}/slaves", f"{real.rpartition('/')[0]}/slaves") if real and depth else ():
+        for below in files.names(slaves):
+            yield from _behind_block(files, f"{slaves}/{below}", depth - 1)

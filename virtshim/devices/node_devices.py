@@ -1,0 +1,40 @@
+"""The port `Devices` over this node's files and kubelet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from virtshim.devices.attachable import Attachable
+from virtshim.devices.host_files import HostFiles
+from virtshim.devices.pci import PciBus
+from virtshim.devices.resolve import Resolver
+from virtshim.domain.devices import DeviceRequest, GrantedDevices, Passthrough, PciFunction
+from virtshim.domain.errors import WrongState
+
+log = structlog.get_logger(__name__)
+
+
+class NodeDevices:
+    def __init__(self, files: HostFiles, resolver: Resolver, attachable: Attachable) -> None:
+        self._files = files
+        self._resolver = resolver
+        self._attachable = attachable
+
+    def resolve(self, request: DeviceRequest) -> GrantedDevices:
+        """See `virtshim.device_ports.Devices`."""
+        return self._resolver.resolve(request)
+
+    def check(
+        self, devices: Sequence[Passthrough], *, guest_memory: int = 0, claimed: Mapping[str, str] | None = None
+    ) -> None:
+        """See `virtshim.device_ports.Devices`."""
+        faults = self._attachable.faults(devices, guest_memory, claimed or {})
+        if faults:
+            raise WrongState("; ".join(faults))
+        for device in devices:
+            facts = PciBus(self._files).function(device.address) if isinstance(device, PciFunction) else None
+            if facts is not None and not facts.has_reset:
+                # It works, but the next VM finds the device as this one leaves it.
+                log.warning("devices.no_reset", device=str(facts.address))

@@ -1,0 +1,151 @@
+"""PCI functions and IOMMU groups, read from sysfs.
+
+A group is what an IOMMU can tell apart: VFIO gives a VM all of a group or nothing, so every other member has to be idle or at
+a VFIO driver as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.devices import PciAddress
+from virtshim.domain.errors import InvalidRequest
+
+FUNCTIONS: Final = "/sys/bus/pci/devices"
+GROUPS: Final = "/sys/kernel/iommu_groups"
+MDEVS: Final = "/sys/bus/mdev/devices"
+
+# Host bridges and PCI-to-PCI bridges: parts of the way to a function, never something to pass. 0x0680, which NVSwitch has, is
+# an endpoint.
+_BRIDGES: Final = frozenset({0x0600, 0x0604})
+# The drivers with which VFIO takes a function; those of one vendor add what its devices need.
+_VFIO_DRIVERS: Final = frozenset(
+    {
+        "vfio-pci",
+        "mlx5_vfio_pci",
+        "hisi_acc_vfio_pci",
+        "hisi-acc-vfio-pci",
+        "pds_vfio_pci",
+        "pds-vfio-pci",
+        "virtio-vfio-pci",
+        "virtio_vfio_pci",
+        "nvgrace-gpu-vfio-pci",
+        "nvgrace_gpu_vfio_pci",
+        "qat_vfio_pci",
+        "xe-vfio-pci",
+        "xe_vfio_pci",
+    }
+)
+# These may hold other members of a group: they let no device do DMA.
+_IDLE_DRIVERS: Final = frozenset({"", "pci-stub", "pcieport", "shpchp"})
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+
+
+@dataclass(frozen=True, slots=True)
+class PciFacts:
+    """One function. `class_code`: 24 bits. `driver`: "" for none. `group`: None without an IOMMU. `node`: NUMA, None if the
+    machine does not say. `physical`: of which function this is a VF. `virtual`: its VFs."""
+
+    address: PciAddress
+    vendor: int
+    device: int
+    class_code: int
+    driver: str
+    is_vfio: bool
+    group: int | None
+    node: int | None
+    physical: PciAddress | None
+    virtual: tuple[PciAddress, ...]
+    virtual_total: int
+    interfaces: tuple[str, ...]
+    has_reset: bool
+
+    @property
+    def is_bridge(self) -> bool:
+        return self.class_code >> 8 in _BRIDGES
+
+    @property
+    def is_idle(self) -> bool:
+        """No driver lets it do DMA: as another member of a group it does no harm."""
+        return self.driver in _IDLE_DRIVERS or self.is_bridge
+
+
+class PciBus:
+    """Reads anew at each call."""
+
+    def __init__(self, files: HostFiles) -> None:
+        self._files = files
+
+    def functions(self) -> list[PciFacts]:
+        """All, by address."""
+        found = (self.function(address) for address in self._addresses(FUNCTIONS))
+        return sorted((facts for facts in found if facts is not None), key=lambda facts: facts.address)
+
+    def function(self, address: PciAddress) -> PciFacts | None:
+        """None if there is no such function."""
+        files, directory = self._files, f"{FUNCTIONS}/{address}"
+        if not files.exists(directory):
+            return None
+        names = files.names(directory)
+        driver = _last(files.target(f"{directory}/driver"))
+        group = _last(files.target(f"{directory}/iommu_group"))
+        node = _number(files.text(f"{directory}/numa_node"), 10)
+        virtual = (files.target(f"{directory}/{name}") for name in names if name.startswith("virtfn"))
+        return PciFacts(
+            address=address,
+            vendor=_number(files.text(f"{directory}/vendor"), 16) or 0,
+            device=_number(files.text(f"{directory}/device"), 16) or 0,
+            class_code=_number(files.text(f"{directory}/class"), 16) or 0,
+            driver=driver,
+            is_vfio=driver in _VFIO_DRIVERS or bool(driver and files.names(f"{directory}/vfio-dev")),
+            group=int(group) if group.isdecimal() else None,
+            node=node if node is not None and node >= 0 else None,
+            physical=last_address(files.target(f"{directory}/physfn")),
+            virtual=tuple(sorted(found for path in virtual if (found := last_address(path)) is not None)),
+            virtual_total=_number(files.text(f"{directory}/sriov_totalvfs"), 10) or 0,
+            interfaces=tuple(files.names(f"{directory}/net")),
+            has_reset="reset" in names,
+        )
+
+    def members(self, group: int) -> list[str]:
+        """Names in an IOMMU group: PCI addresses and UUIDs of mediated devices. [] if there is no such group."""
+        return self._files.names(f"{GROUPS}/{group}/devices")
+
+    def has_groups(self) -> bool:
+        """Whether an IOMMU is in use at all."""
+        return bool(self._files.names(GROUPS))
+
+    def mdev_exists(self, uuid: str) -> bool:
+        return self._files.exists(f"{MDEVS}/{uuid}")
+
+    def mdev_group(self, uuid: str) -> int | None:
+        group = _last(self._files.target(f"{MDEVS}/{uuid}/iommu_group"))
+        return int(group) if group.isdecimal() else None
+
+    def _addresses(self, directory: str) -> list[PciAddress]:
+        found = []
+        for name in self._files.names(directory):
+            with contextlib.suppress(InvalidRequest):
+                found.append(PciAddress.parse(name))
+        return found
+
+
+def last_address(path: str) -> PciAddress | None:
+    """The function that a path below /sys/devices ends in or passes last: before it come the bridges on its way."""
+    found = [part for part in path.split("/") if _ADDRESS.fullmatch(part)]
+    return PciAddress.parse(found[-1]) if found else None
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _number(text: str, base: int) -> int | None:
+    try:
+        return int(text, base)
+    except ValueError:
+        return None

@@ -1,0 +1,139 @@
+"""A container's granted devices -> what its VM gets.
+
+Nodes, CDI names and kubelet's list say what the container was granted; environment variables only choose in it. A variable
+that names more is refused and told as a security event: that is a pod whose author asks for another's hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from virtshim.device_ports import PodResources
+from virtshim.devices.authority import chosen, forged, in_order
+from virtshim.devices.cdi_directories import CdiDirectories
+from virtshim.devices.classify import Meaning, Nothing, Refused, classify
+from virtshim.devices.granted import Gathering, resources
+from virtshim.devices.hints import Hint, hints
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.devices import BlockDevice, CriDevice, DeviceRequest, GrantedDevices, KubeletGrant
+from virtshim.domain.errors import InvalidRequest, Unavailable
+
+log = structlog.get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Answer:
+    """kubelet's. `trouble` is why there is none; `is_to_come` if asking again may help."""
+
+    grants: tuple[KubeletGrant, ...] = ()
+    trouble: str = ""
+    is_to_come: bool = False
+
+    @property
+    def resources(self) -> str:
+        """The resources in brackets, for behind a node's name."""
+        names = sorted({grant.resource for grant in self.grants})
+        return f" ({' or '.join(names)})" if names else ""
+
+
+class Resolver:
+    """`kubelet`: None if it is not to be asked."""
+
+    def __init__(self, files: HostFiles, cdi: CdiDirectories, kubelet: PodResources | None) -> None:
+        self._files = files
+        self._cdi = cdi
+        self._kubelet = kubelet
+
+    def resolve(self, request: DeviceRequest) -> GrantedDevices:
+        """See `virtshim.device_ports.Devices`."""
+        cdi = self._cdi.find(request.cdi)
+        nodes = [(node, classify(node, self._files)) for node in dict.fromkeys((*request.devices, *cdi.nodes))]
+        hinted = hints([*((name, value, "") for name, value in request.envs.items()), *cdi.envs])
+        answer = self._ask(request, nodes, hinted)
+        gathering = Gathering(self._files)
+        for node, meaning in nodes:
+            gathering.node(node.host_path, meaning)
+        gathering.cdi(cdi.addresses)
+        gathering.kubelet(answer.grants)
+        authority = gathering.authority()
+        outside = forged(authority, hinted)
+        faults = [*cdi.faults, *_unusable(nodes, gathering, answer)]
+        if (outside or gathering.lacks_mdev) and answer.is_to_come and not faults:
+            raise Unavailable(f"which devices the container was granted cannot be told: {answer.trouble}")
+        if not answer.is_to_come:
+            _tell_forged(request, outside)
+        faults += [_not_granted(hint, answer) for hint in outside]
+        if faults:
+            raise InvalidRequest(f"devices of {request.namespace}/{request.pod}: {'; '.join(faults)}")
+        names = resources(answer.grants, authority)
+        only = answer.grants[0].resource if len({grant.resource for grant in answer.grants}) == 1 else ""
+        devices = [
+            dataclasses.replace(device, resource=names.get(device.claim, only)) for device in chosen(authority, hinted)
+        ]
+        if not devices and any(node.host_path == "/dev/vfio/vfio" for node, _ in nodes):
+            log.warning("devices.vfio_without_device", namespace=request.namespace, pod=request.pod)
+        return GrantedDevices(in_order(devices), _blocks(nodes))
+
+    def _ask(
+        self, request: DeviceRequest, nodes: Sequence[tuple[CriDevice, Meaning]], hinted: Sequence[Hint]
+    ) -> _Answer:
+        """Not for a pod without any sign of a device: an ordinary pod waits for nobody."""
+        if not (hinted or request.cdi or any(not isinstance(meaning, BlockDevice | Nothing) for _, meaning in nodes)):
+            return _Answer()
+        if self._kubelet is None:
+            return _Answer(trouble="kubelet is not asked (devices.pod_resources_socket is empty)")
+        try:
+            return _Answer(self._kubelet.granted(request.namespace, request.pod, request.container))
+        except Unavailable as exc:
+            log.warning("devices.kubelet_not_asked", namespace=request.namespace, pod=request.pod, error=str(exc))
+            return _Answer(trouble=str(exc), is_to_come=True)
+
+
+def _unusable(nodes: Sequence[tuple[CriDevice, Meaning]], gathering: Gathering, answer: _Answer) -> Iterator[str]:
+    """Faults of granted nodes."""
+    for node, meaning in nodes:
+        if isinstance(meaning, Refused):
+            yield f"{node.host_path}{answer.resources}: {meaning.why}"
+    for where, why in gathering.faults:
+        yield f"{where}{answer.resources}: {why}"
+    if gathering.lacks_mdev and not answer.is_to_come:
+        who = answer.trouble or "kubelet lists none for this container"
+        yield (
+            f"/dev/vfio{answer.resources}: nothing says which mediated device (vGPU) was granted: {who}; correct the device "
+            "plugin, or let virtshim ask kubelet (devices.pod_resources_socket)"
+        )
+
+
+def _not_granted(hint: Hint, answer: _Answer) -> str:
+    if hint.spec:
+        return f"CDI: {hint.spec} sets {hint.variable} to {hint.text}, which nothing grants; correct the specification"
+    because = f" ({answer.trouble})" if answer.trouble else ""
+    return (
+        f"the variable {hint.variable} names {hint.text}, which this container was not granted{because}; take it out of the "
+        "pod's spec, and ask for devices by resources.limits"
+    )
+
+
+def _tell_forged(request: DeviceRequest, outside: Sequence[Hint]) -> None:
+    for hint in outside:
+        if not hint.spec:
+            log.warning(
+                "security.forged_device",
+                namespace=request.namespace,
+                pod=request.pod,
+                container=request.container,
+                variable=hint.variable,
+                device=hint.text,
+            )
+
+
+def _blocks(nodes: Sequence[tuple[CriDevice, Meaning]]) -> tuple[BlockDevice, ...]:
+    """Each place in the pod once; the first node wins, as kubelet has it."""
+    blocks: dict[str, BlockDevice] = {}
+    for _, meaning in nodes:
+        if isinstance(meaning, BlockDevice):
+            blocks.setdefault(meaning.container_path, meaning)
+    return tuple(blocks.values())
