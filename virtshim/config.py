@@ -6,9 +6,18 @@ from __future__ import annotations
 import ipaddress
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from virtshim.domain.devices import PciAddress
@@ -18,6 +27,20 @@ from virtshim.domain.layout import Layout
 DEFAULT_FILE = "/etc/virtshim/config.toml"
 
 _Path = Annotated[str, Field(pattern=r"^/", description="absolute path")]
+
+# An extended resource's name: a domain, not kubernetes.io, and a label's name.
+_RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_HEX_ID = r"^([0-9a-f]{4})?$"
+
+
+def _pci(text: str) -> str:
+    try:
+        return str(PciAddress.parse(text))
+    except InvalidRequest as exc:
+        raise ValueError(str(exc)) from exc
+
+
+PciText = Annotated[str, AfterValidator(_pci)]
 
 
 class _Section(BaseModel):
@@ -145,17 +168,50 @@ class Devices(_Section):
     cdi_dirs: tuple[_Path, ...] = Field(
         ("/etc/cdi", "/var/run/cdi"), description="CDI specifications; later directories win"
     )
-    keep: tuple[str, ...] = Field(
+    keep: tuple[PciText, ...] = Field(
         (), description="PCI addresses that no VM gets, beside the node's own network card and disks"
     )
 
-    @field_validator("keep")
+
+class OfferedResource(_Section):
+    """[[device_plugin.resources]]: a function that all the criteria which are set say yes to belongs to it."""
+
+    name: Annotated[str, Field(max_length=128, pattern=_RESOURCE, description="domain/name, as pods ask for it")]
+    vendor: str = Field("", pattern=_HEX_ID, description="PCI vendor id, four hex digits")
+    devices: tuple[Annotated[str, Field(pattern=_HEX_ID)], ...] = Field((), description="PCI device ids of that vendor")
+    drivers: tuple[str, ...] = Field(
+        (), description="drivers a healthy one is bound to; default: vfio-pci, its variants"
+    )
+    pfs: tuple[PciText, ...] = Field((), description="PCI addresses; their virtual functions")
+    addresses: tuple[PciText, ...] = Field((), description="PCI addresses of the functions themselves")
+    functions: Literal["any", "virtual", "physical"] = Field("any", description="VFs only, or none of them")
+
+    @model_validator(mode="after")
+    def _chosen(self) -> Self:
+        if not (self.vendor or self.pfs or self.addresses):
+            raise ValueError("set vendor, pfs or addresses: this would offer every PCI function of the node")
+        if self.devices and not self.vendor:
+            raise ValueError("devices are ids of a vendor: set vendor too")
+        return self
+
+
+class DevicePluginSettings(_Section):
+    """[device_plugin]: what `virtshim device-plugin` offers to kubelet."""
+
+    directory: _Path = Field("/var/lib/kubelet/device-plugins", description="where kubelet has kubelet.sock")
+    resources: tuple[OfferedResource, ...] = Field((), description="what is offered; a function belongs to one at most")
+    deliver: Literal["nodes", "cdi"] = Field("nodes", description="what containers get: device nodes, or CDI names")
+    cdi_dir: _Path = Field("/var/run/cdi", description="where CDI specifications are written")
+    interval: float = Field(5.0, gt=0, le=3600, description="seconds between two looks at the devices")
+
+    @field_validator("resources")
     @classmethod
-    def _addresses(cls, keep: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            return tuple(str(PciAddress.parse(address)) for address in keep)
-        except InvalidRequest as exc:
-            raise ValueError(str(exc)) from exc
+    def _once(cls, resources: tuple[OfferedResource, ...]) -> tuple[OfferedResource, ...]:
+        names = [resource.name for resource in resources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"these are there twice: {', '.join(twice)}")
+        return resources
 
 
 class Log(_Section):
@@ -180,6 +236,7 @@ class Settings(BaseSettings):
     images: Images = Images()
     vm: Vm = Vm()
     devices: Devices = Devices()
+    device_plugin: DevicePluginSettings = DevicePluginSettings()
     log: Log = Log()
 
     @field_validator("paths")

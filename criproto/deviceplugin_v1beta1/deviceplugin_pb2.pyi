@@ -158,7 +158,7 @@ Global___NUMANode: _TypeAlias = NUMANode  # noqa: Y015
 
 @_typing.final
 class Device(_message.Message):
-    """`ID` is at most 63 characters for kubelet's checkpoint to be readable. `health`: "Healthy" or "Unhealthy"."""
+    """`ID` has at most 63 characters. `health`: "Healthy" or "Unhealthy"."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import uuid
 
 from console import SerialConsole
@@ -26,5 +27,16 @@ def boot(cri: PodClient, node: Node, image: str, name: str = "web", **options: o
     return pod, container, log
 
 
+def ping(address: str) -> bool:
+    """Whether it answers within 10 s: the guest says it is ready a moment before its NIC has passed the bridge's ports."""
+    command = ["ping", "-c", "1", "-w", "10", "-i", "0.5", address]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def console_of(node: Node, container: str) -> SerialConsole:
     return SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock")
+
+
+def console_of_pod(cri: PodClient, node: Node, pod: str) -> SerialConsole:
+    (container,) = [c.id for c in cri.containers() if c.pod_sandbox_id == pod]
+    return console_of(node, container)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from guest import boot, console_of_pod
 from node import Node
 from podclient import PodClient, container_config, pod_config
-from test_pod_lifecycle import boot, console_of
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -56,7 +56,7 @@ def listener(cri: PodClient):
 
 def test_a_vms_life_is_told_in_order_with_a_power_off_inside_the_guest(cri, node: Node, image_url, listener):
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
-    console_of(cri, node, pod).type("poweroff")
+    console_of_pod(cri, node, pod).type("poweroff")
     events = [listener.next() for _ in range(5)]
     cri.remove(container)
     cri.stop_pod(pod)

@@ -9,9 +9,9 @@ import subprocess
 import grpc
 import pytest
 from console import SerialConsole
+from guest import boot, ping
 from node import VIRTSHIM
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
-from test_pod_lifecycle import boot, ping
 
 from criproto.runtime_v1 import api_pb2 as pb
 

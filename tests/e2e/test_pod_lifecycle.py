@@ -5,42 +5,18 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import re
-import subprocess
 import time
-import uuid
 from pathlib import Path
 
 import grpc
 import pytest
-from console import SerialConsole
+from guest import READY, boot, console_of_pod, ping
 from node import Node
-from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
-
-BOOT = 90.0
-READY = "virtshim-guest: ready"
-
-
-def boot(cri: PodClient, node: Node, image: str, name: str = "web", **options: object) -> tuple[str, str, str]:
-    """Sandbox id, container id and log file of a VM whose guest is up."""
-    # A directory of its own: an earlier pod's log would say "ready" for it.
-    config = pod_config(name, f"{node.directory}/logs/{name}-{uuid.uuid4().hex[:8]}", **options)
-    pod = cri.run_pod(config)
-    container = cri.create(pod, container_config(cri.pull(image)), config)
-    cri.start(container)
-    log = cri.status(container).log_path
-    assert os.path.exists(log), "the log file must be there when StartContainer returns"
-    wait_for_log(log, READY, BOOT)
-    return pod, container, log
-
-
-def ping(address: str) -> bool:
-    """Whether it answers within 10 s: the guest says it is ready a moment before its NIC has passed the bridge's ports."""
-    command = ["ping", "-c", "1", "-w", "10", "-i", "0.5", address]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_a_pod_from_an_http_image_boots_answers_on_its_ip_and_logs_its_console(cri, node, image_url):
@@ -83,15 +59,10 @@ def test_two_pods_run_at_once_and_reach_each_other(cri, node, image_url):
     assert first != second
     assert len(node.qemu_pids()) == 2
     # The guest's own shell, on the serial console, asks the other guest for its page.
-    console = console_of(cri, node, one)
+    console = console_of_pod(cri, node, one)
     console.type(f"wget -q -O - http://{second}/ && ping -c 1 {second}")
     wait_for_log(log_one, "1 packets received", 30)
     wait_for_log(log_one, "two", 5)
-
-
-def console_of(cri: PodClient, node: Node, pod: str) -> SerialConsole:
-    (container,) = [c.id for c in cri.containers() if c.pod_sandbox_id == pod]
-    return SerialConsole(f"{node.directory}/run/vm/{container[:20]}/console.sock")
 
 
 def test_a_log_that_was_renamed_goes_on_in_a_new_file(cri, node, image_url):
@@ -102,7 +73,7 @@ def test_a_log_that_was_renamed_goes_on_in_a_new_file(cri, node, image_url):
     cri.runtime.ReopenContainerLog(request, timeout=10)
     assert os.path.exists(log), "the new file must be there when ReopenContainerLog returns"
     before = Path(rotated).read_bytes()
-    console_of(cri, node, pod).type("echo after' the 'rotation")
+    console_of_pod(cri, node, pod).type("echo after' the 'rotation")
     wait_for_log(log, "after the rotation", 30)
     assert Path(rotated).read_bytes() == before
     cri.stop(container, 0)
@@ -120,7 +91,7 @@ def test_cloud_init_sets_hostname_ssh_keys_user_data_and_static_address(cri, nod
         "VirtletCloudInitUserData": "write_files:\n- path: /tmp/hello\n  content: |\n    from user-data\n",
     }
     pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "seeded", annotations=annotations)
-    console = console_of(cri, node, pod)
+    console = console_of_pod(cri, node, pod)
     console.type("cat /tmp/hello /root/.ssh/authorized_keys; hostname; ip addr show | grep inet; echo '<'done'>'")
     wait_for_log(log, "<done>", 30)
     text = "\n".join(log_lines(log))
@@ -150,14 +121,14 @@ def test_stop_shuts_the_guest_down_and_tells_how_it_ended(cri, node, image_url):
 
 def test_power_off_inside_the_guest_ends_the_container(cri, node, image_url):
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
-    console_of(cri, node, pod).type("poweroff")
+    console_of_pod(cri, node, pod).type("poweroff")
     wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 30, "the container is EXITED")
     assert cri.status(container).exit_code == 0
 
 
 def test_memory_and_vcpus_are_what_the_pod_asks_for(cri, node, image_url):
     pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "sized", annotations={"VirtletVCPUCount": "2"})
-    console_of(cri, node, pod).type("echo cpus=$(nproc) memory=$(awk '/MemTotal/ {print $2}' /proc/meminfo)")
+    console_of_pod(cri, node, pod).type("echo cpus=$(nproc) memory=$(awk '/MemTotal/ {print $2}' /proc/meminfo)")
     match = re.search(r"^cpus=2 memory=(\d+)", wait_for_log(log, "cpus=2", 20))
     assert match is not None
     assert 80_000 < int(match[1]) <= 128 << 10

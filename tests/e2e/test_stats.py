@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from guest import boot, console_of_pod
 from podclient import PodClient, wait_until
-from test_pod_lifecycle import boot, console_of
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -42,7 +42,7 @@ def samples(cri: PodClient) -> dict[str, list[pb.Metric]]:
 
 def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
-    console = console_of(cri, node, pod)
+    console = console_of_pod(cri, node, pod)
     address = cri.pod_ip(pod)
 
     first = stats(cri, container)

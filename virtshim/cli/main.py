@@ -72,6 +72,14 @@ def check(
     raise typer.Exit(check_command(config, as_json=json))
 
 
+@app.command("device-plugin")
+def device_plugin(config: _ConfigFile = None) -> None:
+    """Offer PCI functions of this node to kubelet, as [[device_plugin.resources]] says."""
+    from virtshim.cli.device_plugin import device_plugin_command
+
+    device_plugin_command(config)
+
+
 @app.command()
 def ps(socket: _Socket = None, config: _ConfigFile = None) -> None:
     """List pods and their VMs, with addresses, states and ages."""

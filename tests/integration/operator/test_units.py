@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.operator
 
-SERVICES = ("virtshim.service", "tapmanager.service")
+SERVICES = ("virtshim.service", "tapmanager.service", "virtshim-device-plugin.service")
 # Each of these gives a service a mount namespace of its own (systemd.exec(5)).
 PRIVATE_MOUNTS = {
     "BindPaths",

@@ -1,0 +1,104 @@
+"""`virtshim device-plugin`: what it makes of its settings and of sysfs, and the program itself beside a kubelet."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.kubelet import FakeKubelet
+from fakes.sysfs import BRIDGE, NVME, FakeSysfs
+
+from virtshim import config
+from virtshim.cli.device_plugin import candidates, device_plugin_command, pool_of
+from virtshim.domain.device_pools import offers
+from virtshim.domain.errors import InvalidRequest
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="vs-dp-"))  # pytest's own are too long for sockets
+    yield path
+    shutil.rmtree(path)
+
+
+def settings_with(tmp_path: Path, text: str) -> config.Settings:
+    (tmp_path / "c.toml").write_text(text)
+    return config.load(str(tmp_path / "c.toml"))
+
+
+def test_a_pool_offers_the_vfs_of_its_pf_as_sysfs_shows_them(tmp_path) -> None:
+    sysfs = FakeSysfs(tmp_path / "root")
+    sysfs.pci("0000:65:00.0", 20, driver="nvme", class_code=NVME, vendor=0x144D, total_vfs=2)
+    sysfs.pci("0000:65:00.1", 21, driver="vfio-pci", class_code=NVME, vendor=0x144D, vf_of="0000:65:00.0", node=1)
+    sysfs.pci("0000:65:00.2", 22, driver="nvme", class_code=NVME, vendor=0x144D, vf_of="0000:65:00.0")
+    sysfs.pci("0000:64:00.0", 21, driver="pcieport", class_code=BRIDGE, vendor=0x144D)
+    (resource,) = settings_with(
+        tmp_path, '[[device_plugin.resources]]\nname = "a.b/nvme"\npfs = ["65:00.0"]\n'
+    ).device_plugin.resources
+    first, second = offers(pool_of(resource), candidates(sysfs.files()))
+    assert (first.id, first.group, first.numa, first.fault) == ("0000:65:00.1", 21, 1, "")
+    assert (second.id, second.fault) == ("0000:65:00.2", "0000:65:00.2 is bound to nvme, not to vfio-pci")
+
+
+@pytest.mark.parametrize(
+    ("resource", "fault"),
+    [
+        ('name = "nvme"\nvendor = "8086"', "name: String should match pattern"),
+        ('name = "a.b/c"', "set vendor, pfs or addresses"),
+        ('name = "a.b/c"\nvendor = "0x8086"', "vendor: String should match pattern"),
+        ('name = "a.b/c"\npfs = ["65:00"]', "pfs.0: Value error, not a PCI address"),
+        ('name = "a.b/c"\naddresses = ["65:00.0"]\ndevices = ["37c9"]', "set vendor too"),
+    ],
+)
+def test_a_resource_that_makes_no_sense_is_told_by_its_key(tmp_path, resource, fault) -> None:
+    with pytest.raises(InvalidRequest) as told:
+        settings_with(tmp_path, f"[[device_plugin.resources]]\n{resource}\n")
+    assert "device_plugin.resources.0" in str(told.value)
+    assert fault in str(told.value)
+
+
+def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
+    twice = '[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n' * 2
+    with pytest.raises(InvalidRequest, match=r"these are there twice: a\.b/c"):
+        settings_with(tmp_path, twice)
+
+
+def test_with_nothing_to_offer_the_command_says_so(tmp_path) -> None:
+    (tmp_path / "c.toml").write_text("")
+    with pytest.raises(InvalidRequest, match=r"device_plugin\.resources is empty"):
+        device_plugin_command(str(tmp_path / "c.toml"))
+
+
+def test_the_program_registers_and_ends_with_its_signal(directory) -> None:
+    (directory / "c.toml").write_text(
+        f'[device_plugin]\ndirectory = "{directory}"\n[[device_plugin.resources]]\nname = "a.b/none"\nvendor = "ffff"\n'
+    )
+    kubelet = FakeKubelet(directory)
+    kubelet.start()
+    main = "import sys; from virtshim.cli.main import main; main()"
+    plugin = subprocess.Popen(
+        [sys.executable, "-c", main, "device-plugin", "--config", str(directory / "c.toml")], stderr=subprocess.PIPE
+    )
+    try:
+        until = time.monotonic() + 30
+        while not ("a.b/none" in kubelet.plugins and kubelet.plugins["a.b/none"].lists):
+            assert time.monotonic() < until, "it did not register within 30 s"
+            assert plugin.poll() is None
+            time.sleep(0.02)
+        assert kubelet.plugins["a.b/none"].lists == [{}]
+        plugin.send_signal(signal.SIGTERM)
+        _, said = plugin.communicate(timeout=30)
+    finally:
+        plugin.kill()
+        plugin.wait()
+        kubelet.stop()
+    assert plugin.returncode == 0, said
+    assert b"plugin.stopped" in said
+    assert not list(directory.glob("virtshim-*.sock"))

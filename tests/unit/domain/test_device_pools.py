@@ -1,0 +1,132 @@
+"""Which functions a resource offers, and which are best given away together."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from virtshim.domain.device_pools import Candidate, Offer, Pool, offers, overlap, preferred
+from virtshim.domain.devices import PciAddress
+
+PF = PciAddress.parse("0000:3b:00.0")
+
+
+def vf(text: str, group: int | None = 40, **facts: object) -> Candidate:
+    usual = Candidate(
+        PciAddress.parse(text),
+        "8086",
+        "37c9",
+        driver="vfio-pci",
+        is_vfio=True,
+        group=group,
+        numa=0,
+        physfn=PF,
+        has_node=True,
+    )
+    return dataclasses.replace(usual, **facts)
+
+
+def ids(pool: Pool, *facts: Candidate) -> list[str]:
+    return [offer.id for offer in offers(pool, facts)]
+
+
+@pytest.mark.parametrize(
+    ("criteria", "wanted"),
+    [
+        ({"vendor": "8086"}, True),
+        ({"vendor": "10de"}, False),
+        ({"vendor": "8086", "devices": frozenset({"37c9", "18a1"})}, True),
+        ({"vendor": "8086", "devices": frozenset({"18a1"})}, False),
+        ({"pfs": frozenset({PF})}, True),
+        ({"pfs": frozenset({PciAddress.parse("0000:3c:00.0")})}, False),
+        ({"addresses": frozenset({PciAddress.parse("0000:3b:01.2")})}, True),
+        ({"addresses": frozenset({PF})}, False),
+        ({"vendor": "8086", "functions": "virtual"}, True),
+        ({"vendor": "8086", "functions": "physical"}, False),
+        ({"vendor": "8086", "pfs": frozenset({PciAddress.parse("0000:3c:00.0")})}, False),
+    ],
+)
+def test_a_function_belongs_to_a_pool_if_all_set_criteria_say_yes(criteria, wanted) -> None:
+    assert (ids(Pool("a.b/c", **criteria), vf("0000:3b:01.2")) == ["0000:3b:01.2"]) is wanted
+
+
+def test_offers_come_by_address() -> None:
+    pool = Pool("a.b/c", vendor="8086")
+    assert ids(pool, vf("0001:01:00.0", 9), vf("0000:3b:01.2", 8), vf("0000:3b:01.1", 7)) == [
+        "0000:3b:01.1",
+        "0000:3b:01.2",
+        "0001:01:00.0",
+    ]
+
+
+def test_functions_of_one_group_are_one_device() -> None:
+    (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.2", 7), vf("0000:3b:01.1", 7)])
+    assert [str(function) for function in offer.functions] == ["0000:3b:01.1", "0000:3b:01.2"]
+    assert offer.nodes == ("/dev/vfio/vfio", "/dev/vfio/7")
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({}, ""),
+        ({"driver": "mlx5_vfio_pci"}, ""),
+        ({"driver": "iavf", "is_vfio": False}, "0000:3b:01.1 is bound to iavf, not to vfio-pci"),
+        ({"driver": "", "is_vfio": False}, "0000:3b:01.1 is bound to no driver, not to vfio-pci"),
+        ({"group": None}, "0000:3b:01.1 has no IOMMU group: "),
+        ({"has_node": False}, "/dev/vfio/40 is not there: "),
+    ],
+)
+def test_what_cannot_be_given_away_is_offered_with_the_reason(facts, fault) -> None:
+    (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.1", **facts)])
+    assert offer.fault.startswith(fault)
+    assert bool(offer.fault) == bool(fault)
+
+
+def test_a_pool_may_name_the_drivers_itself() -> None:
+    (offer,) = offers(Pool("a.b/c", vendor="8086", drivers=frozenset({"c6xxvf"})), [vf("0000:3b:01.1")])
+    assert offer.fault == "0000:3b:01.1 is bound to vfio-pci, not to c6xxvf"
+
+
+def test_the_variable_is_that_of_the_sriov_plugin() -> None:
+    assert Pool("intel.com/my-net.fast").variable == "PCIDEVICE_INTEL_COM_MY-NET_FAST"
+
+
+def test_a_group_that_two_resources_offer_is_told() -> None:
+    one = offers(Pool("a.b/one", vendor="8086"), [vf("0000:3b:01.1", 7), vf("0000:3b:01.2", 8)])
+    two = offers(Pool("a.b/two", addresses=frozenset({PF})), [vf("0000:3b:00.0", 8, physfn=None)])
+    assert overlap({"a.b/one": one, "a.b/two": two}) == {"group 8": "a.b/one and a.b/two"}
+
+
+def offer(text: str, numa: int | None) -> Offer:
+    return Offer((PciAddress.parse(text),), 1, numa)
+
+
+TWO_NODES = [
+    offer("0000:01:00.0", 0),
+    offer("0000:01:00.1", 0),
+    offer("0000:01:00.2", 0),
+    offer("0000:81:00.0", 1),
+    offer("0000:81:00.1", 1),
+]
+ALL = [device.id for device in TWO_NODES]
+
+
+@pytest.mark.parametrize(
+    ("must", "size", "chosen"),
+    [
+        ((), 1, ["0000:81:00.0"]),  # of the smaller node: the bigger stays whole
+        ((), 2, ["0000:81:00.0", "0000:81:00.1"]),
+        ((), 3, ["0000:01:00.0", "0000:01:00.1", "0000:01:00.2"]),
+        (("0000:01:00.2",), 2, ["0000:01:00.2", "0000:01:00.0"]),
+        (("0000:81:00.1",), 3, ["0000:81:00.1", "0000:81:00.0", "0000:01:00.0"]),
+        ((), 9, ["0000:01:00.0", "0000:01:00.1", "0000:01:00.2", "0000:81:00.0", "0000:81:00.1"]),
+        ((), 0, []),
+    ],
+)
+def test_devices_of_one_numa_node_are_preferred(must, size, chosen) -> None:
+    assert sorted(preferred(TWO_NODES, ALL, must, size)) == sorted(chosen)
+
+
+def test_only_available_devices_are_preferred() -> None:
+    assert preferred(TWO_NODES, ["0000:01:00.1", "not.there"], (), 2) == ("0000:01:00.1",)

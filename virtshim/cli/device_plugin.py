@@ -1,0 +1,93 @@
+"""`virtshim device-plugin`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+
+import structlog
+
+from virtshim import config, sdnotify
+from virtshim.config import OfferedResource
+from virtshim.devices.host_files import HostFiles
+from virtshim.devices.pci import PciBus
+from virtshim.domain.device_pools import Candidate, Pool
+from virtshim.domain.devices import PciAddress
+from virtshim.domain.errors import InvalidRequest
+from virtshim.kubelet import cdi_file
+from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
+from virtshim.kubelet.resource_server import ResourceServer
+from virtshim.observe.logsetup import set_up_logging
+
+log = structlog.get_logger(__name__)
+
+
+def device_plugin_command(file: str | None) -> None:
+    """Offers devices until SIGTERM or SIGINT."""
+    settings = config.load(file)
+    set_up_logging(settings.log.level, settings.log.format)
+    wanted = settings.device_plugin
+    if not wanted.resources:
+        raise InvalidRequest(
+            "device_plugin.resources is empty: there is nothing to offer; see Device plugin in docs/operator.md"
+        )
+    stopping = threading.Event()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    pools = tuple(pool_of(resource) for resource in wanted.resources)
+    directory = KubeletPlugins(wanted.directory)
+    with_cdi = wanted.deliver == "cdi"
+
+    def name_of(pool: Pool) -> partial[str] | None:
+        return partial(cdi_file.qualified_name, pool) if with_cdi else None
+
+    plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
+    publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _tell_nobody
+    sdnotify.notify("READY=1")
+    log.info("plugin.started", resources=[pool.resource for pool in pools])
+    plugin = DevicePlugin(plugins, pools, lambda: candidates(HostFiles()), publish)
+    plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
+    log.info("plugin.stopped")
+
+
+def pool_of(resource: OfferedResource) -> Pool:
+    """The settings of a resource as a value."""
+    return Pool(
+        resource=resource.name,
+        vendor=resource.vendor,
+        devices=frozenset(resource.devices),
+        drivers=frozenset(resource.drivers),
+        pfs=frozenset(map(PciAddress.parse, resource.pfs)),
+        addresses=frozenset(map(PciAddress.parse, resource.addresses)),
+        functions=resource.functions,
+    )
+
+
+def candidates(files: HostFiles) -> Sequence[Candidate]:
+    """All functions of the node but bridges, which are no devices."""
+    return [
+        Candidate(
+            address=facts.address,
+            vendor=f"{facts.vendor:04x}",
+            device=f"{facts.device:04x}",
+            driver=facts.driver,
+            is_vfio=facts.is_vfio,
+            group=facts.group,
+            numa=facts.node,
+            physfn=facts.physical,
+            has_node=facts.group is not None and files.exists(f"/dev/vfio/{facts.group}"),
+        )
+        for facts in PciBus(files).functions()
+        if not facts.is_bridge
+    ]
+
+
+def _tell_nobody(_pool: Pool, _offers: object) -> None:
+    """Containers get device nodes, which kubelet is told of when it asks."""

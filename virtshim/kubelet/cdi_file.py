@@ -1,0 +1,59 @@
+"""The CDI specification of a resource's devices, for containers that get names instead of nodes.
+
+It stays when the plugin ends: containers that were given a name are restarted with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Final
+
+from virtshim.domain.device_pools import Offer, Pool
+
+_VERSION: Final = "0.6.0"
+
+
+def qualified_name(pool: Pool, offer: Offer) -> str:
+    """The resource's own name is the CDI kind: vendor/class=device."""
+    return f"{pool.resource}={offer.id}"
+
+
+def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
+    """Those of the offers that have device nodes. `bdf` is what VM runtimes look for."""
+    return {
+        "cdiVersion": _VERSION,
+        "kind": pool.resource,
+        "devices": [
+            {
+                "name": offer.id,
+                "annotations": {"bdf": ",".join(map(str, offer.functions))},
+                "containerEdits": {"deviceNodes": [{"path": node, "permissions": "rw"} for node in offer.nodes]},
+            }
+            for offer in offers
+            if offer.group is not None
+        ],
+    }
+
+
+def write(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
+    """Replaces the file in one step, if there is anything new in it. OSError."""
+    path = f"{directory}/virtshim-{pool.resource.replace('/', '_')}.json"
+    text = json.dumps(specification(pool, offers), indent=1)
+    try:
+        with open(path, encoding="utf-8") as there:
+            if there.read() == text:
+                return
+    except FileNotFoundError:
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(prefix=".virtshim-", dir=directory)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, 0o644)
+            file.write(text)
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
