@@ -21,7 +21,7 @@ _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold
 
 def check(config: str | None, *, as_json: bool = False) -> int:
     """Prints the findings; 1 if a VM could not start. Never raises for what is wrong with the machine or the file."""
-    found = _print_json(_findings(config)) if as_json else _print_lines(_findings(config))
+    found = _print_json(_findings(config)) if as_json else print_lines(_findings(config))
     return int(any(finding.level is Level.ERROR for finding in found))
 
 
@@ -34,7 +34,7 @@ def _findings(config: str | None) -> Iterator[Finding]:
     yield from findings(ALL, settings)
 
 
-def _print_lines(found: Iterable[Finding]) -> list[Finding]:
+def print_lines(found: Iterable[Finding]) -> list[Finding]:
     """Each as soon as it is known."""
     console = Console(highlight=False, soft_wrap=True)
     told: list[Finding] = []

@@ -64,12 +64,17 @@ def down(
 
 @app.command()
 def check(
-    config: _ConfigFile = None, json: Annotated[bool, typer.Option("--json", help="for programs")] = False
+    config: _ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    devices: Annotated[
+        bool, typer.Option("--devices", help="the node's PCI devices instead: which a VM can have")
+    ] = False,
 ) -> None:
     """Look whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
     from virtshim.cli.check import check as check_command
+    from virtshim.cli.check_devices import check_devices
 
-    raise typer.Exit(check_command(config, as_json=json))
+    raise typer.Exit((check_devices if devices else check_command)(config, as_json=json))
 
 
 @app.command("device-plugin")

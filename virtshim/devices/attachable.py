@@ -11,7 +11,7 @@ from virtshim.devices.granted import addresses_of
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import EXTRA
-from virtshim.devices.pci import FUNCTIONS, GROUPS, PciBus, PciFacts
+from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
 from virtshim.domain.devices import (
     MediatedDevice,
     Passthrough,
@@ -23,10 +23,23 @@ from virtshim.domain.devices import (
 
 _USB: Final = "/sys/bus/usb/devices"
 _HUB: Final = "09"
-NO_IOMMU: Final = (
-    "the IOMMU is off: switch VT-d or AMD-Vi on in the BIOS, boot the kernel with intel_iommu=on (AMD needs no option), and "
-    "look for DMAR or AMD-Vi in dmesg"
+IOMMU_ON: Final = (
+    "switch VT-d or AMD-Vi on in the BIOS, boot the kernel with intel_iommu=on (AMD needs no option), and look for DMAR or "
+    "AMD-Vi in dmesg"
 )
+_SELECTION: Final = "take it out of the device plugin's selection"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`brief`: two words for a table. `text` goes on after the device's name; `remedy` is what to do."""
+
+    brief: str
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +76,36 @@ class Attachable:
 
     def function_faults(
         self, facts: PciFacts, used: Mapping[PciAddress, str], together: Collection[PciAddress] = ()
-    ) -> Iterator[str]:
-        """Of one function, each the rest of a sentence about it. `together`: functions that go into the VM with it."""
+    ) -> Iterator[Fault]:
+        """Of one function. `used`: by the node itself. `together`: functions that go into the VM with it."""
+        where = f"{FUNCTIONS}/{facts.address}"
         if facts.is_bridge:
-            yield "is a PCI bridge, which no VM can have; grant what is behind it"
+            yield Fault("a bridge", "is a PCI bridge, which no VM can have", "grant what is behind it")
             return
         if facts.address in self._rules.keep:
-            yield "is kept for the node (devices.keep); take it out of the device plugin's selection"
+            yield Fault("kept", "is kept for the node (devices.keep)", _SELECTION)
         if facts.address in used:
-            yield f"is the node's own: {used[facts.address]}; take it out of the device plugin's selection"
+            yield Fault("in use", f"is the node's own: {used[facts.address]}", _SELECTION)
         if facts.virtual:
-            yield (
-                f"has {len(facts.virtual)} VFs, which it would take along; grant VFs, or remove them: echo 0 > "
-                f"{FUNCTIONS}/{facts.address}/sriov_numvfs"
-            )
+            text = f"has VFs ({len(facts.virtual)}), which it would take along"
+            yield Fault("has VFs", text, f"grant VFs, or remove them: echo 0 > {where}/sriov_numvfs")
         if facts.group is None:
             yield self._no_group()
             return
         if not facts.is_vfio and not self._rules.bind:
-            yield (
-                f"is at {_driver(facts)}, not at vfio-pci; bind it (driverctl set-override {facts.address} vfio-pci), or set "
-                "devices.bind"
-            )
+            remedy = f"bind it (driverctl set-override {facts.address} vfio-pci), or set devices.bind"
+            yield Fault("not bound", f"is at {_driver(facts)}, not at vfio-pci", remedy)
         yield from self._neighbours(facts, facts.group, together)
         yield from self._group_node(facts.group) if facts.is_vfio else ()
 
     def _device(
         self, device: Passthrough, together: Collection[PciAddress], used: Mapping[PciAddress, str]
-    ) -> Iterator[str]:
+    ) -> Iterator[Fault]:
         if isinstance(device, PciFunction):
             facts = self._bus.function(device.address)
             if facts is None:
-                yield "is not there: it was unplugged, or its VFs were removed; bring it back, or delete the pod"
+                text = "is not there: it was unplugged, or its VFs were removed"
+                yield Fault("gone", text, "bring it back, or delete the pod")
             else:
                 yield from self.function_faults(facts, used, together)
         elif isinstance(device, MediatedDevice):
@@ -104,56 +115,61 @@ class Attachable:
         else:
             yield from self._vdpa(device)
 
-    def _no_group(self) -> str:
-        if not self._bus.has_groups():
-            return f"has no IOMMU group: {NO_IOMMU}"
-        return (
-            "has no IOMMU group although others have one: its bus is outside the IOMMU; grant a device in another slot"
-        )
+    def _no_group(self) -> Fault:
+        if not self._bus.groups():
+            return Fault("no IOMMU", "has no IOMMU group: the IOMMU is off", IOMMU_ON)
+        text = "has no IOMMU group although others have one: its bus is outside the IOMMU"
+        return Fault("no IOMMU", text, "grant a device in another slot")
 
-    def _neighbours(self, facts: PciFacts, group: int, together: Collection[PciAddress]) -> Iterator[str]:
+    def _neighbours(self, facts: PciFacts, group: int, together: Collection[PciAddress]) -> Iterator[Fault]:
         """VFIO gives a group whole: its other members must be idle, at VFIO, or in the same VM."""
         for address in addresses_of(self._bus.members(group)):
             if address == facts.address or (address in together and self._rules.bind):
                 continue
             other = self._bus.function(address)
             if other is not None and not other.is_idle and not other.is_vfio:
-                yield (
-                    f"shares IOMMU group {group} with {address}, which is at {_driver(other)}; bind that to vfio-pci or "
-                    f"unbind it (echo {address} > {FUNCTIONS}/{address}/driver/unbind), or grant a device with a group of "
-                    "its own"
+                yield Fault(
+                    "shared group",
+                    f"shares IOMMU group {group} with {address}, which is at {_driver(other)}",
+                    f"bind that to vfio-pci or unbind it (echo {address} > {FUNCTIONS}/{address}/driver/unbind), or grant a "
+                    "device with a group of its own",
                 )
 
-    def _group_node(self, group: int) -> Iterator[str]:
-        if self._files.text(f"{GROUPS}/{group}/name") == "vfio-noiommu":
-            yield f"is at VFIO without an IOMMU, which QEMU refuses: {NO_IOMMU}"
+    def _group_node(self, group: int) -> Iterator[Fault]:
+        if self._bus.is_unguarded(group):
+            yield Fault("no IOMMU", "is at VFIO without an IOMMU, which QEMU refuses", IOMMU_ON)
             return
         for path in ("/dev/vfio/vfio", f"/dev/vfio/{group}"):
             if self._files.node(path).kind is not NodeKind.CHARACTER:
-                yield f"cannot be opened: {path} is not there; modprobe vfio-pci, and look whether udev runs"
+                yield Fault(
+                    "no node", f"cannot be opened: {path} is not there", "modprobe vfio-pci, and look whether udev runs"
+                )
 
-    def _mdev(self, uuid: str) -> Iterator[str]:
+    def _mdev(self, uuid: str) -> Iterator[Fault]:
         if not self._bus.mdev_exists(uuid):
-            yield "is not there; look whether the node was restarted after it was made, then delete the pod"
+            yield Fault(
+                "gone", "is not there", "look whether the node was restarted after it was made, then delete the pod"
+            )
             return
         group = self._bus.mdev_group(uuid)
         if group is None:
-            yield "has no IOMMU group; look whether vfio_mdev is loaded: modprobe vfio_mdev"
+            yield Fault("no IOMMU", "has no IOMMU group", "modprobe vfio_mdev, if the kernel has it")
         else:
             yield from self._group_node(group)
 
-    def _usb(self, device: UsbDevice) -> Iterator[str]:
+    def _usb(self, device: UsbDevice) -> Iterator[Fault]:
         if self._files.node(f"/dev/bus/usb/{device.bus:03}/{device.device:03}").kind is not NodeKind.CHARACTER:
-            yield "is not there: it was unplugged, and gets another number when it comes back; delete the pod"
+            text = "is not there: it was unplugged, and gets another number when it comes back"
+            yield Fault("gone", text, "delete the pod")
         for name in self._files.names(_USB):
             place = tuple(self._files.text(f"{_USB}/{name}/{number}") for number in ("busnum", "devnum"))
             is_hub = self._files.text(f"{_USB}/{name}/bDeviceClass") == _HUB
             if place == (str(device.bus), str(device.device)) and is_hub:
-                yield "is a USB hub, which no VM can have; grant a device behind it"
+                yield Fault("a hub", "is a USB hub, which no VM can have", "grant a device behind it")
 
-    def _vdpa(self, device: VdpaDevice) -> Iterator[str]:
+    def _vdpa(self, device: VdpaDevice) -> Iterator[Fault]:
         if self._files.node(device.path).kind is not NodeKind.CHARACTER:
-            yield "is not there; modprobe vhost_vdpa, or delete the pod if the device was removed"
+            yield Fault("gone", "is not there", "modprobe vhost_vdpa, or delete the pod if the device was removed")
 
     def _memory(self, guest_memory: int) -> Iterator[str]:
         limit = self._rules.lockable() if guest_memory else None

@@ -44,9 +44,11 @@ class _Read:
         self.devices: dict[str, _Found] = {}
         self.conflicts: dict[str, tuple[str, str]] = {}
         self.invalid: list[str] = []
+        self.valid = 0
 
     def add(self, path: str, priority: int, spec: CdiSpec) -> None:
         """A later directory wins; two in one directory are nobody's device, as containerd and CRI-O have it."""
+        self.valid += 1
         for device in spec.devices:
             name = f"{spec.kind}={device.name}"
             before = self.devices.get(name)
@@ -67,6 +69,8 @@ class CdiDirectories:
         if not names:
             return CdiGrant()
         read = self._read()
+        for trouble in read.invalid:
+            log.warning("cdi.invalid_spec", error=trouble)
         found, faults = [], []
         for name in dict.fromkeys(names):
             try:
@@ -89,6 +93,12 @@ class CdiDirectories:
             addresses=tuple(one.device.address for one in found if one.device.address is not None),
             faults=tuple(faults),
         )
+
+    def survey(self) -> tuple[int, tuple[str, ...]]:
+        """How many specifications can be used, and what is wrong: with others, and with devices that are there twice."""
+        read = self._read()
+        twice = (f"{name} is in {' and '.join(paths)}" for name, paths in sorted(read.conflicts.items()))
+        return read.valid, (*read.invalid, *twice)
 
     def _one(self, name: str, read: _Read) -> _Found:
         split_name(name)
@@ -113,6 +123,5 @@ class CdiDirectories:
                 try:
                     read.add(path, priority, parse_spec(self._files.content(path, MOST_BYTES)))
                 except InvalidRequest as exc:
-                    log.warning("cdi.invalid_spec", spec=path, error=str(exc))
                     read.invalid.append(f"{path}: {exc}")
         return read

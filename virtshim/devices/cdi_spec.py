@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from virtshim.domain.devices import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest
@@ -72,7 +72,8 @@ def parse_spec(data: bytes) -> CdiSpec:
         spec = _Spec.model_validate(parse_mapping(text))
     except ValidationError as exc:
         faults = [
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in exc.errors(include_url=False)
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in exc.errors(include_url=False)
         ]
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
         raise InvalidRequest("; ".join(faults[:_MOST_FAULTS]) + more) from exc
@@ -128,11 +129,18 @@ class _Device(_Part):
 
 
 class _Spec(_Part):
-    cdiVersion: Annotated[str, Field(pattern=rf"^v?({'|'.join(re.escape(version) for version in VERSIONS)})$")]  # noqa: N815
+    cdiVersion: str  # noqa: N815
     kind: Annotated[str, Field(pattern=rf"^{_LABEL}/{_LABEL}$")]
     annotations: dict[str, str] = {}
     devices: Annotated[list[_Device], Field(min_length=1)]
     containerEdits: _Edits = _Edits()  # noqa: N815
+
+    @field_validator("cdiVersion")
+    @classmethod
+    def _known(cls, version: str) -> str:
+        if version.removeprefix("v") not in VERSIONS:
+            raise ValueError(f"{version[:20]!r} is no version that virtshim knows (0.1.0 to {VERSIONS[-1]})")
+        return version
 
 
 def _device(device: _Device) -> CdiDevice:

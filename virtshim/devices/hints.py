@@ -33,9 +33,9 @@ class Hint:
 
 
 def hints(variables: Iterable[tuple[str, str, str]]) -> list[Hint]:
-    """(name, value, specification) each. Of comma lists; what is no address (such as the number of a subfunction) is left
-    out."""
-    return [hint for name, value, spec in variables for hint in _hints(name, value, spec)]
+    """(name, value, specification) each. Of comma lists, each device once; what is no address (such as the number of a
+    subfunction) is left out."""
+    return list(dict.fromkeys(hint for name, value, spec in variables for hint in _hints(name, value, spec)))
 
 
 def _hints(name: str, value: str, spec: str) -> Iterator[Hint]:

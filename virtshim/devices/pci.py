@@ -115,9 +115,12 @@ class PciBus:
         """Names in an IOMMU group: PCI addresses and UUIDs of mediated devices. [] if there is no such group."""
         return self._files.names(f"{GROUPS}/{group}/devices")
 
-    def has_groups(self) -> bool:
-        """Whether an IOMMU is in use at all."""
-        return bool(self._files.names(GROUPS))
+    def groups(self) -> int:
+        """How many an IOMMU keeps apart: 0 if none is in use. VFIO without IOMMU makes groups that keep nothing apart."""
+        return sum(not self.is_unguarded(name) for name in self._files.names(GROUPS))
+
+    def is_unguarded(self, group: int | str) -> bool:
+        return self._files.text(f"{GROUPS}/{group}/name") == "vfio-noiommu"
 
     def mdev_exists(self, uuid: str) -> bool:
         return self._files.exists(f"{MDEVS}/{uuid}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import structlog
 
@@ -22,6 +23,9 @@ from virtshim.domain.devices import BlockDevice, CriDevice, DeviceRequest, Grant
 from virtshim.domain.errors import InvalidRequest, Unavailable
 
 log = structlog.get_logger(__name__)
+
+# Hints at what was not granted: a pod's author may write any number of them.
+_MOST_TOLD: Final = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Resolver:
             raise Unavailable(f"which devices the container was granted cannot be told: {answer.trouble}")
         if not answer.is_to_come:
             _tell_forged(request, outside)
-        faults += [_not_granted(hint, answer) for hint in outside]
+        faults += [_not_granted(hint, answer) for hint in outside[:_MOST_TOLD]]
         if faults:
             raise InvalidRequest(f"devices of {request.namespace}/{request.pod}: {'; '.join(faults)}")
         names = resources(answer.grants, authority)
@@ -118,7 +122,7 @@ def _not_granted(hint: Hint, answer: _Answer) -> str:
 
 
 def _tell_forged(request: DeviceRequest, outside: Sequence[Hint]) -> None:
-    for hint in outside:
+    for hint in outside[:_MOST_TOLD]:
         if not hint.spec:
             log.warning(
                 "security.forged_device",

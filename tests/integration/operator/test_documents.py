@@ -1,5 +1,6 @@
 """What the documents and examples say is what the code says."""
 
+import ast
 import json
 import re
 import tomllib
@@ -8,11 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
+from fakes.sysfs import FakeSysfs
 
 from virtshim.config import Settings
 from virtshim.cri.metrics import CONTAINER_FAMILIES, POD_FAMILIES
 from virtshim.cri.status import STATUS
+from virtshim.devices.classify import Nothing, Refused, classify
+from virtshim.devices.host_files import NodeKind
 from virtshim.domain.annotations import _READERS, parse_vm_options
+from virtshim.domain.devices import CriDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.preflight import network, virtualization
 
@@ -144,3 +149,31 @@ def test_the_wheel_puts_the_commands_where_the_units_look_for_their_links(root: 
     scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
     for name in scripts:
         assert f"ExecStart=/usr/local/bin/{name}" in (root / "systemd" / f"{name}.service").read_text()
+
+
+def test_every_reason_why_a_vm_cannot_have_a_device_is_explained(root: Path) -> None:
+    table = section((root / "docs/devices.md").read_text(), "Before a VM is made")
+    listed = re.findall(r"^\| ((?!no:|--).+?) \| .+ \| .+ \|$", table, re.MULTILINE)
+    tree = ast.parse((root / "virtshim/devices/attachable.py").read_text())
+    made = {
+        call.args[0].value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Fault" and isinstance(call.args[0], ast.Constant)
+    }
+    assert sorted(listed) == sorted(made)
+
+
+def test_what_is_listed_of_device_nodes_is_what_becomes_of_them(root: Path, tmp_path: Path) -> None:
+    host = FakeSysfs(tmp_path)
+    host.cdev("vfio3", host.pci("0000:3b:00.0", 17))
+    host.node("/dev/sdb", NodeKind.BLOCK)
+    table = section((root / "docs/devices.md").read_text(), "What a granted node becomes")
+    rows = re.findall(r"^\| (.*`/.+`) \| (.+) \|$", table, re.MULTILINE)
+    assert len(rows) == 13
+    for cells, said in rows:
+        for path in re.findall(r"`(/[^`]+)`", cells):
+            if path not in ("/dev/vfio", "/dev/sdb", "/dev/vfio/devices/vfio3"):
+                host.node(path)
+            meaning = classify(CriDevice(path, path), host.files())
+            assert isinstance(meaning, Refused) == said.startswith("refused"), path
+            assert isinstance(meaning, Nothing) == (said == "nothing by itself"), path

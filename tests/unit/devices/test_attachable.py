@@ -54,7 +54,7 @@ def test_a_function_that_is_gone_says_so_with_its_resource(host: FakeSysfs) -> N
 def test_without_an_iommu_the_remedy_is_in_the_bios_and_on_the_kernels_command_line(host: FakeSysfs) -> None:
     host.pci(BDF, driver="vfio-pci")
     found = only(faults(host))
-    assert "the IOMMU is off: switch VT-d or AMD-Vi on in the BIOS" in found
+    assert "the IOMMU is off; switch VT-d or AMD-Vi on in the BIOS" in found
     assert "intel_iommu=on" in found
 
 
@@ -114,7 +114,7 @@ def test_a_physical_function_with_vfs_in_use_is_refused(host: FakeSysfs) -> None
     host.pci("0000:3b:02.0", 10, vf_of=BDF)
     found = only(faults(host))
     assert (
-        f"has 1 VFs, which it would take along; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
+        f"has VFs (1), which it would take along; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
         in found
     )
 
@@ -132,7 +132,7 @@ def test_the_nodes_own_network_card_and_disk_are_refused(host: FakeSysfs) -> Non
 
 def test_a_function_that_the_operator_keeps_is_refused(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci")
-    assert "is kept for the node (devices.keep)" in only(faults(host, keep=(BDF,)))
+    assert "is kept for the node (devices.keep); take it out" in only(faults(host, keep=(BDF,)))
 
 
 def test_a_bridge_is_refused(host: FakeSysfs) -> None:

@@ -243,9 +243,9 @@ def test_what_is_no_specification_is_not_read(node: Node, tmp_path: Path) -> Non
     node.write("/etc/cdi/long.json", "#" * (MOST_BYTES + 1))
     with capture_logs() as logs:
         assert node.find("intel.com/net-pci=x").faults == ()
-    assert [(entry["spec"], entry["error"]) for entry in logs] == [
-        ("/etc/cdi/d.json", "cannot be read: Is a directory"),
-        ("/etc/cdi/long.json", f"longer than {MOST_BYTES} bytes"),
+    assert [entry["error"] for entry in logs] == [
+        "/etc/cdi/d.json: cannot be read: Is a directory",
+        f"/etc/cdi/long.json: longer than {MOST_BYTES} bytes",
     ]
 
 
@@ -272,6 +272,19 @@ def test_what_means_nothing_to_a_vm_is_left_out_and_told(node: Node) -> None:
             "left_out": ["hooks", "mounts", "netDevices"],
         }
     ]
+
+
+def test_a_survey_counts_what_can_be_used_and_tells_the_rest(node: Node) -> None:
+    node.write("/etc/cdi/a.json", spec("x"))
+    node.write("/etc/cdi/b.json", spec("x", "y"))
+    node.write("/etc/cdi/c.json", spec("z", cdiVersion="7.0.0"))
+    assert node.directories.survey() == (
+        2,
+        (
+            "/etc/cdi/c.json: cdiVersion: '7.0.0' is no version that virtshim knows (0.1.0 to 1.1.0)",
+            "intel.com/net-pci=x is in /etc/cdi/a.json and /etc/cdi/b.json",
+        ),
+    )
 
 
 def test_no_name_reads_nothing(node: Node) -> None:

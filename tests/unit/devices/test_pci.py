@@ -53,8 +53,15 @@ def test_what_is_not_there_is_none(host: FakeSysfs) -> None:
     bus = PciBus(host.files())
     assert bus.function(at("0000:3b:00.0")) is None
     assert bus.members(7) == []
-    assert not bus.has_groups()
+    assert bus.groups() == 0
     assert bus.mdev_group("83b8f4f2-509f-382f-3c1e-e6bfe0fa1001") is None
+
+
+def test_groups_without_an_iommu_do_not_count(host: FakeSysfs) -> None:
+    host.pci("0000:3b:00.0", 9)
+    host.pci("0000:3b:00.1", 10)
+    host.write("/sys/kernel/iommu_groups/9/name", "vfio-noiommu\n")
+    assert PciBus(host.files()).groups() == 1
 
 
 def test_a_bridge_is_a_bridge_and_an_nvswitch_is_not(host: FakeSysfs) -> None:

@@ -269,6 +269,14 @@ def test_a_variable_that_names_another_device_is_refused_and_told_as_a_security_
     ]
 
 
+def test_of_many_forged_devices_ten_are_told(host: FakeSysfs) -> None:
+    many = ",".join(f"0000:{bus:02x}:00.0,0000:{bus:02x}:00.0" for bus in range(256))
+    with capture_logs() as logs, pytest.raises(InvalidRequest) as error:
+        resolve(host, kubelet=Kubelet(), envs={"PCIDEVICE_X": many})
+    assert len(logs) == 10
+    assert str(error.value).count("not granted") == 10
+
+
 @pytest.mark.parametrize(
     ("variable", "value"), [("MDEV_PCI_RESOURCE_X", UUID), ("USB_RESOURCE_X", "1:2"), ("PCIDEVICE_X", "3b:02.1")]
 )

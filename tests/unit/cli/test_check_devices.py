@@ -1,0 +1,108 @@
+"""`virtshim check --devices` over machines of all kinds, compared with golden files. GOLDEN_UPDATE=1 rewrites them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
+
+from virtshim.cli.check_devices import check_devices
+from virtshim.preflight.finding import Level
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "check_devices"
+OWNER = "4f" * 32
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeSysfs:
+    return FakeSysfs(tmp_path / "host")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.toml"
+    path.write_text('[devices]\nkeep = ["0000:5e:00.0"]\n')
+    return str(path)
+
+
+def no_iommu(host: FakeSysfs) -> dict[str, str]:
+    """Such as a VM in a cloud, or a machine whose BIOS has VT-d off."""
+    host.pci("0000:00:00.0", class_code=HOST_BRIDGE)
+    host.interface("eth0", host.pci("0000:00:03.0", driver="virtio-pci", vendor=0x1AF4, device=0x1041))
+    host.default_route("eth0")
+    home = host.pci("0000:00:04.0", driver="virtio-pci", vendor=0x1AF4, device=0x1042, class_code=0x010000)
+    host.block("vda1", f"{home}/virtio1/block/vda/vda1", "254:1")
+    host.mounted(("254:1", "/", "/dev/vda1"))
+    return {}
+
+
+def server(host: FakeSysfs) -> dict[str, str]:
+    """A bit of everything: the node's own card and disk, VFs at either driver, a GPU, a group that is shared, a lost claim."""
+    host.vfio()
+    host.pci("0000:00:00.0", 0, class_code=HOST_BRIDGE)
+    host.pci("0000:3a:00.0", 1, class_code=BRIDGE, driver="pcieport")
+    above = ("0000:3a:00.0",)
+    home = host.pci("0000:3b:00.0", 20, driver="i40e", behind=above, total_vfs=64, node=0)
+    host.interface("ens1f0", home)
+    host.default_route("ens1f0")
+    host.pci("0000:3b:02.0", 21, driver="vfio-pci", device=0x154C, behind=above, vf_of="0000:3b:00.0", node=0)
+    home = host.pci("0000:3b:02.1", 22, driver="iavf", device=0x154C, behind=above, vf_of="0000:3b:00.0", node=0)
+    host.interface("ens1f0v1", home)
+    host.pci("0000:3d:00.0", 30, driver="4xxx", device=0x4940, class_code=QAT, total_vfs=16, node=0)
+    home = host.pci("0000:5d:00.0", 31, driver="nvme", vendor=0x144D, device=0xA824, class_code=NVME)
+    host.block("nvme0n1p1", f"{home}/nvme/nvme0/nvme0n1/nvme0n1p1", "259:1")
+    host.mounted(("259:1", "/", "/dev/nvme0n1p1"))
+    host.pci("0000:5e:00.0", 32, driver="nvme", vendor=0x144D, device=0xA824, class_code=NVME)
+    host.pci("0000:65:00.0", 7, driver="vfio-pci", vendor=0x10DE, device=0x2204, class_code=GPU, node=1)
+    host.pci("0000:65:00.1", 7, driver="snd_hda_intel", vendor=0x10DE, device=0x1AEF, class_code=0x040300, node=1)
+    host.pci("10000:e1:00.0", 40, driver="vfio-pci", class_code=NVME, vfio_node=False)
+    host.write("/var/lib/kubelet/pod-resources/kubelet.sock", "")
+    host.write("/etc/cdi/good.yaml", "{cdiVersion: 1.0.0, kind: a.b/c, devices: [{name: x}]}")
+    host.write("/var/run/cdi/bad.json", '{"cdiVersion": "7.0.0", "kind": "a.b/c", "devices": [{"name": "x"}]}')
+    host.write("/run/libvirtd.pid", "812")
+    host.write("/proc/812/limits", "Max locked memory         8589934592   8589934592   bytes\n")
+    host.write("/proc/812/status", "CapEff:\t0000000000000000\n")
+    return {"pci:0000:3b:02.0": OWNER, "pci:0000:3b:0f.0": OWNER, "usb:001/004": OWNER}
+
+
+@pytest.mark.parametrize(("machine", "code"), [(no_iommu, 1), (server, 0)])
+def test_the_table_and_the_findings_are_those_of_the_golden_file(
+    machine: Callable[[FakeSysfs], dict[str, str]],
+    code: int,
+    host: FakeSysfs,
+    config: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    claims = machine(host)
+    assert check_devices(config, files=host.files(), claims=claims) == code
+    told = capsys.readouterr().out
+    golden = GOLDEN / f"{machine.__name__}.txt"
+    if os.environ.get("GOLDEN_UPDATE"):
+        golden.write_text(told)
+    assert told == golden.read_text()
+
+
+def test_programs_get_the_same_as_json(host: FakeSysfs, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_devices(config, as_json=True, files=host.files(), claims=server(host)) == 0
+    told = json.loads(capsys.readouterr().out)
+    (vf,) = [row for row in told["devices"] if row["ADDRESS"] == "0000:3b:02.0"]
+    assert (vf["FOR A VM"], vf["VFS"], vf["HELD BY"]) == ("yes", "of 0000:3b:00.0", OWNER[:12])
+    assert {finding["level"] for finding in told["findings"]} <= {level.value for level in Level}
+
+
+def test_vfio_without_an_iommu_is_an_error_that_says_why(
+    host: FakeSysfs, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.pci("0000:3b:00.0", 9, driver="vfio-pci")
+    host.write("/sys/kernel/iommu_groups/9/name", "vfio-noiommu\n")
+    host.write("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
+    assert check_devices(config, files=host.files()) == 1
+    assert "enable_unsafe_noiommu_mode is set, and no VM can have what it makes" in capsys.readouterr().out
+
+
+def test_this_machine_has_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("")
+    assert check_devices(str(tmp_path / "c.toml")) in (0, 1)
+    assert capsys.readouterr().out.startswith("ADDRESS")

@@ -1,0 +1,38 @@
+"""`virtshim check --devices`: which PCI devices of this node a VM could have, and what stands in the way of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+from virtshim import config as settings_table
+from virtshim.cli.check import print_lines
+from virtshim.cli.ps import columns
+from virtshim.devices.host_files import HostFiles
+from virtshim.preflight import device_facts, devices
+from virtshim.preflight.finding import Level
+
+
+def check_devices(
+    config: str | None,
+    *,
+    as_json: bool = False,
+    files: HostFiles | None = None,
+    claims: Mapping[str, str] | None = None,
+) -> int:
+    """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read.
+    `claims`: claim -> id of the container that holds it."""
+    settings = settings_table.load(config)
+    files, claims = files or HostFiles(), claims or {}
+    candidates = device_facts.candidates(settings, files, claims)
+    found = devices.findings(candidates, device_facts.surroundings(settings, files, claims))
+    rows = devices.rows(candidates)
+    if as_json:
+        table = [dict(zip(devices.HEAD, row, strict=True)) for row in rows]
+        told = [{**dataclasses.asdict(finding), "level": finding.level.value} for finding in found]
+        print(json.dumps({"devices": table, "findings": told}, indent=2))
+    else:
+        print("\n".join(columns([devices.HEAD, *rows])), end="\n\n")
+        print_lines(found)
+    return int(any(finding.level is Level.ERROR for finding in found))

@@ -1,0 +1,46 @@
+"""Reads what the table of devices is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from virtshim.config import Settings
+from virtshim.device_settings import device_rules
+from virtshim.devices.attachable import Attachable
+from virtshim.devices.cdi_directories import CdiDirectories
+from virtshim.devices.host_files import HostFiles, NodeKind
+from virtshim.devices.host_use import used_by_host
+from virtshim.devices.memory_lock import lockable
+from virtshim.devices.pci import PciBus
+from virtshim.preflight.devices import Candidate, Surroundings
+
+_UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
+
+
+def candidates(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> list[Candidate]:
+    """All functions but bridges, by address. `claims`: claim -> container that holds it."""
+    used = used_by_host(files)
+    attachable = Attachable(files, device_rules(settings, files))
+    return [
+        Candidate(facts, tuple(attachable.function_faults(facts, used)), claims.get(f"pci:{facts.address}", ""))
+        for facts in PciBus(files).functions()
+        if not facts.is_bridge
+    ]
+
+
+def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> Surroundings:
+    mine = settings.devices
+    count, invalid = CdiDirectories(mine.cdi_dirs, files).survey()
+    there = {f"pci:{facts.address}" for facts in PciBus(files).functions()}
+    return Surroundings(
+        groups=PciBus(files).groups(),
+        has_vfio=files.node("/dev/vfio/vfio").kind is NodeKind.CHARACTER,
+        without_iommu=files.text(_UNSAFE) in ("Y", "1"),
+        lockable=lockable(files, settings.libvirt.uri),
+        kubelet=mine.pod_resources_socket,
+        kubelet_is_there=files.exists(mine.pod_resources_socket) if mine.pod_resources_socket else False,
+        cdi_dirs=mine.cdi_dirs,
+        specifications=count,
+        invalid=invalid,
+        lost={claim: owner for claim, owner in claims.items() if claim.startswith("pci:") and claim not in there},
+    )
