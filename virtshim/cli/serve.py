@@ -6,11 +6,14 @@ import os
 import sys
 
 from virtshim import config
-from virtshim.observe.logsetup import set_up_logging
-from virtshim.serve import serve
 
 
 def serve_command(file: str | None) -> None:
+    # structlog takes rich, where it is installed, for tracebacks in colour, which the daemon's log never shows: 6 MiB.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    from virtshim.observe.logsetup import set_up_logging
+    from virtshim.serve import serve
+
     settings = config.load(file)
     set_up_logging(settings.log.level, settings.log.format)
     serve(settings)

@@ -1,17 +1,25 @@
-"""Brings a database to this version's schema with Alembic; refuses one that a newer version wrote."""
+"""Brings a database to this version's schema with Alembic; refuses one that a newer version wrote. A new one is made as the
+newest, which takes no Alembic."""
 
 from __future__ import annotations
 
 import logging
 import os
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, inspect, text
 
 from virtshim.domain.errors import WrongState
+from virtshim.store.schema import metadata
 
-# The newest revision under migrations/versions; a test holds the two together. Known here so that an up-to-date
-# database starts without importing Alembic (0.15 s).
+# The newest revision under migrations/versions; a test holds the two together. Known here so that a new or up-to-date
+# database starts without importing Alembic (0.15 s, and 10 MiB for as long as the process lives).
 HEAD = "0001"
+
+# As Alembic makes it.
+_VERSION_TABLE = (
+    "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+    "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+)
 
 _SCRIPTS = os.path.join(os.path.dirname(__file__), "migrations")
 
@@ -20,6 +28,21 @@ def migrate(engine: Engine) -> None:
     """Raises WrongState for a database of an unknown (newer) version."""
     if _current(engine) == HEAD:
         return
+    if not inspect(engine).get_table_names():
+        _make_newest(engine)
+    else:
+        step_up(engine)
+
+
+def _make_newest(engine: Engine) -> None:
+    with engine.begin() as connection:
+        metadata.create_all(connection)
+        connection.execute(text(_VERSION_TABLE))
+        connection.execute(text("insert into alembic_version values (:head)"), {"head": HEAD})
+
+
+def step_up(engine: Engine) -> None:
+    """From whatever version it has. Raises as `migrate`."""
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory

@@ -2,6 +2,8 @@
 
 import re
 import sqlite3
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,10 +34,25 @@ def test_the_head_known_to_the_code_is_the_newest_step() -> None:
 
 def test_the_steps_make_exactly_the_tables_of_the_schema(path: Path) -> None:
     engine = open_engine(str(path))
-    migrate.migrate(engine)
+    migrate.step_up(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
     engine.dispose()
+
+
+def test_a_new_database_is_made_as_all_steps_together_make_it(tmp_path: Path) -> None:
+    def described(by: Callable[[sa.Engine], None]) -> set[tuple[str, ...]]:
+        path = tmp_path / by.__name__
+        engine = open_engine(str(path))
+        by(engine)
+        engine.dispose()
+        with sqlite3.connect(path) as database:
+            rows = database.execute("select type, name, tbl_name, coalesce(sql, '') from sqlite_master").fetchall()
+            versions = database.execute("select version_num from alembic_version").fetchall()
+        database.close()
+        return {tuple(re.sub(r"\s+", "", word) for word in row) for row in [*rows, *versions]}
+
+    assert described(migrate.migrate) == described(migrate.step_up)
 
 
 def test_the_indexes_are_unique_where_the_schema_says_so(path: Path) -> None:
@@ -61,10 +78,10 @@ def test_migrating_twice_changes_nothing(path: Path) -> None:
     database.close()
 
 
-def test_an_up_to_date_database_opens_without_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    SqliteRecords(str(path)).close()
-    monkeypatch.setitem(__import__("sys").modules, "alembic", None)
-    SqliteRecords(str(path)).close()
+def test_a_new_and_an_up_to_date_database_open_without_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "alembic", None)
+    for _ in range(2):
+        SqliteRecords(str(path)).close()
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(path: Path) -> None:
