@@ -262,8 +262,9 @@ class RootDisks(Protocol):
     def existing(self) -> frozenset[ContainerId]:
         """Containers that have a state directory."""
 
-    def use(self, container: ContainerId) -> DiskUse | None:
-        """What the container's state directory takes, its root disk first of all; None if there is none."""
+    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
+        """What the container's state directory takes, its root disk first of all; and the pod's disk `kept`, if it runs on that.
+        None if there is no directory."""
 
     def room(self) -> int:
         """Bytes that disks may still grow by."""
@@ -292,9 +293,9 @@ class Consoles(Protocol):
     """Serial console to CRI log."""
 
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
-        """From now on console bytes go to `log_file` ("" discards them) in CRI format; the file (and its directory) exists
-        on return; below `log_directory` ("": its own) no symbolic link is followed. Continues where an earlier process
-        stopped. No error if open already."""
+        """From now on console bytes go to `log_file` in CRI format ("": nowhere); the file (and its directory) exists on
+        return, and QEMU's own file is kept in bounds; below `log_directory` ("": its own) no symbolic link is followed.
+        Continues where an earlier process stopped. No error if open already."""
 
     def reopen(self, container: ContainerId) -> None:
         """The log file was renamed: from now on bytes go to a new one of the old name, which exists on return. On error
@@ -310,8 +311,9 @@ class CommandLogs(Consoles, Protocol):
     def read_to(self, container: ContainerId) -> ReadTo:
         """What the last `write`, maybe of an earlier process, was told."""
 
-    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> None:
-        """Both are on disk on return. After an error neither is, and it may be tried again. WrongState if not open."""
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
+        """Both are on disk on return, and so many bytes of log are new. After an error neither is, and it may be tried again.
+        WrongState if not open."""
 
 
 class StreamSession(Protocol):

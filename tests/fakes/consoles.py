@@ -50,10 +50,11 @@ class FakeCommandLogs(FakeConsoles):
     def read_to(self, container: ContainerId) -> ReadTo:
         return self.places.get(container, ReadTo())
 
-    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> None:
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
         if container not in self.following:
             raise WrongState("not open")
         self.places[container] = read_to
         log_file = self.following[container]
         if log_file:
             self.logs[log_file] += [f"{piece.stream.value} {piece.data.decode()}" for piece in output]
+        return sum(len(piece.data) for piece in output)

@@ -74,7 +74,7 @@ class CommandLogFiles:
         except (OSError, ValidationError) as exc:
             raise InternalError(f"how far the command's output was read cannot be told from {path}: {exc}") from exc
 
-    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> None:
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
         log = self._open_log(container)
         stamp = timestamp(self._clock.now_ns())
         text = b"".join(lines_of(piece.stream.value, piece.data, stamp) for piece in output)
@@ -91,6 +91,7 @@ class CommandLogFiles:
                     raise
             except OSError as error:
                 raise for_people("the log of the container's command cannot be written", error) from error
+        return len(text)
 
     def _open_log(self, container: ContainerId) -> _Log:
         with self._lock:

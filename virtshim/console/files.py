@@ -14,9 +14,19 @@ from typing import Final, Self
 
 from virtshim.console.hole import punch_hole
 from virtshim.console.position import ENCODED_BYTES, Position, decode, encode
-from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError
+from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+# Of a log: what a pod asks for, or the machine, is in the way, not a fault of this program.
+_IN_THE_WAY: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+)
 # Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
 _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -53,12 +63,10 @@ class LogFile(_OwnedFile):
             raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
         directory = directory or os.path.dirname(path)
         below, name = os.path.split(os.path.relpath(path, directory))
-        try:
+        with _told_to_the_pod(f"log_directory {directory} cannot be made"):
             _make_directory(directory)
-            with _directory_below(directory, below) as parent:
-                log = cls(_open_log(name, parent), path, directory)
-        except OSError as error:
-            raise for_people(f"log file {path} cannot be opened", error) from error
+        with _told_to_the_pod(f"log_path: {path} cannot be opened"), _directory_below(directory, below) as parent:
+            log = cls(_open_log(name, parent), path, directory)
         if not stat.S_ISREG(os.fstat(log._fd).st_mode):
             log.close()
             raise InvalidRequest(f"log file {path} is not a regular file; remove it")
@@ -81,6 +89,16 @@ class LogFile(_OwnedFile):
         """Removes what is behind `size`; a shorter file stays as it is."""
         if os.fstat(self._fd).st_size > size:
             os.ftruncate(self._fd, size)
+
+
+@contextlib.contextmanager
+def _told_to_the_pod(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _IN_THE_WAY:
+            raise WrongState(f"{what}: {error.strerror}; correct it, or clear the way") from error
+        raise for_people(what, error) from error
 
 
 def _make_directory(path: str) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from virtshim.console.files import LogFile
+from virtshim.console.kept import KeptEnd
 from virtshim.console.tail import Pace, Tail
 from virtshim.console.watch import RawLogWatch
 from virtshim.domain.errors import Unavailable, WrongState
@@ -38,7 +39,7 @@ class ConsoleLogs:
         self._opening = threading.Lock()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._tails: dict[ContainerId, Tail] = {}
+        self._tails: dict[ContainerId, Tail | KeptEnd] = {}
         self._arrived: list[ContainerId] = []
         self._gone: list[ContainerId] = []
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -52,15 +53,12 @@ class ConsoleLogs:
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
         """See Consoles. Errors: InvalidRequest (path not absolute, a symbolic link, not a regular file),
         ResourceExhausted, InternalError, Unavailable (closed)."""
-        if not log_file:
-            return
         with self._opening:  # two openings of one console would cut back each other's lines
             with self._lock:
                 known = self._tails.get(container)
             if known is not None and not known.is_closed:
                 return
-            log = LogFile.open(log_file, log_directory)
-            tail = Tail.open(container, log, self._layout, self._clock, self._pace)
+            tail = self._opened(container, log_file, log_directory)
             with self._lock:
                 if not self._stopping.is_set():
                     self._tails[container] = tail
@@ -69,6 +67,12 @@ class ConsoleLogs:
                     return
             tail.close()
             raise Unavailable("consoles are closed: the service is stopping")
+
+    def _opened(self, container: ContainerId, log_file: str, log_directory: str) -> Tail | KeptEnd:
+        if not log_file:
+            return KeptEnd(container, self._layout.console_log(container))
+        log = LogFile.open(log_file, log_directory)
+        return Tail.open(container, log, self._layout, self._clock, self._pace)
 
     def reopen(self, container: ContainerId) -> None:
         """See Consoles. Errors as of `open`."""
@@ -115,9 +119,11 @@ class ConsoleLogs:
         try:
             while not self._stopping.is_set():
                 self._wait(poller)
+                began = self._clock.monotonic()
                 self._gather()
                 self._round()
-                self._clock.wait(self._stopping, self._pace.gap)
+                # However many consoles are flooded, this thread works half of the time at most.
+                self._clock.wait(self._stopping, max(self._pace.gap, self._clock.monotonic() - began))
         finally:
             self._watch.close()
 
@@ -160,7 +166,7 @@ class ConsoleLogs:
             if tail is not None:
                 self._give_turn(container, tail)
 
-    def _give_turn(self, container: ContainerId, tail: Tail) -> None:
+    def _give_turn(self, container: ContainerId, tail: Tail | KeptEnd) -> None:
         self._due.pop(container, None)
         try:
             self._watch.look_after(container, tail.raw_path)

@@ -1,7 +1,8 @@
 """How far a console has been written to its log, as kept across restarts. No I/O.
 
-Every raw byte before `offset` is in the log's first `log_size` bytes, and nothing else is. What is behind `log_size` in the
-same file was written by a process that died before it could say so, and is written again.
+Every raw byte before `offset` is in the log's first `log_size` bytes (or was lost, being one of too many), and nothing else
+is. What is behind `log_size` in the same file was written by a process that died before it could say so, and is written
+again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One console on its way into its CRI log. Thread-safe; each call does a bounded amount of work."""
+"""One console on its way into its CRI log. Thread-safe; each call does a bounded amount of work.
+
+Nobody can slow QEMU's writing down, so a guest that writes more than a log may grow loses the middle of what it says: neither
+its raw log, nor its CRI log between two rotations, nor the work for it is without bound.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import structlog
 from virtshim.console.crilog import LineCutter, timestamp
 from virtshim.console.files import LogFile, PositionFile, RawLog, for_people
 from virtshim.console.position import Position
+from virtshim.domain.allowance import LOG_BURST, LOG_RATE, Allowance
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
@@ -22,17 +27,25 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 # Bytes between two records of the position. Each empty line of the guest becomes some 45 bytes in memory.
 _PIECE: Final = 64 * 1024
+# The end of a console that is written in any case.
+_LAST_WORDS: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`turn_bytes`: what one console may write before the others have their turn. `gap`: seconds between two rounds, so
-    that floods leave the processor to others. `flush_after`: seconds that an unfinished line waits for its end.
-    `retry_after`: seconds until a failed write is tried again. `sweep_every`, `sweep_unwatched_every`: seconds between
-    looks at consoles of which the kernel reported nothing; the latter while some cannot be watched."""
+    """`turn_bytes`: what is read of one console, or added to its log, before the others have their turn. `gap`: seconds
+    between two rounds at least, so that floods leave the processor to others. `log_rate`, `log_burst`: bytes a second that
+    one console may add to its log, and what it may save up; a line of one byte is 46 there. `backlog`: bytes of a raw log
+    that may wait for that; beyond it the older half is lost, and the log says so. `flush_after`: seconds that an unfinished
+    line waits for its end. `retry_after`: seconds until a failed write is tried again. `sweep_every`,
+    `sweep_unwatched_every`: seconds between looks at consoles of which the kernel reported nothing; the latter while some
+    cannot be watched."""
 
-    turn_bytes: int = 1024 * 1024
+    turn_bytes: int = 256 * 1024
     gap: float = 0.01
+    log_rate: float = LOG_RATE
+    log_burst: int = LOG_BURST
+    backlog: int = 64 * 1024 * 1024
     flush_after: float = 0.5
     retry_after: float = 2.0
     sweep_every: float = 5.0
@@ -62,6 +75,8 @@ class Tail:
         self._pace = pace
         self._lock = threading.Lock()
         self._cutter = LineCutter()
+        self._allowance = Allowance(pace.log_rate, pace.log_burst, clock.monotonic())
+        self._lost = 0
         self._done = self._agreed()
         self._read_to = self._done.offset
         self._flush_at: float | None = None
@@ -99,9 +114,12 @@ class Tail:
             now = self._clock.monotonic()
             if self._closed:
                 return Turn()
-            if self._retry_at is not None and now < self._retry_at:
-                return Turn(due=self._retry_at)
             try:
+                self._lose_what_waits_too_long(self._pace.backlog, self._pace.backlog // 2)
+                if self._retry_at is not None and now < self._retry_at:
+                    return Turn(due=self._retry_at)
+                if wait := self._allowance.wait(now):
+                    return Turn(due=now + wait)
                 self._rewind_after_failure()
                 more = self._copy(self._pace.turn_bytes)
                 if not more and self._flush_at is not None and now >= self._flush_at:
@@ -133,15 +151,18 @@ class Tail:
             )
 
     def finish(self) -> None:
-        """Writes all that is there, the unfinished line too, and closes. What cannot be written is left to a later
-        `open`."""
+        """Writes what is there, the unfinished line too, and closes. Of very much the last is written, and that the rest is
+        lost. What cannot be written is left to a later `open`."""
         with self._lock:
             if self._closed:
                 return
             try:
                 self._rewind_after_failure()
-                if self._raw.open():
-                    self._copy(self._raw.status().st_size)
+                self._lose_what_waits_too_long(self._pace.backlog, self._pace.backlog)
+                self._allowance = Allowance(self._pace.log_rate, self._pace.log_burst, self._clock.monotonic())
+                while self._copy(self._pace.turn_bytes):
+                    if self._allowance.wait(self._clock.monotonic()):
+                        self._lose_what_waits_too_long(_LAST_WORDS, _LAST_WORDS)
                 self._commit(self._cutter.end(self._stamp()))
             except OSError as error:
                 _log.error("console.log.incomplete", container=self._container.short, error=str(error))
@@ -184,16 +205,17 @@ class Tail:
             return False
         self._start_again_if_replaced()
         self._skip_what_was_given_back()
+        self._tell_what_was_lost()
         while budget > 0:
             data = self._raw.read(self._read_to, min(_PIECE, budget))
             if not data:
                 self._let_go_if_removed()
                 return False
-            budget -= len(data)
-            self._take(data)
+            budget -= max(len(data), self._take(data))
         return True
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> int:
+        """Bytes that the log has grown by."""
         self._read_to += len(data)
         text = self._cutter.feed(data, self._stamp())
         self._commit(text)
@@ -201,12 +223,14 @@ class Tail:
             self._flush_at = None
         elif text or self._flush_at is None:
             self._flush_at = self._clock.monotonic() + self._pace.flush_after
+        return len(text)
 
     def _commit(self, text: bytes) -> None:
         """First the log, then the record; between them a kill leaves more in the log than recorded, never less."""
         if not text:
             return
         self._log.append(text)
+        self._allowance.spend(len(text), self._clock.monotonic())
         self._record(
             dataclasses.replace(
                 self._done, offset=self._read_to - self._cutter.held, log_size=self._log.status().st_size
@@ -225,6 +249,26 @@ class Tail:
             if not self._position_failing:
                 _log.warning("console.position.failed", container=self._container.short, error=str(error))
             self._position_failing = True
+
+    def _lose_what_waits_too_long(self, most: int, kept: int) -> None:
+        """Of more than `most` bytes that wait, the last `kept` stay; the space of the others is given back at once, also
+        while the log cannot be written. (A process killed before it could tell of them in the log will not.)"""
+        if not self._raw.open():
+            return
+        size = self._raw.status().st_size
+        if size - self._read_to <= most:
+            return
+        self._lost += size - kept - self._read_to
+        self._read_to = size - kept
+        self._record(dataclasses.replace(self._done, offset=self._read_to))
+
+    def _tell_what_was_lost(self) -> None:
+        if not self._lost:
+            return
+        _log.warning("console.lost", container=self._container.short, bytes=self._lost)
+        line = b"virtshim: %d bytes of this console are not here: it writes faster than its log may grow\n" % self._lost
+        self._commit(self._cutter.feed((b"\n" if self._cutter.held else b"") + line, self._stamp()))
+        self._lost = 0
 
     def _start_again_if_replaced(self) -> None:
         """The raw log is another file than the recorded one, or became shorter: everything in it is new."""
@@ -257,6 +301,8 @@ class Tail:
         self._log_failing = True
         with contextlib.suppress(OSError):
             self._log.cut_back(self._done.log_size)
+        self._cutter = LineCutter()
+        self._read_to = self._done.offset
         self._flush_at = None
         self._retry_at = self._clock.monotonic() + self._pace.retry_after
         return self._retry_at
@@ -266,6 +312,4 @@ class Tail:
         if self._retry_at is None:
             return
         self._log.cut_back(self._done.log_size)
-        self._cutter = LineCutter()
-        self._read_to = self._done.offset
         self._retry_at = None

@@ -1,4 +1,5 @@
-"""A container's CRI log: what its command writes if it has one, else what its console shows."""
+"""A container's CRI log: what its command writes if it has one, else what its console shows. The console of one with a command
+is kept in bounds, and goes nowhere."""
 
 from __future__ import annotations
 
@@ -17,12 +18,16 @@ class Logs:
 
     def open(self, container: Container) -> None:
         self._of(container).open(container.id, container.log_file, container.log_directory)
+        if container.command:
+            self.consoles.open(container.id, "")
 
     def reopen(self, container: Container) -> None:
         self._of(container).reopen(container.id)
 
     def finish(self, container: Container) -> None:
         self._of(container).finish(container.id)
+        if container.command:
+            self.consoles.finish(container.id)
 
     def _of(self, container: Container) -> Consoles | CommandLogs:
         return self.commands if container.command else self.consoles

@@ -18,7 +18,7 @@ import pytest
 from virtshim.console.files import LogFile
 from virtshim.console.follower import ConsoleLogs
 from virtshim.console.tail import Pace
-from virtshim.domain.errors import InternalError, InvalidRequest, Unavailable, WrongState
+from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
 
 PROJECT = Path(__file__).parents[3]
 Eventually = Callable[..., None]
@@ -175,7 +175,7 @@ def test_a_log_that_cannot_be_renewed_is_written_on(machine: Any, logs: ConsoleL
     logs.open(vm, str(path))
     path.rename(rotated)
     path.mkdir()
-    with pytest.raises((InternalError, InvalidRequest), match=r"0\.log"):
+    with pytest.raises(WrongState, match=r"log_path: .*0\.log cannot be opened: Is a directory"):
         logs.reopen(vm)
     path.rmdir()
     rotated.rename(path)
@@ -184,12 +184,22 @@ def test_a_log_that_cannot_be_renewed_is_written_on(machine: Any, logs: ConsoleL
     assert machine.pieces(vm) == [("F", b"goes on")]
 
 
+@pytest.mark.parametrize("obstacle", ["a file", "a read-only place"])
+def test_a_log_directory_that_cannot_be_made_is_named(
+    machine: Any, logs: ConsoleLogs, tmp_path: Path, obstacle: str
+) -> None:
+    (tmp_path / "taken").write_text("")
+    directory = tmp_path / "taken" / "logs" if obstacle == "a file" else Path("/proc/not-there/logs")
+    with pytest.raises((InvalidRequest, WrongState), match=f"log_directory {directory} cannot be made: "):
+        logs.open(machine.container(), str(directory / "vm" / "0.log"), str(directory))
+
+
 def test_a_log_that_is_no_file_is_refused(machine: Any, logs: ConsoleLogs) -> None:
     vm = machine.container()
     path = machine.log_path(vm)
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
-    with pytest.raises((InvalidRequest, InternalError), match=r"log file .*0\.log"):
+    with pytest.raises((InvalidRequest, WrongState), match=r"0\.log"):
         logs.open(vm, str(path))
     with pytest.raises(InvalidRequest, match="absolute"):
         logs.open(vm, "relative/0.log")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from fakes.world import LOG_DIRECTORY, World, container_config, sandbox_config
 from podclient import wait_until
 
 from virtshim.config import Vm
+from virtshim.domain.allowance import LOG_BURST, LOG_RATE
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.ids import ContainerId
@@ -67,6 +70,7 @@ def test_it_gets_command_and_args_and_the_containers_environment(world: World) -
     (command,) = world.outside.guests.begun[container]
     assert command.argv == ("/bin/job", "-x")
     assert dict(command.envs)["A"] == b"1"
+    assert world.outside.consoles.following == {container: ""}, "the console is followed, into no log"
 
 
 def test_a_container_without_command_is_left_alone(world: World) -> None:
@@ -176,6 +180,56 @@ def test_an_end_that_was_written_down_is_not_forgotten(world: World, rebooted: b
     after = world.recovered(rebooted=rebooted)
     assert ended(after, container).code == 6
     after.close()
+
+
+def test_a_silent_command_is_looked_at_ever_more_seldom_and_at_once_again_when_it_speaks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread waits on the fake clock, which costs no time: the waits are what counts."""
+    waits: list[float] = []
+    wait = world.outside.clock.wait
+
+    def noted(event: threading.Event, seconds: float) -> bool:
+        if threading.current_thread().name.startswith("command-"):
+            waits.append(seconds)
+        return wait(event, seconds)
+
+    monkeypatch.setattr(world.outside.clock, "wait", noted)
+    container = with_command(world)
+    world.start(container)
+    wait_until(lambda: len(waits) > 12, 10, "it is silent for a while")
+    silent = waits[1:13]  # the first is that of the begin
+    assert silent[0] < 0.2
+    assert all(later == min(earlier * 1.5, 1.0) for earlier, later in itertools.pairwise(silent))
+    assert silent[-1] == 1.0
+    world.outside.guests.tell(0, said(1, "hello\n"))
+    wait_until(lambda: 0.0 in waits[1:], 10, "it is looked at again at once")
+    after = waits.index(0.0, 1)
+    wait_until(lambda: len(waits) > after + 2, 10, "it is silent again")
+    assert waits[after + 1] == silent[0]
+
+
+def test_a_command_that_writes_more_than_its_log_may_grow_is_made_to_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.outside.command_logs, "write", too_much(world))
+    world.outside.guests.tell(0, said(1, "flood\n"))
+    world.outside.guests.tell(1, said(2, "more\n", code=0))
+    container = with_command(world)
+    world.start(container)
+    began = world.outside.clock.monotonic()
+    ended(world, container)
+    assert world.outside.clock.monotonic() - began >= 10, "10 s' worth of log beyond what it may write at once"
+
+
+def too_much(world: World) -> Callable[..., int]:
+    write = world.outside.command_logs.write
+
+    def written(*args: Any) -> int:
+        write(*args)
+        return LOG_BURST + 10 * LOG_RATE
+
+    return written
 
 
 def test_a_log_is_reopened_where_the_command_writes(world: World) -> None:
