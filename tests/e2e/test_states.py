@@ -7,9 +7,11 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from console import SerialConsole
 from guest import BOOT, READY, boot, console_of
@@ -63,6 +65,50 @@ def test_a_panic_ends_the_container_with_code_1(cri, node, image_url):
     assert "the guest panicked" in status.message
     assert not node.qemu_pids()
     assert any("sysrq" in line.lower() for line in log_lines(log)), "the console's last words are in the log"
+
+
+def null_guest(cri: PodClient, node: Node, image_url: str, name: str, memory: int = 64 << 20) -> str:
+    """A container that can be started; its guest needs no time to boot."""
+    config = pod_config(name, f"{node.directory}/logs/{name}")
+    return cri.create(cri.run_pod(config), container_config(cri.pull(f"{image_url}/null.qcow2"), memory), config)
+
+
+def test_a_qemu_that_was_told_to_end_has_not_completed(cri, node, image_url):
+    """Each signal at which QEMU shuts down in good order, as it does when its guest has."""
+    for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        container = null_guest(cri, node, image_url, f"told-{how.name.lower()}")
+        cri.start(container)
+        (qemu,) = node.qemu_pids()
+        os.kill(qemu, how)
+        status = ended(cri, container)
+        assert (status.exit_code, status.reason) == (137, "Error"), how
+        assert "from outside" in status.message or "QEMU was killed" in status.message
+
+
+def test_why_a_vm_could_not_start_is_told_with_what_helps(cri, node, image_url):
+    killed = null_guest(cri, node, image_url, "killed")
+
+    def kill() -> None:
+        wait_until(lambda: bool(node.qemu_pids()), 30, "QEMU starts")
+        for pid in node.qemu_pids():
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(grpc.RpcError) as error:
+        cri.start(killed)
+    killer.join()
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "killed during its start" in error.value.details()
+    assert (ended(cri, killed).exit_code, ended(cri, killed).reason) == (128, "StartError")
+
+    giant = null_guest(cri, node, image_url, "giant", 1 << 42)
+    with pytest.raises(grpc.RpcError) as error:
+        cri.start(giant)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "lower the container's memory limit" in error.value.details()
+    assert "cannot set up guest memory" in ended(cri, giant).message
+    assert not node.qemu_pids()
 
 
 @contextlib.contextmanager

@@ -61,12 +61,13 @@ class FakeRootDisks:
     def existing(self) -> frozenset[ContainerId]:
         return frozenset(self.directories)
 
-    def use(self, container: ContainerId) -> DiskUse | None:
+    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
         """A mebibyte a file."""
         files = self.directories.get(container)
         if files is None:
             return None
-        return DiskUse(START_NS, "/state/containers", len(files) << 20, 1 + len(files), 1 << 40, 1_000_000, 900_000)
+        count = len(files) + (kept in self.pod_disks)
+        return DiskUse(START_NS, "/state/containers", count << 20, 1 + count, 1 << 40, 1_000_000, 900_000)
 
 
 class FakeGuestSeeds:

@@ -13,7 +13,7 @@ from rich.console import Console
 from virtshim import app as composition
 from virtshim import config
 from virtshim.cli.daemons import need_root, tapmanager_daemon
-from virtshim.cli.node_dir import NodeDir
+from virtshim.cli.node_dir import NodeDir, remove_unstarted, use_own_paths
 from virtshim.cli.up import holder, take_lock
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
@@ -30,9 +30,13 @@ def down_command(directory: str, *, everything: bool) -> None:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(directory)
+    use_own_paths()
     if not os.path.exists(node.config_file):
+        unstarted = remove_unstarted(node)
         if os.path.isdir(node.path) and everything and not os.listdir(node.path):
             os.rmdir(node.path)
+            return
+        if unstarted:
             return
         raise InvalidRequest(f"--dir {node.path}: no node was ever started there (config.toml is missing)")
     os.makedirs(node.run, mode=0o711, exist_ok=True)

@@ -13,6 +13,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from typing import Any
 
 from virtshim import config as settings_table
 from virtshim.domain.errors import InvalidRequest
+
+# Settings as the environment names them; a whole table may be given as JSON.
+_OWN_TABLES = ("PATHS", "TAPMANAGER")
+_OWN_KEYS = ("CRI", "CRI__SOCKET", "LIBVIRT", "LIBVIRT__URI", "LIBVIRT__VMWRAPPER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
     if conf_dir is None:
         conf_dir = f"{node.cni}/net.d"
         os.makedirs(conf_dir, mode=0o755, exist_ok=True)
-        _write(f"{conf_dir}/10-virtshim.conflist", json.dumps(bridge_network(node, options.pod_cidr), indent=2))
+        _write(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2))
     values = node_settings(node, conf_dir, options)
     if options.config is not None:
         values = settings_table.merged(values, _toml(options.config))
@@ -108,6 +113,34 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
         else:
             _write(node.config_file, before)
         raise
+
+
+def use_own_paths() -> list[str]:
+    """Takes those settings out of this process's environment that would lead a node out of its directory, into another node
+    maybe: sockets, directories, libvirt's URI, and all that tapmanager reads from the file alone. Their names."""
+    found = [name for name in os.environ if _leads_elsewhere(name.upper())]
+    for name in found:
+        del os.environ[name]
+    return sorted(found)
+
+
+def _leads_elsewhere(name: str) -> bool:
+    prefix, _, key = name.partition("_")
+    table = key.partition("__")[0]
+    return prefix == "VIRTSHIM" and (table in _OWN_TABLES or key in _OWN_KEYS)
+
+
+def remove_unstarted(node: NodeDir) -> bool:
+    """Removes what an `up` has left that was refused its settings, and that never ran. False, and nothing is removed, if there
+    is more, or nothing."""
+    parts = (node.state, node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper))
+    left = {os.path.join(place, name) for place, _, names in os.walk(node.path) for name in names}
+    there = [part for part in parts if os.path.isdir(part)]
+    if not there or not left <= {node.lock, _network_file(f"{node.cni}/net.d")}:
+        return False
+    for part in there:
+        shutil.rmtree(part)
+    return True
 
 
 def make_directory(path: str) -> None:
@@ -203,6 +236,10 @@ def to_toml(values: dict[str, Any]) -> str:
         lines.extend(f"{key} = {json.dumps(value)}" for key, value in content.items())
         lines.append("")
     return "\n".join(lines)
+
+
+def _network_file(conf_dir: str) -> str:
+    return f"{conf_dir}/10-virtshim.conflist"
 
 
 def _write(path: str, text: str) -> None:

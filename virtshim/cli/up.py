@@ -12,7 +12,7 @@ from types import FrameType
 from rich.console import Console
 
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
-from virtshim.cli.node_dir import NodeDir, NodeOptions, make_directory, refuse_routed, write_node
+from virtshim.cli.node_dir import NodeDir, NodeOptions, make_directory, refuse_routed, use_own_paths, write_node
 from virtshim.cli.orphans import Orphans
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.process import run
@@ -29,6 +29,8 @@ def up_command(options: NodeOptions) -> int:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(options.directory)
+    for name in use_own_paths():
+        console.print(f"up: {name} is not heeded: a node's paths are below its directory; --config can set them")
     make_directory(node.run)
     lock = take_lock(node)
     try:

@@ -31,6 +31,7 @@ from virtshim.hypervisor.handover import hand_over
 from virtshim.hypervisor.power import ABSENT, to_power
 from virtshim.hypervisor.qemu_ends import QemuEnds
 from virtshim.hypervisor.qemu_process import pid_directory
+from virtshim.hypervisor.start_failure import start_failed
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +88,11 @@ class LibvirtHypervisor:
             found = self._find(conn, domain)
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
-            self._ends.starting(domain)
-            found.create()
+            self._ends.forget(domain)
+            try:
+                found.create()
+            except libvirt.libvirtError as exc:
+                raise start_failed(found.name(), exc) from exc
             self._ends.follow(domain, found.name())
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
@@ -109,6 +113,7 @@ class LibvirtHypervisor:
     def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
             self._remove(self._find(conn, domain, container))
+            self._ends.forget(domain)
 
     def power(self, domain: uuid.UUID) -> PowerState:
         if (over := self._ends.over(domain)) is not None:
@@ -119,7 +124,7 @@ class LibvirtHypervisor:
                 state, reason = cast("list[int]", self._find(conn, domain).state())
         except NotFound:
             return ABSENT
-        return to_power(state, reason)
+        return self._ends.corrected(domain, to_power(state, reason))
 
     def owned(self) -> Sequence[OwnedDomain]:
         with self._connection.using("list VMs") as conn:
@@ -168,9 +173,13 @@ class LibvirtHypervisor:
                     self._ends.follow(domain.uuid, domain.name)
         self._events.some_were_lost()
 
-    def _on_lifecycle(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, *_: object) -> None:
+    def _on_lifecycle(
+        self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, *_: object
+    ) -> None:
         """libvirt's event thread: hands over."""
         which = uuid.UUID(domain.UUIDString())
+        if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN:
+            self._ends.shutting_down(which, by_host=detail == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST)
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
             self._ends.stopped(which)
         self._events.happened(which)

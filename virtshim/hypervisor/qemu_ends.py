@@ -5,6 +5,9 @@ late, and whoever asks it waits. A pidfd tells at once that QEMU has ended. Why 
 if we asked for that; shut down if QEMU said so before, which libvirt writes into the VM's status file before it lets QEMU
 end (qemuProcessHandleShutdown); else crashed. Under a libvirtd somebody else may have destroyed it, so there the last
 case is left to libvirt's own event.
+
+QEMU also says that it shuts down when it gets a SIGTERM from outside. libvirt tells that apart in an event, and forgets it: its
+state is that of a guest which has shut down. Here it is remembered, and counts as destroyed.
 """
 
 from __future__ import annotations
@@ -24,15 +27,19 @@ from virtshim.hypervisor import qemu_process
 # The beginning of a status file: `state` is of the words that virsh uses.
 _STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
 _BEGINNING: Final = 4096
+# Seconds: libvirt writes the file and then sends its event, while QEMU is ending.
+_EVENT_COMES: Final = 0.1
 
 
 @dataclass(slots=True)
 class _Followed:
-    """One QEMU. `why` if we are about to end it; `is_libvirts` once libvirt has told of its end."""
+    """One QEMU. `why` if we are about to end it; `by` once it is known who shut it down; `is_libvirts` once libvirt has told
+    of its end."""
 
     domain: uuid.UUID
     name: str
     why: OffReason | None = None
+    by: OffReason | None = None
     is_libvirts: bool = False
 
 
@@ -45,6 +52,8 @@ class QemuEnds:
         self._told = told
         self._is_embedded = is_embedded
         self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._ended_from_outside: set[uuid.UUID] = set()
         self._descriptors: dict[int, _Followed] = {}
         self._over: dict[uuid.UUID, PowerState] = {}
         self._thread: threading.Thread | None = None
@@ -58,8 +67,17 @@ class QemuEnds:
         with self._lock:
             return self._over.get(domain)
 
-    def starting(self, domain: uuid.UUID) -> None:
-        """What is known is of an earlier run."""
+    def corrected(self, domain: uuid.UUID, told: PowerState) -> PowerState:
+        """What libvirt says, put right."""
+        with self._lock:
+            from_outside = domain in self._ended_from_outside
+        is_shutdown = told.power is Power.OFF and told.reason is OffReason.SHUTDOWN
+        return PowerState(Power.OFF, OffReason.DESTROYED) if is_shutdown and from_outside else told
+
+    def forget(self, domain: uuid.UUID) -> None:
+        """It is about to be started, or it is removed: what is known is of an earlier run."""
+        with self._lock:
+            self._ended_from_outside.discard(domain)
         self._drop(domain)
 
     def follow(self, domain: uuid.UUID, name: str) -> None:
@@ -83,6 +101,17 @@ class QemuEnds:
         with self._lock:
             for followed in self._of(domain):
                 followed.why = OffReason.DESTROYED
+
+    def shutting_down(self, domain: uuid.UUID, *, by_host: bool) -> None:
+        """QEMU has said so: its guest did it, or something on the host. The first word counts: libvirt ends a QEMU whose guest
+        has shut down by a signal, too. Called on libvirt's event thread."""
+        with self._news:
+            for followed in self._of(domain):
+                followed.by = followed.by or (OffReason.DESTROYED if by_host else OffReason.SHUTDOWN)
+                by_host = followed.by is OffReason.DESTROYED
+            if by_host:
+                self._ended_from_outside.add(domain)
+            self._news.notify_all()
 
     def stopped(self, domain: uuid.UUID) -> None:
         """libvirt has told of its end. Called on its event thread."""
@@ -137,7 +166,7 @@ class QemuEnds:
                     self._ended(descriptor, followed)
 
     def _ended(self, descriptor: int, followed: _Followed) -> None:
-        why = followed.why or self._why(followed.name)
+        why = followed.why or self._why(followed)
         with self._lock:
             if followed.is_libvirts:
                 return
@@ -147,13 +176,15 @@ class QemuEnds:
             self._over[followed.domain] = PowerState(Power.OFF, why)
         self._told(followed.domain)
 
-    def _why(self, name: str) -> OffReason | None:
+    def _why(self, followed: _Followed) -> OffReason | None:
         """None: libvirt will tell."""
-        match _last_state(self._directory, name):
+        match _last_state(self._directory, followed.name):
             case "":
                 return None
             case "shutdown":
-                return OffReason.SHUTDOWN
+                with self._news:
+                    self._news.wait_for(lambda: followed.by or followed.is_libvirts, _EVENT_COMES)
+                    return followed.by
             case _:
                 return OffReason.CRASHED if self._is_embedded else None
 

@@ -132,7 +132,7 @@ def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool =
         case OffReason.CRASHED:
             return Exit(137, ExitReason.ERROR, at, message or "QEMU was killed or crashed; its log tells more")
         case OffReason.DESTROYED:
-            return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was destroyed from outside")
+            return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was ended from outside")
         case OffReason.FAILED:
             return Exit(137, ExitReason.ERROR, at, message or "QEMU ended unexpectedly; its log tells why")
         case OffReason.UNKNOWN:

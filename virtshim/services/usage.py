@@ -116,7 +116,9 @@ class Usage:
 
     def _disk(self, container: Container) -> DiskUse | None:
         try:
-            return self._disks.use(container.id)
+            # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
+            kept = container.pod_disk if container.phase is ContainerPhase.RUNNING else ""
+            return self._disks.use(container.id, kept)
         except ShimError as exc:
             log.warning("container.disk_not_read", container=container.id.value, error=str(exc))
             return None

@@ -116,14 +116,15 @@ class RootDiskStore:
                         found.add(container)
         return frozenset(found)
 
-    def use(self, container: ContainerId) -> DiskUse | None:
+    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
         directory = Path(self._layout.container_dir(container))
         try:
             room = os.statvfs(directory)
         except FileNotFoundError:
             return None
         used = inodes = 0
-        for path in (directory, *directory.rglob("*")):
+        disk = (Path(self._layout.pod_disk(kept)),) if kept else ()
+        for path in (directory, *directory.rglob("*"), *disk):
             with contextlib.suppress(FileNotFoundError):
                 found = path.lstat()
                 used += found.st_blocks * _SECTOR

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from virtshim import config as settings_table
+from virtshim.cli.down import down_command
 from virtshim.cli.node_dir import (
     NodeDir,
     NodeOptions,
@@ -18,6 +19,7 @@ from virtshim.cli.node_dir import (
     make_directory,
     refuse_routed,
     to_toml,
+    use_own_paths,
     write_node,
 )
 from virtshim.cli.up import holder, take_lock
@@ -171,6 +173,48 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Pat
 def test_a_node_that_another_removes_meanwhile_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="removed meanwhile"):
         take_lock(NodeDir.of(f"{tmp_path}/gone"))
+
+
+def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = {
+        "VIRTSHIM_CRI__SOCKET": "/run/virtshim/virtshim.sock",
+        "virtshim_paths__state_dir": "/var/lib/virtshim",
+        "VIRTSHIM_LIBVIRT__URI": "qemu:///system",
+        "VIRTSHIM_TAPMANAGER__SOCKET": "/run/virtshim/tapmanager.sock",
+        "VIRTSHIM_CRI": '{"socket": "/run/virtshim/virtshim.sock"}',
+    }
+    for name, value in {**elsewhere, "VIRTSHIM_VM__MAX_VCPUS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert use_own_paths() == sorted(elsewhere)
+    node = NodeDir.of(f"{short}/n")
+    settings = write_node(node, NodeOptions(node.path))
+    assert settings.cri_socket == f"{node.run}/virtshim.sock"
+    assert settings.paths.state_dir == node.state
+    assert settings.libvirt.uri == f"qemu:///embed?root={node.libvirt}"
+    assert settings.tapmanager.socket == f"{node.run}/tapmanager.sock"
+    assert settings.vm.max_vcpus == 3, "what is no path is heeded as ever"
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_down_removes_what_an_up_left_that_was_refused_its_settings(short: Path, everything: bool) -> None:
+    node = NodeDir.of(f"{short}/n")
+    make_directory(node.run)
+    os.close(take_lock(node))
+    with pytest.raises(InvalidRequest, match="domain_type"):
+        write_node(node, NodeOptions(node.path, domain_type="nonsense"))
+    down_command(node.path, everything=everything)
+    assert os.path.isdir(node.path) is not everything
+    assert everything or os.listdir(node.path) == []
+
+
+def test_down_leaves_a_directory_alone_that_is_no_node(short: Path) -> None:
+    """Also if it looks like one."""
+    for name in ("state", "run"):
+        (short / name).mkdir()
+    (short / "state" / "theses.txt").write_text("mine")
+    with pytest.raises(InvalidRequest, match="no node was ever started there"):
+        down_command(str(short), everything=True)
+    assert (short / "state" / "theses.txt").read_text() == "mine"
 
 
 def test_settings_that_cannot_be_used_leave_those_from_before(short: Path) -> None:

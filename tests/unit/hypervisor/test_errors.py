@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import re
 
 import libvirt
 import pytest
 
 from virtshim.domain import errors as ours
 from virtshim.hypervisor.errors import talking_to_libvirt
+from virtshim.hypervisor.start_failure import start_failed
 
 
-def _error(code: int, domain: int = libvirt.VIR_FROM_QEMU, int1: int = 0) -> libvirt.libvirtError:
+def _error(
+    code: int, domain: int = libvirt.VIR_FROM_QEMU, int1: int = 0, words: str = "words of QEMU"
+) -> libvirt.libvirtError:
     error = libvirt.libvirtError("a call failed")
-    error.err = (code, domain, "words of QEMU", 2, None, None, None, int1, 0)
+    error.err = (code, domain, words, 2, None, None, None, int1, 0)
     return error
 
 
@@ -39,6 +43,37 @@ def test_a_code_becomes_a_kind(error: libvirt.libvirtError, kind: type[ours.Shim
         raise error
     assert type(raised.value) is kind
     assert raised.value.__cause__ is error
+
+
+KILLED = "internal error: qemu unexpectedly closed the monitor"
+REFUSED = f"{KILLED}: 2026-01-01T00:00:00.000000Z qemu-system-x86_64:"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "told"),
+    [
+        (KILLED, ours.Unavailable, "killed during its start"),
+        ("internal error: process exited while connecting to monitor: \n", ours.Unavailable, "killed during its start"),
+        (f"{REFUSED} terminating on signal 15 from pid 7", ours.Unavailable, "killed during its start.*from pid 7"),
+        (
+            f"{REFUSED} cannot set up guest memory 'pc.ram': Cannot allocate memory",
+            ours.ResourceExhausted,
+            "lower the container's memory limit.*cannot set up guest memory 'pc.ram'",
+        ),
+        (f"{REFUSED} -device frob: unknown", ours.InternalError, "frob: unknown"),
+        ("internal error: the capabilities are unreadable", ours.InternalError, "unreadable"),
+    ],
+)
+def test_why_qemu_ended_during_its_start_is_read_from_its_last_words(
+    words: str, kind: type[ours.ShimError], told: str
+) -> None:
+    failed = start_failed("web", _error(libvirt.VIR_ERR_INTERNAL_ERROR, words=words))
+    assert type(failed) is kind
+    assert re.search(f"start VM web: .*{told}", str(failed))
+
+
+def test_words_count_for_nothing_where_libvirts_code_tells() -> None:
+    assert type(start_failed("web", _error(libvirt.VIR_ERR_OPERATION_INVALID, words=KILLED))) is ours.WrongState
 
 
 def test_an_error_that_libvirt_never_set_is_internal() -> None:

@@ -82,12 +82,58 @@ def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuEnds)
     assert ends.over(VM) == PowerState(Power.OFF, OffReason.CRASHED)
 
 
-def test_a_guest_that_shut_down_is_known_by_what_libvirt_wrote_before(node: Node, ends: QemuEnds) -> None:
+@pytest.mark.parametrize(("by_host", "why"), [(False, OffReason.SHUTDOWN), (True, OffReason.DESTROYED)])
+def test_a_qemu_that_shut_down_is_known_by_what_libvirt_told_before(
+    node: Node, ends: QemuEnds, by_host: bool, why: OffReason
+) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     node.write("shutdown")
+    ends.shutting_down(VM, by_host=by_host)
+    ends.shutting_down(VM, by_host=True)  # libvirt's own signal to a QEMU that has nothing more to do
     end(node, process)
-    assert ends.over(VM) == PowerState(Power.OFF, OffReason.SHUTDOWN)
+    assert ends.over(VM) == PowerState(Power.OFF, why)
+    assert ends.corrected(VM, PowerState(Power.OFF, OffReason.SHUTDOWN)) == PowerState(Power.OFF, why)
+
+
+def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: QemuEnds) -> None:
+    process = node.run("shutdown")
+    ends.follow(VM, "vm")
+    process.kill()
+    ends.shutting_down(VM, by_host=True)
+    assert node.told.wait(PATIENCE)
+    assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
+
+
+def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
+    node: Node, ends: QemuEnds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtshim.hypervisor.qemu_ends._EVENT_COMES", 0.01)
+    silent = node.run("shutdown")
+    ends.follow(VM, "vm")
+    silent.kill()
+    silent.wait()
+    other = uuid.uuid4()
+    node.write("running")
+    process = node.run(domain=other)
+    ends.follow(other, "vm")
+    node.write("shutdown")
+    ends.shutting_down(other, by_host=False)
+    end(node, process)
+    assert ends.over(VM) is None
+    assert ends.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
+
+
+def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: QemuEnds) -> None:
+    """Also of a VM whose process could not be followed."""
+    shutdown = PowerState(Power.OFF, OffReason.SHUTDOWN)
+    crashed, running = PowerState(Power.OFF, OffReason.CRASHED), PowerState(Power.RUNNING)
+    assert ends.corrected(VM, shutdown) == shutdown
+    ends.shutting_down(VM, by_host=True)
+    assert ends.corrected(VM, shutdown) == PowerState(Power.OFF, OffReason.DESTROYED)
+    assert [ends.corrected(VM, other) for other in (crashed, running)] == [crashed, running]
+    ends.forget(VM)
+    assert ends.corrected(VM, shutdown) == shutdown
 
 
 def test_what_we_destroy_is_destroyed_even_if_it_said_something_on_its_way(node: Node, ends: QemuEnds) -> None:
@@ -107,6 +153,7 @@ def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: Qemu
     other = uuid.uuid4()
     process = node.run("shutdown", other)
     remote.follow(other, "vm")
+    remote.shutting_down(other, by_host=False)
     end(node, process)  # ends are told in order: the first one has been judged by now
     assert remote.over(VM) is None
     assert remote.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
@@ -124,7 +171,7 @@ def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuEnds) ->
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
-    ends.starting(VM)
+    ends.forget(VM)
     assert ends.over(VM) is None
     node.told.clear()
     process = node.run()

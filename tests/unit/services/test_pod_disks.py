@@ -49,6 +49,18 @@ def test_a_kept_disk_serves_every_attempt_and_every_sandbox_of_the_pod(world: Wo
     assert world.journal.count("disks.create_kept") == 1
 
 
+def test_a_kept_disk_counts_as_the_container_that_runs_on_it(world: World) -> None:
+    sandbox = world.run(config=KEEP)
+    before = ran(world, sandbox)
+    now = world.create(sandbox, attempt=1)
+    world.start(now)
+    sizes = {use.container.id: use.disk for use in world.do.usage.containers(world.records.containers.all())}
+    old, new = sizes[before], sizes[now]
+    assert old is not None
+    assert new is not None
+    assert new.used_bytes == old.used_bytes + (1 << 20)
+
+
 def test_containers_of_one_pod_and_pods_of_one_name_have_disks_of_their_own(world: World) -> None:
     sandbox = world.run(config=KEEP)
     other = world.run("other", config=KEEP)

@@ -204,6 +204,17 @@ def test_a_kept_disk_is_made_once_and_found_again(disks, base) -> None:
     assert [path.name for path in Path(made.path).parent.iterdir()] == [Path(made.path).name]
 
 
+def test_the_use_of_a_container_holds_the_kept_disk_that_it_runs_on(disks, base) -> None:
+    disks.make_directory(ID)
+    disk = disks.create_kept(NAME, *base, 0)
+    with open(disk.path, "ab") as file:
+        file.write(bytes(range(256)) * 4096)
+    own, all_of_it = disks.use(ID), disks.use(ID, NAME)
+    assert all_of_it.used_bytes - own.used_bytes == os.stat(disk.path).st_blocks * 512 > 1 << 20
+    assert all_of_it.inodes_used == own.inodes_used + 1
+    assert disks.use(ID, f"{'c' * 64}/{'d' * 64}").used_bytes == own.used_bytes, "one that has just been removed"
+
+
 def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, base, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,0 +1,38 @@
+"""Why a VM could not be started, where libvirt's code does not tell: it has one code for every end of QEMU during its start, and
+hands on what QEMU wrote before. So this, alone of all here, goes by words. Words that are not known change nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import libvirt
+
+from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
+from virtshim.hypervisor.errors import code_of, translated, words_of
+
+# qemuProcessReportLogError and qemuMonitorIO; then QEMU's own words, if it said any.
+_ENDED: Final = re.compile(
+    r"(?:closed the monitor|exited while connecting to monitor)(?::\s*(?P<said>.*))?\s*$", re.DOTALL
+)
+_NO_MEMORY: Final = re.compile(r"cannot set up guest memory|Cannot allocate memory|unable to map backing store")
+_SIGNALLED: Final = re.compile(r"terminating on signal \d+")
+
+
+def start_failed(name: str, exc: libvirt.libvirtError) -> ShimError:
+    """The error to raise for `exc`, which `virDomain.create` raised."""
+    what = f"start VM {name}"
+    found = _ENDED.search(words_of(exc)) if code_of(exc) == libvirt.VIR_ERR_INTERNAL_ERROR else None
+    if found is None:
+        return translated(what, exc)
+    said = (found["said"] or "").strip()
+    if _NO_MEMORY.search(said):
+        return ResourceExhausted(
+            f"{what}: this machine cannot give it its memory; lower the container's memory limit, or free some. QEMU said: {said}"
+        )
+    if not said or _SIGNALLED.search(said):
+        return Unavailable(
+            f"{what}: QEMU was killed during its start, by somebody or for want of memory (the kernel's log tells). "
+            f"A new attempt of the container may start. {said}".rstrip()
+        )
+    return translated(what, exc)
