@@ -108,11 +108,20 @@ class Attachments:
             except (NetError, OSError) as exc:
                 log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, exc)
 
+    @property
     def trouble(self) -> str:
+        """Why no pod could be attached now; "" if one could."""
         return self._cni.trouble()
 
     def sandboxes(self) -> Sequence[str]:
         return self._ledger.sandboxes()
+
+    def pod(self, sandbox: str) -> Pod:
+        """Whose network it is. NetError: not-found also for one that is not whole."""
+        entry = self._ledger.read(sandbox)
+        if entry is None or entry.phase is not Phase.ATTACHED or not netns.exists(entry.netns):
+            raise NetError("not-found", f"sandbox {sandbox} has no network")
+        return entry.pod
 
     def counters(self, after: str) -> tuple[Mapping[str, Mapping[str, Counters]], str]:
         """The guest NICs of attached sandboxes whose ids are greater than `after`, by sandbox and interface name; and the

@@ -9,6 +9,7 @@ group    {"sandbox", "container", "parent", "limits", "oom_score_adj"}  -> {"mad
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
+pod      {"sandbox"}         -> {"namespace", "name", "uid"}    of one that is attached                        root
 lost     {}                  -> {"lost": {sandbox: what is gone}}    of those that are attached                root
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
@@ -167,6 +168,12 @@ def _lost(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa
     return Answer({"lost": dict(owned.attachments.lost(until))})
 
 
+def _pod(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("sandbox",), "args")
+    pod = owned.attachments.pod(_sandbox(args))
+    return Answer({"namespace": pod.namespace, "name": pod.name, "uid": pod.uid})
+
+
 def _list(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     known(args, (), "args")
     return Answer({"sandboxes": list(owned.attachments.sandboxes())})
@@ -174,7 +181,7 @@ def _list(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa
 
 def _status(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
     known(args, (), "args")
-    reason = owned.attachments.trouble()
+    reason = owned.attachments.trouble
     return Answer({"ready": not reason, "reason": reason})
 
 
@@ -190,6 +197,7 @@ _TABLE: Mapping[str, _Verb] = {
     "limit": _Verb(_limit),
     "ungroup": _Verb(_ungroup),
     "list": _Verb(_list),
+    "pod": _Verb(_pod),
     "lost": _Verb(_lost),
     "status": _Verb(_status),
     "counters": _Verb(_counters),

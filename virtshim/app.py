@@ -25,6 +25,7 @@ from virtshim.domain.sizing import Sizes
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
+from virtshim.hypervisor.census import LibvirtCensus
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.qemu_process import pid_directory
@@ -43,14 +44,13 @@ from virtshim.ports import (
     GuestAgents,
     GuestSeeds,
     Hypervisor,
-    ImageFiles,
-    PodNetworks,
     RootDisks,
     Streaming,
     VmGroups,
     VmReadings,
     VmResizing,
 )
+from virtshim.recovery_ports import KnownImageFiles, KnownNetworks, VmCensus
 from virtshim.services.announce import Announcer
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.clock import Stamps, SystemClock
@@ -63,10 +63,11 @@ from virtshim.services.inflight import Inflight, PodLocks
 from virtshim.services.logs import Logs
 from virtshim.services.node_status import NodeStatus
 from virtshim.services.pod_changes import PodChanges
-from virtshim.services.recover import Recover
+from virtshim.services.recovery import Recovery, recovery, workbench
 from virtshim.services.remove_container import RemoveContainer
 from virtshim.services.remove_sandbox import RemoveSandbox
 from virtshim.services.reopen_log import ReopenLog
+from virtshim.services.repairs import Repairs, Workbench
 from virtshim.services.resize_container import ResizeContainer
 from virtshim.services.resize_sandbox import ResizeSandbox
 from virtshim.services.run_sandbox import RunSandbox
@@ -77,6 +78,7 @@ from virtshim.services.usage import Usage
 from virtshim.services.vm_events import VmEvents
 from virtshim.services.watch_pods import WatchPods
 from virtshim.standstill_ports import CheckpointFiles, Standstill
+from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
 from virtshim.volumes.checkpoint import CheckpointArchives
@@ -84,6 +86,9 @@ from virtshim.volumes.root import RootDiskStore
 
 # GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
 _MOST_LISTENERS = 16
+
+# Seconds that a look which is under way gets when the daemon stops.
+_THREAD_END = 5.0
 
 # Seconds that libvirt and tapmanager get to answer at start.
 _START_LIMIT = 90.0
@@ -95,12 +100,13 @@ class Adapters:
 
     records: SqliteRecords
     hypervisor: Hypervisor
+    census: VmCensus
     readings: VmReadings
     resizing: VmResizing
     standstill: Standstill
-    networks: PodNetworks
+    networks: KnownNetworks
     groups: VmGroups
-    files: ImageFiles
+    files: KnownImageFiles
     disks: RootDisks
     archives: CheckpointFiles
     seeds: GuestSeeds
@@ -118,7 +124,7 @@ class App:
     adapters: Adapters
     services: Services
     images: ImageUse
-    recover: Recover
+    recovery: Recovery
     events: VmEvents
     watch: WatchPods
     announcer: Announcer
@@ -136,20 +142,28 @@ class App:
         boot = boot_id()
         before = records.node_fact("boot")
         self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
-        self.recover.run(rebooted=before is not None and before != boot)
+        if before is None:  # new, or set aside and not recovered yet: VMs may be there all the same
+            self.recovery.recover.run(rebooted=False, lost=True)
+        else:
+            self.recovery.recover.run(rebooted=before != boot)
         records.set_node_fact("boot", boot)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Pods are looked after inside the block, by a thread of its own."""
+        """Pods are looked after inside the block, by threads of their own."""
         stopping = threading.Event()
-        thread = threading.Thread(target=self.watch.run, args=(stopping,), name="watch-pods", daemon=True)
-        thread.start()
+        threads = [
+            threading.Thread(target=run, args=(stopping,), name=name, daemon=True)
+            for name, run in (("watch-pods", self.watch.run), ("reconcile", self.recovery.reconcile.run))
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             stopping.set()
-            thread.join()
+            for thread in threads:
+                thread.join(_THREAD_END)
 
 
 def boot_id() -> str:
@@ -160,6 +174,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
     locks = PodLocks()
+    bench = workbench()
     stamps = Stamps(a.clock, a.records.newest_stamp())
     images = ImageUse(a.records, a.files, a.clock)
     timeout = settings.cri.stop_timeout
@@ -178,7 +193,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     services = Services(
         records=a.records,
         clock=a.clock,
-        node=_node(settings, a),
+        node=_node(settings, a, bench),
         run_sandbox=RunSandbox(
             records=a.records,
             networks=a.networks,
@@ -205,34 +220,12 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
         resize_sandbox=ResizeSandbox(a.records, locks, sizes),
     )
-    recover = _recover(a, images, exits, remove_container, checkpoints, commands, timeout)
+    ending = (exits, remove_container, checkpoints, commands)
+    repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
+    recovering = recovery(repairs, bench, a.census, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, timeout)
-    return App(a, services, images, recover, VmEvents(a.records, exits), watch, _announcer(settings, a), commands)
-
-
-def _recover(
-    a: Adapters,
-    images: ImageUse,
-    exits: Exits,
-    remove_container: RemoveContainer,
-    checkpoints: CheckpointContainer,
-    commands: ContainerCommands,
-    timeout: float,
-) -> Recover:
-    return Recover(
-        records=a.records,
-        hypervisor=a.hypervisor,
-        networks=a.networks,
-        logs=exits.logs,
-        disks=a.disks,
-        images=images,
-        exits=exits,
-        remove_container=remove_container,
-        checkpoints=checkpoints,
-        commands=commands,
-        clock=a.clock,
-        timeout=timeout,
-    )
+    events = VmEvents(a.records, exits)
+    return App(a, services, images, recovering, events, watch, _announcer(settings, a), commands)
 
 
 def _announcer(settings: Settings, a: Adapters) -> Announcer:
@@ -286,7 +279,7 @@ def _create_container(
     )
 
 
-def _node(settings: Settings, a: Adapters) -> NodeStatus:
+def _node(settings: Settings, a: Adapters, bench: Workbench) -> NodeStatus:
     return NodeStatus(
         version=version("virtshim"),
         node_id=a.records.node_id(),
@@ -294,6 +287,8 @@ def _node(settings: Settings, a: Adapters) -> NodeStatus:
         systemd_cgroups=systemd_cgroups(settings),
         hypervisor=a.hypervisor,
         networks=a.networks,
+        records=a.records,
+        unfinished=bench.unfinished,
         layout=settings.layout(),
     )
 
@@ -308,7 +303,7 @@ def built(settings: Settings) -> Iterator[App]:
         os.makedirs(directory, mode=0o711, exist_ok=True)
     clock = SystemClock()
     with contextlib.ExitStack() as stack:
-        records = SqliteRecords(layout.database)
+        records = open_records(layout.database)
         stack.callback(records.close)
         uri = libvirt_uri(settings)
         connection = Connection(uri)
@@ -329,6 +324,7 @@ def built(settings: Settings) -> Iterator[App]:
         adapters = Adapters(
             records=records,
             hypervisor=hypervisor,
+            census=LibvirtCensus(connection, profile),
             readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
             resizing=LibvirtResizing(connection, profile),
             standstill=LibvirtStandstill(connection, profile),

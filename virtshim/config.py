@@ -65,6 +65,9 @@ class Cri(_Section):
         "auto", description="what RuntimeConfig tells kubelet; auto: systemd where systemd runs the machine"
     )
     max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
+    reconcile_interval: float = Field(
+        300.0, ge=1, le=86400, description="seconds between two looks for leftovers; see When something dies"
+    )
     stop_timeout: float = Field(30.0, gt=0, description="seconds that undo and clean-up steps may take")
 
 

@@ -27,6 +27,7 @@ from virtshim.domain.usage import DomainUsage
 from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSpec
 from virtshim.hypervisor import embed, qemu_process
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
+from virtshim.hypervisor.census import LibvirtCensus
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
@@ -35,6 +36,7 @@ from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.standstill import LibvirtStandstill
 from virtshim.ports import Hypervisor, VmReadings, VmResizing
+from virtshim.recovery_ports import VmCensus
 from virtshim.standstill_ports import Standstill
 
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -57,6 +59,7 @@ class World:
     readings: VmReadings
     resizing: VmResizing
     standstill: Standstill
+    census: VmCensus
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
         return self.readings.usage({spec.uuid: spec.name for spec in specs})
@@ -98,6 +101,7 @@ def _fake_world(directory: Path) -> Iterator[World]:
         fake.add_foreign,
         FakeReadings(fake, time.time_ns),
         FakeResizing(fake),
+        fake,
         fake,
     )
     fake.close()
@@ -141,6 +145,7 @@ def _libvirt_world(
             LibvirtReadings(BulkStats(lambda: read_all(connection)), qemu_process.pid_directory(uri)),
             LibvirtResizing(connection, _profile(kind)),
             LibvirtStandstill(connection, _profile(kind)),
+            LibvirtCensus(connection, _profile(kind)),
         )
     finally:
         for domain in beside.listAllDomains():
@@ -527,3 +532,32 @@ def test_memory_is_saved_of_a_paused_vm_that_stays_paused(world: World, request:
         assert not (world.directory / "late.save").exists()
     world.standstill.resume(domain)
     assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
+
+
+def test_a_definition_remembers_its_pod(world: World) -> None:
+    spec = world.spec(record='[{"text": "<&\\u00e9"}]', title="default/web/vm")
+    world.hypervisor.define(spec)
+    found = world.census.remembered(spec.uuid)
+    assert (found.record, found.title, found.has_run) == (spec.record, spec.title, False)
+
+
+def test_a_definition_without_a_record_remembers_what_it_can(world: World) -> None:
+    spec = world.spec(title="default/web/vm")
+    world.hypervisor.define(spec)
+    assert world.census.remembered(spec.uuid).record == ""
+
+
+def test_only_this_nodes_vms_are_remembered(world: World) -> None:
+    domain = uuid.uuid4()
+    world.add_foreign(domain, "somebody-elses")
+    with pytest.raises(NotFound):
+        world.census.remembered(domain)
+
+
+def test_the_census_tells_ours_and_leaves_the_others_out(world: World) -> None:
+    world.add_foreign(uuid.uuid4(), "somebody-elses")
+    world.add_other_node(uuid.uuid4(), "another-nodes")
+    domain = world.running()
+    census = world.census.take()
+    assert [(found.uuid, found.state.power) for found in census.owned] == [(domain, Power.RUNNING)]
+    assert not census.unreadable

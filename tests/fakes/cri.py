@@ -142,7 +142,7 @@ def served(
     outside = outside or Outside()
     outside.vms.by_itself = True
     world = World(directory, outside, cri=Cri(socket=f"{short}/s", **cri or {}))
-    world.app.recover.run(rebooted=False)
+    world.app.recovery.recover.run(rebooted=False)
     server = world.app.server(world.settings)
     server.start()
     client = Client(world.settings.cri_socket)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
+from virtshim.recovery_ports import Census, Remembered
 
 _ABSENT = PowerState(Power.ABSENT)
 _PATIENCE = 30.0
@@ -29,7 +30,8 @@ class FakeDomain:
 
 class FakeHypervisor:
     """Implements `virtshim.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
-    (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable."""
+    (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable.
+    `unreadable` are names of domains that a census cannot read, `other_nodes` and `other_sandboxes` what it sees of others."""
 
     def __init__(self) -> None:
         self.domains: dict[uuid.UUID, FakeDomain] = {}
@@ -37,6 +39,9 @@ class FakeHypervisor:
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
+        self.unreadable: set[str] = set()
+        self.other_nodes: dict[ContainerId, str] = {}
+        self.other_sandboxes: frozenset[SandboxId] = frozenset()
         self._lock = threading.RLock()
         self._waiters: list[tuple[uuid.UUID, threading.Event]] = []
         self._callbacks: list[Callable[[uuid.UUID], None]] = []
@@ -137,6 +142,21 @@ class FakeHypervisor:
                 for found, d in self.domains.items()
                 if d.spec is not None
             ]
+
+    def take(self) -> Census:
+        """Implements `virtshim.recovery_ports.VmCensus`, with the next."""
+        self._reach("list")
+        owned = [domain for domain in self.owned_now() if domain.name not in self.unreadable]
+        return Census(owned, tuple(self.unreadable), dict(self.other_nodes), self.other_sandboxes)
+
+    def remembered(self, domain: uuid.UUID) -> Remembered:
+        self._reach("read")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None or there.spec is None:
+                raise NotFound(f"no VM {domain}")
+            spec = there.spec
+            return Remembered(spec.record, spec.title, spec.fetch_key, there.boots > 0)
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:

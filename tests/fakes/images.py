@@ -78,6 +78,10 @@ class FakeImageFiles:
     def stored(self) -> frozenset[ImageDigest]:
         return frozenset(self.files)
 
+    def describe(self, digest: ImageDigest) -> FetchedImage:
+        size = self.files[digest]
+        return FetchedImage(digest, "", "", size, size * 8, DiskFormat.QCOW2)
+
     def sweep(self) -> None:
         self.unfinished.clear()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Interface, PodNetwork, Route
+from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports import AttachRequest
 
@@ -67,6 +69,10 @@ class FakePodNetworks:
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
         return frozenset(self.networks)
+
+    def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
+        found = [request.pod for request in self.requests if request.sandbox == sandbox]
+        return dataclasses.replace(found[-1], attempt=0) if found and self.networks.get(sandbox) else None
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
         """What a test put into `counted`, else a little traffic on each NIC."""

@@ -107,6 +107,7 @@ class World:
         return Adapters(
             records=cast("SqliteRecords", WatchedRecords(self.records, journal)),
             hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
+            census=cast("Any", Watched("vms", out.vms, journal)),
             readings=out.readings,
             standstill=cast("Any", Watched("vms", out.standstill or out.vms, journal)),
             networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
@@ -143,7 +144,7 @@ class World:
     def recovered(self, *, rebooted: bool = False) -> World:
         """`restarted`, and recovery has run."""
         world = self.restarted(rebooted=rebooted)
-        world.app.recover.run(rebooted=rebooted)
+        world.app.recovery.recover.run(rebooted=rebooted)
         return world
 
     # --- use cases with everything that does not matter filled in

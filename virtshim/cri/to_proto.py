@@ -16,6 +16,7 @@ _CONTAINER_STATE = {
     ContainerPhase.CREATED: pb.CONTAINER_CREATED,
     ContainerPhase.RUNNING: pb.CONTAINER_RUNNING,
     ContainerPhase.EXITED: pb.CONTAINER_EXITED,
+    ContainerPhase.UNKNOWN: pb.CONTAINER_UNKNOWN,
 }
 
 

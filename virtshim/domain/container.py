@@ -14,13 +14,15 @@ from virtshim.domain.vm import VmSize
 
 
 class ContainerPhase(enum.Enum):
-    """CREATING rows are a journal: written before disk, seed or domain exist, never shown to callers."""
+    """CREATING rows are a journal: written before disk, seed or domain exist, never shown to callers. UNKNOWN: the record
+    cannot be read. Nothing is done to its VM but what a caller asks for."""
 
     CREATING = "creating"
     CREATED = "created"
     RUNNING = "running"
     EXITED = "exited"
     REMOVING = "removing"
+    UNKNOWN = "unknown"
 
 
 _NEXT: Mapping[ContainerPhase, frozenset[ContainerPhase]] = {
@@ -29,6 +31,7 @@ _NEXT: Mapping[ContainerPhase, frozenset[ContainerPhase]] = {
     ContainerPhase.RUNNING: frozenset({ContainerPhase.EXITED, ContainerPhase.REMOVING}),
     ContainerPhase.EXITED: frozenset({ContainerPhase.REMOVING}),
     ContainerPhase.REMOVING: frozenset({ContainerPhase.REMOVING}),
+    ContainerPhase.UNKNOWN: frozenset({ContainerPhase.REMOVING}),
 }
 
 
@@ -211,4 +214,5 @@ class Container:
     def may_be_on(self) -> bool:
         """Whether a VM may run for it: also one whose removal, or whose failed start, could not be finished."""
         failed_start = self.exit is not None and self.exit.reason is ExitReason.START_ERROR
-        return failed_start or self.phase in (ContainerPhase.RUNNING, ContainerPhase.REMOVING)
+        on = (ContainerPhase.RUNNING, ContainerPhase.REMOVING, ContainerPhase.UNKNOWN)
+        return failed_start or self.phase in on

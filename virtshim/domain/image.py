@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from virtshim.domain.ids import ImageDigest
 
+# Of a container whose record cannot be read. No content has it.
+UNKNOWN_IMAGE = ImageDigest(f"sha256:{'0' * 64}")
+
 
 class DiskFormat(enum.Enum):
     QCOW2 = "qcow2"

@@ -1,7 +1,8 @@
 """Where everything of this node lives. Every path is computed from an id alone, so any clean-up can be repeated. No I/O.
 
 state_dir/                       survives a reboot, root only
-  state.db                       SQLite
+  state.db                       SQLite; state.db.corrupt-<time>: one that was damaged
+  node.id                        the node's id once more
   images/                        disks by digest; searchable by the QEMU user
   containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos  command.pos
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)

@@ -54,7 +54,7 @@ class VmSpec:
     than that). `limits` and `cgroup_parent` are for libvirts that manage cgroups. `console_socket`, `console_log` and
     `agent_socket` are host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are
     listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
-    which brings the NICs; an empty key means no network."""
+    which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod."""
 
     uuid: uuid.UUID
     name: str
@@ -78,6 +78,7 @@ class VmSpec:
     fetch_key: str = ""
     tapmanager_socket: str = ""
     exec_sockets: tuple[str, ...] = ()
+    record: str = ""
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"VmSpec({self.name!r}, uuid={self.uuid})"

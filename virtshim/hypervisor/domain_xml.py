@@ -53,7 +53,8 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     _text(domain, "uuid", str(spec.uuid))
     if spec.title:
         _text(domain, "title", printable(spec.title, "title"))
-    domain.append(mark.to_element(mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)))
+    owner = mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
+    domain.append(mark.to_element(owner, spec.record))
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)

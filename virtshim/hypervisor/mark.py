@@ -19,6 +19,9 @@ from virtshim.hypervisor.xmltext import printable
 NAMESPACE = "https://virtshim.io/domain/1"
 _PREFIX = "virtshim"
 
+# The records' copy has a URI of its own: the mark is read for each VM in each list, and stays short. Never to change either.
+RECORD_NAMESPACE = "https://virtshim.io/record/1"
+
 
 @dataclass(frozen=True, slots=True)
 class OwnerMark:
@@ -27,13 +30,18 @@ class OwnerMark:
     sandbox_id: SandboxId
 
 
-def to_element(mark: OwnerMark) -> etree._Element:
-    """The whole `<metadata>` element."""
+def to_element(mark: OwnerMark, record: str = "") -> etree._Element:
+    """The whole `<metadata>` element. `record` is what the pod's records can be made anew from; "" leaves it out."""
     metadata = etree.Element("metadata")
     owner = etree.SubElement(metadata, f"{{{NAMESPACE}}}owner", nsmap={_PREFIX: NAMESPACE})
     owner.set("node", printable(mark.node, "node id"))
     owner.set("container", mark.container_id.value)
     owner.set("sandbox", mark.sandbox_id.value)
+    if record:
+        copy = etree.SubElement(
+            metadata, f"{{{RECORD_NAMESPACE}}}record", nsmap={f"{_PREFIX}-record": RECORD_NAMESPACE}
+        )
+        copy.text = printable(record, "record")
     return metadata
 
 

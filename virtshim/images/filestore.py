@@ -103,6 +103,13 @@ class ImageFileStore:
             )
         return frozenset()
 
+    def describe(self, digest: ImageDigest) -> FetchedImage:
+        path = Path(self.path(digest))
+        with self._saying(digest):
+            found, virtual_size = verify(str(path), str(digest), self._settings.max_bytes)
+            size = path.stat().st_size
+        return FetchedImage(digest, "", "", size, virtual_size, found)
+
     def sweep(self) -> None:
         with self._saying(self._root):
             self._make_directories()

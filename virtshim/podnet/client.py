@@ -27,6 +27,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports import AttachRequest
 
@@ -87,6 +88,17 @@ class PodNetworkClient:
         """See the port."""
         with self._talking("listing pod networks"):
             return frozenset(SandboxId(value) for value in _texts(self._call("list", {}, timeout), "sandboxes"))
+
+    def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
+        """See the port."""
+        with self._talking(f"asking for the pod of sandbox {sandbox}"):
+            try:
+                found = self._call("pod", {"sandbox": sandbox.value}, timeout)
+            except protocol.RemoteError as exc:
+                if Kind(exc.kind) is Kind.NOT_FOUND:
+                    return None
+                raise
+            return PodKey(_text(found, "namespace"), _text(found, "name"), _text(found, "uid"), 0)
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
         """See the port."""

@@ -26,7 +26,8 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes, limits_for, size_for
 from virtshim.domain.vm import Disk, VmSize, VmSpec
 from virtshim.domain.vm_options import VmOptions
-from virtshim.ports import Clock, GuestSeeds, Hypervisor, ImageFiles, Records, RootDisks, SeedRequest
+from virtshim.ports import Clock, GuestSeeds, Hypervisor, ImageFiles, RootDisks, SeedRequest
+from virtshim.recovery_ports import StateRecords
 from virtshim.services.clock import Stamps
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
@@ -39,7 +40,7 @@ log = structlog.get_logger(__name__)
 class CreateContainer:
     """`free_hugepages`: page size -> bytes that are free in such pages. `run_commands`: for pods that do not say it."""
 
-    records: Records
+    records: StateRecords
     hypervisor: Hypervisor
     files: ImageFiles
     images: ImageUse
@@ -230,6 +231,7 @@ class CreateContainer:
             title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
             fetch_key=network.fetch_key if network else "",
             tapmanager_socket=self.tapmanager_socket if network else "",
+            record=self.records.to_text(sandbox, container),
         )
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from virtshim.domain.errors import Aborted, NotFound
+from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, FilesystemUse, Image
-from virtshim.domain.image_name import familiar, find_image
-from virtshim.ports import Clock, FetchedImage, ImageFiles, Records
+from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUse, Image
+from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
+from virtshim.ports import Clock, FetchedImage
+from virtshim.recovery_ports import KnownImageFiles, StateRecords
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +25,7 @@ _ATTEMPTS = 3
 class ImageUse:
     """The image table. One lock orders what changes it; downloads run outside that lock."""
 
-    def __init__(self, records: Records, files: ImageFiles, clock: Clock) -> None:
+    def __init__(self, records: StateRecords, files: KnownImageFiles, clock: Clock) -> None:
         self._records = records
         self._files = files
         self._clock = clock
@@ -92,6 +93,8 @@ class ImageUse:
     def collect(self, digest: ImageDigest) -> None:
         """Deletes the file if neither an image record, nor a container, nor a pod's disk needs it."""
         with self._lock:
+            if self._may_be_needed():
+                return
             if any(image.digest == digest for image in self._records.images.all()):
                 return
             if any(container.image == digest for container in self._records.containers.all()):
@@ -99,6 +102,39 @@ class ImageUse:
             if any(digest in sandbox.root_disks.values() for sandbox in self._records.sandboxes.all()):
                 return
             self._files.delete(digest)
+
+    def _may_be_needed(self) -> bool:
+        """As long as there is a record that does not tell its image, no file goes."""
+        unknown = any(container.image == UNKNOWN_IMAGE for container in self._records.containers.all())
+        return unknown or bool(self._records.unreadable())
+
+    def adopt(self) -> None:
+        """After the state database was lost: files that are here get records anew. Their names are what containers called
+        them by; others are listed by their digest."""
+        with self._lock:
+            known = {image.digest for image in self._records.images.all()}
+            for digest in sorted(self._files.stored() - known):
+                try:
+                    found = self._files.describe(digest)
+                except ShimError as exc:
+                    log.warning("image.unadopted", digest=str(digest), error=str(exc))
+                    continue
+                users = [c for c in self._records.containers.all() if c.image == digest]
+                image = self._record(found)
+                for name in {name for c in users for name in (c.config.image, c.config.user_image)}:
+                    with contextlib.suppress(InvalidRequest):
+                        if (parsed := ImageName.parse(name)).digest is None and not looks_like_id(name):
+                            image = dataclasses.replace(image, tags=_with(image.tags, parsed.tagged))
+                refs = tuple(sorted({c.image_ref for c in users if "@" in c.image_ref}))
+                self._records.images.put(dataclasses.replace(image, repo_digests=refs))
+                log.warning("image.adopted", digest=str(digest), tags=image.tags)
+
+    def unneeded(self) -> frozenset[ImageDigest]:
+        """Files that no record accounts for."""
+        needed = {image.digest for image in self._records.images.all()}
+        needed |= {container.image for container in self._records.containers.all()}
+        needed |= {digest for sandbox in self._records.sandboxes.all() for digest in sandbox.root_disks.values()}
+        return self._files.stored() - needed
 
     def collect_all(self) -> None:
         """At start: files that nothing needs, and records whose file is gone."""

@@ -62,6 +62,11 @@ class PodLocks:
         self._lock = threading.Lock()
         self._locks: dict[SandboxId, tuple[threading.RLock, int]] = {}
 
+    def is_busy(self, sandbox: SandboxId) -> bool:
+        """Whether a call has the pod, or waits for it."""
+        with self._lock:
+            return sandbox in self._locks
+
     @contextmanager
     def held(self, sandbox: SandboxId) -> Iterator[None]:
         with self._lock:

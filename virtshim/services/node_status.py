@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
 from virtshim.domain.layout import Layout, disk_of
 from virtshim.ports import Hypervisor, PodNetworks
+from virtshim.recovery_ports import StateRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +28,29 @@ class NodeStatus:
     systemd_cgroups: bool
     hypervisor: Hypervisor
     networks: PodNetworks
+    records: StateRecords
+    unfinished: Callable[[], Mapping[str, str]]
     layout: Layout
 
     def conditions(self) -> Sequence[Condition]:
         """kubelet wants both. Never waits for libvirt."""
-        runtime = self.hypervisor.trouble()
+        database, hypervisor = self.records.trouble(), self.hypervisor.trouble()
         network = self.networks.trouble()
+        reason = "StateDatabaseDamaged" if database else "HypervisorUnavailable" if hypervisor else ""
         return (
-            Condition("RuntimeReady", runtime, "HypervisorUnavailable" if runtime else ""),
+            Condition("RuntimeReady", database or hypervisor, reason),
             Condition("NetworkReady", network, "NetworkPluginNotReady" if network else ""),
         )
 
     def facts(self) -> Mapping[str, object]:
-        return {"version": self.version, "nodeId": self.node_id, "stateDir": self.layout.state_dir}
+        """`unreadable`: records that cannot be read; `unfinished`: repairs that could not be made yet. Both by name, with why."""
+        return {
+            "version": self.version,
+            "nodeId": self.node_id,
+            "stateDir": self.layout.state_dir,
+            "unreadable": dict(self.records.unreadable()),
+            "unfinished": dict(self.unfinished()),
+        }
 
     def container_facts(self, container: Container) -> Mapping[str, object]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from virtshim.domain.vm import OwnedDomain
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was read. Each part was read without error, or there is no plan at all."""
+    """What was read. Each part was read without error, or there is no plan at all. `in_doubt`: single records or domains
+    could not be read, so what seems to be without a record may have one."""
 
     sandboxes: Sequence[Sandbox]
     containers: Sequence[Container]
@@ -23,13 +25,15 @@ class Found:
     directories: frozenset[ContainerId]
     pods_kept: frozenset[str]
     rebooted: bool
+    in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`undo_*`: half-made or half-removed, to be made gone. `follow`: VMs that run on. `adopt`: CREATED in the record, but
     the VM runs. `settle`: RUNNING in the record, but the VM has ended. `stray_*`: ours by mark, without a record.
-    `unwanted_domains`: EXITED in the record, but the VM runs. No container is in two of the lists."""
+    `unwanted_domains`: EXITED in the record, but the VM runs. `checkpoints`: begun and not
+    ended; otherwise no container is in two of the lists. UNKNOWN ones are in none."""
 
     undo_sandboxes: tuple[Sandbox, ...]
     undo_containers: tuple[Container, ...]
@@ -42,6 +46,11 @@ class Plan:
     stray_networks: tuple[SandboxId, ...]
     stray_directories: tuple[ContainerId, ...]
     stray_pod_disks: tuple[str, ...]
+    checkpoints: tuple[Container, ...]
+
+    def without_deletions(self) -> Plan:
+        """Nothing goes that has no record, and no VM ends."""
+        return dataclasses.replace(self, stray_domains=(), stray_networks=(), stray_directories=(), stray_pod_disks=())
 
 
 def plan(found: Found) -> Plan:
@@ -49,12 +58,12 @@ def plan(found: Found) -> Plan:
     sandboxes = {sandbox.id for sandbox in found.sandboxes}
     on = {domain.container_id for domain in found.domains if not domain.state.has_ended}
     half = (ContainerPhase.CREATING, ContainerPhase.REMOVING)
-    undo = tuple(c for c in found.containers if c.phase in half or c.sandbox_id not in sandboxes)
+    undo = tuple(c for c in found.containers if c.phase in half or _is_orphan(c, sandboxes, found))
     undone = {c.id for c in undo}
     whole = [c for c in found.containers if c.id not in undone]
     running = [c for c in whole if c.phase is ContainerPhase.RUNNING]
     exited = {c.id for c in whole if c.phase is ContainerPhase.EXITED}
-    return Plan(
+    todo = Plan(
         undo_sandboxes=tuple(s for s in found.sandboxes if s.phase in (SandboxPhase.CREATING, SandboxPhase.REMOVING)),
         undo_containers=undo,
         lost_networks=tuple(
@@ -68,4 +77,12 @@ def plan(found: Found) -> Plan:
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
         stray_pod_disks=tuple(sorted(found.pods_kept - {pod_part(s.key) for s in found.sandboxes})),
+        checkpoints=tuple(c for c in found.containers if c.checkpointing),
     )
+    return todo.without_deletions() if found.in_doubt else todo
+
+
+def _is_orphan(container: Container, sandboxes: set[SandboxId], found: Found) -> bool:
+    """Its sandbox's record is positively not there."""
+    known = container.phase is not ContainerPhase.UNKNOWN and not found.in_doubt
+    return known and container.sandbox_id not in sandboxes

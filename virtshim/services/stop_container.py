@@ -47,7 +47,8 @@ class StopContainer:
         share one stop and the shortest grace wins."""
         with self._locks.held(container.sandbox_id):  # behind a StartContainer that is under way
             found = self._records.containers.get(container.id)
-            if found is None or found.phase is not ContainerPhase.RUNNING:
+            # Of one whose record cannot be read a VM may run.
+            if found is None or found.phase not in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN):
                 return
         until = self._clock.monotonic() + grace
         with self._lock:

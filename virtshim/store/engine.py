@@ -8,6 +8,8 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
+from virtshim.store.damage import lossless_text
+
 _PRAGMAS = ("journal_mode=wal", "synchronous=full", "foreign_keys=on", "busy_timeout=5000")
 
 
@@ -22,6 +24,7 @@ def open_engine(path: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _strict(dbapi: Any, _record: Any) -> None:
+        dbapi.text_factory = lossless_text
         dbapi.isolation_level = None  # Python 3.11's driver would not BEGIN before a SELECT or DDL
         for pragma in _PRAGMAS:
             dbapi.execute(f"pragma {pragma}")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from virtshim.domain.container import Container
-from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
-from virtshim.store import rows, schema
+from virtshim.store import damage, identity, rows, schema
+from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
-from virtshim.store.table import Mapping, SqliteTable, database_trouble
+from virtshim.store.table import Mapping, SqliteTable
 
 
 class SqliteRecords:
@@ -26,21 +27,48 @@ class SqliteRecords:
 
     def __init__(self, path: str) -> None:
         """Opens or makes the database, brings its schema up to date and loads everything. Raises WrongState for a database
-        of a newer version, InternalError for an unreadable one."""
+        of a newer version, DatabaseDamaged for one that holds nonsense, InternalError for one that cannot be used."""
         self._lock = threading.Lock()
+        self._path = path
+        self._damage = ""
+        if wrong := damage.check(path):
+            raise DatabaseDamaged(wrong)
         self._engine = open_engine(path)
         try:
             migrate(self._engine)
             self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._engine, self._lock, _SANDBOXES)
             self.containers: SqliteTable[ContainerId, Container] = SqliteTable(self._engine, self._lock, _CONTAINERS)
             self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._engine, self._lock, _IMAGES)
-        except OperationalError as exc:
-            raise database_trouble(exc) from exc
         except DatabaseError as exc:
-            raise InternalError(f"{path} is not a state database, or it is damaged: {exc.orig}") from exc
+            self._engine.dispose()
+            raise database_trouble(exc) from exc
+        except BaseException:
+            self._engine.dispose()
+            raise
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def trouble(self) -> str:
+        """See the port."""
+        return self._damage or self.sandboxes.trouble or self.containers.trouble or self.images.trouble
+
+    def check(self) -> None:
+        """See the port."""
+        self._damage = damage.check(self._path)
+
+    def unreadable(self) -> dict[str, str]:
+        """See the port."""
+        tables = (self.sandboxes.unreadable, self.containers.unreadable, self.images.unreadable)
+        return {key: why for found in tables for key, why in list(found.items())}
+
+    def to_text(self, sandbox: Sandbox, container: Container) -> str:
+        """See the port."""
+        return rows.both_document(sandbox, container)
+
+    def from_text(self, text: str) -> tuple[Sandbox, Container]:
+        """See the port."""
+        return rows.both_from(text)
 
     def newest_stamp(self) -> int:
         """The latest creation time of any record, nanoseconds; 0 if there is none."""
@@ -59,11 +87,14 @@ class SqliteRecords:
             connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
 
     def node_id(self) -> str:
-        """A UUID made once for this database; it marks what this node owns."""
-        found = self.node_fact("id")
-        if found is None:
-            found = str(uuid.uuid4())
+        """A UUID made once; it marks what this node owns. A second copy is in a file, for a database that is lost."""
+        beside = f"{os.path.dirname(self._path)}/node.id"
+        stored, copy = self.node_fact("id"), identity.read(beside)
+        found = stored or copy or str(uuid.uuid4())
+        if found != stored:
             self.set_node_fact("id", found)
+        if found != copy:
+            identity.write(beside, found)
         return found
 
 
@@ -104,6 +135,7 @@ _SANDBOXES = Mapping[SandboxId, Sandbox](
     columns=_sandbox_columns,
     parse=rows.sandbox_from,
     order="created_at",
+    unknown=rows.unknown_sandbox,
 )
 _CONTAINERS = Mapping[ContainerId, Container](
     table=schema.containers,
@@ -113,6 +145,7 @@ _CONTAINERS = Mapping[ContainerId, Container](
     columns=_container_columns,
     parse=rows.container_from,
     order="created_at",
+    unknown=rows.unknown_container,
 )
 _IMAGES = Mapping[ImageDigest, Image](
     table=schema.images,
@@ -122,4 +155,5 @@ _IMAGES = Mapping[ImageDigest, Image](
     columns=_image_columns,
     parse=rows.image_from,
     order="pulled_at",
+    unknown=lambda _row, _why: None,  # its file tells all that matters
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from virtshim.domain.container import Container
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
 from virtshim.domain.errors import InternalError, InvalidRequest
-from virtshim.domain.image import Image
-from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import UNKNOWN_IMAGE, Image
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 
 _R = TypeVar("_R", Sandbox, Container, Image)
+_V = TypeVar("_V")
 
 # Environment values are bytes (CRI since 1.36.2): JSON holds them as base64. The config reaches nested dataclasses only
 # through a container type, hence the one-element tuples.
@@ -19,6 +24,8 @@ _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _SANDBOX: TypeAdapter[tuple[Sandbox]] = TypeAdapter(tuple[Sandbox], config=_CONFIG)
 _CONTAINER: TypeAdapter[tuple[Container]] = TypeAdapter(tuple[Container], config=_CONFIG)
 _IMAGE: TypeAdapter[tuple[Image]] = TypeAdapter(tuple[Image], config=_CONFIG)
+
+_BOTH: TypeAdapter[tuple[Sandbox, Container]] = TypeAdapter(tuple[Sandbox, Container], config=_CONFIG)
 
 
 def sandbox_document(sandbox: Sandbox) -> str:
@@ -45,13 +52,68 @@ def image_from(document: str) -> Image:
     return _read(_IMAGE, document, "image")
 
 
-def _read(adapter: TypeAdapter[tuple[_R]], document: str, what: str) -> _R:
+def unknown_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
+    """What is shown of a sandbox whose document is unreadable. Raises InvalidRequest, TypeError, ValueError."""
+    return Sandbox(
+        id=SandboxId(row["id"]),
+        key=PodKey(_text(row["namespace"]), _text(row["name"]), _text(row["uid"]), int(row["attempt"])),
+        config=SandboxConfig(),
+        created_at=int(row["created_at"]),
+        phase=SandboxPhase.NOT_READY,
+        reason=why,
+    )
+
+
+def unknown_container(row: Mapping[str, Any], why: str) -> Container:
+    """As `unknown_sandbox`."""
+    own = ContainerId(row["id"])
+    return Container(
+        id=own,
+        sandbox_id=SandboxId(row["sandbox_id"]),
+        name=ContainerName(_text(row["name"]), int(row["attempt"])),
+        config=ContainerConfig(image=""),
+        image=UNKNOWN_IMAGE,
+        image_ref="",
+        domain_uuid=str(own.domain_uuid()),
+        created_at=int(row["created_at"]),
+        phase=ContainerPhase.UNKNOWN,
+        trouble=why,
+    )
+
+
+def both_document(sandbox: Sandbox, container: Container) -> str:
+    """ASCII, for places that take no other text. Without secrets: those are with the pod and in the VM's own definition."""
+    network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key="")
+    bare = dataclasses.replace(container, config=dataclasses.replace(container.config, envs=()))
+    document = _BOTH.dump_json((dataclasses.replace(sandbox, network=network), bare))
+    return json.dumps(json.loads(document), separators=(",", ":"))
+
+
+def both_from(document: str) -> tuple[Sandbox, Container]:
+    """Raises InternalError."""
+    return _valid(_BOTH, document, "virtual machine's copy of its")
+
+
+def _text(value: object) -> str:
+    """Raises ValueError for bytes that are no text."""
+    text = str(value)
+    text.encode()
+    return text
+
+
+def _read(adapter: TypeAdapter[tuple[_R]], document: object, what: str) -> _R:
+    return _valid(adapter, document, what)[0]
+
+
+def _valid(adapter: TypeAdapter[_V], document: object, what: str) -> _V:
     """Raises InternalError: an unreadable record is never taken for an absent one."""
+    if not isinstance(document, str):
+        raise InternalError(f"a {what} record in the state database is unreadable: it is no text")
     try:
-        return adapter.validate_json(document)[0]
+        return adapter.validate_json(document)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InternalError(f"a {what} record in the state database is unreadable at {where}: {first['msg']}") from exc
-    except InvalidRequest as exc:  # what an id says of itself
+    except (InvalidRequest, ValueError) as exc:  # what an id says of itself; bytes that are no text
         raise InternalError(f"a {what} record in the state database is unreadable: {exc}") from exc

@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from collections.abc import Mapping as Row
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import structlog
 from sqlalchemy import Delete, Engine, Update, delete, select, update
 from sqlalchemy import Table as SqlTable
 from sqlalchemy.dialects.sqlite import Insert, insert
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError
 
-from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
+from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, NotFound
+from virtshim.store.damage import DatabaseDamaged, database_trouble
 
 K = TypeVar("K")
 R = TypeVar("R")
 
-_SQLITE_FULL = 13  # https://www.sqlite.org/rescode.html
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)  # no slots: with them Python 3.11 cannot make a generic frozen dataclass
 class Mapping(Generic[K, R]):
     """How one kind of record lies in its SQL table. `key_of` the id, `key_text` its column value, `columns` the whole row
-    (`document` among them), `parse` a document back to the record, `order` the column that lists go by."""
+    (`document` among them), `parse` a document back to the record, `order` the column that lists go by, `unknown` what
+    stands for a row whose document is unreadable (and why): None for nothing."""
 
     table: SqlTable
     what: str
@@ -35,6 +39,7 @@ class Mapping(Generic[K, R]):
     columns: Callable[[R], dict[str, Any]]
     parse: Callable[[str], R]
     order: str
+    unknown: Callable[[Row[str, Any], str], R | None]
 
 
 class SqliteTable(Generic[K, R]):
@@ -45,11 +50,34 @@ class SqliteTable(Generic[K, R]):
         self._lock = lock
         self._map = mapping
         self._key_column = next(iter(mapping.table.primary_key))
-        with engine.connect() as connection:
-            rows = connection.execute(select(mapping.table.c.document).order_by(mapping.table.c[mapping.order]))
-            records = [mapping.parse(document) for (document,) in rows]
         self._tell: Callable[[R | None, R | None], None] = lambda _before, _after: None
-        self._memory = {mapping.key_of(record): record for record in records}
+        self.trouble = ""
+        self.unreadable: dict[str, str] = {}
+        self._memory: dict[K, R] = {}
+        with engine.connect() as connection:
+            for row in connection.execute(select(mapping.table).order_by(mapping.table.c[mapping.order])).mappings():
+                self._load({str(column): value for column, value in row.items()})
+
+    def _load(self, row: Row[str, Any]) -> None:
+        """A row that cannot be read is never taken for an absent one."""
+        key = str(row[self._key_column.name])
+        try:
+            record: R | None = self._parsed(row["document"], key)
+        except InternalError as exc:
+            self.unreadable[key] = str(exc)
+            log.warning("record.unreadable", what=self._map.what, id=key, error=str(exc))
+            try:
+                record = self._map.unknown(row, str(exc))
+            except (InvalidRequest, TypeError, ValueError):  # not even its id can be read
+                record = None
+        if record is not None:
+            self._memory[self._map.key_of(record)] = record
+
+    def _parsed(self, document: str, key: str) -> R:
+        record = self._map.parse(document)
+        if self._map.key_text(self._map.key_of(record)) != key:
+            raise InternalError(f"a {self._map.what} record in the state database is that of another id")
+        return record
 
     def on_change(self, tell: Callable[[R | None, R | None], None]) -> None:
         """From now on `tell(before, after)` is called for each change once it is on disk and in memory, in the order of the
@@ -89,9 +117,13 @@ class SqliteTable(Generic[K, R]):
                     changed = int(connection.execute(statement).rowcount)
             except IntegrityError as exc:
                 raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
-            except OperationalError as exc:
-                raise database_trouble(exc) from exc
+            except DatabaseError as exc:
+                trouble = database_trouble(exc)
+                if isinstance(trouble, DatabaseDamaged):
+                    self.trouble = str(trouble)
+                raise trouble from exc
             if changed:
+                self.unreadable.pop(self._map.key_text(key), None)
                 before = self._memory.get(key)
                 if record is None:
                     self._memory.pop(key, None)
@@ -99,10 +131,3 @@ class SqliteTable(Generic[K, R]):
                     self._memory[key] = record
                 self._tell(before, record)
             return changed
-
-
-def database_trouble(exc: OperationalError) -> ShimError:
-    """The domain's error for what SQLite says; by code, not by text."""
-    if getattr(exc.orig, "sqlite_errorcode", 0) & 0xFF == _SQLITE_FULL:
-        return ResourceExhausted("the state database cannot grow: the disk is full. Free space and repeat the call")
-    return InternalError(f"the state database cannot be used: {exc.orig}")

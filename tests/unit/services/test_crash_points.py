@@ -263,12 +263,12 @@ def test_a_kill_during_recovery_is_made_good_by_the_next_recovery(tmp_path: Path
         world.close()
 
     world = broken_world(tmp_path / "count")
-    world.app.recover.run(rebooted=False)
+    world.app.recovery.recover.run(rebooted=False)
     steps = len(world.journal.calls)
     healthy(world)
     for step in range(1, steps + 1):
         world = broken_world(tmp_path / str(step))
         world.journal.crash(step, When.HALF)
         with pytest.raises(Crash):
-            world.app.recover.run(rebooted=False)
+            world.app.recovery.recover.run(rebooted=False)
         healthy(world.recovered())

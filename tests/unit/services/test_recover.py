@@ -1,9 +1,12 @@
 """The start after a stop, a kill or a reboot: records and world agree again."""
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.journal import PATIENCE
 from fakes.world import LOG_DIRECTORY, World, sandbox_config
 
 from virtshim.domain.container import ContainerPhase, ExitReason
@@ -84,7 +87,7 @@ def test_a_console_that_cannot_be_opened_after_a_reboot_does_not_leave_the_conta
     _, container = world.running()
     after = world.restarted(rebooted=True)
     after.journal.fail("consoles.open", InternalError("no such directory"))
-    after.app.recover.run(rebooted=True)
+    after.app.recovery.recover.run(rebooted=True)
     assert after.container(container).phase is ContainerPhase.EXITED
     after.close()
 
@@ -101,7 +104,7 @@ def test_recovering_twice_changes_nothing(world: World, worlds) -> None:
     sandbox, container = world.running()
     first = worlds()
     before = (first.sandbox(sandbox), first.container(container), first.everything())
-    first.app.recover.run(rebooted=False)
+    first.app.recovery.recover.run(rebooted=False)
     assert (first.sandbox(sandbox), first.container(container), first.everything()) == before
 
 
@@ -136,20 +139,20 @@ def test_a_stray_that_cannot_be_removed_does_not_hold_up_the_rest(world: World) 
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
     after = world.restarted()
     after.journal.fail("disks.delete", InternalError("busy"))
-    after.app.recover.run(rebooted=False)
+    after.app.recovery.recover.run(rebooted=False)
     assert len(after.leftovers()) == 1
     assert after.container(container).phase is ContainerPhase.EXITED
     after.close()
 
 
-@pytest.mark.parametrize("reading", ["vms.owned", "networks.attached", "disks.existing"])
+@pytest.mark.parametrize("reading", ["vms.take", "networks.attached", "disks.existing"])
 def test_if_the_world_cannot_be_read_nothing_is_changed(world: World, reading: str) -> None:
     world.running()
     world.outside.disks.directories[ContainerId("9" * 64)] = {"root.qcow2"}
     after = world.restarted()
     after.journal.fail(reading, Unavailable("not there yet"))
     with pytest.raises(Unavailable):
-        after.app.recover.run(rebooted=False)
+        after.app.recovery.recover.run(rebooted=False)
     assert not {call.rpartition(".")[2] for call in after.journal.calls} & {
         "delete", "destroy", "undefine", "release", "replace", "add", "put",
     }  # fmt: skip
@@ -195,3 +198,59 @@ def test_the_boot_is_remembered_and_tells_a_restart_from_a_reboot(
 
 def test_the_node_keeps_its_id(world: World, worlds) -> None:
     assert world.records.node_id() == worlds().records.node_id()
+
+
+def test_a_stuck_repair_is_left_behind_and_told_of_and_the_rest_is_served(world: World, worlds) -> None:
+    _, first = world.running("first")
+    _, second = world.running("second")
+    after = world.restarted()
+    after.app.recovery.recover.workbench._limit = 0.1
+    gate = after.journal.hold("consoles.open")
+    after.app.recovery.recover.run(rebooted=False)
+    assert set(after.outside.consoles.following) == {second}
+    assert f"running container {first.short}" in after.app.recovery.recover.workbench.unfinished()
+    assert first.short in str(after.do.node.facts()["unfinished"])
+    gate.open()
+    wait_for(lambda: first in after.outside.consoles.following)
+    wait_for(lambda: after.app.recovery.recover.workbench.unfinished() == {})
+    after.close()
+
+
+def test_a_follow_that_failed_at_start_is_made_good_by_the_reconciler(world: World) -> None:
+    _, container = world.running()
+    after = world.restarted()
+    after.journal.fail("consoles.open", InternalError("the log directory is not mounted yet"))
+    after.app.recovery.recover.run(rebooted=False)
+    assert after.outside.consoles.following == {}
+    for _ in range(2):
+        after.app.recovery.reconcile.look()
+        after.outside.clock.advance(61)
+    assert container in after.outside.consoles.following
+    after.close()
+
+
+def test_while_one_step_for_a_pod_is_stuck_no_other_is_begun_for_it(world: World) -> None:
+    sandbox, container = world.running()
+    other, _ = world.running("other")
+    world.outside.networks.lose()
+    after = world.restarted()
+    after.app.recovery.recover.workbench._limit = 0.1
+    gate = after.journal.hold("consoles.open")
+    after.app.recovery.recover.run(rebooted=False)
+    assert after.sandbox(sandbox).is_ready  # its turn comes later
+    assert not after.sandbox(other).is_ready
+    gate.open()
+    wait_for(lambda: container in after.outside.consoles.following)
+    for _ in range(2):
+        after.app.recovery.reconcile.look()
+        after.outside.clock.advance(61)
+    assert not after.sandbox(sandbox).is_ready
+    after.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """What another thread is about to do."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        threading.Event().wait(0.005)

@@ -6,114 +6,21 @@ import sqlite3
 import stat
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fakes.full_records import CONTAINER, IMAGE, SANDBOX, fill, sandbox
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from virtshim.domain.container import (
-    Container,
-    ContainerConfig,
-    ContainerName,
     ContainerPhase,
-    Exit,
-    ExitReason,
-    Mount,
     Resources,
-    RunAs,
 )
 from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.network import Dns, Interface, PodNetwork, Route
-from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase, Scope
-from virtshim.domain.vm import VmSize
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sandbox import PodKey, SandboxPhase
 from virtshim.store import rows
 from virtshim.store.records import SqliteRecords
-
-RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
-SANDBOX = Sandbox(
-    id=SandboxId("a" * 64),
-    key=PodKey("name space", "pöd\n", "uid'; drop table sandboxes; --", 2**32 - 1),
-    config=SandboxConfig(
-        hostname="web",
-        log_directory="/var/log/pods/x",
-        dns=Dns(("10.0.0.1", "fd00::1"), ("a.b",), ("ndots:5",)),
-        port_mappings=(PortMapping("sctp", 1, 65535, "::"),),
-        labels={"k": "v", "": "", "π": "\0\u2028"},
-        annotations={"VirtletCloudInitUserData": "a: |\r\n  b\n", "x": "'\"\\"},
-        cgroup_parent="/kubepods.slice",
-        runtime_handler="virtshim",
-        overhead=Resources(memory_limit_bytes=1),
-        resources=Resources(cpu_quota=1),
-        namespaces=Namespaces(Scope.CONTAINER, Scope.POD, Scope.CONTAINER),
-    ),
-    created_at=2**62,
-    phase=SandboxPhase.NOT_READY,
-    network=PodNetwork(
-        netns="/run/netns/x",
-        interfaces=(Interface("eth0", "52:54:00:00:00:01", 1450, ("10.0.0.2/24",), (Route("::/0", "fe80::1"),)),),
-        ips=("10.0.0.2", "fd00::2"),
-        dns=Dns(("1.1.1.1",)),
-        fetch_key="secret",
-    ),
-    network_released=True,
-    reason="stopped",
-    changed_overhead=Resources(memory_limit_bytes=2),
-    changed_resources=Resources(cpu_quota=-1),
-    root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
-)
-CONTAINER = Container(
-    id=ContainerId("c" * 64),
-    sandbox_id=SANDBOX.id,
-    name=ContainerName("vm", 3),
-    config=ContainerConfig(
-        image="img",
-        user_image="docker.io/img:1",
-        command=("/init", ""),
-        args=("--x", "y z"),
-        working_dir="/",
-        envs=(("TEXT", b"plain"), ("BYTES", bytes(range(256))), ("EMPTY", b""), ("TEXT", b"again")),
-        mounts=(Mount("/a", "/b", True), Mount("/c", "/d")),
-        labels={"a": "b"},
-        annotations={"c": "d"},
-        log_path="vm/3.log",
-        stdin=True,
-        stdin_once=True,
-        tty=True,
-        stop_signal=15,
-        user=RunAs("app", 7, (8, 9), own_groups=False),
-        resources=RESOURCES,
-    ),
-    image=ImageDigest(f"sha256:{'1' * 64}"),
-    image_ref="registry/x@sha256:1",
-    domain_uuid="12345678-9abc-4def-8123-456789abcdef",
-    created_at=5,
-    log_file="/var/log/pods/x/vm/3.log",
-    phase=ContainerPhase.EXITED,
-    started_at=6,
-    exit=Exit(137, ExitReason.OOM_KILLED, 7, "oops"),
-    cgroup_parent="/kubepods.slice",
-    size=VmSize(1, 2, 3, 4, 5),
-    changed=RESOURCES,
-    trouble="paused",
-    pod_disk="p/d",
-    checkpointing="/var/lib/kubelet/checkpoints/x.tar",
-    command=("/bin/job", "-x"),
-    command_begun=True,
-    ending=Exit(3, ExitReason.ERROR, 8, "why"),
-)
-IMAGE = Image(
-    digest=ImageDigest(f"sha256:{'2' * 64}"),
-    tags=("a:1", "b:2"),
-    repo_digests=("a@sha256:2",),
-    size=2**60,
-    virtual_size=2**61,
-    format=DiskFormat.RAW,
-    pulled_at=8,
-    pinned=True,
-)
 
 
 @pytest.fixture
@@ -126,17 +33,6 @@ def records(path: Path):
     records = SqliteRecords(str(path))
     yield records
     records.close()
-
-
-def fill(records: SqliteRecords) -> None:
-    records.sandboxes.add(SANDBOX)
-    records.containers.add(CONTAINER)
-    records.images.put(IMAGE)
-
-
-def sandbox(n: int, **changes: Any) -> Sandbox:
-    key = PodKey("default", f"pod-{n}", "uid", 0)
-    return dataclasses.replace(SANDBOX, **{"id": SandboxId(f"{n:064x}"), "key": key, "created_at": n} | changes)
 
 
 def opened(path: Path) -> SqliteRecords:
@@ -402,12 +298,15 @@ def test_a_damaged_database_is_an_error_and_not_an_empty_node(records: SqliteRec
         ("sandboxes", "'not json'", "JSON"),
         ("sandboxes", "json_remove(document, '$[0].key')", "key"),
         ("sandboxes", "json_set(document, '$[0].phase', 'dancing')", "phase"),
+        ("sandboxes", "json_set(document, '$[0].id.value', hex(zeroblob(32)))", "another id"),
         ("containers", "json_set(document, '$[0].created_at', 'late')", "created_at"),
         ("containers", "json_set(document, '$[0].id.value', 'short')", "id"),
+        ("containers", "x'ff00'", "no text"),
+        ("containers", "cast(x'22ff22' as text)", "unreadable"),
         ("images", "'[]'", "image"),
     ],
 )
-def test_an_unreadable_record_is_an_error_that_says_where_and_shows_no_content(
+def test_an_unreadable_record_is_told_of_with_where_and_without_its_content(
     records: SqliteRecords, path: Path, table: str, change: str, where: str
 ) -> None:
     fill(records)
@@ -415,10 +314,64 @@ def test_an_unreadable_record_is_an_error_that_says_where_and_shows_no_content(
     with sqlite3.connect(path) as broken:
         broken.execute(f"update {table} set document = {change}")
     broken.close()
-    with pytest.raises(InternalError, match=where) as unreadable:
-        SqliteRecords(str(path))
-    assert table.rstrip("es") in str(unreadable.value)
-    assert "secret" not in str(unreadable.value)
+    (why,) = opened(path).unreadable().values()
+    assert where in why
+    assert table.rstrip("es") in why
+    assert "secret" not in why
+
+
+def test_pods_whose_records_are_unreadable_are_listed_as_far_as_they_are_known(
+    records: SqliteRecords, path: Path
+) -> None:
+    fill(records)
+    (before,) = records.containers.all()
+    records.close()
+    with sqlite3.connect(path) as broken:
+        for table in ("sandboxes", "containers"):
+            broken.execute(f"update {table} set document = '[]'")
+    broken.close()
+    after = opened(path)
+    (sandbox,) = after.sandboxes.all()
+    assert (sandbox.id, sandbox.key, sandbox.created_at) == (SANDBOX.id, SANDBOX.key, SANDBOX.created_at)
+    assert sandbox.phase is SandboxPhase.NOT_READY
+    assert "unreadable" in sandbox.reason
+    (container,) = after.containers.all()
+    assert (container.id, container.sandbox_id, container.name) == (before.id, before.sandbox_id, before.name)
+    assert container.phase is ContainerPhase.UNKNOWN
+
+
+def test_a_record_that_was_unreadable_and_is_written_anew_is_none_any_more(records: SqliteRecords, path: Path) -> None:
+    fill(records)
+    records.close()
+    with sqlite3.connect(path) as broken:
+        broken.execute("update sandboxes set document = '[]'")
+    broken.close()
+    after = opened(path)
+    assert list(after.unreadable()) == [SANDBOX.id.value]
+    after.sandboxes.put(SANDBOX)
+    assert after.unreadable() == {}
+    after.close()
+    assert opened(path).sandboxes.all() == [SANDBOX]
+
+
+def test_a_pod_comes_back_from_the_text_that_its_vm_carries_but_for_its_secrets(records: SqliteRecords) -> None:
+    fill(records)
+    (sandbox,), (container,) = records.sandboxes.all(), records.containers.all()
+    text = records.to_text(sandbox, container)
+    assert text.isascii()
+    assert "secret" not in text
+    again = records.from_text(text)
+    assert sandbox.network is not None
+    assert again == (
+        dataclasses.replace(sandbox, network=dataclasses.replace(sandbox.network, fetch_key="")),
+        dataclasses.replace(container, config=dataclasses.replace(container.config, envs=())),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[]", '[{"id":1},{}]'])
+def test_text_that_is_no_pod_is_an_error(records: SqliteRecords, text: str) -> None:
+    with pytest.raises(InternalError):
+        records.from_text(text)
 
 
 def test_a_record_written_before_a_field_existed_gets_its_default(records: SqliteRecords, path: Path) -> None:

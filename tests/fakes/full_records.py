@@ -1,0 +1,118 @@
+"""One record of each kind with every field set, and the text in them as nasty as callers may send it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from virtshim.domain.container import (
+    Container,
+    ContainerConfig,
+    ContainerName,
+    ContainerPhase,
+    Exit,
+    ExitReason,
+    Mount,
+    Resources,
+    RunAs,
+)
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase, Scope
+from virtshim.domain.vm import VmSize
+from virtshim.store.records import SqliteRecords
+
+RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
+SANDBOX = Sandbox(
+    id=SandboxId("a" * 64),
+    key=PodKey("name space", "pöd\n", "uid'; drop table sandboxes; --", 2**32 - 1),
+    config=SandboxConfig(
+        hostname="web",
+        log_directory="/var/log/pods/x",
+        dns=Dns(("10.0.0.1", "fd00::1"), ("a.b",), ("ndots:5",)),
+        port_mappings=(PortMapping("sctp", 1, 65535, "::"),),
+        labels={"k": "v", "": "", "π": "\0\u2028"},
+        annotations={"VirtletCloudInitUserData": "a: |\r\n  b\n", "x": "'\"\\"},
+        cgroup_parent="/kubepods.slice",
+        runtime_handler="virtshim",
+        overhead=Resources(memory_limit_bytes=1),
+        resources=Resources(cpu_quota=1),
+        namespaces=Namespaces(Scope.CONTAINER, Scope.POD, Scope.CONTAINER),
+    ),
+    created_at=2**62,
+    phase=SandboxPhase.NOT_READY,
+    network=PodNetwork(
+        netns="/run/netns/x",
+        interfaces=(Interface("eth0", "52:54:00:00:00:01", 1450, ("10.0.0.2/24",), (Route("::/0", "fe80::1"),)),),
+        ips=("10.0.0.2", "fd00::2"),
+        dns=Dns(("1.1.1.1",)),
+        fetch_key="secret",
+    ),
+    network_released=True,
+    reason="stopped",
+    changed_overhead=Resources(memory_limit_bytes=2),
+    changed_resources=Resources(cpu_quota=-1),
+    root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
+)
+CONTAINER = Container(
+    id=ContainerId("c" * 64),
+    sandbox_id=SANDBOX.id,
+    name=ContainerName("vm", 3),
+    config=ContainerConfig(
+        image="img",
+        user_image="docker.io/img:1",
+        command=("/init", ""),
+        args=("--x", "y z"),
+        working_dir="/",
+        envs=(("TEXT", b"plain"), ("BYTES", bytes(range(256))), ("EMPTY", b""), ("TEXT", b"again")),
+        mounts=(Mount("/a", "/b", True), Mount("/c", "/d")),
+        labels={"a": "b"},
+        annotations={"c": "d"},
+        log_path="vm/3.log",
+        stdin=True,
+        stdin_once=True,
+        tty=True,
+        stop_signal=15,
+        user=RunAs("app", 7, (8, 9), own_groups=False),
+        resources=RESOURCES,
+    ),
+    image=ImageDigest(f"sha256:{'1' * 64}"),
+    image_ref="registry/x@sha256:1",
+    domain_uuid="12345678-9abc-4def-8123-456789abcdef",
+    created_at=5,
+    log_file="/var/log/pods/x/vm/3.log",
+    phase=ContainerPhase.EXITED,
+    started_at=6,
+    exit=Exit(137, ExitReason.OOM_KILLED, 7, "oops"),
+    cgroup_parent="/kubepods.slice",
+    size=VmSize(1, 2, 3, 4, 5),
+    changed=RESOURCES,
+    trouble="paused",
+    pod_disk="p/d",
+    checkpointing="/var/lib/kubelet/checkpoints/x.tar",
+    command=("/bin/job", "-x"),
+    command_begun=True,
+    ending=Exit(3, ExitReason.ERROR, 8, "why"),
+)
+IMAGE = Image(
+    digest=ImageDigest(f"sha256:{'2' * 64}"),
+    tags=("a:1", "b:2"),
+    repo_digests=("a@sha256:2",),
+    size=2**60,
+    virtual_size=2**61,
+    format=DiskFormat.RAW,
+    pulled_at=8,
+    pinned=True,
+)
+
+
+def fill(records: SqliteRecords) -> None:
+    records.sandboxes.add(SANDBOX)
+    records.containers.add(CONTAINER)
+    records.images.put(IMAGE)
+
+
+def sandbox(n: int, **changes: Any) -> Sandbox:
+    key = PodKey("default", f"pod-{n}", "uid", 0)
+    return dataclasses.replace(SANDBOX, **{"id": SandboxId(f"{n:064x}"), "key": key, "created_at": n} | changes)

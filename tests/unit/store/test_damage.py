@@ -1,0 +1,174 @@
+"""A damaged database: seen, set aside, and made anew from what can be read of it."""
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from fakes.full_records import fill, sandbox
+
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.sandbox import SandboxPhase
+from virtshim.store.damage import DatabaseDamaged
+from virtshim.store.opening import open_records
+from virtshim.store.records import SqliteRecords
+
+PAGE = 4096
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+def closed(records: SqliteRecords, path: Path) -> None:
+    """All of it is in the one file."""
+    records.close()
+    with sqlite3.connect(path) as database:
+        database.execute("pragma wal_checkpoint(truncate)")
+    database.close()
+
+
+def overwrite(path: Path, at: int, length: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(os.urandom(length))
+
+
+def aside(path: Path) -> list[Path]:
+    return sorted(p for p in path.parent.glob("state.db.corrupt-*") if not p.name.endswith(("-wal", "-shm")))
+
+
+@pytest.mark.parametrize(
+    "content", [b"no database at all, but long enough to be taken for one" * 40, b"SQLite format 3\0" * 400]
+)
+def test_what_is_no_database_is_kept_under_another_name_and_a_new_one_serves(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    records = open_records(str(path))
+    assert records.sandboxes.all() == []
+    assert records.trouble() == ""
+    records.close()
+    (kept,) = aside(path)
+    assert kept.read_bytes() == content
+
+
+def test_rows_on_whole_pages_survive_the_damage_of_others(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    node = records.node_id()
+    for n in range(1, 400):
+        records.sandboxes.add(sandbox(n))
+    closed(records, path)
+    size = path.stat().st_size
+    overwrite(path, (size // PAGE // 2) * PAGE, PAGE)
+    with pytest.raises(DatabaseDamaged):
+        SqliteRecords(str(path))
+    again = open_records(str(path))
+    found = {record.id for record in again.sandboxes.all()}
+    assert 200 < len(found) < 399
+    assert found <= {sandbox(n).id for n in range(1, 400)}
+    assert again.node_id() == node
+    again.close()
+    assert len(aside(path)) == 1
+
+
+def test_the_node_keeps_its_id_when_not_a_byte_of_its_database_is_left(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    node = records.node_id()
+    closed(records, path)
+    overwrite(path, 0, path.stat().st_size)
+    again = open_records(str(path))
+    assert again.node_id() == node
+    again.close()
+
+
+def test_a_new_database_does_not_say_that_a_recovery_was_finished(path: Path) -> None:
+    """Whatever is found of the old one: the next start must look at the virtual machines themselves."""
+    records = SqliteRecords(str(path))
+    fill(records)
+    records.set_node_fact("boot", "boot-1")
+    for n in range(1, 400):
+        records.sandboxes.add(sandbox(n))
+    closed(records, path)
+    overwrite(path, path.stat().st_size - 20 * PAGE, PAGE)
+    again = open_records(str(path))
+    assert again.node_fact("boot") is None
+    again.close()
+
+
+def test_half_made_rows_are_not_taken_over(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    fill(records)
+    assert records.containers.all()[0].phase is not ContainerPhase.CREATING
+    made = records.containers.all()[0].id
+    for n in range(1, 300):
+        records.sandboxes.add(sandbox(n, phase=SandboxPhase.CREATING))
+    closed(records, path)
+    with sqlite3.connect(path) as database:
+        (root,) = database.execute("select rootpage from sqlite_master where name = 'images'").fetchone()
+    database.close()
+    overwrite(path, (root - 1) * PAGE, PAGE)
+    again = open_records(str(path))
+    assert [record.id for record in again.containers.all()] == [made]
+    assert len(again.sandboxes.all()) == 1
+    again.close()
+
+
+def test_damage_under_a_running_daemon_is_told_and_healed_by_a_restart(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    for n in range(1, 400):
+        records.sandboxes.add(sandbox(n))
+    assert records.trouble() == ""
+    records.check()
+    assert records.trouble() == ""
+    with sqlite3.connect(path) as database:
+        database.execute("pragma wal_checkpoint(truncate)")
+    database.close()
+    overwrite(path, 4 * PAGE, path.stat().st_size - 4 * PAGE)
+    records.check()
+    assert "damaged" in records.trouble()
+    assert "restart virtshim" in records.trouble()
+    records.close()
+    again = open_records(str(path))
+    assert again.trouble() == ""
+    again.close()
+
+
+def test_a_write_that_meets_damage_says_so_from_then_on(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    for n in range(1, 100):
+        records.sandboxes.add(sandbox(n))
+    with sqlite3.connect(path) as database:  # somebody else's write: what the daemon's connection remembers is old now
+        database.execute("insert into node values ('x', 'y')")
+    database.execute("pragma wal_checkpoint(truncate)")
+    database.close()
+    overwrite(path, PAGE, path.stat().st_size - PAGE)
+    with pytest.raises(DatabaseDamaged, match="restart virtshim"):
+        records.sandboxes.add(sandbox(100))
+    assert "damaged" in records.trouble()
+    assert len(records.sandboxes.all()) == 99  # lists still answer, and show what is on disk or was
+    records.close()
+
+
+def test_a_database_of_a_newer_schema_is_no_damage(path: Path) -> None:
+    SqliteRecords(str(path)).close()
+    with sqlite3.connect(path) as database:
+        database.execute("update alembic_version set version_num = '9999'")
+    database.close()
+    with pytest.raises(WrongState, match="9999"):
+        open_records(str(path))
+    assert aside(path) == []
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_and_nothing_is_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"not a database, whatever its name may promise" * 50)
+
+    def refuse(_old: str, _new: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("virtshim.store.damage.os.replace", refuse)
+    with pytest.raises(InternalError, match="cannot be renamed: Permission denied"):
+        open_records(str(path))
+    assert path.exists()

@@ -1,0 +1,113 @@
+"""Records made anew from the virtual machines' own definitions: after the state database was lost, and for single records that
+cannot be read. Adds and replaces records; touches nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.errors import InternalError, ShimError
+from virtshim.domain.image import UNKNOWN_IMAGE
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.domain.vm import OwnedDomain
+from virtshim.ports import AttachRequest
+from virtshim.recovery_ports import KnownNetworks, Remembered, StateRecords, VmCensus
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """`timeout`: seconds for a call to tapmanager."""
+
+    records: StateRecords
+    census: VmCensus
+    networks: KnownNetworks
+    timeout: float
+
+    def run(self, domains: Sequence[OwnedDomain], *, lost: bool) -> None:
+        """`lost`: the database was, so a VM without a record had one. What cannot be made anew is logged and left as it is."""
+        for domain in domains:
+            if self._wants_container(domain, lost=lost) or domain.sandbox_id.value in self.records.unreadable():
+                try:
+                    self._restore(domain, lost=lost)
+                except ShimError as exc:
+                    log.warning("rebuild.failed", vm=domain.name, container=domain.container_id.short, error=str(exc))
+
+    def _wants_container(self, domain: OwnedDomain, *, lost: bool) -> bool:
+        there = self.records.containers.get(domain.container_id)
+        return lost if there is None else there.phase is ContainerPhase.UNKNOWN
+
+    def _restore(self, domain: OwnedDomain, *, lost: bool) -> None:
+        remembered = self.census.remembered(domain.uuid)
+        try:
+            sandbox, container = self._read(domain, remembered)
+        except InternalError as exc:
+            log.warning("rebuild.bare", vm=domain.name, container=domain.container_id.short, why=str(exc))
+            sandbox, container = self._bare(domain, remembered)
+        if self.records.sandboxes.get(sandbox.id) is None or sandbox.id.value in self.records.unreadable():
+            self.records.sandboxes.put(sandbox)
+        if self._wants_container(domain, lost=lost):
+            self.records.containers.put(container)
+        log.warning(
+            "rebuild.done",
+            container=container.id.short,
+            sandbox=sandbox.id.short,
+            pod=str(sandbox.key),
+            phase=container.phase.value,
+            lost="environment, times, what was resized",
+        )
+
+    def _read(self, domain: OwnedDomain, remembered: Remembered) -> tuple[Sandbox, Container]:
+        """Raises InternalError."""
+        if not remembered.record:
+            raise InternalError("its definition was made by a version that did not write the pod down in it")
+        sandbox, container = self.records.from_text(remembered.record)
+        if (sandbox.id, container.id) != (domain.sandbox_id, domain.container_id):
+            raise InternalError("its definition remembers another container than the one it is marked with")
+        network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=remembered.fetch_key)
+        # Whether the network is still there is seen by what follows, as after each start.
+        phase = SandboxPhase.READY if network else SandboxPhase.NOT_READY
+        return (
+            dataclasses.replace(sandbox, network=network, phase=phase),
+            _alive(domain, remembered, dataclasses.replace(container, domain_uuid=str(domain.uuid))),
+        )
+
+    def _bare(self, domain: OwnedDomain, remembered: Remembered) -> tuple[Sandbox, Container]:
+        """Names and ids: enough for the VM to be seen, stopped and removed."""
+        namespace, pod, name = ([*remembered.title.split("/"), "", "", ""])[:3]
+        known = self.networks.pod_of(domain.sandbox_id, self.timeout)
+        key = known or PodKey(namespace, pod, "", 0)
+        labels = {
+            "io.kubernetes.pod.namespace": key.namespace,
+            "io.kubernetes.pod.name": key.name,
+            "io.kubernetes.pod.uid": key.uid,
+        }
+        sandbox = Sandbox(id=domain.sandbox_id, key=key, config=SandboxConfig(labels=labels), created_at=1)
+        if known:  # there is a network: asking for it again tells which
+            network = self.networks.attach(AttachRequest(sandbox.id, key, sandbox.config.dns), self.timeout)
+            sandbox = sandbox.ready(network)
+        else:
+            sandbox = sandbox.not_ready("the state database was lost, and its network with it")
+        container = Container(
+            id=domain.container_id,
+            sandbox_id=domain.sandbox_id,
+            name=ContainerName(name, 0),
+            config=ContainerConfig(image="", labels={**labels, "io.kubernetes.container.name": name}),
+            image=UNKNOWN_IMAGE,
+            image_ref="",
+            domain_uuid=str(domain.uuid),
+            created_at=1,
+        )
+        return sandbox, _alive(domain, remembered, container)
+
+
+def _alive(domain: OwnedDomain, remembered: Remembered, container: Container) -> Container:
+    """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start."""
+    if domain.state.is_on or remembered.has_run:
+        return dataclasses.replace(container, phase=ContainerPhase.RUNNING, started_at=container.created_at)
+    return dataclasses.replace(container, phase=ContainerPhase.CREATED)

@@ -1,0 +1,40 @@
+"""Start-up's recovery and the reconciler: the same look, the same repairs, one bench for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.recovery_ports import VmCensus
+from virtshim.services.images import ImageUse
+from virtshim.services.inflight import PodLocks
+from virtshim.services.rebuild import Rebuild
+from virtshim.services.reconcile import Reconcile
+from virtshim.services.recover import Recover, Survey
+from virtshim.services.repairs import Repairs, Workbench
+
+# One repair, and all that are stuck together in one round, in seconds. What is not done by then is left to the reconciler.
+_LIMIT: Final = 15.0
+_BUDGET: Final = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    recover: Recover
+    reconcile: Reconcile
+
+
+def workbench() -> Workbench:
+    return Workbench(_LIMIT, _BUDGET)
+
+
+def recovery(
+    repairs: Repairs, bench: Workbench, census: VmCensus, images: ImageUse, locks: PodLocks, interval: float
+) -> Recovery:
+    """`interval`: seconds between two looks of the reconciler."""
+    survey = Survey(repairs.records, census, repairs.networks, repairs.disks, repairs.timeout)
+    rebuild = Rebuild(repairs.records, census, repairs.networks, repairs.timeout)
+    return Recovery(
+        Recover(survey, rebuild, repairs, bench, images),
+        Reconcile(repairs.records, survey, repairs, bench, images, locks, repairs.clock, interval),
+    )

@@ -1,0 +1,92 @@
+"""A state database that is damaged: seen, set aside, and read as far as it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy.exc import DatabaseError
+
+from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
+
+# https://www.sqlite.org/rescode.html
+_FULL, _CORRUPT, _NOT_A_DATABASE = 13, 11, 26
+
+_SUFFIXES = ("", "-wal", "-shm")
+_REMEDY = "restart virtshim: it sets the file aside and makes the records anew from the virtual machines themselves"
+
+
+class DatabaseDamaged(InternalError):
+    """The file holds nonsense. What it held is not to be taken for absent."""
+
+
+def database_trouble(exc: DatabaseError) -> ShimError:
+    """The domain's error for what SQLite says; by code, not by text."""
+    match getattr(exc.orig, "sqlite_errorcode", 0) & 0xFF:
+        case code if code == _FULL:
+            return ResourceExhausted("the state database cannot grow: the disk is full. Free space and repeat the call")
+        case code if code in (_CORRUPT, _NOT_A_DATABASE):
+            return DatabaseDamaged(f"the state database is damaged ({exc.orig}); {_REMEDY}")
+        case _:
+            return InternalError(f"the state database cannot be used: {exc.orig}")
+
+
+def check(path: str) -> str:
+    """What is wrong with the file, "" if nothing is. Reads all of it anew: a connection that is open would see what it
+    remembers."""
+    if not os.path.exists(path):
+        return ""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, timeout=5)) as database:
+            found = [str(row[0]) for row in database.execute("pragma quick_check(1)")]
+    except sqlite3.DatabaseError as exc:
+        if getattr(exc, "sqlite_errorcode", 0) & 0xFF not in (_CORRUPT, _NOT_A_DATABASE):
+            return ""
+        found = [str(exc)]
+    return "" if found == ["ok"] else f"the state database {path} is damaged ({'; '.join(found)[:200]}); {_REMEDY}"
+
+
+def set_aside(path: str, stamp: str) -> str:
+    """Renames the database with all that belongs to it. Returns its new name; raises InternalError."""
+    aside = f"{path}.corrupt-{stamp}"
+    try:
+        for suffix in reversed(
+            _SUFFIXES
+        ):  # the file itself last: until then a next start finds it, and does this again
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(path + suffix, aside + suffix)
+        _sync(os.path.dirname(path))
+    except OSError as exc:
+        raise InternalError(f"the damaged state database {path} cannot be renamed: {exc.strerror}") from exc
+    return aside
+
+
+def readable_rows(path: str, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """The rows of a damaged database that can be read: from the first on as far as it goes, then from the last one back.
+    A row may come twice."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.text_factory = lossless_text
+        for order in ("asc", "desc"):
+            with contextlib.suppress(sqlite3.Error):
+                # The names are the schema's own.
+                yield from database.execute(f"select {', '.join(columns)} from {table} order by rowid {order}")  # noqa: S608
+
+
+def lossless_text(raw: bytes) -> str:
+    """Bytes that are not UTF-8 come through as what no parser takes for text, and break nothing else."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _sync(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
