@@ -79,6 +79,7 @@ def candidates(files: HostFiles) -> Sequence[Candidate]:
             device=f"{facts.device:04x}",
             driver=facts.driver,
             is_vfio=facts.is_vfio,
+            is_busy=not facts.is_vfio and not facts.is_idle,
             group=facts.group,
             numa=facts.node,
             physfn=facts.physical,

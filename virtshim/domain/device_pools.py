@@ -13,8 +13,8 @@ from virtshim.domain.devices import PciAddress
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A function as sysfs shows it. `vendor` and `device`: four hex digits in lower case. `driver` "": none bound; `is_vfio`: it
-    hands the function to user space. `group`
-    None: no IOMMU. `numa` None: not said. `physfn`: the PF that a VF is of. `has_node`: /dev/vfio/<group> is there."""
+    hands the function to user space; `is_busy`: it uses the function for the node, so that VFIO gives away nothing of the group.
+    `group` None: no IOMMU. `numa` None: not said. `physfn`: the PF that a VF is of. `has_node`: /dev/vfio/<group> is there."""
 
     address: PciAddress
     vendor: str
@@ -25,6 +25,7 @@ class Candidate:
     numa: int | None = None
     physfn: PciAddress | None = None
     has_node: bool = False
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,22 @@ class Offer:
 def offers(pool: Pool, node: Iterable[Candidate]) -> tuple[Offer, ...]:
     """What the pool offers of the node's functions, by address. A function without a group is one by itself."""
     grouped: dict[object, list[Candidate]] = {}
+    busy: dict[int | None, list[Candidate]] = {}
     for facts in sorted(node, key=lambda facts: facts.address):
         if pool.wants(facts):
             grouped.setdefault(facts.address if facts.group is None else facts.group, []).append(facts)
-    return tuple(_offer(pool, members) for members in grouped.values())
+        elif facts.is_busy and facts.group is not None:
+            busy.setdefault(facts.group, []).append(facts)
+    return tuple(_offer(pool, members, busy.get(members[0].group, ())) for members in grouped.values())
 
 
-def _offer(pool: Pool, members: Sequence[Candidate]) -> Offer:
+def _offer(pool: Pool, members: Sequence[Candidate], busy: Sequence[Candidate]) -> Offer:
+    """`busy`: others of the group."""
     faults = [fault for fault in (_fault(pool, facts) for facts in members) if fault]
+    faults += (
+        f"IOMMU group {facts.group} has {facts.address} too, which is bound to {facts.driver}: bind that to vfio-pci or unbind it"
+        for facts in busy
+    )
     first = members[0]
     return Offer(tuple(facts.address for facts in members), first.group, first.numa, "; ".join(faults))
 

@@ -47,6 +47,18 @@ def test_a_pool_offers_the_vfs_of_its_pf_as_sysfs_shows_them(tmp_path) -> None:
     assert (second.id, second.fault) == ("0000:65:00.2", "0000:65:00.2 is bound to nvme, not to vfio-pci")
 
 
+def test_a_function_whose_group_the_node_uses_otherwise_is_not_offered_as_healthy(tmp_path) -> None:
+    sysfs = FakeSysfs(tmp_path / "root")
+    sysfs.pci("0000:65:01.0", 4, driver="vfio-pci", class_code=NVME)
+    sysfs.pci("0000:65:02.0", 4, driver="virtio-pci", class_code=NVME)
+    sysfs.pci("0000:64:00.0", 4, driver="pcieport", class_code=BRIDGE)
+    (resource,) = settings_with(
+        tmp_path, '[[device_plugin.resources]]\nname = "a.b/nvme"\naddresses = ["65:01.0"]\n'
+    ).device_plugin.resources
+    (offer,) = offers(pool_of(resource), candidates(sysfs.files()))
+    assert "0000:65:02.0 too, which is bound to virtio-pci" in offer.fault
+
+
 @pytest.mark.parametrize(
     ("resource", "fault"),
     [

@@ -66,6 +66,21 @@ def test_functions_of_one_group_are_one_device() -> None:
     assert offer.nodes == ("/dev/vfio/vfio", "/dev/vfio/7")
 
 
+def test_a_group_that_the_node_uses_another_function_of_cannot_be_given_away() -> None:
+    nic = vf("0000:3b:02.0", 7, vendor="1af4", driver="virtio-pci", is_vfio=False, is_busy=True)
+    elsewhere = dataclasses.replace(nic, address=PciAddress.parse("0000:3b:03.0"), group=8)
+    (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.1", 7), nic, elsewhere])
+    assert offer.fault == (
+        "IOMMU group 7 has 0000:3b:02.0 too, which is bound to virtio-pci: bind that to vfio-pci or unbind it"
+    )
+
+
+def test_an_idle_function_in_the_group_does_no_harm() -> None:
+    idle = vf("0000:3b:02.0", 7, vendor="1af4", driver="", is_vfio=False)
+    (offer,) = offers(Pool("a.b/c", vendor="8086"), [vf("0000:3b:01.1", 7), idle])
+    assert offer.fault == ""
+
+
 @pytest.mark.parametrize(
     ("facts", "fault"),
     [
