@@ -22,14 +22,15 @@ def qualified_name(pool: Pool, offer: Offer) -> str:
 
 
 def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
-    """Those of the offers that have device nodes. `bdf` is what VM runtimes look for."""
+    """Those of the offers that have device nodes. `bdf` is what VM runtimes look for, and holds one address: where a group has
+    several functions, its node and the container's variable say which."""
     return {
         "cdiVersion": _VERSION,
         "kind": pool.resource,
         "devices": [
             {
                 "name": offer.id,
-                "annotations": {"bdf": ",".join(map(str, offer.functions))},
+                "annotations": {"bdf": str(offer.functions[0])} if len(offer.functions) == 1 else {},
                 "containerEdits": {"deviceNodes": [{"path": node, "permissions": "rw"} for node in offer.nodes]},
             }
             for offer in offers
