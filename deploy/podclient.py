@@ -128,7 +128,9 @@ def container_config(image: str, memory: int = 128 << 20, name: str = "vm", atte
 def log_lines(path: str) -> list[str]:
     """The text of a CRI log, partial pieces glued."""
     lines: list[str] = [""]
-    for raw in Path(path).read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+    for raw in (
+        Path(path).read_bytes().decode(errors="replace").split("\n")[:-1]
+    ):  # a console writes carriage returns too
         _stamp, _stream, tag, text = (*raw.split(" ", 3), "")[:4]
         lines[-1] += text
         if tag == "F":

@@ -15,13 +15,16 @@ from virtshim.config import Settings
 from virtshim.console.attach import ConsoleAttach
 from virtshim.console.command_log import CommandLogFiles
 from virtshim.console.follower import ConsoleLogs
+from virtshim.console.size import ConsoleSizes
 from virtshim.cri.image import ImageServicer
+from virtshim.cri.people import PeopleServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
 from virtshim.cri.server import CriServer
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sizing import Sizes
+from virtshim.guest_ports import GuestCare, TerminationFiles
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
@@ -33,7 +36,8 @@ from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.standstill import LibvirtStandstill
 from virtshim.hypervisor_settings import libvirt_uri, node_profile, own_groups, systemd_cgroups
-from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.image_settings import image_settings
+from virtshim.images.filestore import ImageFileStore
 from virtshim.observe import machine
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.groups import VmGroupClient
@@ -58,8 +62,10 @@ from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.create_container import CreateContainer
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
+from virtshim.services.guest_care import CareForGuests
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
+from virtshim.services.last_words import LastWords
 from virtshim.services.logs import Logs
 from virtshim.services.node_status import NodeStatus
 from virtshim.services.pod_changes import PodChanges
@@ -83,6 +89,7 @@ from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
 from virtshim.volumes.checkpoint import CheckpointArchives
 from virtshim.volumes.root import RootDiskStore
+from virtshim.volumes.termination_file import TerminationFileStore
 
 # GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
 _MOST_LISTENERS = 16
@@ -113,6 +120,8 @@ class Adapters:
     consoles: Consoles
     command_logs: CommandLogs
     guests: GuestAgents
+    care: GuestCare
+    last_words: TerminationFiles
     streaming: Streaming
     clock: Clock
 
@@ -129,12 +138,14 @@ class App:
     watch: WatchPods
     announcer: Announcer
     commands: ContainerCommands
+    care: CareForGuests
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services, self.announcer)  # type: ignore[abstract]
         image = ImageServicer(self.images)
-        return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image)
+        people = PeopleServicer(self.adapters.records, self.adapters.care)
+        return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, people)
 
     def recovered(self) -> None:
         """Makes records and the world agree; remembers in which boot."""
@@ -181,7 +192,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     sizes = _sizes(settings)
     logs = Logs(a.consoles, a.command_logs)
     exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout)
-    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks)
+    stop_container = StopContainer(
+        a.records, a.hypervisor, exits, a.clock, locks, LastWords(a.records, a.care, a.last_words)
+    )
     commands = ContainerCommands(
         a.records, a.guests, a.command_logs, stop_container, a.clock, locks, settings.vm.agent_timeout
     )
@@ -189,10 +202,12 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, timeout
     )
-    checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks)
+    care = CareForGuests(a.records, a.care, a.clock, locks)
+    checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks, care)
     services = Services(
         records=a.records,
         clock=a.clock,
+        layout=settings.layout(),
         node=_node(settings, a, bench),
         run_sandbox=RunSandbox(
             records=a.records,
@@ -223,9 +238,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     ending = (exits, remove_container, checkpoints, commands)
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
     recovering = recovery(repairs, bench, a.census, images, locks, settings.cri.reconcile_interval)
-    watch = _watch(a, exits, checkpoints, locks, timeout)
+    watch = _watch(a, exits, checkpoints, locks, care, timeout)
     events = VmEvents(a.records, exits)
-    return App(a, services, images, recovering, events, watch, _announcer(settings, a), commands)
+    return App(a, services, images, recovering, events, watch, _announcer(settings, a), commands, care)
 
 
 def _announcer(settings: Settings, a: Adapters) -> Announcer:
@@ -242,7 +257,14 @@ def _sizes(settings: Settings) -> Sizes:
     return Sizes(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
 
 
-def _watch(a: Adapters, exits: Exits, checkpoints: CheckpointContainer, locks: PodLocks, timeout: float) -> WatchPods:
+def _watch(
+    a: Adapters,
+    exits: Exits,
+    checkpoints: CheckpointContainer,
+    locks: PodLocks,
+    care: CareForGuests,
+    timeout: float,
+) -> WatchPods:
     return WatchPods(
         records=a.records,
         hypervisor=a.hypervisor,
@@ -253,6 +275,7 @@ def _watch(a: Adapters, exits: Exits, checkpoints: CheckpointContainer, locks: P
         checkpoints=checkpoints,
         clock=a.clock,
         locks=locks,
+        care=care,
         timeout=timeout,
     )
 
@@ -319,6 +342,8 @@ def built(settings: Settings) -> Iterator[App]:
         guests = AgentClients(layout)
         stack.callback(guests.close)
         networks = PodNetworkClient(settings.tapmanager.socket)
+        sizes = ConsoleSizes(guests.care.resize_console)
+        stack.callback(sizes.close)
         streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
         stack.callback(streaming.stop)
         adapters = Adapters(
@@ -330,13 +355,15 @@ def built(settings: Settings) -> Iterator[App]:
             standstill=LibvirtStandstill(connection, profile),
             networks=networks,
             groups=VmGroupClient(networks, own=own_groups(settings)),
-            files=ImageFileStore(layout.images, _image_settings(settings)),
+            files=ImageFileStore(layout.images, image_settings(settings)),
             disks=RootDiskStore(layout),
             archives=CheckpointArchives(),
             seeds=SeedStore(layout),
             consoles=consoles,
             command_logs=command_logs,
             guests=guests,
+            care=guests.care,
+            last_words=TerminationFileStore(),
             streaming=streaming,
             clock=clock,
         )
@@ -344,20 +371,10 @@ def built(settings: Settings) -> Iterator[App]:
             raise Unavailable(connection.trouble())
         _await_tapmanager(networks, clock)
         app = wire(settings, adapters)
+        stack.callback(app.care.close)
         stack.callback(app.commands.close)
-        streaming.start(ConsoleAttach(layout), app.services.exec_command)
+        streaming.start(ConsoleAttach(layout, sizes), app.services.exec_command)
         yield app
-
-
-def _image_settings(settings: Settings) -> ImageSettings:
-    images = settings.images
-    return ImageSettings(
-        translations_dir=images.translations_dir,
-        download_protocol=images.download_protocol,
-        insecure_registries=images.insecure_registries,
-        max_bytes=images.max_bytes,
-        progress_timeout=images.progress_timeout,
-    )
 
 
 def _await_tapmanager(networks: PodNetworkClient, clock: Clock) -> None:

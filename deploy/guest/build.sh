@@ -140,7 +140,7 @@ printf 'ID=virtshim-guest\nNAME="virtshim guest"\nPRETTY_NAME="virtshim guest"\n
 at_boot=(virtio_pci sd_mod sr_mod isofs virtio_console virtio_net virtio_blk virtio_scsi ahci ata_piix virtio-rng virtio_balloon
   evdev button pvpanic-mmio pvpanic-pci)
 # Loaded when something asks for them.
-on_demand=(vfat nls_ascii nls_cp437 nls_utf8 nls_iso8859-1 fuse virtiofs 9p 9pnet_virtio nvme e1000 e1000e squashfs overlay
+on_demand=(ext4 loop vfat nls_ascii nls_cp437 nls_utf8 nls_iso8859-1 fuse virtiofs 9p 9pnet_virtio nvme e1000 e1000e squashfs overlay
   vmw_vsock_virtio_transport virtio_mem 8021q af_packet)
 
 tree=$packages/lib/modules/$version

@@ -7,7 +7,7 @@
  *   nocloud dump FILE      the document as it was understood, as JSON
  *
  * The functions that the commands call (host_name, key, dhcp ...) stand in the guest's init.
- * cloud-config: hostname, fqdn, bootcmd, users, ssh_authorized_keys, write_files, mounts, runcmd.
+ * cloud-config: hostname, fqdn, bootcmd, users, ssh_authorized_keys, write_files, mounts, runcmd, resolv_conf.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -345,6 +345,22 @@ static void print_user(const struct node *item)
 	each(yaml_get(item, "ssh-authorized-keys"), print_key, (void *)name);
 }
 
+/* Options of the resolver: a flag is true, all else NAME:VALUE. */
+static void resolver(const struct node *document)
+{
+	const struct node *settings = yaml_get(document, "resolv_conf"), *options = yaml_get(settings, "options");
+
+	if (!is_true(yaml_get(document, "manage_resolv_conf")))
+		return;
+	each(yaml_get(settings, "nameservers"), print_call, "name_server");
+	for (size_t n = 0; options->kind == MAPPING && n < options->count; n++) {
+		const char *value = options->values[n]->text;
+		if (!strcasecmp(value, "false"))
+			continue;
+		command("resolver_option", options->keys[n]->text, strcasecmp(value, "true") ? value : "", NULL);
+	}
+}
+
 static void user(const struct node *document)
 {
 	const struct node *list;
@@ -353,6 +369,7 @@ static void user(const struct node *document)
 	if (*name)
 		command("host_name", name, NULL);
 	print_run(yaml_get(document, "bootcmd"));
+	resolver(document);
 	list = yaml_get(document, "users");
 	for (size_t n = 0; n < list->count; n++)
 		print_user(list->values[n]);

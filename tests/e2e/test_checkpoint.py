@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import stat
 import subprocess
 import tarfile
+import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -71,6 +75,41 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, ima
         lambda: not [n for n in os.listdir(tmp_path) if "late" in n or n.startswith(".")], 10, "all is cleaned up"
     )
     cri.remove_pod(pod)
+
+
+def test_file_systems_rest_while_the_disk_is_copied_and_the_clock_is_right_afterwards(cri, node, image_url, tmp_path):
+    pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2", "resting")
+    # This guest needs its boot disk no more: it is a file system now.
+    made = cri.exec_sync(
+        container, "sh", "-c", "modprobe ext4; mke2fs /dev/sda && mount -t ext4 /dev/sda /mnt && date -s 2020-01-01"
+    )
+    assert made.exit_code == 0, made.stderr
+    archive = tmp_path / "rest.tar"
+    checkpoint(cri, container, str(archive))
+    with tarfile.open(archive) as tar:
+        assert json.load(tar.extractfile("checkpoint.json"))["frozenFileSystems"] == 1
+    wrote = cri.exec_sync(container, "sh", "-c", "echo moves > /mnt/again && sync && cat /mnt/again", timeout=30)
+    assert wrote.stdout == b"moves\n"
+    wait_until(
+        lambda: abs(int(cri.exec_sync(container, "date", "+%s").stdout) - time.time()) < 5, 20, "the clock is set"
+    )
+
+    # A process that is killed while they rest leaves a guest that the next one thaws.
+    victim = node.daemons()["virtshim"]
+    late = threading.Thread(target=checkpoint_that_dies, args=(cri, container, str(tmp_path / "late.tar")))
+    late.start()
+    wait_until(lambda: "guest.frozen" in node.log().rsplit("rest.tar", 1)[1], 30, "the file systems rest")
+    os.kill(victim, signal.SIGKILL)
+    late.join()
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
+    wait_until(lambda: "guest.thawed" in node.log().rsplit("guest.frozen", 1)[1], 60, "the guest is thawed")
+    assert cri.exec_sync(container, "sh", "-c", "echo more > /mnt/more && sync", timeout=30).exit_code == 0
+    cri.remove_pod(pod)
+
+
+def checkpoint_that_dies(cri, container: str, location: str) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        checkpoint(cri, container, location)
 
 
 def checkpoint_at_once(cri, container: str, location: str) -> None:

@@ -20,6 +20,8 @@ echo hello $GREETING from $(pwd)
 echo trouble >&2
 until [ -e /run/go ]; do sleep 0.2; done
 seq 1 5000
+head -c 5000 /dev/zero | tr '\\0' x > /run/last/words
+echo that was all >> /run/last/words
 exit 3
 """
 
@@ -45,6 +47,10 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
     wanted.args.append(JOB)
     wanted.working_dir = "/srv"
     wanted.envs.add(key="GREETING", value=b"there")
+    last_words = Path(node.directory, "last-words")
+    last_words.touch(0o666)
+    wanted.mounts.add(container_path="/run/last/words", host_path=str(last_words))
+    wanted.annotations["io.kubernetes.container.terminationMessagePath"] = "/run/last/words"
     made = cri.create(pod, wanted, config)
     log = Path(config.log_directory, wanted.log_path)
     cri.start(made)
@@ -61,6 +67,8 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
 
     status = cri.status(made)
     assert (status.exit_code, status.reason) == (3, "Error")
+    message = last_words.read_bytes()
+    assert (len(message), message[-14:]) == (4096, b"xthat was all\n")
     said = [line for line in lines(log) if line.startswith("stdout")]
     assert "".join(line[9:] + "\n" * (line[7] == "F") for line in said) == "hello there from /srv\n" + "".join(
         f"{number}\n" for number in range(1, 5001)

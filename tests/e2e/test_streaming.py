@@ -105,6 +105,19 @@ def test_a_port_on_which_nobody_listens_says_so(vm):
     assert b"port 81" in client.read_all(error)
 
 
+def test_the_size_of_the_clients_terminal_reaches_the_guests_console(vm):
+    request = pb.AttachRequest(container_id=vm.container, stdin=True, stdout=True, tty=True)
+    client = spdy(vm.cri.runtime.Attach(request).url)
+    numbers = {name: client.open(streamtype=name) for name in ("error", "stdin", "stdout", "resize")}
+    client.until(lambda: client.replied == set(numbers.values()))
+    client.write(numbers["resize"], b'{"Width":133,"Height":41}')
+
+    def size() -> bytes:
+        return vm.cri.exec_sync(vm.container, "sh", "-c", "stty size </dev/ttyS0").stdout
+
+    wait_until(lambda: size() == b"41 133\n", 20, "the guest's console has the size of the client's terminal")
+
+
 def test_commands_typed_on_an_attached_console_run_in_the_guest_and_all_clients_see_it(vm):
     first, one = attached(vm, stdin=True, stdout=True)
     second, two = attached(vm, stdin=True, stdout=True)

@@ -94,6 +94,7 @@ CONTAINER = Container(
     command=("/bin/job", "-x"),
     command_begun=True,
     ending=Exit(3, ExitReason.ERROR, 8, "why"),
+    frozen=True,
 )
 IMAGE = Image(
     digest=ImageDigest(f"sha256:{'2' * 64}"),

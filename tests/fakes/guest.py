@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,11 @@ from virtshim.guestagent import guest_scripts, main_scripts
 
 # Names in the environment of a process whose guest it runs in.
 _OWNER = "VIRTSHIM_TEST_GUEST"
+# What qemu-ga answers between freeze and thaw.
+_WHILE_FROZEN = {"guest-ping", "guest-info", "guest-sync", "guest-sync-delimited"} | {
+    "guest-fsfreeze-status",
+    "guest-fsfreeze-thaw",
+}
 
 
 class Listener:
@@ -149,6 +155,11 @@ class HostGuest:
         self.swept = 0
         self.run = directory / "tmpfs"
         self.run.mkdir()
+        self.file_systems = 2
+        self.frozen = False
+        self.clock_ns = time.time_ns()
+        self.may_be_told_the_time = True
+        self.ssh_keys: dict[str, list[str]] = {"root": []}
         self._files: dict[int, BinaryIO] = {}
         self._name = secrets.token_hex(8)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -163,6 +174,9 @@ class HostGuest:
         if name in self.disabled:
             words = f"Command {name} has been disabled"
             return {"error": {"class": "CommandNotFound", "desc": words}}
+        if self.frozen and name not in _WHILE_FROZEN:
+            words = f"Command {name} has been disabled: the agent is in frozen state"
+            return {"error": {"class": "CommandNotFound", "desc": words}}
         if name in self.lies:
             return {"return": self.lies[name]}
         match name:
@@ -175,7 +189,39 @@ class HostGuest:
             case "guest-file-open" | "guest-file-seek" | "guest-file-read" | "guest-file-close":
                 return self._file(name, arguments)
             case _:
+                return self._care(name, arguments)
+
+    def _care(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        match name:
+            case "guest-ping":
+                return {"return": {}}
+            case "guest-fsfreeze-freeze" | "guest-fsfreeze-thaw":
+                self.frozen = name.endswith("freeze") and self.file_systems > 0
+                return {"return": self.file_systems}
+            case "guest-get-time":
+                return {"return": self.clock_ns}
+            case "guest-set-time":
+                return self._set_time(arguments)
+            case "guest-ssh-add-authorized-keys":
+                return self._add_keys(arguments)
+            case _:
                 return {"error": {"class": "CommandNotFound", "desc": f"The command {name} has not been found"}}
+
+    def _set_time(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Without an argument from the clock chip."""
+        if "time" in arguments and not self.may_be_told_the_time:
+            words = "Failed to set time to guest: Operation not permitted"
+            return {"error": {"class": "GenericError", "desc": words}}
+        self.clock_ns = arguments.get("time", time.time_ns())
+        return {"return": {}}
+
+    def _add_keys(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        keys = self.ssh_keys.get(arguments["username"])
+        if keys is None:
+            words = f"failed to lookup user '{arguments['username']}'"
+            return {"error": {"class": "GenericError", "desc": words}}
+        keys += [key for key in arguments["keys"] if key not in keys]
+        return {"return": {}}
 
     def _inside(self, word: str) -> str:
         return word.replace(main_scripts.DIRECTORY, f"{self.run}/virtshim-command")
@@ -191,7 +237,8 @@ class HostGuest:
         file = self._files[arguments["handle"]]
         match name:
             case "guest-file-seek":
-                return {"return": {"position": file.seek(arguments["offset"]), "eof": False}}
+                whence = {"set": os.SEEK_SET, "cur": os.SEEK_CUR, "end": os.SEEK_END}[arguments["whence"]]
+                return {"return": {"position": file.seek(arguments["offset"], whence), "eof": False}}
             case "guest-file-read":
                 data = file.read(arguments["count"])
                 text = base64.b64encode(data).decode()

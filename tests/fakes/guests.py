@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest_command import CommandResult, GuestCommand
@@ -20,8 +20,8 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 
 class FakeGuests:
-    """Implements `virtshim.ports.GuestAgents`. `do` runs a command; `sessions` are handed out by `open`, oldest
-    first. `begun`: the containers' own commands, as often as they were begun."""
+    """Implements `virtshim.ports.GuestAgents` and `virtshim.guest_ports.GuestCare`. `do` runs a command; `sessions` are
+    handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun."""
 
     def __init__(self) -> None:
         self.do: Run = _echo
@@ -32,6 +32,11 @@ class FakeGuests:
         self.begin_error: ShimError | None = None
         self.begun: dict[ContainerId, list[GuestCommand]] = {}
         self.still_there = True
+        self.frozen: set[ContainerId] = set()
+        self.clocks_set: list[ContainerId] = []
+        self.ssh_keys: list[tuple[str, str]] = []
+        self.console_sizes: list[tuple[int, int]] = []
+        self.files: dict[str, bytes] = {}
         self._news: dict[int, News] = {}
         self._told = threading.Condition()
 
@@ -70,5 +75,36 @@ class FakeGuests:
     def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return self.told
 
+    # --- virtshim.guest_ports.GuestCare
+
+    def freeze(self, container: ContainerId, timeout: float) -> int:
+        self.frozen.add(container)
+        return 2
+
+    def thaw(self, container: ContainerId, timeout: float) -> None:
+        self.frozen.discard(container)
+
+    def set_clock(self, container: ContainerId, timeout: float) -> None:
+        self.clocks_set.append(container)
+
+    def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
+        self.ssh_keys.extend((user, key) for key in keys)
+
+    def read_tail(self, container: ContainerId, path: str, most: int, timeout: float) -> bytes:
+        return self.files.get(path, b"")[-most:]
+
+    def resize_console(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
+        self.console_sizes.append((columns, rows))
+
     def forget(self, container: ContainerId) -> None:
         self.forgotten.append(container)
+
+
+class FakeTerminationFiles:
+    """Implements `virtshim.guest_ports.TerminationFiles`."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, bytes] = {}
+
+    def write(self, path: str, pod_uid: str, message: bytes) -> None:
+        self.written[path] = message

@@ -116,6 +116,40 @@ def console(name: _Vm, socket: _Socket = None, config: _ConfigFile = None) -> No
     raise typer.Exit(attach(_cri_socket(socket, config), name))
 
 
+@app.command()
+def ssh(
+    name: _Vm,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="what to run there, after --; without it a shell", show_default=False)
+    ] = None,
+    user: Annotated[str, typer.Option("-l", "--user", help="user of the guest")] = "root",
+    identity: Annotated[str, typer.Option("-i", "--identity", help="private key, as for ssh")] = "",
+    inject: Annotated[str, typer.Option("--inject", help="file of public keys to let in first")] = "",
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Log in to a VM with ssh; `--inject ~/.ssh/id_ed25519.pub` gives the running guest your key by its agent."""
+    from virtshim.cli.ssh import SshOptions
+    from virtshim.cli.ssh import ssh as become_ssh
+
+    become_ssh(_cri_socket(socket, config), name, SshOptions(user, identity, inject, tuple(command or ())))
+
+
+@app.command()
+def vnc(
+    name: _Vm,
+    listen: Annotated[str, typer.Option(help="loopback address and port for VNC clients")] = "127.0.0.1:5900",
+    unix: Annotated[str, typer.Option("--unix", help="a Unix socket to make for VNC clients instead")] = "",
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Show a VM's screen to VNC clients of this machine; its pod needs the annotation virtshim.io/vnc."""
+    from virtshim.cli.vnc import place_of
+    from virtshim.cli.vnc import vnc as show
+
+    show(_cri_socket(socket, config), name, place_of(listen, unix))
+
+
 def _cri_socket(socket: str | None, config: str | None) -> str:
     from virtshim import config as settings
 

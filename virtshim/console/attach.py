@@ -18,6 +18,7 @@ import struct
 import termios
 from typing import Final
 
+from virtshim.console.size import ConsoleSize, ConsoleSizes
 from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
@@ -44,8 +45,9 @@ _LOOK: Final = 0.02
 class ConsoleAttach:
     """Implements `virtshim.ports.Attaches`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, sizes: ConsoleSizes) -> None:
         self._layout = layout
+        self._sizes = sizes
         self._lines: dict[ContainerId, _Line] = {}
         self._input_over: set[ContainerId] = set()
 
@@ -57,7 +59,9 @@ class ConsoleAttach:
                 f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
             )
         while True:
-            line = self._lines.setdefault(container, _Line(self._layout.console_socket(container)))
+            line = self._lines.setdefault(
+                container, _Line(self._layout.console_socket(container), self._sizes.of(container))
+            )
             async with line.lock:
                 if self._lines.get(container) is not line:
                     continue  # the last client left while we waited
@@ -103,8 +107,9 @@ class ConsoleAttach:
 class _Line:
     """The connection to one VM's console."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, size: ConsoleSize) -> None:
         self._path = path
+        self.size = size
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -150,6 +155,7 @@ class _Line:
                 await self._writer.drain()
 
     async def close(self) -> None:
+        self.size.close()
         if self._writer is not None:
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_LAST_INPUT):
@@ -221,7 +227,9 @@ class ConsoleSession:
             self._hub.input_is_over(self._request.container)
 
     async def resize(self, width: int, height: int) -> None:
-        """A serial line has no size."""
+        """All clients share one console: the newest size is that of all."""
+        if self._request.streams.tty:
+            self._line.size.change(width, height)
 
     async def close(self) -> None:
         await self.close_stdin()

@@ -9,14 +9,18 @@ from typing import Final
 
 import grpc
 
+from criproto.people_v1 import people_pb2, people_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri.status import STATUS
 from virtshim.domain import errors
+from virtshim.domain.annotations import SCREEN
 from virtshim.domain.errors import NotFound, ShimError, Unavailable
 from virtshim.domain.streaming import Streams
 
 _SECONDS: Final = 30.0
+# What the node gives a guest's agent to answer.
+_AGENT_SECONDS: Final = 30.0
 _MESSAGE_BYTES: Final = 16 << 20
 
 _KINDS: Final = {code: kind for kind, code in STATUS.items()}
@@ -56,6 +60,7 @@ class NodeClient:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._runtime = api_pb2_grpc.RuntimeServiceStub(channel)
+        self._people = people_pb2_grpc.PeopleStub(channel)
 
     def pods(self) -> list[PodSeen]:
         """Newest first."""
@@ -112,6 +117,23 @@ class NodeClient:
         )
         with _told():
             return self._runtime.Exec(request, timeout=_SECONDS).url
+
+    def forward_url(self, pod: str, port: int) -> str:
+        with _told():
+            request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[port])
+            return self._runtime.PortForward(request, timeout=_SECONDS).url
+
+    def has_screen(self, pod: str) -> bool:
+        """Whether its port 5900 is its VM's screen."""
+        with _told():
+            request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
+            status = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status
+        return status.annotations.get(SCREEN) == "true"
+
+    def add_ssh_keys(self, vm: str, user: str, keys: Sequence[str]) -> None:
+        request = people_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
+        with _told():
+            self._people.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
 
     def attach_url(self, vm: str, streams: Streams) -> str:
         request = pb.AttachRequest(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.termination import termination_file
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
@@ -18,7 +19,7 @@ _PASSTHROUGH: Final = "devices cannot be passed to a virtual machine yet; remove
 
 # Where kubelet mounts what every pod gets.
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-_OF_EVERY_POD: Final = (_SERVICE_ACCOUNT, "/etc/hosts", "/dev/termination-log")
+_OF_EVERY_POD: Final = (_SERVICE_ACCOUNT, "/etc/hosts")
 
 
 def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
@@ -115,7 +116,9 @@ def sandbox_without_effect(config: pb.PodSandboxConfig) -> Mapping[str, str]:
 def container_without_effect(config: pb.ContainerConfig) -> Mapping[str, str]:
     """As `sandbox_without_effect`."""
     context = config.linux.security_context
-    mounts = [mount.container_path for mount in config.mounts]
+    last_words = termination_file(config.annotations, config.mounts)
+    taken = {last_words.host} if last_words else set()
+    mounts = [mount.container_path for mount in config.mounts if mount.host_path not in taken]
     found = {
         "privileged": context.privileged,
         "selinux": context.HasField("selinux_options"),
@@ -146,6 +149,6 @@ _WHY: Final[Mapping[str, str]] = {
     "masked_paths": "the guest's /proc is its own",
     "readonly_rootfs": "the disk is writable, but a copy-on-write one of this container alone: the image is never changed",
     "command_input": "a command gets neither input nor terminal; attach is the console",
-    "kubelet_mounts": "service account token, /etc/hosts and termination log are not shown to the guest",
+    "kubelet_mounts": "service account token and /etc/hosts are not shown to the guest",
     "mounts": "host directories are not shown to the guest yet",
 }

@@ -25,6 +25,7 @@ from virtshim.cri.told_once import ToldOnce
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.layout import Layout
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports import Clock, Records, Streaming
 from virtshim.services.announce import Announcer
@@ -57,6 +58,7 @@ class Services:
 
     records: Records
     clock: Clock
+    layout: Layout
     node: NodeStatus
     run_sandbox: RunSandbox
     stop_sandbox: StopSandbox

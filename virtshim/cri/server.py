@@ -11,9 +11,11 @@ from typing import Final
 import grpc
 import structlog
 
+from criproto.people_v1 import people_pb2_grpc
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri.image import ImageServicer
 from virtshim.cri.interceptors import Calls
+from virtshim.cri.people import PeopleServicer
 from virtshim.cri.runtime import RuntimeServicer
 from virtshim.domain.errors import WrongState
 
@@ -46,10 +48,17 @@ class SocketLock:
 
 
 class CriServer:
-    """Serves both services on one Unix socket. Start it only after recovery: an empty list means to kubelet that all pods
-    died."""
+    """Serves CRI's services, and that of our own commands, on one Unix socket. Start it only after recovery: an empty list
+    means to kubelet that all pods died."""
 
-    def __init__(self, socket_path: str, max_calls: int, runtime: RuntimeServicer, image: ImageServicer) -> None:
+    def __init__(
+        self,
+        socket_path: str,
+        max_calls: int,
+        runtime: RuntimeServicer,
+        image: ImageServicer,
+        people: PeopleServicer | None = None,
+    ) -> None:
         self._path = socket_path
         self._pool = ThreadPoolExecutor(max_calls, thread_name_prefix="cri")
         self._server = grpc.server(
@@ -64,6 +73,8 @@ class CriServer:
         self._runtime = runtime
         api_pb2_grpc.add_RuntimeServiceServicer_to_server(runtime, self._server)
         api_pb2_grpc.add_ImageServiceServicer_to_server(image, self._server)
+        if people is not None:
+            people_pb2_grpc.add_PeopleServicer_to_server(people, self._server)
 
     def start(self) -> None:
         """The caller holds the path's `SocketLock`. The socket is 0600 from its first moment."""

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.annotations import SCREEN
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import WrongState
+from virtshim.domain.layout import screen_socket
+from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.services.lookup import get_container, get_sandbox
 
@@ -44,8 +47,16 @@ class StreamingCalls:
         sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")
-        wanted = ForwardRequest(sandbox.id, sandbox.network.ips[0], tuple(request.port))
+        wanted = ForwardRequest(sandbox.id, sandbox.network.ips[0], tuple(request.port), self._screen_of(sandbox))
         return pb.PortForwardResponse(url=self._do.streaming.offer(wanted))
+
+    def _screen_of(self, sandbox: Sandbox) -> str:
+        """The VNC socket of the VM that runs in it; "" if there is none, or the pod did not ask for one."""
+        if sandbox.config.annotations.get(SCREEN) != "true":
+            return ""
+        containers = self._do.records.containers.all()
+        running = [c for c in containers if c.sandbox_id == sandbox.id and c.phase is ContainerPhase.RUNNING]
+        return screen_socket(self._do.layout, running[0].id) if running else ""
 
 
 def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:

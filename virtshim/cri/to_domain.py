@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import pod_fields
+from virtshim.cri import name_fields, pod_fields
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.errors import InvalidRequest
@@ -54,12 +54,7 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
     )
     faults.done()
     meta = config.metadata
-    for field in ("name", "namespace", "uid"):
-        value = getattr(meta, field)
-        faults.require(value, f"config.metadata.{field} is empty")
-        faults.require(
-            len(value) <= _MAX_TEXT and "\0" not in value, f"config.metadata.{field} is too long or holds NUL"
-        )
+    faults.add_all(name_fields.metadata_faults(meta))
     faults.done()
     return PodKey(meta.namespace, meta.name, meta.uid, meta.attempt)
 
@@ -68,6 +63,7 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
     """Raises InvalidRequest for what a virtual machine cannot honour."""
     faults = _Faults("RunPodSandbox")
     faults.add_all(pod_fields.sandbox_faults(config))
+    faults.add_all(name_fields.dns_faults(config))
     directory = config.log_directory
     faults.require(
         not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"

@@ -6,11 +6,8 @@ that is not there yet. Names outside `Virtlet...` and `virtshim.io/...` belong t
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
 import difflib
-import itertools
 import json
 import re
 import uuid
@@ -19,9 +16,13 @@ from typing import Final
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.quantity import parse_bytes
+from virtshim.domain.ssh_key import parse_keys
 from virtshim.domain.vm import CpuModel, DiskBus
 from virtshim.domain.vm_options import MAX_EXEC_PORTS, VmOptions
 from virtshim.domain.yaml_mapping import MAX_TEXT_BYTES, parse_mapping
+
+# Its pods' port 5900 is a VM's screen.
+SCREEN: Final = "virtshim.io/vnc"
 
 _OWN_PREFIX: Final = "virtshim.io/"
 _VIRTLET_PREFIX: Final = "virtlet"
@@ -40,11 +41,6 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _SOURCE = re.compile(r"(?:secret|configmap)/[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 _SOURCE_WITH_KEY = re.compile(_SOURCE.pattern + r"(?:/[-._a-zA-Z0-9]+)?")
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
-_KEY_TYPE = re.compile(
-    r"ssh-(?:rsa|dss|ed25519|ed448)(?:-cert-v01@openssh\.com)?"
-    r"|ecdsa-sha2-nistp(?:256|384|521)(?:-cert-v01@openssh\.com)?"
-    r"|sk-(?:ssh-ed25519|ecdsa-sha2-nistp256)(?:-cert-v01)?@openssh\.com"
-)
 
 # A reader takes the options so far and the annotation's text, and gives the options with it; InvalidRequest carries what
 # is wrong and the remedy, the caller adds the annotation's name.
@@ -144,6 +140,10 @@ def _command(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, run_command=text == "run")
 
 
+def _screen(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, screen=_flag(text))
+
+
 def _max_vcpus(options: VmOptions, text: str) -> VmOptions:
     if not re.fullmatch("[1-9][0-9]{0,2}", text) or int(text) > _MAX_VCPUS:
         raise InvalidRequest(f"{_shown(text)} is not a number of vCPUs; write 1 to {_MAX_VCPUS}")
@@ -224,29 +224,7 @@ def _force_dhcp(options: VmOptions, text: str) -> VmOptions:
 
 
 def _ssh_keys(options: VmOptions, text: str) -> VmOptions:
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
-    keys = tuple(_ssh_key(number, line) for number, line in lines if line and not line.startswith("#"))
-    return dataclasses.replace(options, ssh_keys=keys)
-
-
-def _ssh_key(number: int, line: str) -> str:
-    """The line as it is; options before the key type, as in an authorized_keys file, are allowed."""
-    if not line.isprintable():
-        raise InvalidRequest(f"line {number} has control characters; write one public key a line")
-    words = line.split(" ")
-    for kind, blob in itertools.pairwise(words):
-        if _KEY_TYPE.fullmatch(kind) and _is_base64(blob):
-            return line
-    raise InvalidRequest(
-        f"line {number} is not an SSH public key; write one key a line, such as `ssh-ed25519 AAAA... name`"
-    )
-
-
-def _is_base64(text: str) -> bool:
-    try:
-        return bool(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
-        return False
+    return dataclasses.replace(options, ssh_keys=parse_keys(text))
 
 
 # --- what is not there yet: checked, then refused --------------------------------------------------------------------
@@ -293,6 +271,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "virtshim.io/command": _command,
     "virtshim.io/exec-ports": _exec_ports,
     "virtshim.io/max-vcpus": _max_vcpus,
+    SCREEN: _screen,
     "virtshim.io/max-memory": _max_memory,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,

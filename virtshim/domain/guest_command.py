@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container, RunAs
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.termination import termination_file
 
 # What a shell without any setting would search; images of virtual machines do not say.
 _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -18,12 +20,14 @@ def exec_port(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuestCommand:
-    """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own."""
+    """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. `report`: a
+    file that is made for a container's own command to write its termination message to; "" for none."""
 
     argv: tuple[str, ...]
     envs: tuple[tuple[str, bytes], ...] = ()
     working_dir: str = ""
     user: RunAs = RunAs()
+    report: str = ""
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
@@ -42,6 +46,12 @@ class CommandResult:
     code: int
     stdout: bytes
     stderr: bytes
+
+
+def own_command(container: Container) -> GuestCommand:
+    """The container's own."""
+    file = termination_file(container.config.annotations, container.config.mounts)
+    return dataclasses.replace(in_container(container, container.command), report=file.guest if file else "")
 
 
 def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:

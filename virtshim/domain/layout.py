@@ -10,6 +10,7 @@ run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   tapmanager.sock
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
+  vnc/<short id>/                vnc.sock, if the pod asks for a screen
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class Layout:
     def socket_dir(self, container: ContainerId) -> str:
         return f"{self.sockets}/{container.short}"
 
+    @property
+    def screens(self) -> str:
+        """A directory each, apart from the other sockets, which libvirt binds: a screen's QEMU makes itself."""
+        return f"{self.run_dir}/vnc"
+
     def console_socket(self, container: ContainerId) -> str:
         return f"{self.socket_dir(container)}/console.sock"
 
@@ -75,6 +81,11 @@ class Layout:
 
     def exec_socket(self, container: ContainerId, number: int) -> str:
         return f"{self.socket_dir(container)}/exec-{number}.sock"
+
+
+def screen_socket(layout: Layout, container: ContainerId) -> str:
+    """Alone in its directory."""
+    return f"{layout.screens}/{container.short}/vnc.sock"
 
 
 def disk_of(layout: Layout, container: Container) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -53,13 +54,19 @@ class AttachStreams:
     stdin_once: bool = False
 
 
+# Where VNC's first display is by its own rules (RFC 6143, 8.2).
+SCREEN_PORT: Final = 5900
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams."""
+    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams. `screen`: the Unix
+    socket of the VNC server that port 5900 then means; "" if it means the guest's own."""
 
     sandbox: SandboxId
     address: str
     ports: tuple[int, ...] = ()
+    screen: str = ""
 
     def __post_init__(self) -> None:
         for port in self.ports:

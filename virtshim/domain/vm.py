@@ -54,7 +54,8 @@ class VmSpec:
     than that). `limits` and `cgroup_parent` are for libvirts that manage cgroups. `console_socket`, `console_log` and
     `agent_socket` are host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are
     listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
-    which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod."""
+    which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod. `screen_socket`: where
+    QEMU's VNC server listens, in a directory of its own; "" for a VM without a video card."""
 
     uuid: uuid.UUID
     name: str
@@ -79,6 +80,7 @@ class VmSpec:
     tapmanager_socket: str = ""
     exec_sockets: tuple[str, ...] = ()
     record: str = ""
+    screen_socket: str = ""
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"VmSpec({self.name!r}, uuid={self.uuid})"

@@ -26,7 +26,8 @@ class VmOptions:
     image's own size. `user_data_script` replaces every generated user-data. `system_uuid` becomes the domain's and the
     SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
     costs the guest half a MiB. `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt.
-    `run_command`: whether the container's command runs in the guest; None: the node's choice."""
+    `run_command`: whether the container's command runs in the guest; None: the node's choice. `screen`: it has a video card
+    whose picture a VNC server shows."""
 
     vcpus: int | None = None
     max_vcpus: int | None = None
@@ -45,3 +46,4 @@ class VmOptions:
     exec_ports: int = 12
     keep_root_disk: bool = False
     run_command: bool | None = None
+    screen: bool = False

@@ -23,6 +23,8 @@ _ANSWER_SECONDS = 10.0
 # An agent that was restarted while it read the request to start anew gets another one.
 _SYNC_AGAIN = 5.0
 _ID_RANGE = 1 << 30
+# What the agent says of commands that it does not run in between freeze and thaw.
+_FROZEN = "the agent is in frozen state"
 
 ABSENT = (
     "the guest agent: the guest is still booting, or has none. Commands in a virtual machine need the QEMU guest agent: "
@@ -54,12 +56,22 @@ class AgentChannel:
         self._reader = ReplyReader()
 
     def ask(self, command: str, arguments: Mapping[str, Any] | None, patience: Patience) -> Any:
-        """The agent's answer, any JSON value. Waits for the agent to come up. Errors: DeadlineExceeded (no agent within
-        the caller's time), Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused."""
+        """The agent's answer, any JSON value. Waits for the agent to come up, and while the guest's file systems are frozen:
+        then an agent does nothing that could write. Errors: DeadlineExceeded (no agent within the caller's time),
+        Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused."""
+        while True:
+            answer = self._answer(command, arguments, patience)
+            if isinstance(answer, Returned):
+                return answer.value
+            if _FROZEN not in answer.words:
+                raise _refusal(command, answer)
+            patience.cancelled.wait(patience.slice("the guest's file systems to be thawed"))
+
+    def _answer(self, command: str, arguments: Mapping[str, Any] | None, patience: Patience) -> Returned | Refused:
         with self._my_turn(patience):
             connected = self._socket or self._connected(patience)
             try:
-                answer = self._exchange(connected, command, arguments, patience)
+                return self._exchange(connected, command, arguments, patience)
             except BaseException as exc:
                 self._drop()  # the answer may still come
                 if isinstance(exc, ConnectionError):
@@ -68,9 +80,6 @@ class AgentChannel:
                     patience.slice(f"the guest agent's answer to {command}")  # the caller's own time is over?
                     raise Unavailable(f"the guest agent broke off at {command}: {exc}") from exc
                 raise
-        if isinstance(answer, Refused):
-            raise _refusal(command, answer)
-        return answer.value
 
     def close(self) -> None:
         """May be called by any thread, at any time; a later `ask` connects anew."""

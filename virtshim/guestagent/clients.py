@@ -13,6 +13,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.domain.main_command import News, ReadTo
 from virtshim.domain.streaming import Streams
+from virtshim.guestagent.care import AgentCare
 from virtshim.guestagent.collecting import Collector
 from virtshim.guestagent.facts import ask_facts
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
@@ -37,6 +38,7 @@ class AgentClients:
         self._lock = threading.Lock()
         self._vms: dict[ContainerId, GuestVm] = {}
         self._executor = ThreadPoolExecutor(_WAITING, thread_name_prefix="guest-exec")
+        self.care = AgentCare(self._vm)
 
     def close(self) -> None:
         with self._lock:

@@ -199,6 +199,9 @@ exit 0
 # Arguments: terminal, rows, columns.
 RESIZE: Final = 'stty rows "$2" cols "$3" <"$1"'
 
+# The same for the console, which is nobody's terminal: opening it must wait for no carrier.
+RESIZE_CONSOLE: Final = 'stty -F "$1" rows "$2" cols "$3"'
+
 
 def tag(token: str = "") -> str:
     """What marks the shells of that session; of all sessions without a token."""

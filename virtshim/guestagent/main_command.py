@@ -5,19 +5,16 @@ What it writes is read from files (see `main_scripts`): a virtshim that was rest
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from contextlib import suppress
 from typing import Final
 
-from virtshim.domain.errors import InternalError, ShimError
 from virtshim.domain.guest_command import GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import News, Place, ReadTo
 from virtshim.domain.streaming import Output, OutStream
-from virtshim.guestagent import main_scripts
-from virtshim.guestagent.channel import AgentChannel, AgentRefused, mapping, whole_number
+from virtshim.guestagent import agent_files, main_scripts
+from virtshim.guestagent.channel import AgentChannel, AgentRefused
 from virtshim.guestagent.command_output import failure
 from virtshim.guestagent.guest_vm import GuestVm, environment
 from virtshim.guestagent.patience import Patience
@@ -47,7 +44,7 @@ class MainCommand:
             channel.ask("guest-file-close", {"handle": handle}, patience)
             return  # it was begun before
         words = [self._directory, command.working_dir, user.user, "" if user.group is None else str(user.group)]
-        words += [",".join(str(one) for one in user.supplementary), "1" if user.own_groups else ""]
+        words += [",".join(str(one) for one in user.supplementary), "1" if user.own_groups else "", command.report]
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         request = {"path": "/bin/sh", "arg": ["-c", main_scripts.START, "virtshim-command", *words, *argv], "env": envs}
         channel.ask("guest-exec", request, patience)
@@ -106,9 +103,8 @@ class _Files:
             return b""
         try:
             if offset:
-                self._ask("guest-file-seek", handle=handle, offset=offset, whence="set")
-            answer = mapping(self._ask("guest-file-read", handle=handle, count=most), "file")
-            return _decoded(answer.get("buf-b64"), most)
+                agent_files.seek(self._channel, handle, offset, "set", self._patience)
+            return agent_files.read_on(self._channel, handle, most, self._patience)
         finally:
             self._close(handle)
 
@@ -124,28 +120,10 @@ class _Files:
         return handle is not None
 
     def _open(self, name: str, mode: str) -> int | None:
-        try:
-            handle = self._ask("guest-file-open", path=f"{self._directory}/{name}", mode=mode)
-        except AgentRefused:
-            return None
-        return whole_number(handle, "file handle", most=1 << 62)
+        return agent_files.open_file(self._channel, f"{self._directory}/{name}", mode, self._patience)
 
     def _close(self, handle: int) -> None:
-        with suppress(ShimError):  # an agent that was restarted has closed it
-            self._ask("guest-file-close", handle=handle)
-
-    def _ask(self, command: str, **arguments: object) -> object:
-        return self._channel.ask(command, arguments, self._patience)
-
-
-def _decoded(text: object, most: int) -> bytes:
-    try:
-        data = base64.b64decode(text if isinstance(text, str) else "", validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise InternalError("the guest agent gives no usable file") from exc
-    if len(data) > most:
-        raise InternalError("the guest agent gives more of a file than it was asked for")
-    return data
+        agent_files.close_file(self._channel, handle, self._patience)
 
 
 def _result(text: bytes) -> tuple[int | None, str]:

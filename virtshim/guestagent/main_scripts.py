@@ -22,11 +22,12 @@ from virtshim.guestagent.guest_scripts import AS_USER
 DIRECTORY: Final = "/run/virtshim-command"
 
 # Arguments: directory, working directory, user, group, supplementary groups (commas), whether the user's own groups are added
-# (1), then the command. It leaves the agent's cgroup, for a restart of the agent's service kills all that is in there.
+# (1), the file for its termination message ("" for none), then the command. It leaves the agent's cgroup, for a restart of the
+# agent's service kills all that is in there.
 START: Final = (
     r"""
-base=$1 dir=$2 user=$3 group=$4 groups=$5 own=$6
-shift 6
+base=$1 dir=$2 user=$3 group=$4 groups=$5 own=$6 report=$7
+shift 7
 (umask 077 && mkdir "$base") 2>/dev/null || exit 82
 echo $$ >"$base/pid"
 conclude() {
@@ -41,6 +42,10 @@ for procs in /sys/fs/cgroup/cgroup.procs /sys/fs/cgroup/systemd/cgroup.procs; do
   [ ! -w "$procs" ] || (echo $$ >"$procs") 2>/dev/null
 done
 command -v dd >/dev/null || fail "tool dd"
+if [ -n "$report" ]; then
+  [ -e "$report" ] || mkdir -p "${report%/*}" 2>/dev/null
+  [ -e "$report" ] && [ ! -f "$report" ] || (: >"$report" && chmod 0666 "$report") 2>/dev/null
+fi
 [ -z "$dir" ] || cd "$dir" 2>/dev/null || fail "directory $dir"
 """
     + AS_USER

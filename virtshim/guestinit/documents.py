@@ -15,6 +15,7 @@ import yaml
 from virtshim.domain.errors import InvalidRequest
 from virtshim.guestinit.merge import merged
 from virtshim.guestinit.network_config import network_config
+from virtshim.guestinit.resolver import resolver_settings
 from virtshim.ports import SeedRequest
 
 _MAX_BYTES: Final = 1024 * 1024
@@ -74,11 +75,12 @@ def _user_data(request: SeedRequest) -> str:
     options = request.options
     if options.user_data_script:
         return options.user_data_script.replace(_MOUNT_TOKEN, _MOUNT_SCRIPT)
-    document = merged(options.user_data, _generated_user_data())
+    generated = {} if options.user_data_overwrite else _generated_user_data(request)
+    document = merged(options.user_data, generated)
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.safe_dump(document, sort_keys=False, allow_unicode=False, width=120)
 
 
-def _generated_user_data() -> dict[str, Any]:
-    """What the pod asks of the guest besides its annotations: nothing yet; mounts, files and environment come here."""
-    return {}
+def _generated_user_data(request: SeedRequest) -> dict[str, Any]:
+    """What the pod asks of the guest besides its annotations."""
+    return resolver_settings(request.dns, request.options.user_data)

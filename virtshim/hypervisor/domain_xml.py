@@ -14,7 +14,7 @@ from lxml import etree
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import VmSpec
 from virtshim.hypervisor import mark
-from virtshim.hypervisor.devices import cpu, disk, platform, serial
+from virtshim.hypervisor.devices import cpu, disk, platform, screen, serial
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
 
@@ -137,6 +137,8 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices.append(serial.console(spec.console_socket, spec.console_log))
     devices.append(serial.agent(spec.agent_socket))
     devices.extend(serial.exec_ports(spec.exec_sockets))
+    if spec.screen_socket:
+        devices.extend(screen.build(spec.screen_socket))
     devices.append(platform.balloon(holds_back=_most_memory(spec) > spec.memory_bytes))
     devices.append(platform.entropy())
     devices.append(platform.panic())

@@ -23,6 +23,7 @@ from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import domain_xml, mark, ours
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices import screen
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of, words_of
@@ -31,6 +32,7 @@ from virtshim.hypervisor.handover import hand_over
 from virtshim.hypervisor.power import ABSENT, to_power
 from virtshim.hypervisor.qemu_ends import QemuEnds
 from virtshim.hypervisor.qemu_process import pid_directory
+from virtshim.hypervisor.screen_directory import opened_to_qemu
 from virtshim.hypervisor.start_failure import start_failed
 
 _log = logging.getLogger(__name__)
@@ -90,7 +92,9 @@ class LibvirtHypervisor:
                 raise WrongState(f"VM {domain} is running already")
             self._ends.forget(domain)
             try:
-                found.create()
+                socket = screen.socket_in(found.XMLDesc())
+                with opened_to_qemu(socket, self._connection.qemu_ids() if socket else None):
+                    found.create()
             except libvirt.libvirtError as exc:
                 raise start_failed(found.name(), exc) from exc
             self._ends.follow(domain, found.name())

@@ -1,8 +1,8 @@
 """CheckpointContainer: a running VM's memory and disk in one archive; it runs on.
 
 The VM stands still while its memory is written and its disk is copied, so that both are of one moment; the archive is made of
-them while it runs again. The record says so before anything is done: who dies in between leaves a VM that the next process
-lets go on.
+them while it runs again. Before it, the guest is asked to bring its file systems to rest, so that the disk alone is whole too.
+The record says so before anything is done: who dies in between leaves a VM that the next process lets go on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, ShimErro
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout, disk_of
 from virtshim.ports import Clock, Records
+from virtshim.services.guest_care import CareForGuests
 from virtshim.services.inflight import PodLocks
 from virtshim.standstill_ports import CheckpointFiles, Standstill
 
@@ -37,12 +38,13 @@ _SEED: Final = "seed.iso"
 
 @dataclass(slots=True)
 class _Work:
-    """`is_paused`: we have paused the VM and not let it go on yet."""
+    """`is_paused`: we have paused the VM and not let it go on yet. `resting`: file systems of the guest that were at rest."""
 
     container: Container
     location: str
     deadline: Deadline
     is_paused: bool = False
+    resting: int = 0
 
 
 class CheckpointContainer:
@@ -54,6 +56,7 @@ class CheckpointContainer:
         layout: Layout,
         clock: Clock,
         locks: PodLocks,
+        care: CareForGuests,
     ) -> None:
         self._records = records
         self._standstill = standstill
@@ -61,6 +64,7 @@ class CheckpointContainer:
         self._layout = layout
         self._clock = clock
         self._locks = locks
+        self._care = care
         self._lock = threading.Lock()
         self._under_way: set[ContainerId] = set()
 
@@ -82,8 +86,12 @@ class CheckpointContainer:
         """Ends what another process, or a failed clean-up, has left of a checkpoint."""
         with self._alone(container.id) as is_alone:
             now = self._records.containers.get(container.id)
-            if is_alone and now is not None and now.checkpointing:
+            if not is_alone or now is None:
+                return
+            if now.checkpointing:
                 self._tidy(now, was_paused=True)
+            elif now.frozen:
+                self._care.resumed(now.id)
 
     @contextlib.contextmanager
     def _alone(self, container: ContainerId) -> Iterator[bool]:
@@ -121,6 +129,7 @@ class CheckpointContainer:
         directory = self._files.begin(work.location, container.id)
         domain = uuid.UUID(container.domain_uuid)
         check()
+        work.resting = self._care.bring_to_rest(container)
         self._standstill.pause(domain)
         work.is_paused = True
         began = clock.monotonic()
@@ -128,15 +137,18 @@ class CheckpointContainer:
         self._files.copy(disk_of(self._layout, container), os.path.join(directory, _DISK), check)
         self._standstill.resume(domain)
         work.is_paused = False
-        log.info("vm.stood_still", container=container.id.short, seconds=round(clock.monotonic() - began, 3))
+        self._care.resumed(container.id)
+        seconds = round(clock.monotonic() - began, 3)
+        log.info("vm.stood_still", container=container.id.short, seconds=seconds, resting=work.resting)
         self._files.copy(self._layout.seed_iso(container.id), os.path.join(directory, _SEED), check)
-        self._files.finish(work.location, container.id, self._manifest(container), check)
+        self._files.finish(work.location, container.id, self._manifest(container, work.resting), check)
 
     def _tidy(self, container: Container, *, was_paused: bool) -> None:
         """The record last: as long as it tells of a checkpoint, this is tried again (`virtshim.services.watch_pods`)."""
         try:
             if was_paused:
                 self._standstill.resume(uuid.UUID(container.domain_uuid))
+            self._care.resumed(container.id, was_paused=was_paused)
             self._files.discard(container.checkpointing, container.id)
             with self._locks.held(container.sandbox_id):
                 now = self._records.containers.get(container.id)
@@ -145,7 +157,7 @@ class CheckpointContainer:
         except ShimError as exc:
             log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
 
-    def _manifest(self, container: Container) -> bytes:
+    def _manifest(self, container: Container, resting: int) -> bytes:
         """What the archive is of. Names of files here, what they are in docs/pods.md."""
         sandbox = self._records.sandboxes.get(container.sandbox_id)
         facts = {
@@ -160,5 +172,6 @@ class CheckpointContainer:
             "memory": _MEMORY,
             "rootDisk": _DISK,
             "seed": _SEED,
+            "frozenFileSystems": resting,
         }
         return json.dumps(facts, indent=2).encode() + b"\n"

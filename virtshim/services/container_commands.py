@@ -12,7 +12,7 @@ import structlog
 from virtshim.domain.allowance import LOG_BURST, LOG_RATE, Allowance
 from virtshim.domain.container import Container, ContainerPhase, Exit
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
-from virtshim.domain.guest_command import in_container
+from virtshim.domain.guest_command import own_command
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import ending_of, failed_start, lost
 from virtshim.ports import Clock, CommandLogs, GuestAgents, Records
@@ -136,7 +136,7 @@ class ContainerCommands:
     def _begin(self, container: Container) -> None:
         left = self._agent_timeout - (self._clock.now_ns() - container.started_at) / 1e9
         try:
-            command = in_container(container, container.command)
+            command = own_command(container)
             self._guests.begin(container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._closing)
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
             if left > _AGENT_SLICE or isinstance(exc, Aborted):

@@ -19,7 +19,7 @@ from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, Reso
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import Image
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import Layout, screen_socket
 from virtshim.domain.network import Dns
 from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
@@ -224,6 +224,7 @@ class CreateContainer:
             console_log=self.layout.console_log(container.id),
             agent_socket=self.layout.agent_socket(container.id),
             exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
+            screen_socket=screen_socket(self.layout, container.id) if options.screen else "",
             limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
             cgroup_parent=sandbox.config.cgroup_parent,
             cpu_model=options.cpu_model,

@@ -14,6 +14,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.ports import Clock, Hypervisor, Records
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
+from virtshim.services.last_words import LastWords
 
 log = structlog.get_logger(__name__)
 
@@ -33,12 +34,21 @@ class _Stop:
 
 
 class StopContainer:
-    def __init__(self, records: Records, hypervisor: Hypervisor, exits: Exits, clock: Clock, locks: PodLocks) -> None:
+    def __init__(
+        self,
+        records: Records,
+        hypervisor: Hypervisor,
+        exits: Exits,
+        clock: Clock,
+        locks: PodLocks,
+        last_words: LastWords,
+    ) -> None:
         self._records = records
         self._hypervisor = hypervisor
         self._exits = exits
         self._clock = clock
         self._locks = locks
+        self._last_words = last_words
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
 
@@ -72,6 +82,7 @@ class StopContainer:
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:
+            self._last_words.collect(container, stop.until - self._clock.monotonic())
             self._shut_down(container, stop)
         except Exception as exc:
             stop.error = exc

@@ -17,6 +17,7 @@ from virtshim.domain.vm import OwnedDomain, PauseReason, Power
 from virtshim.ports import Clock, Hypervisor, PodNetworks, Records, RootDisks
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.exits import Exits
+from virtshim.services.guest_care import CareForGuests
 from virtshim.services.inflight import PodLocks
 from virtshim.standstill_ports import Standstill
 
@@ -41,6 +42,7 @@ class WatchPods:
     checkpoints: CheckpointContainer
     clock: Clock
     locks: PodLocks
+    care: CareForGuests
     timeout: float
 
     def run(self, stopping: threading.Event) -> None:
@@ -69,7 +71,7 @@ class WatchPods:
             return
         domains = {domain.container_id: domain for domain in self.hypervisor.owned()}
         for container in running:
-            if container.checkpointing:  # no harm if it is under way
+            if container.checkpointing or container.frozen:  # no harm if it is under way
                 self._try(lambda one=container: self.checkpoints.finish_left(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             if domain is None or domain.state.has_ended or container.trouble or domain.state.power is Power.PAUSED:
@@ -85,6 +87,7 @@ class WatchPods:
         if self.disks.room() >= _ROOM_WANTED and self.standstill.out_of_space(domain):
             log.info("vm.resumed", container=container.id.short, why="there is room for its disk again")
             self.standstill.resume(domain)
+            self.care.resumed(container.id)
             self.exits.settle(container.id)
 
     def _networks(self) -> None:

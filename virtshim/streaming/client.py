@@ -1,4 +1,4 @@
-"""The client's side of exec and attach: WebSocket, v5.channel.k8s.io. One thread, one socket that never blocks."""
+"""The client's side of exec, attach and port-forward: WebSocket, channels of k8s.io. One thread, one socket that never blocks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from virtshim.streaming.channel_messages import ChannelReader, Piece, encode
 from virtshim.streaming.websocket import Fragment
 
 PROTOCOL: Final = "v5.channel.k8s.io"
+FORWARD: Final = "v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE: Final = 255
 
@@ -115,8 +116,8 @@ class RemoteClient:
         self._sock.close()
 
 
-def connect(url: str) -> RemoteClient:
-    """Dials a URL that Exec or Attach gave. Raises Unavailable, InternalError."""
+def connect(url: str, protocol: str = PROTOCOL) -> RemoteClient:
+    """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, InternalError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
     try:
@@ -124,7 +125,7 @@ def connect(url: str) -> RemoteClient:
     except OSError as exc:
         raise Unavailable(f"the node's streaming server {host}:{port} cannot be reached: {exc}") from exc
     try:
-        return RemoteClient(sock, _shaken(sock, parts.netloc, parts.path))
+        return RemoteClient(sock, _shaken(sock, parts.netloc, parts.path, protocol))
     except OSError as exc:
         sock.close()
         raise Unavailable(f"the node's streaming server {host}:{port} does not answer: {exc}") from exc
@@ -133,9 +134,9 @@ def connect(url: str) -> RemoteClient:
         raise
 
 
-def _shaken(sock: socket.socket, host: str, path: str) -> WSConnection:
+def _shaken(sock: socket.socket, host: str, path: str, protocol: str) -> WSConnection:
     ws = WSConnection(ConnectionType.CLIENT)
-    sock.sendall(ws.send(Request(host=host, target=path, subprotocols=[PROTOCOL])))
+    sock.sendall(ws.send(Request(host=host, target=path, subprotocols=[protocol])))
     why = b""
     rejected: int | None = None
     while True:

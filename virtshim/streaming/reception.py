@@ -22,7 +22,7 @@ from virtshim.streaming.racing import unless
 from virtshim.streaming.remote_spdy import SpdyRemote
 from virtshim.streaming.remote_websocket import WebSocketRemote
 from virtshim.streaming.remotecommand import DELIVERY, RemoteClient, serve
-from virtshim.streaming.splice import Dial, dial
+from virtshim.streaming.splice import Dial, dial, with_screen
 from virtshim.streaming.tokens import Tokens
 from virtshim.streaming.upgrade import Agreement, Transport, agree
 from virtshim.streaming.websocket import TunnelChannel, WebSocket
@@ -191,14 +191,15 @@ class Reception:
     async def _forward(
         self, channel: TcpChannel, request: ForwardRequest, agreement: Agreement, ended: asyncio.Event
     ) -> None:
+        dial_pod = with_screen(self._dial, request.screen)
         if agreement.transport is Transport.WEBSOCKET:
             ws = WebSocket(channel)
-            await WebSocketForward(ws, request.address, request.ports, agreement.protocol, self._dial).serve(ended)
+            await WebSocketForward(ws, request.address, request.ports, agreement.protocol, dial_pod).serve(ended)
             return
         raw: ByteChannel = channel
         if agreement.transport is Transport.TUNNEL:
             raw = TunnelChannel(WebSocket(channel))
-        await SpdyForward(raw, request.address, self._dial, self._limits.streams).serve(ended)
+        await SpdyForward(raw, request.address, dial_pod, self._limits.streams).serve(ended)
         if isinstance(raw, TunnelChannel):
             with contextlib.suppress(Gone):
                 await raw.close()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
+from virtshim.domain.streaming import SCREEN_PORT
 from virtshim.streaming.channel import PIECE, Gone
 
 # Seconds until a pod that does not answer counts as unreachable.
@@ -37,6 +38,17 @@ async def dial(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.S
     """From the host's own namespace: the pod's is a mere bridge between the network's link and the guest's tap, and has
     no address of its own to dial from. That a node reaches its pods is what every Kubernetes network promises."""
     return await asyncio.open_connection(address, port, limit=PIECE)
+
+
+def with_screen(dial_pod: Dial, screen: str) -> Dial:
+    """As `dial_pod`, but the VNC port is the VM's own screen: the server on that Unix socket."""
+
+    async def dial_either(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if port == SCREEN_PORT:
+            return await asyncio.open_unix_connection(screen, limit=PIECE)
+        return await dial_pod(address, port)
+
+    return dial_either if screen else dial_pod
 
 
 async def splice(near: Near, dial_pod: Dial, address: str, port: int) -> None:

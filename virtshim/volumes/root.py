@@ -103,6 +103,7 @@ class RootDiskStore:
         try:
             _remove(Path(self._layout.containers), container.value)
             _remove(Path(self._layout.sockets), container.short)
+            _remove(Path(self._layout.screens), container.short)
         except OSError as exc:
             raise InternalError(f"container {container}: its files cannot be removed: {exc.strerror}") from exc
 

@@ -196,7 +196,7 @@ def image_in(world: World, client: Client, state: str, name: str) -> None:
         return
     client.pull(name)
     if state in ("in use", "held"):
-        client.create(client.run(f"user-of-{name}"), image=pb.ImageSpec(image=name))
+        client.create(client.run("user-of-" + name.replace("/", "-").replace(":", "-")), image=pb.ImageSpec(image=name))
     if state in ("held", "removed"):
         client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=name)))
 

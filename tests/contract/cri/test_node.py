@@ -139,11 +139,10 @@ def test_a_list_of_many_mebibytes_passes(client: Client) -> None:
 
 @pytest.mark.parametrize("char", ["n", "ü", "\U0001f600", "%"], ids=["ascii", "latin", "emoji", "percent"])
 def test_an_error_about_a_very_long_name_arrives(client: Client, char: str) -> None:
-    text = char * 4096
-    metadata = pb.PodSandboxMetadata(name=text, namespace=text, uid=text)
-    client.run(metadata=metadata)
-    with refused(grpc.StatusCode.ALREADY_EXISTS, "^a sandbox for pod"):
-        client.run(metadata=metadata, hostname="other")
+    sandbox, metadata = client.run(), pb.ContainerMetadata(name=char * 4096)
+    client.create(sandbox, metadata=metadata)
+    with refused(grpc.StatusCode.ALREADY_EXISTS, "^container "):
+        client.create(sandbox, metadata=metadata, labels={"an": "other"})
 
 
 def test_an_error_about_very_many_faults_arrives(client: Client) -> None:
@@ -217,15 +216,14 @@ def test_the_next_daemon_serves_what_the_last_one_made(tmp_path: Path) -> None:
         assert [(item.id, item.state) for item in client.pods()] == [(sandbox, pb.SANDBOX_NOTREADY)]
 
 
-def test_containers_and_pods_can_be_named_like_anything(client: Client, world: World) -> None:
+def test_containers_can_be_named_like_anything(client: Client, world: World) -> None:
     odd = "../../etc/$(reboot)\n;'\"é"
-    metadata = pb.PodSandboxMetadata(name=odd, namespace=odd, uid=odd, attempt=2**32 - 1)
-    sandbox = client.run(metadata=metadata)
+    sandbox = client.run()
     request = pb.CreateContainerRequest(
         pod_sandbox_id=sandbox, config=container(metadata=pb.ContainerMetadata(name=odd, attempt=2**32 - 1))
     )
-    client.start(client.CreateContainer(request).container_id)
-    (item,) = client.pods()
-    assert item.metadata == metadata
+    made = client.CreateContainer(request).container_id
+    client.start(made)
+    assert client.status(made).metadata.name == odd
     client.remove_pod(sandbox)
     assert world.everything() == []

@@ -112,8 +112,8 @@ def test_all_empty_fields_are_told_at_once(client: Client) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "x" * 4097])
-def test_a_name_that_no_record_can_hold_is_refused(client: Client, text: str) -> None:
-    with refused(INVALID, "too long or holds NUL"):
+def test_a_pod_name_that_no_plugin_can_be_given_is_refused(client: Client, text: str) -> None:
+    with refused(INVALID, "config.metadata.name .*1 to 253 letters"):
         client.run(metadata=pb.PodSandboxMetadata(name=text, namespace="default", uid="u"))
 
 

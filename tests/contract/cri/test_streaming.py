@@ -110,3 +110,13 @@ def test_sessions_end_with_their_container_and_forwards_with_their_pod(client: C
     assert world.outside.streaming.ended == [ContainerId(made)]
     client.stop_pod(sandbox)
     assert world.outside.streaming.ended == [ContainerId(made), SandboxId(sandbox)]
+
+
+def test_a_pod_with_a_screen_forwards_to_it_while_a_vm_of_it_runs(client: Client, world: World) -> None:
+    sandbox = client.run(annotations={"virtshim.io/vnc": "true"})
+    client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
+    made = client.create(sandbox)
+    client.start(made)
+    client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
+    before, after = world.outside.streaming.offered
+    assert (before.screen, after.screen) == ("", f"/run/virtshim/vnc/{made[:20]}/vnc.sock")

@@ -12,6 +12,10 @@ from fakes.spdy import SpdyClient, spdy
 from fakes.streamnode import SANDBOX
 from fakes.ws import CLOSE, Tunnel, asked, websocket
 
+from virtshim.cli.vnc import join
+from virtshim.domain.errors import WrongState
+from virtshim.streaming.client import FORWARD, connect
+
 PORTFORWARD = "portforward.k8s.io"
 TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
@@ -237,3 +241,69 @@ def test_websocket_ports_carry_input(node):
 def test_the_websocket_protocol_needs_a_fit_number_of_ports(node, ports, protocol):
     _, head, _ = asked(node.forward(*ports), protocol)
     assert head.startswith("HTTP/1.1 400 ")
+
+
+@contextlib.contextmanager
+def a_screen(path: str) -> Iterator[None]:
+    """A VNC server that says what it is, then repeats what it is told."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(b"RFB 003.008\n")
+                        while received := connection.recv(1 << 16):
+                            connection.sendall(received)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_vnc_port_is_the_screen_and_the_others_are_the_pods(node, tmp_path):
+    path = str(tmp_path / "vnc.sock")
+    with a_screen(path), listening(upper) as port:
+        client = spdy(node.forward_with_screen(path), PORTFORWARD)
+        _, data = pair(client, 5900)
+        client.write(data, b"hello", fin=True)
+        assert client.read_all(data) == b"RFB 003.008\nhello"
+        _, other = pair(client, port, "1")
+        client.write(other, b"hello", fin=True)
+        assert client.read_all(other) == b"HELLO"
+
+
+def test_a_screen_that_is_not_there_says_so(node, tmp_path):
+    client = spdy(node.forward_with_screen(str(tmp_path / "none")), PORTFORWARD)
+    error, _ = pair(client, 5900)
+    assert b"port 5900 failed: no such file" in client.read_all(error)
+
+
+def test_our_own_client_relays_a_screen_until_either_side_leaves(node, tmp_path):
+    path = str(tmp_path / "vnc.sock")
+    sent = bytes(range(256)) * 4000
+    with a_screen(path):
+        near, ours = socket.socketpair()
+        with near, contextlib.closing(connect(node.forward_with_screen(path, 5900), FORWARD)) as far:
+            relaying = threading.Thread(target=join, args=(ours, far), daemon=True)
+            relaying.start()
+            typing = threading.Thread(target=near.sendall, args=(sent,), daemon=True)
+            typing.start()
+            got = b""
+            while len(got) < 12 + len(sent):
+                got += near.recv(1 << 16)
+            assert got == b"RFB 003.008\n" + sent
+            near.shutdown(socket.SHUT_WR)
+            relaying.join(20)
+            assert not relaying.is_alive()
+        ours.close()
+
+
+def test_our_own_client_tells_why_there_is_no_screen(node, tmp_path):
+    near, ours = socket.socketpair()
+    far = connect(node.forward_with_screen(str(tmp_path / "no"), 5900), FORWARD)
+    with near, ours, contextlib.closing(far), pytest.raises(WrongState, match="no such file"):
+        join(ours, far)

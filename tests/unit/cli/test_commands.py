@@ -35,6 +35,8 @@ def test_version_is_that_of_the_installation() -> None:
         ("ps", "--help"),
         ("exec", "--help"),
         ("console", "--help"),
+        ("ssh", "--help"),
+        ("vnc", "--help"),
     ],
 )
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
@@ -44,7 +46,8 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("fly",), ("up",), ("serve", "--nonsense"), ("down",), ("exec", "vm"), ("console",)]
+    "arguments",
+    [("fly",), ("up",), ("serve", "--nonsense"), ("down",), ("exec", "vm"), ("console",), ("ssh",), ("vnc",)],
 )
 def test_a_mistake_in_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     assert ran(*arguments)[0] == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from virtshim.console.attach import MOST_CLIENTS, MOST_WAITING, ConsoleAttach, ConsoleSession
+from virtshim.console.size import ConsoleSizes
 from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
@@ -19,6 +21,8 @@ from virtshim.domain.streaming import AttachStreams, Ended, Output, Streams
 
 VM = ContainerId("c" * 64)
 BOTH = Streams(stdin=True, stdout=True)
+TTY = Streams(stdin=True, stdout=True, tty=True)
+QUIET = ConsoleSizes(lambda *_: None)
 
 
 class Qemu:
@@ -102,7 +106,7 @@ async def output(session: ConsoleSession, until: bytes) -> bytes:
 def test_all_clients_of_a_vm_share_one_connection_and_see_the_same(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             sessions = [await hub.attach(request()) for _ in range(3)]
             await vm.says(b"login: ")
             for session in sessions:
@@ -117,7 +121,7 @@ def test_all_clients_of_a_vm_share_one_connection_and_see_the_same(layout):
 def test_input_of_every_client_reaches_the_guest(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             first, second = await hub.attach(request()), await hub.attach(request())
             await first.write_stdin(b"one ")
             assert await vm.hears(4) == b"one "
@@ -132,7 +136,7 @@ def test_input_of_every_client_reaches_the_guest(layout):
 def test_the_connection_goes_with_the_last_client_and_comes_with_the_next(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             for number in range(1, 4):
                 session = await hub.attach(request())
                 await vm.says(b"hello")
@@ -148,7 +152,7 @@ def test_the_connection_goes_with_the_last_client_and_comes_with_the_next(layout
 def test_input_is_not_cut_off_when_the_last_client_leaves(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            session = await ConsoleAttach(layout).attach(request())
+            session = await ConsoleAttach(layout, QUIET).attach(request())
             await vm.says(b"#")
             await session.write_stdin(b"poweroff\n")
             closing = asyncio.create_task(session.close())
@@ -161,7 +165,7 @@ def test_input_is_not_cut_off_when_the_last_client_leaves(layout):
 def test_a_guest_that_takes_no_input_holds_its_client_and_not_the_memory(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            session = await ConsoleAttach(layout).attach(request())
+            session = await ConsoleAttach(layout, QUIET).attach(request())
             await vm.says(b"#")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(session.write_stdin(b"x" * (8 << 20)), 0.3)
@@ -175,7 +179,7 @@ def test_a_guest_that_takes_no_input_holds_its_client_and_not_the_memory(layout)
 def test_a_client_that_reads_too_slowly_loses_output_and_is_told_and_the_others_lose_nothing(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             slow, quick = await hub.attach(request()), await hub.attach(request())
             total = MOST_WAITING + (256 << 10)
             saying = asyncio.create_task(vm.says(b"#" * total + b"end"))
@@ -193,7 +197,7 @@ def test_a_client_that_reads_too_slowly_loses_output_and_is_told_and_the_others_
 def test_when_the_vm_ends_so_do_its_sessions_after_the_last_output(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             sessions = [await hub.attach(request()) for _ in range(2)]
             await vm.says(b"halted")
             await output(sessions[0], b"halted")
@@ -211,7 +215,7 @@ def test_when_the_vm_ends_so_do_its_sessions_after_the_last_output(layout):
 
 def test_a_vm_that_is_not_there_is_told(layout):
     async def test() -> None:
-        hub = ConsoleAttach(layout)
+        hub = ConsoleAttach(layout, QUIET)
         with pytest.raises(Unavailable, match="the VM has ended"):
             await hub.attach(request())
         assert hub._lines == {}
@@ -222,7 +226,7 @@ def test_a_vm_that_is_not_there_is_told(layout):
 def test_more_clients_than_the_limit_are_refused(layout):
     async def test() -> None:
         async with qemu(layout):
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             sessions = [await hub.attach(request()) for _ in range(MOST_CLIENTS)]
             with pytest.raises(ResourceExhausted, match=str(MOST_CLIENTS)):
                 await hub.attach(request())
@@ -237,7 +241,7 @@ def test_more_clients_than_the_limit_are_refused(layout):
 def test_stdin_once_ends_the_input_with_its_first_client(layout):
     async def test() -> None:
         async with qemu(layout):
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             watcher = await hub.attach(request(Streams(stdout=True), once=True))
             await watcher.close()
             first = await hub.attach(request(once=True))
@@ -253,7 +257,7 @@ def test_stdin_once_ends_the_input_with_its_first_client(layout):
 def test_without_stdin_nothing_reaches_the_guest(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
             deaf, typist = await hub.attach(request(Streams(stdout=True))), await hub.attach(request())
             await deaf.write_stdin(b"never")
             await deaf.resize(80, 24)
@@ -269,7 +273,7 @@ def test_without_stdin_nothing_reaches_the_guest(layout):
 def test_clients_that_come_and_go_at_once_leave_nothing(layout):
     async def test() -> None:
         async with qemu(layout) as vm:
-            hub = ConsoleAttach(layout)
+            hub = ConsoleAttach(layout, QUIET)
 
             async def visit() -> None:
                 session = await hub.attach(request())
@@ -280,5 +284,80 @@ def test_clients_that_come_and_go_at_once_leave_nothing(layout):
             heard = [await asyncio.wait_for(reader.read(), 5) for reader in vm.readers]
             assert b"".join(heard) == b"x" * MOST_CLIENTS
             assert hub._lines == {}
+
+    run(test)
+
+
+class SlowGuest:
+    """Is told sizes, and takes its time for each until `go` is set."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+        self.asked = threading.Event()
+        self.go = threading.Event()
+        self.told_twice = threading.Event()
+
+    def tell(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
+        self.asked.set()
+        assert self.go.wait(10)
+        self.told.append((columns, rows))
+        if len(self.told) == 2:
+            self.told_twice.set()
+
+
+def test_the_newest_size_of_a_terminal_reaches_the_guest_and_nobody_waits_for_it(layout):
+    guest = SlowGuest()
+
+    async def test() -> None:
+        async with qemu(layout) as vm:
+            hub = ConsoleAttach(layout, ConsoleSizes(guest.tell))
+            session, plain = await hub.attach(request(TTY)), await hub.attach(request())
+            await session.resize(80, 24)
+            await asyncio.to_thread(guest.asked.wait, 10)
+            for columns in range(81, 132):  # a window that is dragged
+                await session.resize(columns, 40)
+            await session.resize(0, 40)
+            await session.resize(1 << 20, 40)
+            await plain.resize(9, 9)
+            await vm.says(b"prompt")
+            assert await output(session, b"prompt") == b"prompt"
+            guest.go.set()
+            await asyncio.to_thread(guest.told_twice.wait, 10)
+            assert guest.told == [(80, 24), (131, 40)]
+            await session.close()
+            await plain.close()
+
+    run(test)
+
+
+def test_a_guest_that_cannot_be_told_a_size_is_no_trouble_to_anybody(layout):
+    asked = threading.Event()
+
+    def tell(*_: object) -> None:
+        asked.set()
+        raise Unavailable("no guest agent answers")
+
+    async def test() -> None:
+        async with qemu(layout) as vm:
+            session = await ConsoleAttach(layout, ConsoleSizes(tell)).attach(request(TTY))
+            await session.resize(80, 24)
+            await asyncio.to_thread(asked.wait, 10)
+            await session.write_stdin(b"typed")
+            assert await vm.hears(5) == b"typed"
+            await session.close()
+
+    run(test)
+
+
+def test_a_client_that_leaves_is_not_held_up_by_a_guest_that_is_being_told(layout):
+    guest = SlowGuest()
+
+    async def test() -> None:
+        async with qemu(layout):
+            session = await ConsoleAttach(layout, ConsoleSizes(guest.tell)).attach(request(TTY))
+            await session.resize(80, 24)
+            await asyncio.to_thread(guest.asked.wait, 10)
+            await asyncio.wait_for(session.close(), 5)
+            guest.go.set()
 
     run(test)

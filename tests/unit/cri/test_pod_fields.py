@@ -116,8 +116,10 @@ ORDINARY = of_container(
 )
 ORDINARY.mounts.extend(
     pb.Mount(container_path=path, host_path="/x")
-    for path in ("/var/run/secrets/kubernetes.io/serviceaccount", "/etc/hosts", "/dev/termination-log")
+    for path in ("/var/run/secrets/kubernetes.io/serviceaccount", "/etc/hosts")
 )
+ORDINARY.mounts.add(container_path="/dev/termination-log", host_path="/var/lib/kubelet/pods/u/containers/vm/1")
+ORDINARY.annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/termination-log"
 
 
 def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:

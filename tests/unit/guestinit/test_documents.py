@@ -136,6 +136,31 @@ def test_a_script_is_kept_byte_for_byte() -> None:
     assert seed_documents(with_options(user_data_script=script)).user_data == script
 
 
+def test_resolver_options_are_for_cloud_inits_own_module() -> None:
+    request = dataclasses.replace(PLAIN, dns=Dns(("10.96.0.10",), ("svc.cluster.local",), ("ndots:5", "edns0", "x:y")))
+    assert yaml.safe_load(seed_documents(request).user_data) == {
+        "manage_resolv_conf": True,
+        "resolv_conf": {
+            "nameservers": ["10.96.0.10"],
+            "searchdomains": ["svc.cluster.local"],
+            "options": {"ndots": 5, "edns0": True, "x": "y"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"user_data": {"manage_resolv_conf": False}},
+        {"user_data": {"resolv_conf": {"options": {"ndots": 1}}}},
+        {"user_data": {"packages": ["vim"]}, "user_data_overwrite": True},
+    ],
+)
+def test_a_pod_that_writes_its_own_resolver_settings_keeps_them(options: dict[str, Any]) -> None:
+    request = dataclasses.replace(with_options(**options), dns=DNS)
+    assert yaml.safe_load(seed_documents(request).user_data) == options["user_data"]
+
+
 def test_documents_are_bounded() -> None:
     with pytest.raises(InvalidRequest, match="user-data"):
         seed_documents(with_options(user_data={"a": ["x" * 1000] * 2000}))

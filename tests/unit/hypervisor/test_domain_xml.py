@@ -94,6 +94,7 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         NODE,
     ),
     "huge_pages": (dataclasses.replace(PLAIN, page_bytes=2 << 20), NODE),
+    "screen": (dataclasses.replace(PLAIN, screen_socket="/run/virtshim/vnc/c/vnc.sock"), NODE),
     "test_driver": (PLAIN, dataclasses.replace(NODE, domain_type=DomainType.TEST)),
 }
 

@@ -34,9 +34,10 @@ def test_memory_and_disk_are_of_one_moment_and_the_vm_runs_on(world: World) -> N
     sandbox, container = world.running()
     world.journal.calls.clear()
     checkpoint(world, container)
-    steps = [call for call in world.journal.calls if call.split(".")[0] in ("vms", "archives")]
+    steps = [call for call in world.journal.calls if call.split(".")[0] in ("vms", "archives") or call == "care.freeze"]
     assert steps == [
         "archives.begin",
+        "care.freeze",
         "vms.pause",
         "vms.save_memory",
         "archives.copy",
@@ -153,8 +154,10 @@ def test_a_container_removed_meanwhile_leaves_nothing(world: World) -> None:
     assert world.records.containers.get(container) is None
 
 
+# A process that dies takes its threads along.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
-@pytest.mark.parametrize("step", range(1, 11))
+@pytest.mark.parametrize("step", range(1, 13))
 def test_wherever_the_process_dies_the_vm_runs_on_after_the_next_start(world: World, step: int, when: When) -> None:
     _, container = world.running()
     world.journal.crash(step, when)

@@ -14,7 +14,7 @@ from podclient import wait_until
 
 from virtshim.config import Vm
 from virtshim.domain.allowance import LOG_BURST, LOG_RATE
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount
 from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import News, Place, ReadTo
@@ -238,3 +238,30 @@ def test_a_log_is_reopened_where_the_command_writes(world: World) -> None:
     del world.outside.command_logs.logs[LOG]
     world.do.reopen_log.reopen(world.container(container))
     assert LOG in world.outside.command_logs.logs
+
+
+TERMINATION = {
+    "mounts": (Mount("/dev/termination-log", "/pods/uid/containers/vm/7f"),),
+    "annotations": {"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"},
+}
+
+
+def test_what_it_wrote_as_its_last_words_is_kubelets_before_it_has_ended(world: World) -> None:
+    world.outside.guests.files["/dev/termination-log"] = b"x" * 5000 + b"the end"
+    world.outside.guests.tell(0, said(1, "", code=3))
+    container = with_command(world, **TERMINATION)
+    world.start(container)
+    assert ended(world, container).code == 3
+    assert world.outside.guests.begun[container][0].report == "/dev/termination-log"
+    message = world.outside.last_words.written["/pods/uid/containers/vm/7f"]
+    assert len(message) == 4096
+    assert message.endswith(b"the end")
+
+
+def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
+    world.journal.fail("care.read_tail", DeadlineExceeded("the guest agent broke off"))
+    world.outside.guests.tell(0, said(1, "", code=0))
+    container = with_command(world, **TERMINATION)
+    world.start(container)
+    assert ended(world, container).code == 0
+    assert world.outside.last_words.written == {}

@@ -2,9 +2,9 @@
 
 import pytest
 from fakes.background import Background
-from fakes.world import World
+from fakes.world import World, container_config
 
-from virtshim.domain.container import ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import ContainerPhase, Exit, ExitReason, Mount
 from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
@@ -228,3 +228,27 @@ def test_a_waiting_stop_does_not_hold_up_other_pods(world: World) -> None:
     world.remove_sandbox(sandbox)
     world.stop(container, 0)
     stop.done()
+
+
+TERMINATION = container_config(
+    mounts=(Mount("/last", "/pods/uid/containers/vm/7f"),),
+    annotations={"io.kubernetes.container.terminationMessagePath": "/last"},
+)
+
+
+def test_last_words_are_read_before_the_power_button_is_pressed(world: World) -> None:
+    world.outside.guests.files["/last"] = b"saved all"
+    container = world.create(world.run(), config=TERMINATION)
+    world.start(container)
+    world.stop(container, 30)
+    assert world.outside.last_words.written == {"/pods/uid/containers/vm/7f": b"saved all"}
+    calls = world.journal.calls
+    assert calls.index("care.read_tail") < calls.index("vms.ask_to_shut_down")
+
+
+def test_a_stop_without_grace_waits_for_no_last_words(world: World) -> None:
+    world.outside.guests.files["/last"] = b"saved all"
+    container = world.create(world.run(), config=TERMINATION)
+    world.start(container)
+    world.stop(container, 0)
+    assert world.journal.count("care.read_tail") == 0

@@ -1,0 +1,50 @@
+"""What virtshim's own commands ask of a node beside CRI."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from fakes.cri import CALL_SECONDS, Client, refused
+from fakes.world import World
+
+from criproto.people_v1 import people_pb2, people_pb2_grpc
+from virtshim.domain.errors import NotFound
+
+pytestmark = pytest.mark.cri
+
+Code = grpc.StatusCode
+KEYS = ["ssh-ed25519 AAAA me@here", "ssh-rsa BBBB"]
+
+
+def add(client: Client, vm: str, user: str = "root", keys: list[str] = KEYS) -> None:
+    request = people_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
+    people_pb2_grpc.PeopleStub(client.channel).AddSshKeys(request, timeout=CALL_SECONDS)
+
+
+def test_keys_reach_the_guest(client: Client, world: World) -> None:
+    _, vm = client.running()
+    add(client, vm)
+    assert world.outside.guests.ssh_keys == [("root", key) for key in KEYS]
+
+
+def test_a_user_that_the_guest_has_not_is_told(client: Client, world: World) -> None:
+    _, vm = client.running()
+    world.journal.fail("care.add_ssh_keys", NotFound("failed to look up user"))
+    with refused(Code.NOT_FOUND, "look up user"):
+        add(client, vm)
+
+
+@pytest.mark.parametrize(
+    ("user", "keys"), [("a b", KEYS), ("", KEYS), ("root", []), ("root", ["# none"]), ("root", ["key\nssh-rsa BBBB"])]
+)
+def test_what_is_no_user_or_no_key_is_refused(client: Client, user: str, keys: list[str]) -> None:
+    _, vm = client.running()
+    with refused(Code.INVALID_ARGUMENT, ""):
+        add(client, vm, user, keys)
+
+
+def test_only_a_running_vm_takes_keys(client: Client) -> None:
+    with refused(Code.FAILED_PRECONDITION, "created"):
+        add(client, client.create(client.run()))
+    with refused(Code.NOT_FOUND, "no such container"):
+        add(client, "f" * 64)

@@ -1,0 +1,19 @@
+"""Waiting for what another thread does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from fakes.journal import PATIENCE
+
+_tick = threading.Event()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Returns when it holds."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, "it never came to hold"
+        _tick.wait(0.002)

@@ -1,0 +1,58 @@
+"""What `ssh` is called with, and who may see a screen where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from virtshim.cli import ssh, vnc
+from virtshim.cli.ssh import SshOptions
+from virtshim.cri.client import VmSeen
+from virtshim.domain.errors import InvalidRequest
+
+pytestmark = pytest.mark.operator
+
+VM = VmSeen("c" * 64, "5" * 64, "vm", 0, "running", "image", 0.0)
+
+
+def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
+    argv = ssh.arguments(VM, "10.88.0.5", SshOptions("debian", identity="/k", command=("ls", "-l", "a b")))
+    assert argv[0] == "ssh"
+    assert f"HostKeyAlias=virtshim-{'c' * 20}" in argv
+    assert argv[argv.index("-i") + 1] == "/k"
+    assert argv[-6:] == ["debian", "--", "10.88.0.5", "ls", "-l", "a b"]
+
+
+@pytest.mark.parametrize("user", ["", "-oProxyCommand=id", "a b", "root@elsewhere", "x" * 40])
+def test_a_user_that_is_none_is_refused_before_anything_is_done(user: str) -> None:
+    with pytest.raises(InvalidRequest, match="name of a user"):
+        ssh.ssh("/nowhere.sock", "web", SshOptions(user))
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "-----BEGIN OPENSSH PRIVATE KEY-----\n", "\xff"])
+def test_only_public_keys_are_injected(tmp_path: Path, content: str) -> None:
+    (tmp_path / "key").write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidRequest, match="--inject"):
+        ssh.ssh("/nowhere.sock", "web", SshOptions("root", inject=str(tmp_path / "key")))
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "port"),
+    [("127.0.0.1:5900", "127.0.0.1", 5900), ("[::1]:0", "::1", 0), ("127.0.0.9:1", "127.0.0.9", 1)],
+)
+def test_a_screen_is_shown_on_loopback(listen: str, host: str, port: int) -> None:
+    place = vnc.place_of(listen, "")
+    assert (place.host, place.port, place.path) == (host, port, "")
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:5900", "10.0.0.1:5900", "[::]:5900", "[fd00::1]:1"])
+def test_a_screen_is_shown_to_no_other_machine(listen: str) -> None:
+    with pytest.raises(InvalidRequest, match="no password"):
+        vnc.place_of(listen, "")
+
+
+@pytest.mark.parametrize("listen", ["", "5900", "localhost:5900", "127.0.0.1", "127.0.0.1:99999", "1:2:3"])
+def test_a_place_that_is_none_is_refused(listen: str) -> None:
+    with pytest.raises(InvalidRequest, match="ADDRESS:PORT"):
+        vnc.place_of(listen, "")

@@ -1,0 +1,23 @@
+"""Which file holds a container's last words."""
+
+import pytest
+
+from virtshim.domain.container import Mount
+from virtshim.domain.termination import PATH_ANNOTATION, TerminationFile, termination_file
+
+MOUNTS = (Mount("/etc/hosts", "/x"), Mount("/dev/termination-log", "/pods/u/containers/vm/1"))
+
+
+@pytest.mark.parametrize("path", ["/dev/termination-log", "/dev//termination-log", "/dev/./termination-log"])
+def test_it_is_the_mount_that_kubelet_names(path: str) -> None:
+    found = termination_file({PATH_ANNOTATION: path}, MOUNTS)
+    assert found == TerminationFile("/dev/termination-log", "/pods/u/containers/vm/1")
+
+
+@pytest.mark.parametrize("path", ["", "/dev/other", "dev/termination-log", "/dev/termination-log\n", "/dev/\0"])
+def test_without_such_a_mount_there_is_none(path: str) -> None:
+    assert termination_file({PATH_ANNOTATION: path}, MOUNTS) is None
+
+
+def test_a_host_path_that_is_not_absolute_is_none() -> None:
+    assert termination_file({PATH_ANNOTATION: "/t"}, (Mount("/t", "relative"),)) is None

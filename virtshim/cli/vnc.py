@@ -1,0 +1,135 @@
+"""`virtshim vnc`: a VM's screen on a local port or socket, for any VNC client.
+
+Each client gets a port-forward of its own to the pod's port 5900, which is the screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import select
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.cli.names import running_vm
+from virtshim.cri.client import VmSeen, connected
+from virtshim.domain.annotations import SCREEN
+from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
+from virtshim.domain.streaming import SCREEN_PORT
+from virtshim.streaming import client as streaming
+
+_READ: Final = 32 << 10
+_ADDRESS: Final = re.compile(r"\[?(?P<host>[0-9a-fA-F.:]+?)\]?:(?P<port>[0-9]{1,5})")
+# Channels of the forward's one port. Each begins with the port's number, two bytes.
+_DATA, _ERROR = 0, 1
+_NUMBER: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where clients are awaited: `path` of a Unix socket, or else an address."""
+
+    host: str = "127.0.0.1"
+    port: int = SCREEN_PORT
+    path: str = ""
+
+
+def place_of(listen: str, path: str) -> Place:
+    """Raises InvalidRequest. VNC has no password here, so only this machine's own people may reach it."""
+    if path:
+        return Place(path=os.path.abspath(path))
+    found = _ADDRESS.fullmatch(listen)
+    try:
+        host = ipaddress.ip_address(found["host"]) if found else None
+    except ValueError:
+        host = None
+    if found is None or host is None or int(found["port"]) > 65535:
+        raise InvalidRequest(f"--listen {listen[:80]!r}: ADDRESS:PORT is wanted, such as 127.0.0.1:5900")
+    if not host.is_loopback:
+        raise InvalidRequest(
+            f"--listen {listen}: a screen has no password, so it is shown on loopback only; from another machine use "
+            "ssh -L"
+        )
+    return Place(str(host), int(found["port"]))
+
+
+def vnc(cri_socket: str, wanted: str, place: Place) -> None:
+    """Serves clients until ctrl-c. Raises ShimError."""
+    with connected(cri_socket) as node:
+        vm = running_vm(wanted, node.pods(), node.vms())
+        if not node.has_screen(vm.pod):
+            raise WrongState(f'{vm.name} has no screen; set the annotation {SCREEN}: "true" on its pod')
+    with _listener(place) as listener:
+        shown = place.path or "{}:{}".format(*listener.getsockname()[:2])
+        print(f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends", file=sys.stderr, flush=True)
+        try:
+            while True:
+                near, _ = listener.accept()
+                threading.Thread(target=_serve, args=(cri_socket, vm, near), daemon=True).start()
+        except KeyboardInterrupt:
+            return
+        finally:
+            if place.path:
+                os.unlink(place.path)
+
+
+def _listener(place: Place) -> socket.socket:
+    family = socket.AF_UNIX if place.path else socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place.path or (place.host, place.port))
+        listener.listen(8)
+    except OSError as exc:
+        listener.close()
+        where = place.path or f"{place.host} port {place.port}"
+        raise WrongState(f"cannot listen on {where}: {exc.strerror}; choose another with --listen or --unix") from exc
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _serve(cri_socket: str, vm: VmSeen, near: socket.socket) -> None:
+    """One client, on a thread of its own."""
+    with near, contextlib.suppress(OSError):
+        try:
+            with connected(cri_socket) as node:
+                url = node.forward_url(vm.pod, SCREEN_PORT)
+            with contextlib.closing(streaming.connect(url, streaming.FORWARD)) as far:
+                join(near, far)
+        except ShimError as exc:
+            print(f"vnc: {exc}", file=sys.stderr, flush=True)
+
+
+def join(near: socket.socket, far: streaming.RemoteClient) -> None:
+    """Copies both ways until one side ends. Raises OSError, ShimError."""
+    told, number = bytearray(), bytearray()
+    arrived = True  # some may have come with the handshake's answer
+    while True:
+        for piece in far.receive() if arrived else ():
+            if piece.channel == _ERROR:
+                told += piece.data
+                continue
+            rest = _NUMBER - len(number)
+            number += piece.data[:rest] if rest > 0 else b""
+            near.sendall(piece.data[max(rest, 0) :])
+        if len(told) > _NUMBER:
+            raise WrongState(told[_NUMBER:].decode(errors="replace"))
+        if far.is_closed:
+            return
+        reading = [far.fileno(), *([] if far.pending else [near.fileno()])]
+        readable, writable, _ = select.select(reading, [far.fileno()] if far.pending else [], [])
+        if writable:
+            far.flush()
+        arrived = far.fileno() in readable
+        if near.fileno() in readable:
+            data = near.recv(_READ)
+            if not data:
+                return
+            far.send(_DATA, data)

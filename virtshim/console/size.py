@@ -1,0 +1,76 @@
+"""Tells guests how large their consoles' clients are: the newest size wins, one at a time, and nobody waits for it.
+
+A serial line cannot carry a size, so it goes by the guest's agent. A guest without one keeps the size that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from virtshim.domain.errors import ShimError
+from virtshim.domain.ids import ContainerId
+
+log = structlog.get_logger(__name__)
+
+# Container, columns, rows, seconds. Blocks; raises ShimError.
+Tell = Callable[[ContainerId, int, int, float], None]
+
+# Seconds: for the agent, and between two sizes of one console, as a window that is dragged has many.
+_ANSWER: Final = 3.0
+_PAUSE: Final = 0.3
+_MOST: Final = 0xFFFF
+# Guests that are told at the same time; more of them wait.
+_THREADS: Final = 4
+
+
+class ConsoleSizes:
+    """One for all consoles."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="console-size")
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def of(self, container: ContainerId) -> ConsoleSize:
+        return ConsoleSize(lambda columns, rows: self._told(container, columns, rows), self._executor)
+
+    def _told(self, container: ContainerId, columns: int, rows: int) -> None:
+        try:
+            self._tell(container, columns, rows, _ANSWER)
+        except ShimError as exc:
+            log.debug("console.size.untold", container=container.short, why=str(exc))
+
+
+class ConsoleSize:
+    """Of one console. Lives on the streaming loop."""
+
+    def __init__(self, tell: Callable[[int, int], None], executor: ThreadPoolExecutor) -> None:
+        self._tell = tell
+        self._executor = executor
+        self._newest: tuple[int, int] | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def change(self, columns: int, rows: int) -> None:
+        """Returns at once. Sizes that no terminal can have are thrown away."""
+        if not (0 < columns <= _MOST and 0 < rows <= _MOST):
+            return
+        self._newest = (columns, rows)
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_all())
+
+    def close(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+
+    async def _tell_all(self) -> None:
+        while self._newest is not None:
+            size, self._newest = self._newest, None
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._tell, *size)
+            await asyncio.sleep(_PAUSE)

@@ -1,0 +1,40 @@
+"""A container's last words: the file that kubelet shows, in the pod's status, when the container has ended. No I/O."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+PATH_ANNOTATION: Final = "io.kubernetes.container.terminationMessagePath"
+# kubelet reads so many of its last bytes.
+MOST_BYTES: Final = 4096
+
+
+class _Mount(Protocol):
+    @property
+    def container_path(self) -> str: ...
+
+    @property
+    def host_path(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationFile:
+    """`guest`: where the container's command writes it. `host`: kubelet's file, which is there before the container is."""
+
+    guest: str
+    host: str
+
+
+def termination_file(annotations: Mapping[str, str], mounts: Iterable[_Mount]) -> TerminationFile | None:
+    """kubelet names the path in an annotation, and mounts a file of its own there."""
+    path = annotations.get(PATH_ANNOTATION, "")
+    if not posixpath.isabs(path) or not path.isprintable():
+        return None
+    path = posixpath.normpath(path)
+    for mount in mounts:
+        if posixpath.normpath(mount.container_path) == path and posixpath.isabs(mount.host_path):
+            return TerminationFile(path, mount.host_path)
+    return None
