@@ -63,13 +63,13 @@ class Resolver:
         gathering.cdi(cdi.addresses)
         gathering.kubelet(answer.grants)
         authority = gathering.authority()
+        # Variables are judged when all nodes and names are understood: what one of them names may be behind what is not.
         outside = forged(authority, hinted)
         faults = [*cdi.faults, *_unusable(nodes, gathering, answer)]
-        if (outside or gathering.lacks_mdev) and answer.is_to_come and not faults:
-            raise Unavailable(f"which devices the container was granted cannot be told: {answer.trouble}")
-        if not answer.is_to_come:
-            _tell_forged(request, outside)
-        faults += [_not_granted(hint, answer) for hint in outside[:_MOST_TOLD]]
+        if not faults:
+            if (outside or gathering.lacks_mdev) and answer.is_to_come:
+                raise Unavailable(f"which devices the container was granted cannot be told: {answer.trouble}")
+            faults = _not_granted(request, outside, answer)
         if faults:
             raise InvalidRequest(f"devices of {request.namespace}/{request.pod}: {'; '.join(faults)}")
         names = resources(answer.grants, authority)
@@ -111,27 +111,28 @@ def _unusable(nodes: Sequence[tuple[CriDevice, Meaning]], gathering: Gathering, 
         )
 
 
-def _not_granted(hint: Hint, answer: _Answer) -> str:
-    if hint.spec:
-        return f"CDI: {hint.spec} sets {hint.variable} to {hint.text}, which nothing grants; correct the specification"
+def _not_granted(request: DeviceRequest, outside: Sequence[Hint], answer: _Answer) -> list[str]:
+    """Faults of variables; those of the container's own are told as security events, too."""
+    faults = []
     because = f" ({answer.trouble})" if answer.trouble else ""
-    return (
-        f"the variable {hint.variable} names {hint.text}, which this container was not granted{because}; take it out of the "
-        "pod's spec, and ask for devices by resources.limits"
-    )
-
-
-def _tell_forged(request: DeviceRequest, outside: Sequence[Hint]) -> None:
     for hint in outside[:_MOST_TOLD]:
-        if not hint.spec:
-            log.warning(
-                "security.forged_device",
-                namespace=request.namespace,
-                pod=request.pod,
-                container=request.container,
-                variable=hint.variable,
-                device=hint.text,
-            )
+        if hint.spec:
+            what = f"CDI: {hint.spec} sets {hint.variable} to {hint.text}, which nothing grants"
+            faults.append(f"{what}; correct the specification")
+            continue
+        log.warning(
+            "security.forged_device",
+            namespace=request.namespace,
+            pod=request.pod,
+            container=request.container,
+            variable=hint.variable,
+            device=hint.text,
+        )
+        faults.append(
+            f"the variable {hint.variable} names {hint.text}, which this container was not granted{because}; take it out of "
+            "the pod's spec, and ask for devices by resources.limits"
+        )
+    return faults
 
 
 def _blocks(nodes: Sequence[tuple[CriDevice, Meaning]]) -> tuple[BlockDevice, ...]:

@@ -11,20 +11,20 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import lockable
-from virtshim.devices.pci import PciBus
+from virtshim.devices.pci import PciBus, PciFacts
 from virtshim.preflight.devices import Candidate, Surroundings
 
 _UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 
 
 def candidates(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> list[Candidate]:
-    """All functions but bridges, by address. `claims`: claim -> container that holds it."""
+    """All functions but the machine's own wiring, by address. `claims`: claim -> container that holds it."""
     used = used_by_host(files)
     attachable = Attachable(files, device_rules(settings, files))
     return [
         Candidate(facts, tuple(attachable.function_faults(facts, used)), claims.get(f"pci:{facts.address}", ""))
         for facts in PciBus(files).functions()
-        if not facts.is_bridge
+        if not _is_wiring(facts)
     ]
 
 
@@ -44,3 +44,8 @@ def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]
         invalid=invalid,
         lost={claim: owner for claim, owner in claims.items() if claim.startswith("pci:") and claim not in there},
     )
+
+
+def _is_wiring(facts: PciFacts) -> bool:
+    """Bridges to other buses, old ones included. 0x0680 is what has no class of its own, such as NVSwitch."""
+    return facts.class_code >> 16 == 0x06 and facts.class_code >> 8 != 0x0680

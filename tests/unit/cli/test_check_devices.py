@@ -42,6 +42,7 @@ def server(host: FakeSysfs) -> dict[str, str]:
     """A bit of everything: the node's own card and disk, VFs at either driver, a GPU, a group that is shared, a lost claim."""
     host.vfio()
     host.pci("0000:00:00.0", 0, class_code=HOST_BRIDGE)
+    host.pci("0000:00:1f.0", 2, class_code=0x060100, driver="lpc_ich")
     host.pci("0000:3a:00.0", 1, class_code=BRIDGE, driver="pcieport")
     above = ("0000:3a:00.0",)
     home = host.pci("0000:3b:00.0", 20, driver="i40e", behind=above, total_vfs=64, node=0)

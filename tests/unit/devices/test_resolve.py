@@ -15,6 +15,7 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.hints import hints
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.resolve import Resolver
+from virtshim.domain.device_pools import Offer, Pool
 from virtshim.domain.devices import (
     BlockDevice,
     CriDevice,
@@ -28,6 +29,7 @@ from virtshim.domain.devices import (
     VdpaDevice,
 )
 from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.kubelet.cdi_file import qualified_name, write
 
 VF1, VF2, PF = "0000:3b:02.0", "0000:3b:02.1", "0000:3b:00.0"
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
@@ -199,6 +201,23 @@ def test_a_cdi_annotation_bdf_chooses_in_its_group_or_grants_by_itself(host: Fak
         {"name": "1", "annotations": {"bdf": "0000:66:00.0"}, "containerEdits": {}}]}""",
     )
     assert addresses(resolve(host, cdi=("nvidia.com/pgpu=0", "nvidia.com/pgpu=1"))) == ["0000:65:00.0", "0000:66:00.0"]
+
+
+@pytest.mark.parametrize("cdi", [True, False])
+def test_virtshims_own_plugin_gives_a_group_whole(card: FakeSysfs, cdi: bool) -> None:
+    pool = Pool("virtshim.io/qat")
+    functions = tuple(PciAddress.parse(address) for address in ("10000:e1:00.0", "10000:e1:00.1"))
+    offer = Offer(functions, group=3, numa=None)
+    kubelet = Kubelet(grant(pool.resource, offer.id))
+    envs = {pool.variable: ",".join(map(str, functions))}
+    if cdi:
+        card.path("/var/run/cdi").mkdir(parents=True)
+        write(str(card.path("/var/run/cdi")), pool, [offer])
+        granted = resolve(card, kubelet=kubelet, envs=envs, cdi=(qualified_name(pool, offer),))
+    else:
+        granted = resolve(card, *offer.nodes, kubelet=kubelet, envs=envs)
+    assert addresses(granted) == [str(address) for address in functions]
+    assert {device.resource for device in granted.passthrough} == {"virtshim.io/qat"}
 
 
 # --- groups
@@ -381,6 +400,20 @@ def test_every_fault_is_in_one_message_with_the_resource(host: FakeSysfs) -> Non
     assert message.startswith("devices of default/vm: CDI: 'a/b' is not a CDI device name")
     assert "/dev/uio0 (qat.intel.com/generic): UIO gives no VM a device" in message
     assert "/dev/vfio/9 (qat.intel.com/generic): IOMMU group 9 is not there" in message
+
+
+@pytest.mark.parametrize(
+    ("node", "says"), [("/dev/vfio/9", "it is not there"), ("/dev/uio0", "UIO gives no VM a device")]
+)
+def test_a_variable_is_not_called_forged_when_its_device_may_be_behind_a_bad_node(
+    host: FakeSysfs, node: str, says: str
+) -> None:
+    host.pci(VF1, 9)
+    host.node("/dev/uio0")
+    with capture_logs() as logs, pytest.raises(InvalidRequest, match=says) as error:
+        resolve(host, node, envs={"QAT0": VF1})
+    assert "not granted" not in str(error.value)
+    assert logs == []
 
 
 def test_a_group_of_bridges_holds_nothing(host: FakeSysfs) -> None:
