@@ -19,7 +19,7 @@ PACKAGES=(
   # the demo guest
   busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils zstd kmod
   # real neighbours for tests and the demo
-  docker-registry skopeo openssh-client curl iputils-ping systemd dbus genisoimage
+  docker-registry skopeo openssh-client curl iputils-ping systemd dbus genisoimage libfaketime
 )
 
 missing=()

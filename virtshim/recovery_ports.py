@@ -19,7 +19,8 @@ class StateRecords(Records, Protocol):
     """Records that may be damaged."""
 
     def trouble(self) -> str:
-        """Why records cannot be written any more, for people; "" if they can. Answers at once, from memory."""
+        """Why records cannot be written any more, for people; "" if they can, or the disk is only full. From memory, but
+        after a write that failed it tries one."""
 
     def check(self) -> None:
         """Looks whether what is on disk is whole; `trouble` tells."""

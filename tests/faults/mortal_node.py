@@ -81,6 +81,7 @@ class MortalNode:
 
     def __init__(self, directory: str, image_url: str) -> None:
         self.image_url = image_url
+        self.directory = directory
         self._node = NodeDir.of(directory)
         self.programs, self.plugins = Path(f"{directory}.programs"), Path(f"{directory}.plugins")
         for folder in (self.programs, self.plugins):

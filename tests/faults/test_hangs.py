@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 from mortal_node import MortalNode
 from podclient import wait_until
+from refusals import within
 from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -37,14 +37,6 @@ def stopped(*pids: int) -> Iterator[None]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-
-
-def within(seconds: float, call: Callable[[], object]) -> object:
-    started = time.monotonic()
-    result = call()
-    taken = time.monotonic() - started
-    assert taken < seconds, f"took {taken:.1f} s"
-    return result
 
 
 def code_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:

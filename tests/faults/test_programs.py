@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import grpc
 import pytest
 from mortal_node import CNI_LIMIT, CNI_PLUGINS, QEMU_IMG_LIMIT, MortalNode
 from podclient import wait_until
+from refusals import failing
 from work import Work, forget_image
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -24,13 +24,6 @@ SLACK = 10.0
 HALF_A_DISK = 'for word; do last=$disk disk=$word; done; head -c 100000 /dev/urandom > "$last"; '
 ONLY_ADD = '[ "$CNI_COMMAND" = ADD ] || exec {real}; '
 ONLY_DEL = '[ "$CNI_COMMAND" = DEL ] || exec {real}; '
-
-
-def failing(call: Callable[[], object], code: grpc.StatusCode, words: str) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    assert caught.value.code() is code, caught.value.details()
-    assert words in caught.value.details()
 
 
 def is_listed(work: Work) -> bool:

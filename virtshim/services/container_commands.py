@@ -40,8 +40,10 @@ _CLOSE = 5.0
 
 @dataclass(slots=True)
 class _Attention:
-    """What one thread remembers of its command; points of the monotonic clock."""
+    """What one thread remembers of its command; points of the monotonic clock. `since`: the agent is waited for from then
+    on; after a restart of virtshim anew, for the wall clock that the record has may have been set meanwhile."""
 
+    since: float
     heard: float
     allowance: Allowance
     exited: float | None = None
@@ -97,7 +99,7 @@ class ContainerCommands:
 
     def _attend(self, wanted: ContainerId) -> None:
         now = self._clock.monotonic()
-        attention = _Attention(now, Allowance(LOG_RATE, LOG_BURST, now))
+        attention = _Attention(now, now, Allowance(LOG_RATE, LOG_BURST, now))
         complaint = ""
         try:
             while not self._closing.is_set() and (container := self._running(wanted)) is not None:
@@ -129,12 +131,12 @@ class ContainerCommands:
             self._stop.stop(container, _GRACE)
             return _AGAIN
         if not container.command_begun:
-            self._begin(container)
+            self._begin(container, attention)
             return 0.0
         return self._listen(container, attention)
 
-    def _begin(self, container: Container) -> None:
-        left = self._agent_timeout - (self._clock.now_ns() - container.started_at) / 1e9
+    def _begin(self, container: Container, attention: _Attention) -> None:
+        left = self._agent_timeout - (self._clock.monotonic() - attention.since)
         try:
             command = own_command(container)
             self._guests.begin(container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._closing)

@@ -36,7 +36,7 @@ class NodeStatus:
         """kubelet wants both. Never waits for libvirt."""
         database, hypervisor = self.records.trouble(), self.hypervisor.trouble()
         network = self.networks.trouble()
-        reason = "StateDatabaseDamaged" if database else "HypervisorUnavailable" if hypervisor else ""
+        reason = "StateDatabaseUnusable" if database else "HypervisorUnavailable" if hypervisor else ""
         return (
             Condition("RuntimeReady", database or hypervisor, reason),
             Condition("NetworkReady", network, "NetworkPluginNotReady" if network else ""),

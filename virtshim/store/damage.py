@@ -31,7 +31,9 @@ def database_trouble(exc: DatabaseError) -> ShimError:
         case code if code in (_CORRUPT, _NOT_A_DATABASE):
             return DatabaseDamaged(f"the state database is damaged ({exc.orig}); {_REMEDY}")
         case _:
-            return InternalError(f"the state database cannot be used: {exc.orig}")
+            return InternalError(
+                f"the state database cannot be used: {exc.orig}; is its file system read-only, or failing?"
+            )
 
 
 def check(path: str) -> str:

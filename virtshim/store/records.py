@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from typing import Any
 
@@ -20,6 +19,7 @@ from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
 from virtshim.store.table import Mapping, SqliteTable
+from virtshim.store.writing import Writing
 
 
 class SqliteRecords:
@@ -28,7 +28,6 @@ class SqliteRecords:
     def __init__(self, path: str) -> None:
         """Opens or makes the database, brings its schema up to date and loads everything. Raises WrongState for a database
         of a newer version, DatabaseDamaged for one that holds nonsense, InternalError for one that cannot be used."""
-        self._lock = threading.Lock()
         self._path = path
         self._damage = ""
         if wrong := damage.check(path):
@@ -36,9 +35,10 @@ class SqliteRecords:
         self._engine = open_engine(path)
         try:
             migrate(self._engine)
-            self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._engine, self._lock, _SANDBOXES)
-            self.containers: SqliteTable[ContainerId, Container] = SqliteTable(self._engine, self._lock, _CONTAINERS)
-            self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._engine, self._lock, _IMAGES)
+            self._writing = Writing(self._engine, path)
+            self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._writing, _SANDBOXES)
+            self.containers: SqliteTable[ContainerId, Container] = SqliteTable(self._writing, _CONTAINERS)
+            self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
         except DatabaseError as exc:
             self._engine.dispose()
             raise database_trouble(exc) from exc
@@ -51,7 +51,7 @@ class SqliteRecords:
 
     def trouble(self) -> str:
         """See the port."""
-        return self._damage or self.sandboxes.trouble or self.containers.trouble or self.images.trouble
+        return self._damage or self._writing.trouble()
 
     def check(self) -> None:
         """See the port."""
@@ -77,13 +77,13 @@ class SqliteRecords:
 
     def node_fact(self, key: str) -> str | None:
         """Facts that must outlive the process: `id`, `boot`."""
-        with self._lock, self._engine.connect() as connection:
+        with self._writing.lock, self._engine.connect() as connection:
             row = connection.execute(select(schema.node.c.value).where(schema.node.c.key == key)).first()
             return None if row is None else str(row[0])
 
     def set_node_fact(self, key: str, value: str) -> None:
         statement = insert(schema.node).values(key=key, value=value)
-        with self._lock, self._engine.begin() as connection:
+        with self._writing.lock, self._engine.begin() as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
 
     def node_id(self) -> str:

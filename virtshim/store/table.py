@@ -5,20 +5,19 @@ A write goes to the database first and to memory after it is committed; reads ne
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Row
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
-from sqlalchemy import Delete, Engine, Update, delete, select, update
+from sqlalchemy import Delete, Update, delete, select, update
 from sqlalchemy import Table as SqlTable
 from sqlalchemy.dialects.sqlite import Insert, insert
-from sqlalchemy.exc import DatabaseError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, NotFound
-from virtshim.store.damage import DatabaseDamaged, database_trouble
+from virtshim.store.writing import Writing
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -43,18 +42,16 @@ class Mapping(Generic[K, R]):
 
 
 class SqliteTable(Generic[K, R]):
-    """Safe to use from any thread; `lock` is shared by all tables of one database."""
+    """Safe to use from any thread; `writing` is shared by all tables of one database."""
 
-    def __init__(self, engine: Engine, lock: threading.Lock, mapping: Mapping[K, R]) -> None:
-        self._engine = engine
-        self._lock = lock
+    def __init__(self, writing: Writing, mapping: Mapping[K, R]) -> None:
+        self._writing = writing
         self._map = mapping
         self._key_column = next(iter(mapping.table.primary_key))
         self._tell: Callable[[R | None, R | None], None] = lambda _before, _after: None
-        self.trouble = ""
         self.unreadable: dict[str, str] = {}
         self._memory: dict[K, R] = {}
-        with engine.connect() as connection:
+        with writing.engine.connect() as connection:
             for row in connection.execute(select(mapping.table).order_by(mapping.table.c[mapping.order])).mappings():
                 self._load({str(column): value for column, value in row.items()})
 
@@ -111,17 +108,11 @@ class SqliteTable(Generic[K, R]):
     def _write(self, statement: Insert | Update | Delete, key: K, record: R | None) -> int:
         """One transaction; memory follows after the commit and before anyone else may write. `record` is None for a
         deletion. Returns the rows changed."""
-        with self._lock:
+        with self._writing.lock:
             try:
-                with self._engine.begin() as connection:
-                    changed = int(connection.execute(statement).rowcount)
+                changed = self._writing.commit(statement)
             except IntegrityError as exc:
                 raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
-            except DatabaseError as exc:
-                trouble = database_trouble(exc)
-                if isinstance(trouble, DatabaseDamaged):
-                    self.trouble = str(trouble)
-                raise trouble from exc
             if changed:
                 self.unreadable.pop(self._map.key_text(key), None)
                 before = self._memory.get(key)

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import pytest
 from fakes.clock import FakeClock
 from fakes.world import World
 
@@ -82,6 +83,16 @@ def test_each_condition_tells_its_own_trouble(world: World) -> None:
     assert [(c.trouble, c.reason) for c in world.do.node.conditions()] == [
         ("", ""),
         ("no CNI configuration", "NetworkPluginNotReady"),
+    ]
+
+
+def test_a_state_database_that_cannot_be_written_makes_the_node_not_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.records, "trouble", lambda: "the disk is read-only")
+    assert [(c.name, c.trouble, c.reason) for c in world.do.node.conditions()] == [
+        ("RuntimeReady", "the disk is read-only", "StateDatabaseUnusable"),
+        ("NetworkReady", "", ""),
     ]
 
 

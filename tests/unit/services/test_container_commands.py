@@ -112,6 +112,18 @@ def test_a_guest_without_agent_ends_as_a_failed_start(world: World) -> None:
     assert world.outside.clock.now_ns() - world.container(container).started_at >= 290e9
 
 
+def test_an_agent_gets_its_time_also_when_the_wall_clock_is_set_forward(world: World) -> None:
+    """As time synchronization does soon after a node has booted."""
+    world.outside.guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent: install it")
+    clock = world.outside.clock
+    clock.at(1, lambda: clock.set_back(-7200))
+    container = with_command(world)
+    began = clock.monotonic()
+    world.start(container)
+    assert ended(world, container).code == 128
+    assert clock.monotonic() - began >= 290
+
+
 def test_an_agent_that_may_not_run_commands_is_not_waited_for(world: World) -> None:
     world.outside.guests.begin_error = WrongState("the guest agent does not allow guest-exec")
     container = with_command(world)

@@ -160,7 +160,7 @@ def test_nothing_is_deleted_on_the_word_of_a_damaged_database(world: World, monk
     world.app.recovery.reconcile.look()
     assert len(world.leftovers()) == 6
     runtime, _network = world.do.node.conditions()
-    assert (runtime.trouble, runtime.reason) == ("the state database is damaged", "StateDatabaseDamaged")
+    assert (runtime.trouble, runtime.reason) == ("the state database is damaged", "StateDatabaseUnusable")
 
 
 def test_the_look_is_repeated_and_survives_an_error(world: World) -> None:

@@ -260,7 +260,7 @@ def test_only_its_owner_may_read_the_database_and_what_sqlite_puts_beside_it(
     fill(records)
     files = sorted(path.parent.iterdir())
     assert path in files
-    assert len(files) == 3  # the database, its write-ahead log, the log's index
+    assert len(files) == 4  # the database, its write-ahead log, the log's index, and what keeps room for it
     assert {oct(stat.S_IMODE(file.stat().st_mode)) for file in files} == {"0o600"}
 
 

@@ -1,0 +1,122 @@
+"""The wall clock jumps under a running virtshim, by hours and both ways: what orders things stays in order, and nothing that
+waits comes too early or too late. libfaketime stands between the daemon and its C library."""
+
+from __future__ import annotations
+
+import glob
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from mortal_node import MortalNode
+from refusals import within
+from work import Work
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults]
+
+HOUR = 3600 * 10**9
+LIBRARY = "/usr/lib/*/faketime/libfaketimeMT.so.1"
+
+
+def answers(url: str) -> int:
+    """HTTP status of a request that asks for no upgrade: it uses the token up."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+class Clock:
+    """The daemon's wall clock; the monotonic one is left alone, as by settimeofday(2)."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def set(self, offset: str) -> None:
+        self.file.write_text(f"{offset}\n")
+
+
+@pytest.fixture(scope="module")
+def clock(mortal: MortalNode) -> Iterator[Clock]:
+    found = glob.glob(LIBRARY)
+    if not found:
+        pytest.skip("NOT TESTED: libfaketime is not installed; run make setup")
+    clock = Clock(Path(f"{mortal.directory}.clock"))
+    clock.set("+0")
+    mortal.environment["virtshim"] = {
+        "LD_PRELOAD": found[0],
+        "FAKETIME_TIMESTAMP_FILE": str(clock.file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    mortal.restart("virtshim")
+    yield clock
+    mortal.environment["virtshim"] = {}
+    mortal.restart("virtshim")
+
+
+@pytest.mark.parametrize("jump", ["+2h", "-2h"])
+def test_what_is_made_after_a_jump_is_younger_than_what_was_there(
+    mortal: MortalNode, clock: Clock, work: Work, jump: str
+) -> None:
+    clock.set("+0")
+    work.run()
+    work.create()
+    work.start()
+    before = work.cri.status(work.container)
+    clock.set(jump)
+    later = Work(mortal, work.cri, work.image)
+    later.run()
+    later.create()
+    stamps = [work.cri.pod_status(pod).created_at for pod in (work.pod, later.pod)]
+    assert stamps == sorted(set(stamps))
+    assert work.cri.status(later.container).created_at > before.created_at
+    assert (abs(stamps[1] - stamps[0]) > HOUR) == (jump == "+2h"), "the daemon's clock has not jumped"
+    within(10, work.stop)
+    ended = work.cri.status(work.container)
+    assert ended.created_at <= ended.started_at <= ended.finished_at
+    mortal.restart("virtshim")
+    again = Work(mortal, work.cri, work.image)
+    again.run()
+    assert work.cri.pod_status(again.pod).created_at > stamps[1]
+
+
+@pytest.mark.parametrize("jump", ["+2h", "-2h"])
+def test_a_grace_period_lasts_as_long_as_it_should(mortal: MortalNode, clock: Clock, work: Work, jump: str) -> None:
+    """The null guest does not heed its power button."""
+    clock.set("+0")
+    for step in (work.run, work.create, work.start):
+        step()
+    started = time.monotonic()
+    stopping = threading.Thread(target=lambda: work.cri.stop(work.container, 4))
+    stopping.start()
+    clock.set(jump)
+    stopping.join(30)
+    taken = time.monotonic() - started
+    assert not stopping.is_alive()
+    assert 4 <= taken < 15, taken
+    status = work.cri.status(work.container)
+    assert (status.state, status.exit_code) == (pb.CONTAINER_EXITED, 137)
+
+
+def test_a_deadline_and_a_streaming_token_do_not_expire_early(mortal: MortalNode, clock: Clock, work: Work) -> None:
+    clock.set("+0")
+    assert mortal.bystander is not None
+    request = pb.ExecRequest(container_id=mortal.bystander.container, cmd=["true"], stdout=True)
+    url = work.cri.runtime.Exec(request, timeout=10).url
+    clock.set("+2h")
+    assert answers(url) != 404, "the token of a minute was not used yet"
+    assert answers(url) == 404, "it was now"
+    code = work.cri.exec_sync(mortal.bystander.container, "true", timeout=20).exit_code
+    assert code == 0
+    with pytest.raises(grpc.RpcError) as caught:
+        within(15, lambda: work.cri.exec_sync(mortal.bystander.container, "sleep", "60", timeout=2))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
