@@ -105,10 +105,14 @@ class MortalNode:
         """Starts what does not run; returns when the CRI socket serves."""
         for name in ("tapmanager", "virtshim"):
             if not self._daemons[name].is_running:
-                self._daemons[name].argv = self._command(name)
-                self._daemons[name].start()
+                self.start(name)
         with self.client() as cri:
             wait_until(lambda: _answers(cri), 60, "the node is ready")
+
+    def start(self, name: str) -> None:
+        """Returns when it says that it is ready."""
+        self._daemons[name].argv = self._command(name)
+        self._daemons[name].start()
 
     def _command(self, name: str) -> tuple[str, ...]:
         environment = {
