@@ -318,7 +318,8 @@ class Attachments:
             entry = self._ledger.read(sandbox)
             if entry is None:
                 raise NetError("not-found", f"sandbox {sandbox} has no network; remove the pod, it is made anew")
-            self._ledger.write(dataclasses.replace(entry, placement=placement))
+            # A power cut ends the QEMU that it is for.
+            self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
 
     def placement(self, sandbox: str, key: str, until: float) -> Placement:
         """What `place` said last; refuses whom `fetch` refuses."""

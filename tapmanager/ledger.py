@@ -167,8 +167,9 @@ class Ledger:
             raise _unreadable(path, BadField("ledger.pod.sandbox: another sandbox than the file's name says"))
         return entry
 
-    def write(self, entry: Entry) -> None:
-        """On disk when it returns. Raises NetError (exhausted on a full disk, else internal)."""
+    def write(self, entry: Entry, *, survives_power_cuts: bool = True) -> None:
+        """On disk when it returns; without `survives_power_cuts` one may bring back the record before. Raises NetError
+        (exhausted on a full disk, else internal)."""
         path = self.path(entry.pod.sandbox)
         data = json.dumps(to_json(entry), indent=1).encode()
         try:
@@ -183,7 +184,8 @@ class Ledger:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
                 raise
-            self._sync_folder()
+            if survives_power_cuts:
+                self._sync_folder()
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
 

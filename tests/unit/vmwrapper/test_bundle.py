@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import statistics
 import subprocess
+import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -196,6 +199,37 @@ def test_the_same_sources_give_the_same_bytes_and_a_current_file_is_left_alone(t
     bundle.write(str(path))
     assert path.read_bytes() == bundle.build()
     assert os.listdir(tmp_path) == ["vmwrapper"]
+    script = "import hashlib; from vmwrapper import bundle; print(hashlib.sha256(bundle.build()).hexdigest())"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, timeout=30
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1, "libvirt asks an emulator anew whose file has changed"
+
+
+def test_its_code_comes_compiled_and_another_python_compiles_its_sources(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(bundle.build())) as made:
+        members = {info.filename: made.read(info) for info in made.infolist()}
+    assert {name for name in members if name.endswith(".pyc")} == {
+        f"{name}c" for name in members if name.endswith(".py")
+    }
+    without_sources, of_another = tmp_path / "compiled", tmp_path / "sources"
+    for path, wanted in ((without_sources, ".pyc"), (of_another, "")):
+        with zipfile.ZipFile(path, "w") as file:
+            for name, data in members.items():
+                if name.endswith(wanted):
+                    file.writestr(name, b"\0\0\r\n" + data[4:] if name.endswith(".pyc") and not wanted else data)
+    for path in (without_sources, of_another):
+        done = subprocess.run(
+            [sys.executable, "-IS", str(path)],
+            env={"VIRTSHIM_EMULATOR": "/no/such/qemu"},
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+        assert b"/no/such/qemu: No such file or directory" in done.stderr, path
 
 
 def test_it_imports_nothing_beyond_what_start_up_time_allows(program: str) -> None:
