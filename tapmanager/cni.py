@@ -10,10 +10,12 @@ import contextlib
 import json
 import logging
 import os
+import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import IO
 
 from tapmanager import cni_conf
 from tapmanager.cni_conf import Attachment, NetworkConf
@@ -22,6 +24,9 @@ from tapmanager.fields import Json
 
 log = logging.getLogger(__name__)
 
+_PIECE = 1 << 16
+# Bytes of a plugin's output that are kept; a result is a few hundred.
+_MOST_WORDS = 1 << 20
 # "Try again later", CNI specification, section 5 (error codes).
 _TRY_AGAIN = 11
 
@@ -144,19 +149,59 @@ class Cni:
 
 
 def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[int, bytes, bytes]:
-    """Exit status (negative: a signal), standard output and error. Raises TimeoutExpired after killing the process group."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [path], stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd="/", start_new_session=True
-    ) as plugin:
+    """Exit status (negative: a signal), and the beginnings of standard output and error. Raises TimeoutExpired after killing
+    the process group."""
+    with (
+        _readable(data) as given,
+        subprocess.Popen(
+            [path],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        ) as plugin,
+    ):
         try:
-            out, err = plugin.communicate(data, timeout=limit)
+            out, err = _heard(plugin, limit)
         except subprocess.TimeoutExpired:
             # The group, not just the plugin: an IPAM plugin it started may be the one that hangs and holds our pipes.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(plugin.pid, signal.SIGKILL)
             raise
         return plugin.returncode, out, err
+
+
+def _readable(data: bytes) -> IO[bytes]:
+    """A file in memory, at its beginning."""
+    file = open(os.memfd_create("cni-stdin"), "w+b")  # noqa: SIM115  the caller closes it
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+def _heard(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]:
+    """What it says until it has closed its pipes and ended. Whoever says without end is heard, but not remembered."""
+    assert plugin.stdout is not None
+    assert plugin.stderr is not None
+    until = time.monotonic() + limit
+    out, err = plugin.stdout.fileno(), plugin.stderr.fileno()
+    words = {out: bytearray(), err: bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for stream in words:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            left = until - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(plugin.args, limit)
+            for key, _ in selector.select(left):
+                piece = os.read(key.fd, _PIECE)
+                words[key.fd] += piece[: _MOST_WORDS - len(words[key.fd])]
+                if not piece:
+                    selector.unregister(key.fd)
+    plugin.wait(max(0.0, until - time.monotonic()))
+    return bytes(words[out]), bytes(words[err])
 
 
 def _find(kind: str, bin_dirs: Sequence[str]) -> str:

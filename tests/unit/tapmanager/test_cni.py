@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,22 @@ def test_a_missing_ipam_plugin_is_found_before_anything_is_made(place: Place) ->
     conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "no-ipam"}},))
     with pytest.raises(NetError, match='"no-ipam" is not in'):
         place.cni.require_plugins(conf, place.at.bin_dirs)
+
+
+def test_a_plugin_that_talks_without_end_costs_no_memory_and_is_killed_at_the_limit(place: Place) -> None:
+    place.plugin("one", f"echo $$ > {place.bin}/self; exec yes")
+    tracemalloc.start()
+    try:
+        with pytest.raises(NetError, match="was killed"):
+            place.cni.add(place.chain("one"), place.at, soon(0.5))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20, "0.5 s of it are hundreds of MiB"
+    wait_until(lambda: not runs(int((place.bin / "self").read_text())), 5, "it is gone")
+
+
+def test_a_plugin_that_does_not_read_what_it_is_given_holds_up_nothing(place: Place) -> None:
+    place.plugin("one", "exec < /dev/null; echo '{\"ips\": []}'")
+    conf = NetworkConf("n", "1.0.0", ({"type": "one", "filler": "x" * (1 << 20)},))
+    assert place.cni.add(conf, place.at, soon()) == {"ips": []}
