@@ -104,9 +104,14 @@ def to_json(entry: Entry) -> Json:
 
 def from_json(raw: Json) -> Entry:
     """Raises BadField."""
+    version = raw.get("version")
+    if isinstance(version, int) and version > _VERSION:
+        raise BadField(
+            f"ledger.version: {version}, written by a newer tapmanager; this one knows {_VERSION}, so start the newer one"
+        )
+    if version != _VERSION:
+        raise BadField(f"ledger.version: {str(version)[:20]!r}, this program knows {_VERSION}")
     known(raw, _FIELDS, "ledger")
-    if raw.get("version") != _VERSION:
-        raise BadField(f"ledger.version: {raw.get('version')!r}, this program knows {_VERSION}")
     phase = text(raw, "phase", "ledger")
     if phase not in {one.value for one in Phase}:
         raise BadField(f"ledger.phase: {phase[:20]!r}")

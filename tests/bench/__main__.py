@@ -13,7 +13,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before grpc is imported: the embedded libvirt forks
-sys.path[:0] = [str(PROJECT / "deploy"), str(PROJECT / "tests" / "e2e"), str(PROJECT / "tests" / "bench")]
+sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one in ("e2e", "bench", "faults"))]
 
 from bare import BareLibvirt  # noqa: E402
 from exec_true import exec_rounds  # noqa: E402
@@ -24,6 +24,7 @@ from node import Node, free_cidr  # noqa: E402
 from pod_start import one_round, vmwrapper_round  # noqa: E402
 from podclient import PodClient  # noqa: E402
 from pull import pull_rounds  # noqa: E402
+from recover import recover_rounds  # noqa: E402
 from scale import scale_round  # noqa: E402
 
 NULL = PROJECT / "build" / "null.qcow2"
@@ -57,6 +58,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(dir=directory) as big, serve_directory(Path(big)) as server:
                     pull_rounds(cri, Path(big), server.removeprefix("http://"), options.rounds, figures)
                 scale_round(node, figures)
+                recover_rounds(5, figures)
                 guest = f"{url.removeprefix('http://')}/{GUEST.name}"
                 exec_rounds(cri, node, guest, 4 * options.rounds, figures.add)
         finally:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,19 +77,20 @@ CNI_PLUGINS = "/usr/lib/cni"
 
 class MortalNode:
     """`programs` and `plugins` are searched first for what virtshim and CNI run; `environment` is added to a daemon's own
-    at its next start."""
+    at its next start. `settings`: more of them. `enter`: what virtshim is started by way of."""
 
-    def __init__(self, directory: str, image_url: str) -> None:
+    def __init__(self, directory: str, image_url: str, *, settings: str = "", enter: Sequence[str] = ()) -> None:
         self.image_url = image_url
         self.directory = directory
         self._node = NodeDir.of(directory)
+        self._enter = enter
         self.programs, self.plugins = Path(f"{directory}.programs"), Path(f"{directory}.plugins")
         for folder in (self.programs, self.plugins):
             folder.mkdir()
         overlay = Path(f"{directory}.toml")
         overlay.write_text(
             '[images]\ndownload_protocol = "http"\n'
-            f'[tapmanager]\ncni_bin_dir = ["{self.plugins}", "{CNI_PLUGINS}"]\ncni_timeout = {CNI_LIMIT}\n'
+            f'[tapmanager]\ncni_bin_dir = ["{self.plugins}", "{CNI_PLUGINS}"]\ncni_timeout = {CNI_LIMIT}\n{settings}'
         )
         options = NodeOptions(directory, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
         self.settings = write_node(self._node, options)
@@ -175,7 +176,7 @@ class MortalNode:
         for folder in (self.programs, self.plugins):
             shutil.rmtree(folder)
         done = subprocess.run(
-            [*VIRTSHIM, "down", "--dir", self._node.path, "--all"],
+            [*self._enter, *VIRTSHIM, "down", "--dir", self._node.path, "--all"],
             capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         self._undertaker.end()

@@ -208,6 +208,12 @@ class Container:
         return self.phase is not ContainerPhase.CREATING
 
     @property
+    def was_never_made(self) -> bool:
+        """Its making, or the undoing of that, was not finished. No VM has run for it."""
+        undone = self.phase is ContainerPhase.REMOVING and not self.started_at and self.exit is None
+        return self.phase is ContainerPhase.CREATING or undone
+
+    @property
     def log_directory(self) -> str:
         """The part of `log_file` that is the sandbox's log directory; "" if there is no log."""
         return self.log_file and self.log_file.removesuffix(posixpath.normpath(self.config.log_path))

@@ -111,7 +111,7 @@ class CreateContainer:
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
         for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
-                if other.phase is ContainerPhase.CREATING:
+                if other.was_never_made:
                     self._drop(other)  # nobody makes it: the pod's lock is ours. Its undo failed
                     continue
                 if other.phase is ContainerPhase.CREATED and other.config == config:

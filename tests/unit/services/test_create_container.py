@@ -290,6 +290,29 @@ def test_if_undo_fails_too_the_row_stays_until_removal_finishes_it(world: World,
     assert world.everything() == before
 
 
+def test_a_repeat_finishes_an_undo_that_failed_and_makes_the_container(world: World) -> None:
+    sandbox, _ = after_pod(world)
+    world.journal.fail("vms.define", Unavailable("libvirt is gone"))
+    world.journal.fail("vms.undefine", Unavailable("libvirt is gone"))
+    with pytest.raises(Unavailable):
+        world.create(sandbox)
+    (row,) = world.records.containers.all()
+    assert row.phase is ContainerPhase.REMOVING
+    container = world.create(sandbox)
+    assert container != row.id
+    assert [c.id for c in world.records.containers.all()] == [container]
+    assert set(world.outside.disks.directories) == {container}
+
+
+def test_a_container_that_is_being_removed_after_it_ran_keeps_its_name(world: World) -> None:
+    sandbox, container = world.running()
+    world.journal.fail("vms.undefine", Unavailable("libvirt is gone"))
+    with pytest.raises(Unavailable):
+        world.remove(container)
+    with pytest.raises(AlreadyExists, match="removing"):
+        world.create(sandbox)
+
+
 def test_all_undo_steps_run_even_if_one_fails(world: World) -> None:
     sandbox = world.run()
     world.journal.fail("records.containers.replace", ResourceExhausted("disk full"))

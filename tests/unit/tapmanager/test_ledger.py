@@ -36,6 +36,9 @@ ENTRY = Entry(
     dns=Dns(("10.96.0.10",), ("cluster.local",), ("ndots:5",)),
 )  # fmt: skip
 
+# As earlier versions, and this one, wrote ENTRY: `<version>.json`, `<version>-<what>.json`.
+FIXTURES = sorted((Path(__file__).resolve().parents[2] / "fixtures" / "ledger").glob("*.json"))
+
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
@@ -94,11 +97,24 @@ def test_files_half_written_by_a_killed_process_are_removed_at_start_and_never_l
     assert sorted(path.name for path in folder.iterdir()) == ["lock"]
 
 
-def test_a_newer_versions_file_is_not_guessed_at(ledger: Ledger) -> None:
-    raw = {**to_json(ENTRY), "version": 2}
-    Path(ledger.path(SANDBOX)).write_text(json.dumps(raw))
-    with pytest.raises(NetError, match="version"):
+@pytest.mark.parametrize("file", FIXTURES, ids=lambda file: file.stem)
+def test_what_earlier_versions_wrote_is_read(ledger: Ledger, file: Path) -> None:
+    Path(ledger.path(SANDBOX)).write_text(file.read_text())
+    assert ledger.read(SANDBOX) == ENTRY
+
+
+def test_there_is_a_file_of_every_version() -> None:
+    assert {int(file.stem.split("-")[0]) for file in FIXTURES} == set(range(1, to_json(ENTRY)["version"] + 1))
+
+
+def test_a_newer_versions_file_is_not_guessed_at_and_stays(ledger: Ledger) -> None:
+    """Whatever else is new in it."""
+    raw = json.dumps({**to_json(ENTRY), "version": 99, "phase": "sleeping", "invented": {}})
+    Path(ledger.path(SANDBOX)).write_text(raw)
+    with pytest.raises(NetError, match="version: 99, written by a newer tapmanager; this one knows 1"):
         ledger.read(SANDBOX)
+    assert ledger.sandboxes() == [SANDBOX]
+    assert Path(ledger.path(SANDBOX)).read_text() == raw
 
 
 @given(

@@ -1,0 +1,106 @@
+"""A libvirtd of the tests' own, with mounts of its own: the machine's, if there is one, is not seen and sees nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from virtshim.hypervisor import embed
+
+_PRIVATE = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt")
+_LIBVIRTD_CONF = """\
+unix_sock_rw_perms = "0700"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
+"""
+
+
+class OwnLibvirtd:
+    """What is to reach it is started with `enter` before its command; or its sockets are in `sockets`, where all see them."""
+
+    def __init__(self, sockets: str = "") -> None:
+        mounts = "; ".join(f"mkdir -p {path}; mount -t tmpfs -o mode=755 virtshim-test {path}" for path in _PRIVATE)
+        script = f"{mounts}; mkdir -p /run/libvirt/qemu; echo ready; exec sleep infinity"
+        self._holder = subprocess.Popen(
+            ["unshare", "-m", "sh", "-e", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "ready\n", "no mounts of one's own can be made"
+        self.enter = ("nsenter", "-m", "-t", str(self._holder.pid), "--")
+        self.pid_file = tempfile.mktemp(prefix="virtshim-libvirtd-", suffix=".pid")
+        self._write("/etc/libvirt/qemu.conf", _qemu_conf())
+        elsewhere = f'unix_sock_dir = "{sockets}"\n' if sockets else ""
+        self._write("/etc/libvirt/libvirtd.conf", _LIBVIRTD_CONF + elsewhere)
+        self._uri = f"qemu+unix:///system?socket={sockets}/libvirt-sock" if sockets else "qemu:///system"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        self._process = subprocess.Popen([*self.enter, "libvirtd"], start_new_session=True)
+        Path(self.pid_file).write_text(str(self._process.pid))
+        until = time.monotonic() + 60
+        while self._inside("virsh", "-c", self._uri, "version").returncode != 0:
+            assert self.is_running, self.log()
+            assert time.monotonic() < until, self.log()
+            threading.Event().wait(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL, unless it does not run just now."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def domains(self) -> set[str]:
+        """Names of all there are."""
+        done = self._inside("virsh", "-c", self._uri, "list", "--all", "--name")
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.split())
+
+    def log(self) -> str:
+        return self._inside("cat", "/var/log/libvirt/libvirtd.log").stdout
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(30)
+        self._holder.kill()
+        self._holder.wait()
+        assert self._holder.stdout is not None
+        self._holder.stdout.close()
+        Path(self.pid_file).unlink(missing_ok=True)
+
+    def _inside(self, *command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.enter, *command], input=text, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def _write(self, path: str, text: str) -> None:
+        done = self._inside("tee", path, text=text)
+        assert done.returncode == 0, done.stderr
+
+
+def _qemu_conf() -> str:
+    """As virtshim writes it for an embedded one."""
+    with tempfile.TemporaryDirectory(prefix="lv-", dir="/var/tmp") as directory:
+        embed.prepare(directory, embed.qemu_user())
+        return Path(f"{directory}/etc/qemu.conf").read_text()
+
+
+def missing() -> str:
+    """Why there can be none here; "" if there can."""
+    for program in ("libvirtd", "virsh", "unshare", "nsenter"):
+        if not any(
+            os.access(f"{directory}/{program}", os.X_OK) for directory in ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
+        ):
+            return f"AREA libvirtd NOT TESTED: needs {program}; run make setup"
+    return ""

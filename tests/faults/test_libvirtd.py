@@ -1,0 +1,167 @@
+"""virtshim on a libvirtd that dies, on real parts: nothing is lost, no VM notices, and virtshim connects again by itself.
+
+As in the kill matrix, a first run counts the daemon's calls to libvirt; `--all-faults` takes each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from dying import Killer
+from imageserver import serve_directory
+from leaks import Snapshot
+from mortal_node import MortalNode
+from own_libvirtd import OwnLibvirtd, missing
+from podclient import PodClient, wait_until
+from test_kill_matrix import CALLS, dies_and_recovers, sample, steps_of
+from work import working
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
+
+_CALLS = ("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox")
+_SAMPLE = 3
+
+
+class LibvirtdNode(MortalNode):
+    """A node as it is installed: on the system's libvirtd."""
+
+    def __init__(self, directory: str, image_url: str) -> None:
+        self.libvirtd = OwnLibvirtd()
+        super().__init__(
+            directory, image_url, settings='[libvirt]\nuri = "qemu:///system"\n', enter=self.libvirtd.enter
+        )
+        self.killers["libvirtd"] = Killer(f"{directory}/libvirtd.order")
+        self.environment["virtshim"] = {
+            "VIRTSHIM_TEST_ORDER": self.killers["libvirtd"].order,
+            "VIRTSHIM_TEST_VICTIM": self.libvirtd.pid_file,
+        }
+
+    def _command(self, name: str) -> tuple[str, ...]:
+        words = super()._command(name)
+        if name != "virtshim":
+            return words
+        return *self.libvirtd.enter, *(word.replace("dying_virtshim.py", "dying_libvirtd.py") for word in words)
+
+    def up(self) -> None:
+        if not self.libvirtd.is_running:
+            self.libvirtd.start()
+        super().up()
+
+    def kill(self, name: str) -> None:
+        if name == "libvirtd":
+            self.libvirtd.kill()
+        else:
+            super().kill(name)
+
+    def died(self, name: str, within: float) -> bool:
+        if name != "libvirtd":
+            return super().died(name, within)
+        try:
+            wait_until(lambda: not self.libvirtd.is_running, within, "libvirtd has died")
+        except TimeoutError:
+            return False
+        return True
+
+    def left(self) -> set[str]:
+        return super().left() | {f"VM {name}" for name in self.libvirtd.domains()}
+
+    def end(self) -> None:
+        super().end()
+        assert self.libvirtd.domains() == set()
+        self.libvirtd.end()
+
+
+@pytest.fixture(scope="module")
+def node(guest_image: Path) -> Iterator[LibvirtdNode]:
+    if why := missing():
+        pytest.skip(why)
+    before = Snapshot.take()
+    directory = tempfile.mkdtemp(prefix="virtshim-libvirtd-", dir="/var/tmp")
+    os.chmod(directory, 0o711)
+    try:
+        with serve_directory(guest_image.parent) as url:
+            node = LibvirtdNode(f"{directory}/n", url.removeprefix("http://"))
+            try:
+                node.up()
+                node.start_bystander()
+                yield node
+            finally:
+                node.end()
+        left = before.settled(seconds=10)
+        assert not left, "left behind: " + "; ".join(left)
+    finally:
+        shutil.rmtree(directory)
+
+
+def runtime_ready(cri: PodClient) -> tuple[bool, str]:
+    status = cri.runtime.Status(pb.StatusRequest(), timeout=2).status
+    return next((one.status, one.message) for one in status.conditions if one.type == "RuntimeReady")
+
+
+def test_without_libvirtd_status_says_so_lists_answer_and_all_is_well_again_by_itself(node: LibvirtdNode) -> None:
+    it = node.bystander
+    assert it is not None
+    with node.client() as cri:
+        assert runtime_ready(cri) == (True, "")
+        node.kill("libvirtd")
+        wait_until(lambda: not runtime_ready(cri)[0], 15, "RuntimeReady is false")
+        assert "libvirt" in runtime_ready(cri)[1]
+        assert [one.id for one in cri.pods()] == [it.pod]
+        assert [one.id for one in cri.containers()] == [it.container]
+        assert cri.status(it.container).state == pb.CONTAINER_RUNNING
+        with pytest.raises(grpc.RpcError) as refused:
+            cri.stop(it.container, 0)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        answer = cri.runtime.ExecSync(  # the guest's agent is no part of libvirt
+            pb.ExecSyncRequest(container_id=it.container, cmd=["echo", "alive"], timeout=30), timeout=40
+        )
+        assert answer.stdout == b"alive\n"
+        node.up()
+        assert runtime_ready(cri) == (True, "")
+        node.check_bystander(cri)
+
+
+def test_a_vm_that_ends_while_libvirtd_is_away_is_exited_once_it_is_back(node: LibvirtdNode) -> None:
+    with node.client() as cri, working(node, *CALLS["StopContainer"].prepare) as work:
+        assert node.bystander is not None
+        node.kill("libvirtd")
+        for pid in node.qemu_pids() - node.bystander.pids:
+            os.kill(pid, 9)
+        node.up()
+        wait_until(lambda: cri.status(work.container).state == pb.CONTAINER_EXITED, 30, "the container is EXITED")
+        assert cri.status(work.container).exit_code != 0
+        node.check_bystander(cri)
+
+
+def test_virtshim_that_starts_before_libvirtd_waits_for_it(node: LibvirtdNode) -> None:
+    node.kill("virtshim")
+    node.kill("libvirtd")
+    node.up()
+    with node.client() as cri:
+        node.check_bystander(cri)
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_a_kill_of_libvirtd_at_any_step_is_made_good(
+    node: LibvirtdNode, name: str, request: pytest.FixtureRequest
+) -> None:
+    call = CALLS[name]
+    steps = steps_of(node, call, "libvirtd")
+    assert steps, f"{name} asks libvirt for nothing"
+    points = [(number, when) for number in range(1, len(steps) + 1) for when in ("before", "after")]
+    if not request.config.getoption("--all-faults"):
+        points = sample(points, _SAMPLE)
+    killed = 0
+    for number, when in points:
+        with working(node, *call.prepare) as work:
+            killed += dies_and_recovers(node, work, call, "libvirtd", number, when, steps)
+    print(f"KILLS {name} libvirtd: {killed} of {len(points)} points taken, {2 * len(steps)} there are")
+    assert killed >= len(points) // 2, f"only {killed} of {len(points)} points were reached"

@@ -1,0 +1,100 @@
+"""What earlier versions wrote loads here; what a newer one wrote is refused and left as it is."""
+
+import dataclasses
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.sandbox import SandboxPhase
+from virtshim.store import migrate
+from virtshim.store.records import SqliteRecords
+
+# One database of each schema version, as that version wrote it: `<schema>.sql`, `<schema>-<what>.sql`. A pod that runs, one
+# whose container has ended, and one without containers.
+FIXTURES = sorted((Path(__file__).resolve().parents[2] / "fixtures" / "databases").glob("*.sql"))
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return restored(request.param, tmp_path)
+
+
+def restored(dump: Path, directory: Path) -> Path:
+    made = directory / "state.db"
+    database = sqlite3.connect(made)
+    database.executescript(dump.read_text())
+    database.execute("pragma journal_mode = wal")
+    database.close()
+    return made
+
+
+def test_there_is_a_database_of_every_schema_version() -> None:
+    config = Config()
+    config.set_main_option("script_location", migrate._SCRIPTS)
+    config.set_main_option("path_separator", "os")
+    versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    assert {fixture.stem.split("-")[0] for fixture in FIXTURES} == versions
+
+
+def test_its_pods_are_here_as_they_were(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    assert records.unreadable() == {}
+    running, ended, empty = records.sandboxes.all()
+    assert [s.key.name for s in (running, ended, empty)] == ["web", "done", "empty"]
+    assert {s.phase for s in (running, ended, empty)} == {SandboxPhase.READY}
+    assert running.config.labels["app"] == "wéb"
+    assert running.network is not None
+    assert running.network.ips[0] == "10.88.0.2"
+    vm, done = records.containers.all()
+    assert (vm.phase, vm.sandbox_id) == (ContainerPhase.RUNNING, running.id)
+    assert vm.config.envs == (("TOKEN", b"\xff\x00secret"),)
+    assert (vm.config.command, vm.config.args) == (("/bin/app",), ("-v",))
+    assert vm.domain_uuid == str(vm.id.domain_uuid())
+    assert done.exit is not None
+    assert (done.phase, done.exit.code) == (ContainerPhase.EXITED, 137)
+    (image,) = records.images.all()
+    assert image.digest == vm.image
+    assert records.node_fact("boot") is not None
+    records.close()
+
+
+def test_its_records_can_be_changed_and_come_back(path: Path) -> None:
+    records = SqliteRecords(str(path))
+    vm, _ = records.containers.all()
+    changed = dataclasses.replace(vm, trouble="seen")
+    records.containers.replace(changed)
+    node = records.node_id()
+    records.close()
+    again = SqliteRecords(str(path))
+    assert again.containers.get(vm.id) == changed
+    assert again.node_id() == node
+    again.close()
+
+
+def test_the_daemon_refuses_a_newer_schema_with_both_versions_and_a_remedy_and_changes_nothing(tmp_path: Path) -> None:
+    path = restored(FIXTURES[-1], tmp_path)
+    with sqlite3.connect(path) as database:
+        database.execute("update alembic_version set version_num = '9999'")
+    database.close()
+    before = path.read_bytes()
+    settings = path.with_name("config.toml")
+    with tempfile.TemporaryDirectory(prefix="vs-") as run:  # a socket's path must be short
+        settings.write_text(f'[paths]\nstate_dir = "{path.parent}"\nrun_dir = "{run}"\n')
+        done = subprocess.run(
+            [sys.executable, "-m", "virtshim", "serve", "--config", str(settings)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 75
+    told = done.stdout + done.stderr
+    assert "'9999'" in told
+    assert f"'{migrate.HEAD}'" in told
+    assert "Install that newer version again" in told
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob("*.corrupt-*"))
