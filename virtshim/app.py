@@ -13,6 +13,8 @@ from pathlib import Path
 
 from virtshim.config import Settings
 from virtshim.console.attach import ConsoleAttach
+from virtshim.console.attachments import Attachments
+from virtshim.console.command_attach import CommandAttach
 from virtshim.console.command_log import CommandLogFiles
 from virtshim.console.follower import ConsoleLogs
 from virtshim.console.size import ConsoleSizes
@@ -23,8 +25,7 @@ from virtshim.cri.server import CriServer
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.sizing import Sizes
-from virtshim.guest_ports import GuestCare, TerminationFiles
+from virtshim.guest_ports import CommandHearers, GuestCare, TerminationFiles
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
@@ -87,6 +88,7 @@ from virtshim.standstill_ports import CheckpointFiles, Standstill
 from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
+from virtshim.vm_settings import sizes_of
 from virtshim.volumes.checkpoint import CheckpointArchives
 from virtshim.volumes.root import RootDiskStore
 from virtshim.volumes.termination_file import TerminationFileStore
@@ -121,6 +123,7 @@ class Adapters:
     command_logs: CommandLogs
     guests: GuestAgents
     care: GuestCare
+    hearers: CommandHearers
     last_words: TerminationFiles
     streaming: Streaming
     clock: Clock
@@ -144,7 +147,7 @@ class App:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services, self.announcer)  # type: ignore[abstract]
         image = ImageServicer(self.images)
-        people = PeopleServicer(self.adapters.records, self.adapters.care)
+        people = PeopleServicer(self.adapters.records, self.adapters.care, self.adapters.streaming)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, people)
 
     def recovered(self) -> None:
@@ -189,14 +192,14 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     stamps = Stamps(a.clock, a.records.newest_stamp())
     images = ImageUse(a.records, a.files, a.clock)
     timeout = settings.cri.stop_timeout
-    sizes = _sizes(settings)
+    sizes = sizes_of(settings)
     logs = Logs(a.consoles, a.command_logs)
     exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout)
-    stop_container = StopContainer(
-        a.records, a.hypervisor, exits, a.clock, locks, LastWords(a.records, a.care, a.last_words)
-    )
+    last_words = LastWords(a.records, a.care, a.last_words)
+    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words)
+    agent_timeout = settings.vm.agent_timeout
     commands = ContainerCommands(
-        a.records, a.guests, a.command_logs, stop_container, a.clock, locks, settings.vm.agent_timeout
+        a.records, a.guests, a.command_logs, stop_container, a.clock, locks, agent_timeout, hearers=a.hearers
     )
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
     remove_container = RemoveContainer(
@@ -252,11 +255,6 @@ def _announcer(settings: Settings, a: Adapters) -> Announcer:
     return announcer
 
 
-def _sizes(settings: Settings) -> Sizes:
-    vm = settings.vm
-    return Sizes(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
-
-
 def _watch(
     a: Adapters,
     exits: Exits,
@@ -295,7 +293,7 @@ def _create_container(
         locks=locks,
         inflight=Inflight[ContainerId](),
         layout=settings.layout(),
-        sizes=_sizes(settings),
+        sizes=sizes_of(settings),
         tapmanager_socket=settings.tapmanager.socket,
         free_hugepages=machine.free_hugepages,
         run_commands=settings.vm.command == "run",
@@ -344,6 +342,8 @@ def built(settings: Settings) -> Iterator[App]:
         networks = PodNetworkClient(settings.tapmanager.socket)
         sizes = ConsoleSizes(guests.care.resize_console)
         stack.callback(sizes.close)
+        own_commands = CommandAttach(guests.own_input)
+        stack.callback(own_commands.close)
         streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
         stack.callback(streaming.stop)
         adapters = Adapters(
@@ -363,6 +363,7 @@ def built(settings: Settings) -> Iterator[App]:
             command_logs=command_logs,
             guests=guests,
             care=guests.care,
+            hearers=own_commands,
             last_words=TerminationFileStore(),
             streaming=streaming,
             clock=clock,
@@ -373,7 +374,7 @@ def built(settings: Settings) -> Iterator[App]:
         app = wire(settings, adapters)
         stack.callback(app.care.close)
         stack.callback(app.commands.close)
-        streaming.start(ConsoleAttach(layout, sizes), app.services.exec_command)
+        streaming.start(Attachments(ConsoleAttach(layout, sizes), own_commands), app.services.exec_command)
         yield app
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.streaming import Output
+from virtshim.ports import StreamSession
 
 
 class GuestCare(Protocol):
@@ -40,3 +42,31 @@ class TerminationFiles(Protocol):
     def write(self, path: str, pod_uid: str, message: bytes) -> None:
         """Replaces what is in the file. It must be there, and regular; below the pod's own directory no link is followed. Errors:
         InvalidRequest, InternalError."""
+
+
+class CommandInputs(Protocol):
+    """The inputs of containers' own commands. Errors: as `GuestCare`; ResourceExhausted (no port for it is free)."""
+
+    async def open(self, container: ContainerId) -> StreamSession:
+        """A way in, which ends alone: the command reads on from others."""
+
+    def end(self, container: ContainerId, timeout: float) -> None:
+        """The command reads the end of its input when all ways in have ended."""
+
+    def resize(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
+        """The command's terminal has that size. InternalError if it has none."""
+
+
+class CommandHearers(Protocol):
+    """Those who are attached to containers' own commands. Called from any thread; answers at once."""
+
+    def anybody(self, container: ContainerId) -> bool: ...
+
+    def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
+        """The command has said that, and it is in the log."""
+
+    def ended(self, container: ContainerId, code: int) -> None:
+        """All that it said has been heard."""
+
+    def forget(self, container: ContainerId) -> None:
+        """Its VM runs no more."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63riproto/people_v1/people.proto\x12\x12virtshim.people.v1\"E\n\x11\x41\x64\x64SshKeysRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x03(\t\"\x14\n\x12\x41\x64\x64SshKeysResponse2g\n\x06People\x12]\n\nAddSshKeys\x12%.virtshim.people.v1.AddSshKeysRequest\x1a&.virtshim.people.v1.AddSshKeysResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63riproto/people_v1/people.proto\x12\x12virtshim.people.v1\"E\n\x11\x41\x64\x64SshKeysRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x03(\t\"\x14\n\x12\x41\x64\x64SshKeysResponse\";\n\x14\x41ttachConsoleRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\r\n\x05stdin\x18\x02 \x01(\x08\"$\n\x15\x41ttachConsoleResponse\x12\x0b\n\x03url\x18\x01 \x01(\t2\xcf\x01\n\x06People\x12]\n\nAddSshKeys\x12%.virtshim.people.v1.AddSshKeysRequest\x1a&.virtshim.people.v1.AddSshKeysResponse\"\x00\x12\x66\n\rAttachConsole\x12(.virtshim.people.v1.AttachConsoleRequest\x1a).virtshim.people.v1.AttachConsoleResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDSSHKEYSREQUEST']._serialized_end=124
   _globals['_ADDSSHKEYSRESPONSE']._serialized_start=126
   _globals['_ADDSSHKEYSRESPONSE']._serialized_end=146
-  _globals['_PEOPLE']._serialized_start=148
-  _globals['_PEOPLE']._serialized_end=251
+  _globals['_ATTACHCONSOLEREQUEST']._serialized_start=148
+  _globals['_ATTACHCONSOLEREQUEST']._serialized_end=207
+  _globals['_ATTACHCONSOLERESPONSE']._serialized_start=209
+  _globals['_ATTACHCONSOLERESPONSE']._serialized_end=245
+  _globals['_PEOPLE']._serialized_start=248
+  _globals['_PEOPLE']._serialized_end=455
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,11 @@ class PeopleStub:
                 request_serializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysRequest.SerializeToString,
                 response_deserializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysResponse.FromString,
                 _registered_method=True)
+        self.AttachConsole = channel.unary_unary(
+                '/virtshim.people.v1.People/AttachConsole',
+                request_serializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleRequest.SerializeToString,
+                response_deserializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleResponse.FromString,
+                _registered_method=True)
 
 
 class PeopleServicer:
@@ -51,6 +56,13 @@ class PeopleServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AttachConsole(self, request, context):
+        """As CRI's Attach, always to the console: that of a container with a command is its command's input and output.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeopleServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_PeopleServicer_to_server(servicer, server):
                     servicer.AddSshKeys,
                     request_deserializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysRequest.FromString,
                     response_serializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysResponse.SerializeToString,
+            ),
+            'AttachConsole': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttachConsole,
+                    request_deserializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleRequest.FromString,
+                    response_serializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class People:
             '/virtshim.people.v1.People/AddSshKeys',
             criproto_dot_people__v1_dot_people__pb2.AddSshKeysRequest.SerializeToString,
             criproto_dot_people__v1_dot_people__pb2.AddSshKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachConsole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virtshim.people.v1.People/AttachConsole',
+            criproto_dot_people__v1_dot_people__pb2.AttachConsoleRequest.SerializeToString,
+            criproto_dot_people__v1_dot_people__pb2.AttachConsoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

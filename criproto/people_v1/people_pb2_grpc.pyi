@@ -16,6 +16,8 @@ class PeopleStub:
     def __init__(self, channel: _grpc.Channel) -> None: ...
     AddSshKeys: _grpc.UnaryUnaryMultiCallable[_people_pb2.AddSshKeysRequest, _people_pb2.AddSshKeysResponse]
     """Lets the holders of these keys log in to a running VM. Needs the guest's agent."""
+    AttachConsole: _grpc.UnaryUnaryMultiCallable[_people_pb2.AttachConsoleRequest, _people_pb2.AttachConsoleResponse]
+    """As CRI's Attach, always to the console: that of a container with a command is its command's input and output."""
 
 class PeopleServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -25,5 +27,13 @@ class PeopleServicer(metaclass=_abc_1.ABCMeta):
         context: _grpc.ServicerContext,
     ) -> _people_pb2.AddSshKeysResponse:
         """Lets the holders of these keys log in to a running VM. Needs the guest's agent."""
+
+    @_abc_1.abstractmethod
+    def AttachConsole(
+        self,
+        request: _people_pb2.AttachConsoleRequest,
+        context: _grpc.ServicerContext,
+    ) -> _people_pb2.AttachConsoleResponse:
+        """As CRI's Attach, always to the console: that of a container with a command is its command's input and output."""
 
 def add_PeopleServicer_to_server(servicer: PeopleServicer, server: _grpc.Server) -> None: ...

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from fakes.spdy import close_all, spdy
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -28,7 +29,7 @@ exit 3
 
 def lines(log: Path) -> list[str]:
     """Without their times."""
-    return [line.split(" ", 1)[1] for line in log.read_text().splitlines()] if log.exists() else []
+    return [line.split(" ", 1)[1] for line in log.read_bytes().decode().split("\n")[:-1]] if log.exists() else []
 
 
 def answers(cri: PodClient) -> bool:
@@ -74,4 +75,32 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
         f"{number}\n" for number in range(1, 5001)
     )
     assert lines(log).count("stderr F trouble") == 1
+    cri.remove_pod(pod)
+
+
+def test_people_attach_to_a_command_with_a_terminal(cri: PodClient, node: Node, image_url: str):
+    config = pod_config("typed", f"{node.directory}/logs/typed")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.command.extend(["sh", "-c", "echo begun; read word; stty size; echo said $word; read rest || exit 7"])
+    wanted.stdin = wanted.tty = True
+    made = cri.create(pod, wanted, config)
+    log = Path(config.log_directory, wanted.log_path)
+    cri.start(made)
+    wait_until(lambda: "stdout F begun" in lines(log), 90, "the command runs")
+
+    request = pb.AttachRequest(container_id=made, stdin=True, stdout=True, tty=True)
+    client = spdy(cri.runtime.Attach(request).url)
+    numbers = {name: client.open(streamtype=name) for name in ("error", "stdin", "stdout", "resize")}
+    client.until(lambda: client.replied == set(numbers.values()))
+    client.write(numbers["resize"], b'{"Width":133,"Height":41}')
+    size = ("sh", "-c", "stty size </dev/pts/0")
+    wait_until(lambda: cri.exec_sync(made, *size).stdout == b"41 133\n", 20, "the terminal has the client's size")
+    client.write(numbers["stdin"], b"hello\r")
+    client.until(lambda: b"41 133\r\nsaid hello\r\n" in client.received[numbers["stdout"]])
+    client.write(numbers["stdin"], b"\x04")
+    assert b'"7"' in client.read_all(numbers["error"]), "the command's exit code"
+    wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, 60, "the container has ended")
+    assert cri.status(made).exit_code == 7
+    close_all()
     cri.remove_pod(pod)

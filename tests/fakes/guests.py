@@ -9,7 +9,7 @@ from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import News, ReadTo
-from virtshim.domain.streaming import Streams
+from virtshim.domain.streaming import Output, Streams
 from virtshim.ports import StreamSession
 
 Run = Callable[[GuestCommand, float, threading.Event], CommandResult]
@@ -108,3 +108,24 @@ class FakeTerminationFiles:
 
     def write(self, path: str, pod_uid: str, message: bytes) -> None:
         self.written[path] = message
+
+
+class FakeHearers:
+    """Implements `virtshim.guest_ports.CommandHearers`."""
+
+    def __init__(self) -> None:
+        self.said: list[Output] = []
+        self.forgotten: list[ContainerId] = []
+        self.codes: dict[ContainerId, int] = {}
+
+    def anybody(self, container: ContainerId) -> bool:
+        return False
+
+    def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
+        self.said += output
+
+    def ended(self, container: ContainerId, code: int) -> None:
+        self.codes[container] = code
+
+    def forget(self, container: ContainerId) -> None:
+        self.forgotten.append(container)

@@ -15,7 +15,7 @@ from fakes.clock import FakeClock
 from fakes.consoles import FakeCommandLogs, FakeConsoles
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.groups import FakeVmGroups
-from fakes.guests import FakeGuests, FakeTerminationFiles
+from fakes.guests import FakeGuests, FakeHearers, FakeTerminationFiles
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, Watched
 from fakes.networks import FakePodNetworks
@@ -73,6 +73,7 @@ class Outside:
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
     command_logs: FakeCommandLogs = field(default_factory=FakeCommandLogs)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
+    hearers: FakeHearers = field(default_factory=FakeHearers)
     last_words: FakeTerminationFiles = field(default_factory=FakeTerminationFiles)
     guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
@@ -123,6 +124,7 @@ class World:
             streaming=out.streaming,
             guests=out.guests,
             last_words=out.last_words,
+            hearers=out.hearers,
             care=cast("Any", Watched("care", out.guests, journal)),
             clock=out.clock,
         )

@@ -9,7 +9,6 @@ from virtshim.cli.names import running_vm
 from virtshim.cli.relay import Detached, relay
 from virtshim.cri.client import NodeClient, VmSeen, connected
 from virtshim.domain.errors import WrongState
-from virtshim.domain.streaming import Streams
 from virtshim.streaming import client as streaming
 
 
@@ -33,9 +32,9 @@ def console(socket: str, wanted: str) -> int:
 def _attached(node: NodeClient, vm: VmSeen) -> tuple[str, bool]:
     """The URL, and whether the VM takes input."""
     try:
-        return node.attach_url(vm.id, Streams(stdin=True, stdout=True, tty=True)), True
+        return node.console_url(vm.id, stdin=True), True
     except WrongState:  # made without stdin; or it has just ended, which the second call tells
-        return node.attach_url(vm.id, Streams(stdout=True, tty=True)), False
+        return node.console_url(vm.id, stdin=False), False
 
 
 def _say(text: str) -> None:

@@ -135,12 +135,10 @@ class NodeClient:
         with _told():
             self._people.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
 
-    def attach_url(self, vm: str, streams: Streams) -> str:
-        request = pb.AttachRequest(
-            container_id=vm, stdin=streams.stdin, stdout=streams.stdout, stderr=streams.stderr, tty=streams.tty
-        )
+    def console_url(self, vm: str, *, stdin: bool) -> str:
+        request = people_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
         with _told():
-            return self._runtime.Attach(request, timeout=_SECONDS).url
+            return self._people.AttachConsole(request, timeout=_SECONDS).url
 
 
 @contextlib.contextmanager

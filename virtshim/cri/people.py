@@ -12,11 +12,13 @@ from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest_user import check_user
 from virtshim.domain.ssh_key import parse_keys
+from virtshim.domain.streaming import AttachStreams, Streams
 from virtshim.guest_ports import GuestCare
 from virtshim.services.lookup import get_container
 
 if TYPE_CHECKING:
-    from virtshim.ports import Records
+    from virtshim.domain.container import Container
+    from virtshim.ports import Records, Streaming
 
 log = structlog.get_logger(__name__)
 
@@ -25,9 +27,10 @@ _MOST_KEYS: Final = 100
 
 
 class PeopleServicer(people_pb2_grpc.PeopleServicer):
-    def __init__(self, records: Records, guests: GuestCare) -> None:
+    def __init__(self, records: Records, guests: GuestCare, streaming: Streaming) -> None:
         self._records = records
         self._guests = guests
+        self._streaming = streaming
 
     def AddSshKeys(
         self, request: people_pb2.AddSshKeysRequest, context: grpc.ServicerContext
@@ -37,9 +40,25 @@ class PeopleServicer(people_pb2_grpc.PeopleServicer):
         keys = parse_keys("\n".join(request.keys))
         if not 1 <= len(keys) <= _MOST_KEYS:
             raise InvalidRequest(f"{len(keys)} SSH keys: 1 to {_MOST_KEYS} are wanted")
-        container = get_container(self._records, request.container_id)
-        if container.phase is not ContainerPhase.RUNNING:
-            raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
+        container = self._running(request.container_id)
         self._guests.add_ssh_keys(container.id, request.user, keys, _SECONDS)
         log.info("guest.ssh_keys.added", container=container.id.short, user=request.user, keys=len(keys))
         return people_pb2.AddSshKeysResponse()
+
+    def AttachConsole(
+        self, request: people_pb2.AttachConsoleRequest, context: grpc.ServicerContext
+    ) -> people_pb2.AttachConsoleResponse:
+        del context
+        container = self._running(request.container_id)
+        config = container.config
+        if request.stdin and not config.stdin:
+            raise WrongState(f"container {container.id.short} was created without stdin; set stdin in its spec to type")
+        streams = Streams(stdin=request.stdin, stdout=True, tty=True)
+        wanted = AttachStreams(container.id, streams, config.stdin_once)
+        return people_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
+
+    def _running(self, wanted: str) -> Container:
+        container = get_container(self._records, wanted)
+        if container.phase is not ContainerPhase.RUNNING:
+            raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
+        return container

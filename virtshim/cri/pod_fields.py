@@ -131,7 +131,6 @@ def container_without_effect(config: pb.ContainerConfig) -> Mapping[str, str]:
         "no_new_privs": context.no_new_privs,
         "masked_paths": len(context.masked_paths) > 0 or len(context.readonly_paths) > 0,
         "readonly_rootfs": context.readonly_rootfs,
-        "command_input": (config.stdin or config.tty) and len(config.command) + len(config.args) > 0,
         "kubelet_mounts": any(path in _OF_EVERY_POD for path in mounts),
         "mounts": any(path not in _OF_EVERY_POD for path in mounts),
     }
@@ -148,7 +147,6 @@ _WHY: Final[Mapping[str, str]] = {
     "no_new_privs": "QEMU gains none; processes in the guest are the guest's",
     "masked_paths": "the guest's /proc is its own",
     "readonly_rootfs": "the disk is writable, but a copy-on-write one of this container alone: the image is never changed",
-    "command_input": "a command gets neither input nor terminal; attach is the console",
     "kubelet_mounts": "service account token and /etc/hosts are not shown to the guest",
     "mounts": "host directories are not shown to the guest yet",
 }

@@ -34,7 +34,7 @@ class StreamingCalls:
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachResponse:
         del context
         container = get_container(self._do.records, request.container_id)
-        wanted = AttachStreams(container.id, _streams(request), container.config.stdin_once)
+        wanted = AttachStreams(container.id, _streams(request), container.config.stdin_once, bool(container.command))
         _must_run(container)
         if wanted.streams.stdin and not container.config.stdin:
             raise WrongState(

@@ -20,14 +20,17 @@ def exec_port(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuestCommand:
-    """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. `report`: a
-    file that is made for a container's own command to write its termination message to; "" for none."""
+    """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
+    command: `report` is a file that is made for it to write its termination message to ("" for none); `stdin` and `tty` say
+    whether it has an input, which stays open, and a terminal."""
 
     argv: tuple[str, ...]
     envs: tuple[tuple[str, bytes], ...] = ()
     working_dir: str = ""
     user: RunAs = RunAs()
     report: str = ""
+    stdin: bool = False
+    tty: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
@@ -51,7 +54,13 @@ class CommandResult:
 def own_command(container: Container) -> GuestCommand:
     """The container's own."""
     file = termination_file(container.config.annotations, container.config.mounts)
-    return dataclasses.replace(in_container(container, container.command), report=file.guest if file else "")
+    config = container.config
+    return dataclasses.replace(
+        in_container(container, container.command, tty=config.tty),
+        report=file.guest if file else "",
+        stdin=config.stdin,
+        tty=config.tty,
+    )
 
 
 def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:

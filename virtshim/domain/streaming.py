@@ -47,11 +47,13 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttachStreams:
-    """`stdin_once`: the container's input ends for good when the first client that has it closes it or leaves."""
+    """`stdin_once`: the container's input ends for good when the first client that has it closes it or leaves. `own_command`: to
+    the streams of the container's own command, not to the console."""
 
     container: ContainerId
     streams: Streams
     stdin_once: bool = False
+    own_command: bool = False
 
 
 # Where VNC's first display is by its own rules (RFC 6143, 8.2).

@@ -35,6 +35,10 @@ def termination_file(annotations: Mapping[str, str], mounts: Iterable[_Mount]) -
         return None
     path = posixpath.normpath(path)
     for mount in mounts:
-        if posixpath.normpath(mount.container_path) == path and posixpath.isabs(mount.host_path):
+        if (
+            posixpath.normpath(mount.container_path) == path
+            and posixpath.isabs(mount.host_path)
+            and "\0" not in mount.host_path
+        ):
             return TerminationFile(path, mount.host_path)
     return None

@@ -19,6 +19,7 @@ from virtshim.guestagent.facts import ask_facts
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
 from virtshim.guestagent.live_session import LiveSession
 from virtshim.guestagent.main_command import MainCommand
+from virtshim.guestagent.own_input import OwnInput
 from virtshim.guestagent.patience import Patience
 from virtshim.ports import StreamSession
 
@@ -39,6 +40,7 @@ class AgentClients:
         self._vms: dict[ContainerId, GuestVm] = {}
         self._executor = ThreadPoolExecutor(_WAITING, thread_name_prefix="guest-exec")
         self.care = AgentCare(self._vm)
+        self.own_input = OwnInput(self.open, self._vm)
 
     def close(self) -> None:
         with self._lock:

@@ -62,6 +62,23 @@ if [ -n "$user" ]; then
 fi
 """
 
+# $quoted is the command as one line for a shell.
+QUOTED: Final = r"""  quoted=
+  for word; do
+    quoted="$quoted '"
+    while :; do
+      case $word in
+        *\'*)
+          quoted=$quoted${word%%\'*}"'\\''"
+          word=${word#*\'}
+          ;;
+        *) break ;;
+      esac
+    done
+    quoted="$quoted$word'"
+  done
+"""
+
 # Arguments: token, ports for stdout, stderr ("" with a terminal) and stdin ("" for none),
 # working directory, user, group, supplementary groups (commas), whether the user's own groups are added (1),
 # terminal size ("ROWS COLUMNS", "" for no terminal), then the command.
@@ -105,21 +122,9 @@ tell start >&8
 """
     + AS_USER
     + r"""if [ -n "$size" ]; then
-  quoted=
-  for word; do
-    quoted="$quoted '"
-    while :; do
-      case $word in
-        *\'*)
-          quoted=$quoted${word%%\'*}"'\\''"
-          word=${word#*\'}
-          ;;
-        *) break ;;
-      esac
-    done
-    quoted="$quoted$word'"
-  done
-  rows=${size% *} columns=${size#* }
+"""
+    + QUOTED
+    + r"""  rows=${size% *} columns=${size#* }
   inside="stty sane rows $rows cols $columns 2>/dev/null; tty=\$(tty); printf '\\001%s tty %s;' $token \"\$tty\" >&8"
   [ -z "$user" ] || inside="$inside; chown $user \"\$tty\" 2>/dev/null"
   inside="$inside; exec 8>&- 9>&-; exec$quoted"

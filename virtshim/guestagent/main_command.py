@@ -25,12 +25,14 @@ _RESULT: Final = 4096
 # Seconds for one look at the files, which are a few questions.
 _LOOK_SECONDS: Final = 30.0
 _SCRIPT_SECONDS: Final = 10.0
+# Of a terminal, until a client tells its own.
+_SIZE: Final = "24 80"
 _EXIT = re.compile(r"exit ([0-9]{1,3})")
 
 
 class MainCommand:
     def __init__(self, container: ContainerId, vm: GuestVm) -> None:
-        self._directory = f"{main_scripts.DIRECTORY}-{container.short}"
+        self._directory = main_scripts.directory(container)
         self._vm = vm
 
     def begin(self, command: GuestCommand, patience: Patience) -> None:
@@ -45,6 +47,7 @@ class MainCommand:
             return  # it was begun before
         words = [self._directory, command.working_dir, user.user, "" if user.group is None else str(user.group)]
         words += [",".join(str(one) for one in user.supplementary), "1" if user.own_groups else "", command.report]
+        words += ["1" if command.stdin or command.tty else "", _SIZE if command.tty else ""]
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         request = {"path": "/bin/sh", "arg": ["-c", main_scripts.START, "virtshim-command", *words, *argv], "env": envs}
         channel.ask("guest-exec", request, patience)

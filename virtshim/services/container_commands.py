@@ -15,6 +15,7 @@ from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavail
 from virtshim.domain.guest_command import own_command
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import ending_of, failed_start, lost
+from virtshim.guest_ports import CommandHearers
 from virtshim.ports import Clock, CommandLogs, GuestAgents, Records
 from virtshim.services.inflight import PodLocks
 from virtshim.services.stop_container import StopContainer
@@ -62,6 +63,8 @@ class ContainerCommands:
         clock: Clock,
         locks: PodLocks,
         agent_timeout: float,
+        *,
+        hearers: CommandHearers,
     ) -> None:
         self._records = records
         self._guests = guests
@@ -70,6 +73,7 @@ class ContainerCommands:
         self._clock = clock
         self._locks = locks
         self._agent_timeout = agent_timeout
+        self._hearers = hearers
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._threads: dict[ContainerId, threading.Thread] = {}
@@ -122,6 +126,8 @@ class ContainerCommands:
             with self._lock:
                 if self._threads.get(wanted) is threading.current_thread():
                     del self._threads[wanted]
+            if self._running(wanted) is None:
+                self._hearers.forget(wanted)
             if self._records.containers.get(wanted) is None:
                 self._guests.forget(wanted)  # a question may have been under way when it was removed
 
@@ -158,6 +164,7 @@ class ContainerCommands:
         if news.output or news.read_to != before:
             attention.allowance.spend(self._logs.write(container.id, news.output, news.read_to), now)
             attention.heard, attention.pause = now, _SOONEST
+            self._hearers.heard(container.id, news.output)
         if news.ended and attention.exited is None:
             attention.exited = attention.heard = now
         if attention.exited is not None:
@@ -173,13 +180,15 @@ class ContainerCommands:
             attention.heard = now
         if news.output:  # a command that writes more than its log may grow is made to wait
             return attention.allowance.wait(now)
-        attention.pause = min(attention.pause * 1.5, _LATEST)
+        latest = _SOONEST if self._hearers.anybody(container.id) else _LATEST
+        attention.pause = min(attention.pause * 1.5, latest)
         return attention.pause
 
     def _end(self, container: Container, how: Exit) -> None:
         """Written first: whoever finds the VM off, also after a crash, knows why."""
         log.info("command.ended", container=container.id.short, code=how.code, message=how.message)
         self._write(container.id, lambda found: found.ending_as(how))
+        self._hearers.ended(container.id, how.code)
 
     def _write(self, container: ContainerId, change: Callable[[Container], Container]) -> None:
         found = self._records.containers.get(container)

@@ -32,7 +32,7 @@ def test_errors_are_of_the_nodes_kind_and_words(client: Client) -> None:
     made = client.create(sandbox)
     with connected(client.address.removeprefix("unix:")) as node:
         with pytest.raises(WrongState, match="created, not running"):
-            node.attach_url(made, OUT)
+            node.console_url(made, stdin=False)
         with pytest.raises(NotFound, match="no such container"):
             node.exec_url("nothing", ["id"], OUT)
         with pytest.raises(InvalidRequest, match="the command is empty"):

@@ -8,6 +8,7 @@ from fakes.cri import CALL_SECONDS, Client, refused
 from fakes.world import World
 
 from criproto.people_v1 import people_pb2, people_pb2_grpc
+from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import NotFound
 
 pytestmark = pytest.mark.cri
@@ -48,3 +49,25 @@ def test_only_a_running_vm_takes_keys(client: Client) -> None:
         add(client, client.create(client.run()))
     with refused(Code.NOT_FOUND, "no such container"):
         add(client, "f" * 64)
+
+
+def console(client: Client, vm: str, *, stdin: bool = False) -> str:
+    request = people_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
+    return people_pb2_grpc.PeopleStub(client.channel).AttachConsole(request, timeout=CALL_SECONDS).url
+
+
+def test_the_console_of_a_container_with_a_command_is_the_console(client: Client, world: World) -> None:
+    sandbox = client.run()
+    vm = client.create(sandbox, command=["job"], stdin=True)
+    client.start(vm)
+    assert console(client, vm, stdin=True).startswith("http://127.0.0.1:")
+    client.Attach(pb.AttachRequest(container_id=vm, stdin=True, stdout=True))
+    people, kubelet = world.outside.streaming.offered
+    assert (people.own_command, kubelet.own_command) == (False, True)
+
+
+def test_a_console_without_stdin_is_looked_at_only(client: Client) -> None:
+    _, vm = client.running()
+    assert console(client, vm)
+    with refused(Code.FAILED_PRECONDITION, "without stdin"):
+        console(client, vm, stdin=True)

@@ -277,3 +277,16 @@ def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
     world.start(container)
     assert ended(world, container).code == 0
     assert world.outside.last_words.written == {}
+
+
+def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: World) -> None:
+    world.outside.guests.tell(0, said(1, "hello\n"))
+    world.outside.guests.tell(1, said(1, "bye\n", code=3))
+    container = with_command(world, stdin=True, tty=True)
+    world.start(container)
+    ended(world, container)
+    assert [piece.data for piece in world.outside.hearers.said] == [b"hello\n", b"bye\n"]
+    assert world.outside.hearers.codes == {container: 3}
+    wait_until(lambda: world.outside.hearers.forgotten == [container], 10, "nobody remembers it")
+    begun = world.outside.guests.begun[container][0]
+    assert (begun.stdin, begun.tty, dict(begun.envs)["TERM"]) == (True, True, b"xterm")
