@@ -32,6 +32,7 @@ from virtshim.hypervisor.bulk_stats import BulkStats, read_all
 from virtshim.hypervisor.census import LibvirtCensus
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.plugging import LibvirtPorts
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
@@ -69,6 +70,7 @@ from virtshim.services.inflight import Inflight, PodLocks
 from virtshim.services.last_words import LastWords
 from virtshim.services.logs import Logs
 from virtshim.services.node_status import NodeStatus
+from virtshim.services.plug_port import PlugPort
 from virtshim.services.pod_changes import PodChanges
 from virtshim.services.recovery import Recovery, recovery, workbench
 from virtshim.services.remove_container import RemoveContainer
@@ -337,7 +339,7 @@ def built(settings: Settings) -> Iterator[App]:
         stack.callback(consoles.close)
         command_logs = CommandLogFiles(layout, clock)
         stack.callback(command_logs.close)
-        guests = AgentClients(layout)
+        guests = AgentClients(layout, PlugPort(records, LibvirtPorts(connection, profile), layout).plug)
         stack.callback(guests.close)
         networks = PodNetworkClient(settings.tapmanager.socket)
         sizes = ConsoleSizes(guests.care.resize_console)

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from virtshim.domain.errors import InternalError
 from virtshim.guestagent import guest_scripts, main_scripts
 
 # Names in the environment of a process whose guest it runs in.
@@ -142,14 +143,17 @@ class _Agent(Listener):
 
 class HostGuest:
     """`disabled` commands are refused, as on Red Hat's distributions; `lies` are answers by command. `shell` is what the
-    guest has as /bin/sh. `swept`: how often all sessions of earlier daemons were to be ended."""
+    guest has as /bin/sh. `slots`: how many ports it has room for; it does not take up the
+    ports `deaf`.
+    `swept`: how often all sessions of earlier daemons were to be ended."""
 
-    def __init__(self, directory: Path, ports: int = 12) -> None:
+    def __init__(self, directory: Path, ports: int = 12, slots: int = 120) -> None:
         self.agent_socket = str(directory / "agent.sock")
         self.sockets = str(directory)
         self.devices = directory / "devices"
         self.devices.mkdir()
         self.disabled: set[str] = set()
+        self.deaf: set[int] = set()
         self.lies: dict[str, Any] = {}
         self.shell = ["/bin/sh"]
         self.swept = 0
@@ -164,11 +168,22 @@ class HostGuest:
         self._name = secrets.token_hex(8)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._lost: dict[int, subprocess.Popen[bytes]] = {}
-        names = [f"virtshim.exec.{number}" for number in range(ports)]
-        self._ports = {
-            name: _Port(directory / f"exec-{number}.sock", self.devices / name) for number, name in enumerate(names)
-        }
+        self.slots = max(ports, slots)
+        self._ports: dict[str, _Port] = {}
+        for number in range(ports):
+            self._add_port(number)
         self._agent = _Agent(directory / "agent.sock", self)
+
+    def plug(self, number: int) -> None:
+        """As `virtshim.services.plug_port.VmPorts.plug_in`, which leaves a file behind when there is no room."""
+        if len(self._ports) >= self.slots:
+            Path(f"{self.sockets}/exec-{number}.sock").touch()
+            raise InternalError("no free slot")
+        self._add_port(number)
+
+    def _add_port(self, number: int) -> None:
+        name = f"virtshim.exec.{number}"
+        self._ports[name] = _Port(Path(f"{self.sockets}/exec-{number}.sock"), self.devices / name)
 
     def answer(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name in self.disabled:
@@ -263,6 +278,9 @@ class HostGuest:
         if guest_scripts.KILL in words and guest_scripts.tag() in words:
             self.swept += 1
             argv = ["/bin/true"]  # "whatever an earlier virtshim left": on this machine that may be another test's
+        if guest_scripts.TAKEN_UP in words:  # it has no /sys of its own
+            missing = sum(1 << index for index, number in enumerate(words[3:]) if int(number) in self.deaf)
+            argv = ["/bin/sh", "-c", f"exit {missing}"]
         null = subprocess.DEVNULL
         child = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, env={**env, _OWNER: self._name})
         self._children[child.pid] = child
@@ -283,6 +301,10 @@ class HostGuest:
         self._lost.update(self._children)
         self._children.clear()
         self._files.clear()
+
+    def ports(self) -> int:
+        """How many it has."""
+        return len(self._ports)
 
     def running(self) -> int:
         """Children that the agent has not yet reported the end of."""

@@ -129,7 +129,7 @@ def _vcpus(options: VmOptions, text: str) -> VmOptions:
 
 
 def _exec_ports(options: VmOptions, text: str) -> VmOptions:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 2 and int(text) <= MAX_EXEC_PORTS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= MAX_EXEC_PORTS):
         raise InvalidRequest(f"{_shown(text)} is not a number of ports; write 0 to {MAX_EXEC_PORTS}")
     return dataclasses.replace(options, exec_ports=int(text))
 

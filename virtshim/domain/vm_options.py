@@ -10,8 +10,8 @@ from typing import Any
 
 from virtshim.domain.vm import CpuModel, DiskBus
 
-# A virtio-serial device has 31 ports; one is the console's by convention, one the guest agent's.
-MAX_EXEC_PORTS = 29
+# Of a VM, what it starts with and what is plugged in later: 60 commands at once, 40 with input.
+MAX_EXEC_PORTS = 120
 
 
 class SeedType(enum.Enum):
@@ -25,7 +25,8 @@ class VmOptions:
     """`vcpus` None: from the CPU limit. `max_vcpus` None, `max_memory_bytes` 0: the node's choice. `root_volume_bytes` 0: the
     image's own size. `user_data_script` replaces every generated user-data. `system_uuid` becomes the domain's and the
     SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
-    costs the guest half a MiB. `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt.
+    costs the guest half a MiB. So many are there from the start; unless it is 0, more are plugged in when all are in use.
+    `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt.
     `run_command`: whether the container's command runs in the guest; None: the node's choice. `screen`: it has a video card
     whose picture a VNC server shows."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.guest_command import CommandResult, GuestCommand
@@ -34,8 +35,10 @@ _WAITING = 64
 
 
 class AgentClients:
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, plug: Callable[[ContainerId, int], None]) -> None:
+        """`plug` brings one more serial port, by its number, into a running VM. Raises ShimError."""
         self._layout = layout
+        self._plug = plug
         self._lock = threading.Lock()
         self._vms: dict[ContainerId, GuestVm] = {}
         self._executor = ThreadPoolExecutor(_WAITING, thread_name_prefix="guest-exec")
@@ -105,7 +108,11 @@ class AgentClients:
         with self._lock:
             vm = self._vms.get(container)
             if vm is None:
-                vm = GuestVm(self._layout.agent_socket(container), self._layout.socket_dir(container))
+                vm = GuestVm(
+                    self._layout.agent_socket(container),
+                    self._layout.socket_dir(container),
+                    partial(self._plug, container),
+                )
                 self._vms[container] = vm
             return vm
 

@@ -8,16 +8,27 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
+import structlog
+
+from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable, WrongState
 from virtshim.domain.guest_command import exec_port
+from virtshim.domain.vm_options import MAX_EXEC_PORTS
 from virtshim.guestagent.patience import Patience
+
+log = structlog.get_logger(__name__)
 
 # A port is free again a moment after its command has ended.
 _FREE_SOON = 5.0
+# While more are being plugged in: seconds since the last, which take milliseconds on an idle machine.
+_PLUGGED_SOON = 30.0
+# Seconds without another try after a port could not be plugged in.
+_BREATHER = 2.0
+# QEMU tells the guest of a new port by two messages, and forgets what does not fit into a queue of 32.
+_AT_ONCE = 8
 _SOCKET = re.compile(r"exec-([0-9]{1,3})\.sock")
 
 
@@ -40,35 +51,114 @@ class ExecPort:
 
 
 class ExecPorts:
-    def __init__(self, directory: str) -> None:
-        """The ports are those whose sockets are there: a VM keeps what it was started with."""
+    def __init__(
+        self, directory: str, plug: Callable[[int], None], taken_up: Callable[[Sequence[int]], Collection[int]]
+    ) -> None:
+        """The ports are those whose sockets are there. When they do not suffice, `plug` brings more into the VM, by number, and
+        they stay; a VM without any was made so on purpose, and gets none. `taken_up` waits for some to show up in the guest,
+        and tells which did. Both raise ShimError."""
+        self._directory = directory
+        self._plug = plug
+        self._taken_up = taken_up
         numbers: list[int] = []
         with suppress(FileNotFoundError):
             numbers = sorted(int(found[1]) for entry in os.listdir(directory) if (found := _SOCKET.fullmatch(entry)))
         self.count = len(numbers)
+        self._next = max(numbers, default=0) + 1
         # The one that rested longest is taken first.
-        self._free = deque(ExecPort(exec_port(number), f"{directory}/exec-{number}.sock") for number in numbers)
+        self._free = deque(self._port(number) for number in numbers)
+        self._wanted = 0  # by those who wait in `lease`
+        self._plugging = False
+        self._plugging_until = 0.0
+        self._refused = -_BREATHER
+        self._refusal = ""
         self._changed = threading.Condition()
 
     def lease(self, count: int, patience: Patience) -> Sequence[ExecPort]:
-        """All or none. Raises ResourceExhausted if they are not free within a few seconds."""
-        if self.count < count:
+        """All or none. Raises ResourceExhausted if they are not free within a few seconds, and no more can be had."""
+        if not self.count:
             raise WrongState(
-                f"this virtual machine has {self.count} ports for commands and {count} are needed; set the pod's annotation "
-                "virtshim.io/exec-ports (12 unless it says otherwise)"
+                "this virtual machine has no ports for commands; set the pod's annotation virtshim.io/exec-ports "
+                "(12 unless it says otherwise)"
             )
-        until = time.monotonic() + _FREE_SOON
+        begun = time.monotonic()
         with self._changed:
-            while len(self._free) < count:
-                if time.monotonic() >= until:
-                    raise ResourceExhausted(
-                        f"all {self.count} ports for commands are in use in this virtual machine; wait for a command to end, "
-                        "or give the pod more by the annotation virtshim.io/exec-ports"
-                    )
-                self._changed.wait(patience.slice("a free port for the command"))
-            return [self._free.popleft() for _ in range(count)]
+            self._wanted += count
+            try:
+                while len(self._free) < count:
+                    self._plug_more()
+                    if time.monotonic() >= max(begun + _FREE_SOON, self._plugging_until):
+                        raise ResourceExhausted(
+                            f"all {self.count} ports for commands are in use in this virtual machine"
+                            f"{self._refusal and f' and it gets no more ({self._refusal})'}; wait for a command to end"
+                        )
+                    self._changed.wait(patience.slice("a free port for the command"))
+                return [self._free.popleft() for _ in range(count)]
+            finally:
+                self._wanted -= count
 
     def give_back(self, ports: Sequence[ExecPort]) -> None:
         with self._changed:
             self._free.extend(ports)
             self._changed.notify_all()
+
+    def _port(self, number: int) -> ExecPort:
+        return ExecPort(exec_port(number), f"{self._directory}/exec-{number}.sock")
+
+    def _plug_more(self) -> None:
+        """On a thread of its own: callers may leave when their time is over, however long libvirt takes."""
+        if not self._plugging and self._numbers():
+            self._plugging = True
+            threading.Thread(target=self._plug_wanted, name="exec-ports", daemon=True).start()
+
+    def _numbers(self) -> range:
+        """Of the next ports to plug in: those that are wanted and to be had."""
+        if time.monotonic() < self._refused + _BREATHER:
+            return range(0)
+        last = min(self._next + self._wanted - len(self._free), self._next + _AT_ONCE, MAX_EXEC_PORTS)
+        return range(self._next, last)
+
+    def _plug_wanted(self) -> None:
+        while True:
+            with self._changed:
+                numbers = self._numbers()
+                if not numbers:
+                    self._plugging, self._plugging_until = False, 0.0
+                    return
+                self._plugging_until = time.monotonic() + _PLUGGED_SOON
+            try:
+                plugged, refusal = self._plugged(numbers)
+                usable = self._usable(plugged) if plugged else ()
+            except BaseException:
+                with self._changed:
+                    self._plugging, self._plugging_until = False, 0.0
+                raise
+            if not refusal and len(usable) < len(plugged):
+                refusal = "the guest does not take up the ports; it may lack memory, half a MiB each"
+            with self._changed:
+                self._next += len(plugged)
+                self._refusal = refusal
+                if refusal:
+                    self._refused = time.monotonic()
+                self.count += len(usable)
+                self._free.extend(self._port(number) for number in usable)
+                self._changed.notify_all()
+
+    def _plugged(self, numbers: Sequence[int]) -> tuple[Sequence[int], str]:
+        """Those that are in the VM now, the first of `numbers`, and why not all."""
+        for index, number in enumerate(numbers):
+            try:
+                self._plug(number)
+            except ShimError as exc:
+                path = self._port(number).path
+                log.warning("exec.plug.failed", port=path, error=str(exc))
+                with suppress(FileNotFoundError):
+                    os.unlink(path)  # what has a socket counts as plugged in
+                return numbers[:index], str(exc)
+        return numbers, ""
+
+    def _usable(self, numbers: Sequence[int]) -> Collection[int]:
+        try:
+            return self._taken_up(numbers)
+        except ShimError:
+            return numbers  # a guest too busy to say

@@ -91,7 +91,7 @@ shift
 port() {
   dev=/dev/virtio-ports/$1
   [ ! -c "$dev" ] || return 0
-  for sys in /sys/class/virtio-ports/*; do
+  for sys in /sys/class/virtio-ports/vport*p$((${1##*.} + 2)); do
     dev=/dev/${sys##*/}
     read -r name <"$sys/name" && [ "$name" = "$1" ] && [ -c "$dev" ] && return 0
   done
@@ -199,6 +199,25 @@ kill -9 $doomed 2>/dev/null
 spread
 kill -9 $doomed 2>/dev/null
 exit 0
+"""
+
+# Arguments: numbers of ports that were just plugged in, eight at most. Waits for them; the exit code has a bit for each that did
+# not come (the guest has no memory for it, say).
+TAKEN_UP: Final = r"""
+for try in 1 2 3 4 5 6 7 8 9; do
+  missing=0 bit=1
+  for number; do
+    name=
+    for sys in /sys/class/virtio-ports/vport*p$((number + 2)); do
+      { read -r name <"$sys/name"; } 2>/dev/null
+    done
+    [ "$name" = "virtshim.exec.$number" ] || missing=$((missing + bit))
+    bit=$((bit * 2))
+  done
+  [ $missing != 0 ] || exit 0
+  sleep 0.$try 2>/dev/null || sleep 1
+done
+exit $missing
 """
 
 # Arguments: terminal, rows, columns.

@@ -6,8 +6,8 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,9 +83,11 @@ class RunningCommand:
 
 
 class GuestVm:
-    def __init__(self, agent_socket: str, socket_directory: str) -> None:
+    def __init__(self, agent_socket: str, socket_directory: str, plug: Callable[[int], None]) -> None:
+        """`plug` brings one more serial port into the VM, by its number. Raises ShimError."""
         self.channel = AgentChannel(agent_socket)
-        self._ports = ExecPorts(socket_directory)
+        self._ports = ExecPorts(socket_directory, plug, self._taken_up)
+        self._starting = threading.Lock()
         self._swept = False
         self._ended = threading.Event()
 
@@ -102,8 +104,9 @@ class GuestVm:
         ports = self._ports.lease(1 + (not wanted.tty) + wanted.stdin, patience)
         running = RunningCommand(token, ports, CommandOutput(token, stderr=not wanted.tty))
         try:
-            self._connect(running, wanted)
-            self._spawn(running, command, wanted, patience)
+            with self._one_start(patience):
+                self._connect(running, wanted)
+                self._spawn(running, command, wanted, patience)
         except (AgentRefused, CommandDisabled):
             self._free(running)  # surely nothing runs
             raise
@@ -151,6 +154,23 @@ class GuestVm:
         if not self._swept:
             self.run_script(guest_scripts.KILL, ("all", guest_scripts.tag()), patience)
             self._swept = True
+
+    @contextmanager
+    def _one_start(self, patience: Patience) -> Iterator[None]:
+        """QEMU tells the guest of each connection to a port, and forgets to when more than thirty such messages wait: a port
+        would stay closed for ever. A start asks the agent something, by which time the guest has read them."""
+        while not self._starting.acquire(timeout=patience.slice("earlier commands to be started")):
+            pass
+        try:
+            yield
+        finally:
+            self._starting.release()
+
+    def _taken_up(self, numbers: Sequence[int]) -> Collection[int]:
+        """Those of these new ports that the guest has. Errors: those of `AgentChannel.ask`."""
+        patience = Patience.of(_SCRIPT_SECONDS, self._ended)
+        missing = self.run_script(guest_scripts.TAKEN_UP, [str(number) for number in numbers], patience)
+        return [number for index, number in enumerate(numbers) if not missing & (1 << index)]
 
     def _connect(self, running: RunningCommand, wanted: Wanted) -> None:
         outputs: dict[OutStream, socket.socket] = {}

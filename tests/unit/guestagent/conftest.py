@@ -26,20 +26,25 @@ def layout() -> Iterator[Layout]:
 
 
 @pytest.fixture
-def make_guest(layout: Layout) -> Iterator[Callable[..., HostGuest]]:
+def guests() -> Iterator[list[HostGuest]]:
+    """What `make_guest` made."""
     made: list[HostGuest] = []
-
-    def make(ports: int = 12) -> HostGuest:
-        made.append(HostGuest(Path(layout.socket_dir(CONTAINER)), ports))
-        return made[-1]
-
-    yield make
+    yield made
     for guest in made:
         guest.close()
 
 
 @pytest.fixture
-def clients(layout: Layout) -> Iterator[AgentClients]:
-    clients = AgentClients(layout)
+def make_guest(layout: Layout, guests: list[HostGuest]) -> Callable[..., HostGuest]:
+    def make(ports: int = 12, slots: int = 120) -> HostGuest:
+        guests.append(HostGuest(Path(layout.socket_dir(CONTAINER)), ports, slots))
+        return guests[-1]
+
+    return make
+
+
+@pytest.fixture
+def clients(layout: Layout, guests: list[HostGuest]) -> Iterator[AgentClients]:
+    clients = AgentClients(layout, lambda _container, number: guests[-1].plug(number))
     yield clients
     clients.close()

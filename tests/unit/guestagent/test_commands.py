@@ -24,6 +24,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
+from virtshim.guestagent.clients import AgentClients
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)
@@ -185,21 +186,56 @@ def test_a_process_list_does_not_confuse_the_streams(make_guest, run):
     assert b"virtshim-exec" in result.stdout
 
 
-def test_commands_run_side_by_side(make_guest, run):
-    make_guest()
-    calls = [Background(lambda n=n: run(shell(f"echo {n}; exit {n}"))) for n in range(6)]
-    assert [call.done().code for call in calls] == list(range(6))
+def test_commands_run_side_by_side_and_get_more_ports_than_the_vm_started_with(make_guest, run):
+    guest = make_guest(ports=3)
+    mark = os.urandom(8).hex()
+    wait = f"touch {guest.run}/{mark}.$0; until [ -e {guest.run}/go ]; do sleep 0.05; done; echo $0; exit $0"
+    calls = [Background(lambda n=n: run(GuestCommand(("sh", "-c", wait, str(n)), PATH))) for n in range(6)]
+    wait_until(lambda: len(list(guest.run.glob(f"{mark}.*"))) == 6, 20, "all run at the same time")
+    (guest.run / "go").touch()
+    results = [call.done() for call in calls]
+    assert [(result.code, result.stdout) for result in results] == [(n, f"{n}\n".encode()) for n in range(6)]
+    assert guest.ports() == 12, "not one more than was wanted"
+
+
+def test_ports_that_were_plugged_in_are_known_after_a_restart(make_guest, run, clients, layout):
+    guest = make_guest(ports=2)
+    go = guest.run / "go"
+    first = Background(lambda: run(shell(f"touch {go}.1; until [ -e {go} ]; do sleep 0.05; done")))
+    wait_until(lambda: go.with_suffix(".1").exists(), 20, "the first runs")
+    run(shell(f"touch {go}"))
+    first.done()
+    wait_until(lambda: guest.running() == 0, 20, "the ports are free")
+    clients.close()
+    again = AgentClients(layout, lambda *_: pytest.fail("there are enough"))
+    wait = shell(f"touch {guest.run}/met.$$; until [ $(ls {guest.run}/met.* | wc -l) = 2 ]; do sleep 0.05; done")
+    results = [Background(lambda: again.run(CONTAINER, wait, 20, threading.Event())) for _ in range(2)]
+    assert [one.done().code for one in results] == [0, 0]
+    again.close()
+    assert guest.ports() == 4
+
+
+def test_a_port_that_the_guest_does_not_take_up_is_never_used(make_guest, run):
+    guest = make_guest(ports=2)
+    guest.deaf = {2, 5}
+    go = guest.run / "go"
+    wait = f"touch {guest.run}/met.$$; until [ -e {go} ]; do sleep 0.05; done"
+    calls = [Background(lambda: run(shell(wait), 0)) for _ in range(3)]
+    wait_until(lambda: len(list(guest.run.glob("met.*"))) == 3, 30, "all run")
+    go.touch()
+    assert [call.done().code for call in calls] == [0, 0, 0]
 
 
 def test_without_a_free_port_the_message_says_what_to_do(make_guest, run, monkeypatch):
     monkeypatch.setattr("virtshim.guestagent.exec_ports._FREE_SOON", 0.2)
-    make_guest(ports=2)
+    guest = make_guest(ports=2, slots=2)
     cancelled = threading.Event()
     mark = os.urandom(8).hex()
     first = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0, cancelled))
     wait_until(lambda: alive(mark), 20, "the first runs")
-    with pytest.raises(ResourceExhausted, match=r"virtshim\.io/exec-ports"):
+    with pytest.raises(ResourceExhausted, match=r"all 2 ports .* no more \(no free slot\); wait for a command to end"):
         run(shell("true"))
+    assert sorted(Path(guest.sockets).glob("exec-*.sock")) == [Path(guest.sockets, f"exec-{n}.sock") for n in (0, 1)]
     cancelled.set()
     with pytest.raises(Aborted):
         first.done()

@@ -10,7 +10,7 @@ import pytest
 from leaks import runs
 from podclient import wait_until
 
-from virtshim.domain.errors import ShimError, Unavailable, WrongState
+from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
 from virtshim.domain.guest_command import GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.streaming import Ended, Output, OutStream, Streams
@@ -214,9 +214,10 @@ def test_a_command_that_cannot_start_breaks_the_session_off(talk, make_guest):
     talk("true", client)
 
 
-def test_a_vm_without_enough_ports_refuses(talk, make_guest):
-    make_guest(ports=2)
-    with pytest.raises(WrongState, match="3 are needed"):
+def test_a_vm_with_no_room_for_enough_ports_refuses(talk, make_guest, monkeypatch):
+    monkeypatch.setattr("virtshim.guestagent.exec_ports._FREE_SOON", 0.2)
+    make_guest(ports=2, slots=2)
+    with pytest.raises(ResourceExhausted, match="no free slot"):
         talk("true", everything)
 
 

@@ -81,7 +81,7 @@ def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one
     reader.until(lambda: reader.seen[OUT] == b"one\n", "the first line")
     assert not reader.last.ended
     guest.restart_agent()
-    second = AgentClients(layout)  # as after a restart of virtshim
+    second = AgentClients(layout, guest.plug)  # as after a restart of virtshim
     clients.close()
     reader.clients = second
     begin(second, shell("echo it must not run twice"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lxml import etree
 
+from virtshim.domain.vm_options import MAX_EXEC_PORTS
+
 _BALLOON_STATS_SECONDS = 10
 
 
@@ -34,4 +36,6 @@ def no_usb() -> etree._Element:
 
 
 def virtio_serial() -> etree._Element:
-    return etree.Element("controller", type="virtio-serial", index="0")
+    """With room for what is plugged in later: libvirt cannot plug in another of these. Port 0 stays free, as a console's by
+    convention, and one is the guest agent's."""
+    return etree.Element("controller", type="virtio-serial", index="0", ports=str(MAX_EXEC_PORTS + 2))

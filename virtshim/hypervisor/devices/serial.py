@@ -20,6 +20,8 @@ from virtshim.hypervisor.xmltext import absolute_path, socket_path
 AGENT_ALIAS = "ua-agent"
 AGENT_PORT = "org.qemu.guest_agent.0"
 _HOST_NAME = "virtshim.agent"
+# Of the controller's ports; 0 is a console's by convention.
+_AGENT_NUMBER = 1
 
 
 def console(socket: str, log: str) -> etree._Element:
@@ -35,17 +37,24 @@ def agent(socket: str) -> etree._Element:
     element = etree.Element("channel", type="unix")
     etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "guest agent socket"))
     etree.SubElement(element, "target", type="virtio", name=_HOST_NAME)
+    element.append(_address(_AGENT_NUMBER))
     etree.SubElement(element, "alias", name=AGENT_ALIAS)
     return element
 
 
 def exec_ports(sockets: Sequence[str]) -> Sequence[etree._Element]:
     """One virtio-serial port for each socket, named by its number."""
-    return [_exec_port(number, socket) for number, socket in enumerate(sockets)]
+    return [exec_port_element(number, socket) for number, socket in enumerate(sockets)]
 
 
-def _exec_port(number: int, socket: str) -> etree._Element:
+def exec_port_element(number: int, socket: str) -> etree._Element:
     element = etree.Element("channel", type="unix")
     etree.SubElement(element, "source", mode="bind", path=socket_path(socket, "exec socket"))
     etree.SubElement(element, "target", type="virtio", name=exec_port(number))
+    element.append(_address(_AGENT_NUMBER + 1 + number))
     return element
+
+
+def _address(port: int) -> etree._Element:
+    """Fixed, for the scripts in the guest: without udev they find a port by its number, which is in its device's name."""
+    return etree.Element("address", type="virtio-serial", controller="0", bus="0", port=str(port))
