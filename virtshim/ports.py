@@ -342,6 +342,8 @@ class Execs(Protocol):
     """Commands in guests. Errors: Unavailable (no guest agent answers), NotFound (no such program), WrongState."""
 
     async def start(self, request: ExecRequest) -> StreamSession: ...
+    async def dial(self, container: ContainerId, port: int) -> StreamSession:
+        """Its input and output are a TCP connection to its guest's loopback; stderr and an exit code tell why there is none."""
 
 
 class GuestAgents(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from virtshim.domain.errors import ShimError
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, OutStream
 
 
@@ -68,15 +69,21 @@ class FakeSessions:
         self.refuse: Exception | None = None
         self.started: list[FakeSession] = []
         self.requests: list[ExecRequest | AttachStreams] = []
+        self.dialed: list[tuple[ContainerId, int]] = []
 
     async def start(self, request: ExecRequest) -> FakeSession:
         return self._made(request)
 
+    async def dial(self, container: ContainerId, port: int) -> FakeSession:
+        self.dialed.append((container, port))
+        return self._made(None)
+
     async def attach(self, request: AttachStreams) -> FakeSession:
         return self._made(request)
 
-    def _made(self, request: ExecRequest | AttachStreams) -> FakeSession:
-        self.requests.append(request)
+    def _made(self, request: ExecRequest | AttachStreams | None) -> FakeSession:
+        if request is not None:
+            self.requests.append(request)
         if self.refuse is not None:
             raise self.refuse
         session = FakeSession(self.script)

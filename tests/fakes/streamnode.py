@@ -36,5 +36,8 @@ class StreamNode:
     def forward(self, *ports: int) -> str:
         return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports))
 
+    def forward_inside(self, *ports: int) -> str:
+        return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, inside=CONTAINER))
+
     def forward_with_screen(self, socket: str, *ports: int) -> str:
         return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, socket))

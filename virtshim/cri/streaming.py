@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.annotations import SCREEN
+from virtshim.domain.annotations import FORWARD, SCREEN
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import WrongState
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import screen_socket
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
@@ -47,16 +48,32 @@ class StreamingCalls:
         sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")
-        wanted = ForwardRequest(sandbox.id, sandbox.network.ips[0], tuple(request.port), self._screen_of(sandbox))
+        address, ports = sandbox.network.ips[0], tuple(request.port)
+        wanted = ForwardRequest(sandbox.id, address, ports, self._screen_of(sandbox), self._dialing_guest(sandbox))
         return pb.PortForwardResponse(url=self._do.streaming.offer(wanted))
 
     def _screen_of(self, sandbox: Sandbox) -> str:
         """The VNC socket of the VM that runs in it; "" if there is none, or the pod did not ask for one."""
         if sandbox.config.annotations.get(SCREEN) != "true":
             return ""
+        running = self._running_in(sandbox)
+        return screen_socket(self._do.layout, running) if running else ""
+
+    def _dialing_guest(self, sandbox: Sandbox) -> ContainerId | None:
+        """In which ports are dialed; None: from the node. Raises WrongState if it does not run."""
+        if sandbox.config.annotations.get(FORWARD) != "agent":
+            return None
+        running = self._running_in(sandbox)
+        if running is None:
+            raise WrongState(
+                f"pod sandbox {sandbox.id.short} has no running container: its ports are dialed in the guest ({FORWARD})"
+            )
+        return running
+
+    def _running_in(self, sandbox: Sandbox) -> ContainerId | None:
         containers = self._do.records.containers.all()
         running = [c for c in containers if c.sandbox_id == sandbox.id and c.phase is ContainerPhase.RUNNING]
-        return screen_socket(self._do.layout, running[0].id) if running else ""
+        return running[0].id if running else None
 
 
 def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:

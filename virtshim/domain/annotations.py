@@ -23,6 +23,7 @@ from virtshim.domain.yaml_mapping import MAX_TEXT_BYTES, parse_mapping
 
 # Its pods' port 5900 is a VM's screen.
 SCREEN: Final = "virtshim.io/vnc"
+FORWARD: Final = "virtshim.io/forward"
 
 _OWN_PREFIX: Final = "virtshim.io/"
 _VIRTLET_PREFIX: Final = "virtlet"
@@ -142,6 +143,13 @@ def _command(options: VmOptions, text: str) -> VmOptions:
 
 def _screen(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, screen=_flag(text))
+
+
+def _forward(options: VmOptions, text: str) -> VmOptions:
+    """Read again when a port is forwarded; nothing of the VM depends on it."""
+    if text not in ("address", "agent"):
+        raise InvalidRequest(f"{_shown(text)} is neither address nor agent; write one of them")
+    return options
 
 
 def _max_vcpus(options: VmOptions, text: str) -> VmOptions:
@@ -272,6 +280,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "virtshim.io/exec-ports": _exec_ports,
     "virtshim.io/max-vcpus": _max_vcpus,
     SCREEN: _screen,
+    FORWARD: _forward,
     "virtshim.io/max-memory": _max_memory,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import NotFound, ResourceExhausted, WrongState
 from virtshim.domain.guest_command import CommandResult, in_container
-from virtshim.domain.streaming import ExecRequest
+from virtshim.domain.guest_dial import dial_command
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.streaming import ExecRequest, Streams
 from virtshim.ports import GuestAgents, Records, StreamSession
 
 # `crictl inspect` is not worth a longer wait.
@@ -48,6 +50,13 @@ class ExecCommand:
         _refuse_unless_running(container)
         command = in_container(container, request.command, tty=request.streams.tty)
         return await self._guests.open(container.id, command, request.streams)
+
+    async def dial(self, container: ContainerId, port: int) -> StreamSession:
+        found = self._records.containers.get(container)
+        if found is None:
+            raise NotFound(f"no such container: {container}")
+        _refuse_unless_running(found)
+        return await self._guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
 
     def guest_facts(self, container: Container) -> Mapping[str, object]:
         """What the guest of a running container says of itself; empty if there is none, or it does not answer at once."""

@@ -17,6 +17,7 @@ from virtshim.ports import Attaches, Execs
 from virtshim.streaming.channel import PIECE, ByteChannel, Gone, TcpChannel
 from virtshim.streaming.forward_spdy import SpdyForward
 from virtshim.streaming.forward_websocket import WebSocketForward
+from virtshim.streaming.guest_far import in_guest
 from virtshim.streaming.http_head import Exchange, Refused
 from virtshim.streaming.racing import unless
 from virtshim.streaming.remote_spdy import SpdyRemote
@@ -191,7 +192,11 @@ class Reception:
     async def _forward(
         self, channel: TcpChannel, request: ForwardRequest, agreement: Agreement, ended: asyncio.Event
     ) -> None:
-        dial_pod = with_screen(self._dial, request.screen)
+        dial_pod = self._dial
+        if request.inside is not None:
+            assert self._execs is not None  # `offer` refuses otherwise
+            dial_pod = in_guest(self._execs, request.inside)
+        dial_pod = with_screen(dial_pod, request.screen)
         if agreement.transport is Transport.WEBSOCKET:
             ws = WebSocket(channel)
             await WebSocketForward(ws, request.address, request.ports, agreement.protocol, dial_pod).serve(ended)

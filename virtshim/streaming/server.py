@@ -14,7 +14,7 @@ import structlog
 
 from virtshim.domain.errors import InternalError, Unimplemented, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.streaming import ExecRequest, StreamRequest
+from virtshim.domain.streaming import ExecRequest, ForwardRequest, StreamRequest
 from virtshim.ports import Attaches, Clock, Execs
 from virtshim.streaming.door import Door
 from virtshim.streaming.reception import KINDS, Limits, Reception, owner
@@ -101,7 +101,10 @@ class StreamingServer:
     def offer(self, request: StreamRequest) -> str:
         if self._reception is None:
             raise InternalError("the streaming server does not run")
-        if isinstance(request, ExecRequest) and not self._executes:
+        inside = isinstance(request, ExecRequest) or (
+            isinstance(request, ForwardRequest) and request.inside is not None
+        )
+        if inside and not self._executes:
             raise Unimplemented("virtshim does not implement Exec yet")
         return f"{self._base}/{KINDS[type(request)]}/{self._tokens.issue(request)}"
 

@@ -8,13 +8,33 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
+from virtshim.domain.errors import ShimError
 from virtshim.domain.streaming import SCREEN_PORT
 from virtshim.streaming.channel import PIECE, Gone
 
 # Seconds until a pod that does not answer counts as unreachable.
 _DIAL: Final = 10.0
 
-Dial = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+class Far(Protocol):
+    """The pod's end of one forwarded connection. Raises OSError, ForwardFailed, ShimError."""
+
+    async def read(self) -> bytes:
+        """b"" when the pod sends no more."""
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def finish(self) -> None:
+        """The client sends no more."""
+
+    def is_over(self) -> bool:
+        """Nobody reads what is written any more."""
+
+    async def close(self) -> None:
+        """Called exactly once, last."""
+
+
+Dial = Callable[[str, int], Awaitable[Far]]
 
 
 class ForwardFailed(Exception):
@@ -34,18 +54,46 @@ class Near(Protocol):
         """The pod sends no more. Raises Gone."""
 
 
-async def dial(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+class TcpFar:
+    """Implements `Far`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        writer.transport.set_write_buffer_limits(high=PIECE)
+
+    async def read(self) -> bytes:
+        return await self._reader.read(PIECE)
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def finish(self) -> None:
+        self._writer.transport.set_write_buffer_limits(high=0)
+        await self._writer.drain()
+        self._writer.write_eof()
+
+    def is_over(self) -> bool:
+        """A pod that sends no more may still read."""
+        return False
+
+    async def close(self) -> None:
+        self._writer.transport.abort()
+
+
+async def dial(address: str, port: int) -> TcpFar:
     """From the host's own namespace: the pod's is a mere bridge between the network's link and the guest's tap, and has
     no address of its own to dial from. That a node reaches its pods is what every Kubernetes network promises."""
-    return await asyncio.open_connection(address, port, limit=PIECE)
+    return TcpFar(*await asyncio.open_connection(address, port, limit=PIECE))
 
 
 def with_screen(dial_pod: Dial, screen: str) -> Dial:
     """As `dial_pod`, but the VNC port is the VM's own screen: the server on that Unix socket."""
 
-    async def dial_either(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def dial_either(address: str, port: int) -> Far:
         if port == SCREEN_PORT:
-            return await asyncio.open_unix_connection(screen, limit=PIECE)
+            return TcpFar(*await asyncio.open_unix_connection(screen, limit=PIECE))
         return await dial_pod(address, port)
 
     return dial_either if screen else dial_pod
@@ -55,18 +103,27 @@ async def splice(near: Near, dial_pod: Dial, address: str, port: int) -> None:
     """Returns when both ways have ended. Raises ForwardFailed, Gone."""
     try:
         async with asyncio.timeout(_DIAL):
-            reader, writer = await dial_pod(address, port)
+            far = await dial_pod(address, port)
     except TimeoutError as exc:
         raise ForwardFailed(f"the pod did not answer on {address} port {port} within {_DIAL:.0f} s") from exc
     except OSError as exc:
         raise ForwardFailed(f"connecting to the pod at {address} port {port} failed: {_reason(exc)}") from exc
-    writer.transport.set_write_buffer_limits(high=PIECE)
+    except ShimError as exc:
+        raise ForwardFailed(f"port {port} cannot be reached in the guest: {exc}") from exc
     try:
-        await _both(_to_pod(near, writer), _to_client(reader, near))
+        await _both(_to_pod(near, far), _to_client(far, near))
+    except _Over:
+        pass
     except OSError as exc:
         raise ForwardFailed(f"the connection to port {port} of the pod broke: {_reason(exc)}") from exc
+    except ShimError as exc:
+        raise ForwardFailed(f"the connection to port {port} of the guest broke: {exc}") from exc
     finally:
-        writer.transport.abort()
+        await far.close()
+
+
+class _Over(Exception):
+    """The pod's end has gone altogether."""
 
 
 async def _both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
@@ -82,22 +139,21 @@ async def _both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]
         task.result()
 
 
-async def _to_pod(near: Near, writer: asyncio.StreamWriter) -> None:
+async def _to_pod(near: Near, far: Far) -> None:
     """A pod that reads no more may still send: what is wrong with it shows when it is read from."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ShimError):
         while data := await near.read():
-            writer.write(data)
-            await writer.drain()
-        writer.transport.set_write_buffer_limits(high=0)
-        await writer.drain()
-        writer.write_eof()
+            await far.write(data)
+        await far.finish()
 
 
-async def _to_client(reader: asyncio.StreamReader, near: Near) -> None:
-    while data := await reader.read(PIECE):
+async def _to_client(far: Far, near: Near) -> None:
+    while data := await far.read():
         await near.write(data)
     with contextlib.suppress(Gone):
         await near.finish()
+    if far.is_over():
+        raise _Over
 
 
 def _reason(error: OSError) -> str:

@@ -97,6 +97,21 @@ def test_a_container_that_does_not_run_has_no_sessions(client: Client) -> None:
         client.Attach(attach_request(made))
 
 
+def test_ports_are_dialed_in_the_guest_of_a_pod_that_asks_for_it(client: Client, world: World) -> None:
+    sandbox = client.run(annotations={"virtshim.io/forward": "agent"})
+    with refused(Code.FAILED_PRECONDITION, "no running container"):
+        client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
+    made = client.create(sandbox)
+    client.start(made)
+    client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
+    assert world.outside.streaming.offered[-1].inside == ContainerId(made)
+
+
+def test_another_way_to_forward_is_refused(client: Client) -> None:
+    with refused(Code.INVALID_ARGUMENT, "neither address nor agent"):
+        client.create(client.run(annotations={"virtshim.io/forward": "udp"}))
+
+
 def test_a_stopped_pod_has_no_ports(client: Client) -> None:
     sandbox, _ = client.running()
     client.stop_pod(sandbox)

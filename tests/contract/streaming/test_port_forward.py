@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from fakes.sessions import FakeSession
 from fakes.spdy import SpdyClient, spdy
-from fakes.streamnode import SANDBOX
+from fakes.streamnode import CONTAINER, SANDBOX
 from fakes.ws import CLOSE, Tunnel, asked, websocket
+from podclient import wait_until
 
 from virtshim.cli.vnc import join
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import Unavailable, WrongState
 from virtshim.streaming.client import FORWARD, connect
 
 PORTFORWARD = "portforward.k8s.io"
@@ -307,3 +309,76 @@ def test_our_own_client_tells_why_there_is_no_screen(node, tmp_path):
     far = connect(node.forward_with_screen(str(tmp_path / "no"), 5900), FORWARD)
     with near, ours, contextlib.closing(far), pytest.raises(WrongState, match="no such file"):
         join(ours, far)
+
+
+# --- dialed in the guest
+
+
+async def shouting(session: FakeSession) -> int:
+    """A service that answers when the client has said all."""
+    said = b""
+    while data := await session.stdin.get():
+        said += data
+    await session.out(said.upper())
+    return 0
+
+
+@pytest.fixture(params=["spdy", "tunnel"])
+def inside(request, node) -> SpdyClient:
+    if request.param == "spdy":
+        return spdy(node.forward_inside(), PORTFORWARD)
+    return SpdyClient(Tunnel(websocket(node.forward_inside(), TUNNEL)))
+
+
+def test_a_port_in_the_guest_has_both_ways_and_the_clients_end(node, inside):
+    node.sessions.script = shouting
+    error, data = pair(inside, 81)
+    inside.write(data, b"get ")
+    inside.write(data, b"this", fin=True)
+    assert inside.read_all(data) == b"GET THIS"
+    assert inside.read_all(error) == b""
+    assert node.sessions.dialed == [(CONTAINER, 81)]
+    wait_until(node.sessions.started[0].closed.is_set, 5, "the session is closed")
+
+
+def test_a_service_in_the_guest_that_hangs_up_ends_the_connection(node, inside):
+    async def hangs_up(session: FakeSession) -> int:
+        await session.out(b"bye")
+        return 0
+
+    node.sessions.script = hangs_up
+    error, data = pair(inside, 81)
+    inside.write(data, b"and nobody reads this")
+    assert inside.read_all(data) == b"bye"
+    assert inside.read_all(error) == b""
+    wait_until(node.sessions.started[0].closed.is_set, 5, "the session is closed")
+
+
+def test_a_port_that_the_guest_refuses_is_told_in_its_words(node, inside):
+    async def refused(session: FakeSession) -> int:
+        await session.err(b"nc: can't connect: Connection refused\n")
+        return 1
+
+    node.sessions.script = refused
+    error, data = pair(inside, 81)
+    assert inside.read_all(error) == (
+        b"connecting to port 81 inside the guest failed: nc: can't connect: Connection refused"
+    )
+    assert inside.read_all(data) == b""
+
+
+def test_a_guest_that_runs_no_commands_is_told(node, inside):
+    node.sessions.refuse = Unavailable("the guest agent does not answer")
+    error, _ = pair(inside, 81)
+    assert b"port 81 cannot be reached in the guest: the guest agent does not answer" in inside.read_all(error)
+
+
+def test_a_guest_that_dies_is_told(node, inside):
+    async def dies(session: FakeSession) -> int:
+        await session.out(b"half of ")
+        raise Unavailable("the virtual machine ended")
+
+    node.sessions.script = dies
+    error, data = pair(inside, 81)
+    assert inside.read_all(data) == b"half of "
+    assert b"the virtual machine ended" in inside.read_all(error)
