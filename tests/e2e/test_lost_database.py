@@ -128,9 +128,9 @@ def damaged_while_it_runs(node: Node, cri: PodClient, container: str) -> None:
 
 FOREIGN = """<domain type='qemu'><name>{name}</name>{metadata}<memory>65536</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
-OTHER_NODE = (
-    f"<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='other' container='{'c' * 64}' sandbox='{'5' * 64}'/>"
-    "</metadata>"
+OWNER = (
+    "<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='{node}' container='{container}'"
+    f" sandbox='{'5' * 64}'/></metadata>"
 )
 DEFINE = """
 import sys, threading, libvirt
@@ -149,7 +149,13 @@ def test_what_is_not_the_nodes_stays_whatever_happens(own_node: Node, image_url:
         cri.pull(f"{image_url}/null.qcow2")
     node.stop()
     uri = f"qemu:///embed?root={node.directory}/libvirt"
-    xml = [FOREIGN.format(name="stranger", metadata=""), FOREIGN.format(name="others", metadata=OTHER_NODE)]
+    this = Path(f"{node.directory}/state/node.id").read_text().strip()
+    marks = {
+        "stranger": "",
+        "others": OWNER.format(node="other", container="c" * 64),
+        "ours": OWNER.format(node=this, container="b" * 64),
+    }
+    xml = [FOREIGN.format(name=name, metadata=mark) for name, mark in marks.items()]
     subprocess.run([sys.executable, "-c", DEFINE, uri, *xml], check=True, timeout=60)
     subprocess.run(["ip", "netns", "add", "stranger"], check=True)
     # The names are as near to ours as others' can be.
@@ -173,6 +179,7 @@ def test_what_is_not_the_nodes_stays_whatever_happens(own_node: Node, image_url:
     try:
         node.up()
         assert not ours.parent.exists(), "recovery removes what is ours"
+        assert not os.path.exists(f"{node.directory}/libvirt/etc/qemu/ours.xml")
         node.stop()
         for path in (*strangers, *definitions):
             assert path.exists(), f"recovery: {path}"

@@ -10,7 +10,7 @@ from virtshim.ports import PodNetworks, RootDisks
 from virtshim.recovery_ports import StateRecords, VmCensus
 from virtshim.services.images import ImageUse
 from virtshim.services.rebuild import Rebuild
-from virtshim.services.recover_plan import Found, plan
+from virtshim.services.recover_plan import Found, Plan, plan
 from virtshim.services.repairs import Repairs, Workbench
 
 log = structlog.get_logger(__name__)
@@ -68,6 +68,7 @@ class Recover:
         todo = plan(found)
         if lost:
             self.images.adopt()
+            _tell_what_nobody_remembers(todo)
             todo = (
                 todo.without_deletions()
             )  # kubelet has had no time to ask for what it misses: the reconciler looks again
@@ -82,4 +83,18 @@ class Recover:
             running=len(todo.follow),
             unreadable=list(self.survey.records.unreadable()),
             unfinished=list(self.workbench.unfinished()),
+        )
+
+
+def _tell_what_nobody_remembers(todo: Plan) -> None:
+    """What is here of pods that have no VM."""
+    networks = [sandbox.short for sandbox in todo.stray_networks]
+    directories = [container.short for container in todo.stray_directories]
+    if networks or directories or todo.stray_pod_disks:
+        log.warning(
+            "rebuild.unknown",
+            sandboxes=networks,
+            containers=directories,
+            pods_with_disks=list(todo.stray_pod_disks),
+            why="no VM remembers their pods; what kubelet does not ask for again is removed later",
         )

@@ -112,6 +112,20 @@ def test_release_and_list_speak_of_sandbox_ids(wire: Wire) -> None:
     assert wire.client.attached(5.0) == {SANDBOX}
 
 
+def test_whose_network_it_is_comes_without_the_attempt(wire: Wire) -> None:
+    wire.answer = lambda: {"namespace": "ns", "name": "web", "uid": "uid"}
+    assert wire.client.pod_of(SANDBOX, 5.0) == PodKey("ns", "web", "uid", 0)
+    assert wire.asked[0]["args"] == {"sandbox": SANDBOX.value}
+
+
+def test_no_network_is_nobodys_and_one_that_cannot_be_read_is_an_error(wire: Wire) -> None:
+    wire.answer = raises(NetError("not-found", "sandbox has no network"))
+    assert wire.client.pod_of(SANDBOX, 5.0) is None
+    wire.answer = raises(NetError("internal", "the network record cannot be read"))
+    with pytest.raises(InternalError, match="cannot be read"):
+        wire.client.pod_of(SANDBOX, 5.0)
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_of_error_becomes_the_products_error_of_that_kind(wire: Wire, kind: Kind) -> None:
     wire.answer = raises(NetError(kind.value, "the plugin's words"))
