@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 
 from virtshim import config as settings_table
 from virtshim.cli.check import print_lines
 from virtshim.cli.ps import columns
 from virtshim.devices.host_files import HostFiles
+from virtshim.domain.errors import ShimError
 from virtshim.preflight import device_facts, devices
-from virtshim.preflight.finding import Level
+from virtshim.preflight.finding import Finding, Level, warning
+from virtshim.store.claims_seen import claims_seen
 
 
-def check_devices(
-    config: str | None,
-    *,
-    as_json: bool = False,
-    files: HostFiles | None = None,
-    claims: Mapping[str, str] | None = None,
-) -> int:
-    """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read.
-    `claims`: claim -> id of the container that holds it."""
+def check_devices(config: str | None, *, as_json: bool = False, files: HostFiles | None = None) -> int:
+    """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read."""
     settings = settings_table.load(config)
-    files, claims = files or HostFiles(), claims or {}
+    files = files or HostFiles()
+    claims, trouble = _claims(settings.layout().database)
     candidates = device_facts.candidates(settings, files, claims)
-    found = devices.findings(candidates, device_facts.surroundings(settings, files, claims))
+    found = devices.findings(candidates, device_facts.surroundings(settings, files, claims)) + trouble
     rows = devices.rows(candidates)
     if as_json:
         table = [dict(zip(devices.HEAD, row, strict=True)) for row in rows]
@@ -36,3 +31,12 @@ def check_devices(
         print("\n".join(columns([devices.HEAD, *rows])), end="\n\n")
         print_lines(found)
     return int(any(finding.level is Level.ERROR for finding in found))
+
+
+def _claims(database: str) -> tuple[dict[str, str], list[Finding]]:
+    """Claim -> id of the container that holds it; what the table shows is right without, too."""
+    try:
+        return claims_seen(database), []
+    except ShimError as exc:
+        text, _, remedy = str(exc).partition("; ")
+        return {}, [warning("claims", text, remedy)]

@@ -1,8 +1,10 @@
 """`virtshim check --devices` over machines of all kinds, compared with golden files. GOLDEN_UPDATE=1 rewrites them."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
 
 from virtshim.cli.check_devices import check_devices
 from virtshim.preflight.finding import Level
+from virtshim.store.claims_seen import claims_seen
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "check_devices"
 OWNER = "4f" * 32
@@ -23,11 +26,25 @@ def host(tmp_path: Path) -> FakeSysfs:
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.toml"
-    path.write_text('[devices]\nkeep = ["0000:5e:00.0"]\n')
+    path.write_text(f'paths.state_dir = "{tmp_path}"\n[devices]\nkeep = ["0000:5e:00.0"]\n')
     return str(path)
 
 
-def no_iommu(host: FakeSysfs) -> dict[str, str]:
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """A container holds these claims, in a database that its daemon has open."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        database.execute("pragma journal_mode = wal")
+        database.execute("create table claims (claim text primary key, container_id text not null)")
+
+        def hold(*claims: str) -> None:
+            database.executemany("insert into claims values (?, ?)", [(claim, OWNER) for claim in claims])
+            database.commit()
+
+        yield hold
+
+
+def no_iommu(host: FakeSysfs) -> tuple[str, ...]:
     """Such as a VM in a cloud, or a machine whose BIOS has VT-d off."""
     host.pci("0000:00:00.0", class_code=HOST_BRIDGE)
     host.interface("eth0", host.pci("0000:00:03.0", driver="virtio-pci", vendor=0x1AF4, device=0x1041))
@@ -35,10 +52,10 @@ def no_iommu(host: FakeSysfs) -> dict[str, str]:
     home = host.pci("0000:00:04.0", driver="virtio-pci", vendor=0x1AF4, device=0x1042, class_code=0x010000)
     host.block("vda1", f"{home}/virtio1/block/vda/vda1", "254:1")
     host.mounted(("254:1", "/", "/dev/vda1"))
-    return {}
+    return ()
 
 
-def server(host: FakeSysfs) -> dict[str, str]:
+def server(host: FakeSysfs) -> tuple[str, ...]:
     """A bit of everything: the node's own card and disk, VFs at either driver, a GPU, a group that is shared, a lost claim."""
     host.vfio()
     host.pci("0000:00:00.0", 0, class_code=HOST_BRIDGE)
@@ -65,19 +82,20 @@ def server(host: FakeSysfs) -> dict[str, str]:
     host.write("/run/libvirtd.pid", "812")
     host.write("/proc/812/limits", "Max locked memory         8589934592   8589934592   bytes\n")
     host.write("/proc/812/status", "CapEff:\t0000000000000000\n")
-    return {"pci:0000:3b:02.0": OWNER, "pci:0000:3b:0f.0": OWNER, "usb:001/004": OWNER}
+    return ("pci:0000:3b:02.0", "pci:0000:3b:0f.0", "usb:001/004")
 
 
 @pytest.mark.parametrize(("machine", "code"), [(no_iommu, 1), (server, 0)])
 def test_the_table_and_the_findings_are_those_of_the_golden_file(
-    machine: Callable[[FakeSysfs], dict[str, str]],
+    machine: Callable[[FakeSysfs], tuple[str, ...]],
     code: int,
     host: FakeSysfs,
     config: str,
+    hold: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    claims = machine(host)
-    assert check_devices(config, files=host.files(), claims=claims) == code
+    hold(*machine(host))
+    assert check_devices(config, files=host.files()) == code
     told = capsys.readouterr().out
     golden = GOLDEN / f"{machine.__name__}.txt"
     if os.environ.get("GOLDEN_UPDATE"):
@@ -85,12 +103,32 @@ def test_the_table_and_the_findings_are_those_of_the_golden_file(
     assert told == golden.read_text()
 
 
-def test_programs_get_the_same_as_json(host: FakeSysfs, config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_devices(config, as_json=True, files=host.files(), claims=server(host)) == 0
+def test_programs_get_the_same_as_json(
+    host: FakeSysfs, config: str, hold: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hold(*server(host))
+    assert check_devices(config, as_json=True, files=host.files()) == 0
     told = json.loads(capsys.readouterr().out)
     (vf,) = [row for row in told["devices"] if row["ADDRESS"] == "0000:3b:02.0"]
     assert (vf["FOR A VM"], vf["VFS"], vf["HELD BY"]) == ("yes", "of 0000:3b:00.0", OWNER[:12])
     assert {finding["level"] for finding in told["findings"]} <= {level.value for level in Level}
+
+
+def test_a_database_that_cannot_be_read_takes_away_the_holders_alone(
+    host: FakeSysfs, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server(host)
+    (tmp_path / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
+    assert check_devices(config, files=host.files()) == 0
+    told = capsys.readouterr().out
+    assert "warning claims" in told
+    assert "0000:3b:02.0" in told
+
+
+def test_a_database_of_before_there_were_claims_has_none(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        database.execute("create table containers (id text)")
+    assert claims_seen(str(tmp_path / "state.db")) == {}
 
 
 def test_vfio_without_an_iommu_is_an_error_that_says_why(
