@@ -17,6 +17,7 @@ from tapmanager.cni import Cni
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import NetError
 from tapmanager.ledger import Ledger
+from tapmanager.pci_drivers import PciDrivers
 from tapmanager.settings import QemuUser, Settings
 
 log = logging.getLogger("tapmanager")
@@ -60,7 +61,7 @@ def _run(chosen: Settings) -> int:
         listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
         dhcp.start()
         attachments.recover()
-        owned = verbs.Owned(attachments, VmGroups(hierarchies()))
+        owned = verbs.Owned(attachments, VmGroups(hierarchies()), PciDrivers())
         serving = server.Server(listener, partial(verbs.perform, owned), user.uid)
         serving.start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))

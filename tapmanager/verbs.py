@@ -12,6 +12,9 @@ list     {}                  -> {"sandboxes": [...]}    half-made and unreadable
 pod      {"sandbox"}         -> {"namespace", "name", "uid"}    of one that is attached                        root
 lost     {}                  -> {"lost": {sandbox: what is gone}}    of those that are attached                root
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
+driver   {"address"}         -> {"driver"}    of a PCI function of the host; "" for none                        root
+bind     {"address", "driver"}  -> {}         it has that driver from now on; "" for none                      root
+reset    {"address"}         -> {"reset"}     False if it has no way to be reset                               root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
 
@@ -28,6 +31,7 @@ from tapmanager.cgroups import VmGroups
 from tapmanager.errors import NetError, invalid
 from tapmanager.fields import BadField, Json, as_object, known, number, text
 from tapmanager.ledger import Entry, Placement
+from tapmanager.pci_drivers import PciDrivers
 from tapmanager.peer import Peer
 from tapmanager.pod import Pod, sandbox_id
 
@@ -49,6 +53,7 @@ class Owned:
 
     attachments: Attachments
     groups: VmGroups
+    drivers: PciDrivers
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,22 @@ def _status(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # no
     return Answer({"ready": not reason, "reason": reason})
 
 
+def _driver(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("address",), "args")
+    return Answer({"driver": owned.drivers.driver(text(args, "address", "args"))})
+
+
+def _bind(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("address", "driver"), "args")
+    owned.drivers.bind(text(args, "address", "args"), text(args, "driver", "args"))
+    return Answer({})
+
+
+def _reset(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+    known(args, ("address",), "args")
+    return Answer({"reset": owned.drivers.reset(text(args, "address", "args"))})
+
+
 def _sandbox(args: Json) -> str:
     return sandbox_id(text(args, "sandbox", "args"), "args.sandbox")
 
@@ -200,5 +221,8 @@ _TABLE: Mapping[str, _Verb] = {
     "pod": _Verb(_pod),
     "lost": _Verb(_lost),
     "status": _Verb(_status),
+    "driver": _Verb(_driver),
+    "bind": _Verb(_bind),
+    "reset": _Verb(_reset),
     "counters": _Verb(_counters),
 }

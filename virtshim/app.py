@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 from virtshim.config import Settings
 from virtshim.console.attach import ConsoleAttach
@@ -22,6 +21,8 @@ from virtshim.cri.image import ImageServicer
 from virtshim.cri.people import PeopleServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
 from virtshim.cri.server import CriServer
+from virtshim.device_ports import DeviceDrivers, Devices
+from virtshim.device_settings import node_devices
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -42,6 +43,7 @@ from virtshim.image_settings import image_settings
 from virtshim.images.filestore import ImageFileStore
 from virtshim.observe import machine
 from virtshim.podnet.client import PodNetworkClient
+from virtshim.podnet.drivers import DeviceDriverClient
 from virtshim.podnet.groups import VmGroupClient
 from virtshim.ports import (
     Clock,
@@ -58,10 +60,12 @@ from virtshim.ports import (
 )
 from virtshim.recovery_ports import KnownImageFiles, KnownNetworks, VmCensus
 from virtshim.services.announce import Announcer
+from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.create_container import CreateContainer
+from virtshim.services.device_claims import DeviceClaims
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.guest_care import CareForGuests
@@ -120,6 +124,8 @@ class Adapters:
     files: KnownImageFiles
     disks: RootDisks
     archives: CheckpointFiles
+    devices: Devices
+    drivers: DeviceDrivers
     seeds: GuestSeeds
     consoles: Consoles
     command_logs: CommandLogs
@@ -155,7 +161,7 @@ class App:
     def recovered(self) -> None:
         """Makes records and the world agree; remembers in which boot."""
         records = self.adapters.records
-        boot = boot_id()
+        boot = machine.boot_id()
         before = records.node_fact("boot")
         self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
         if before is None:  # new, or set aside and not recovered yet: VMs may be there all the same
@@ -182,10 +188,6 @@ class App:
                 thread.join(_THREAD_END)
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
@@ -203,9 +205,10 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     commands = ContainerCommands(
         a.records, a.guests, a.command_logs, stop_container, a.clock, locks, agent_timeout, hearers=a.hearers
     )
+    borrowed = BorrowedDevices(a.records, a.records.borrowed, a.drivers, timeout, binds=settings.devices.bind)
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
     remove_container = RemoveContainer(
-        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, timeout
+        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, borrowed, timeout
     )
     care = CareForGuests(a.records, a.care, a.clock, locks)
     checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks, care)
@@ -226,7 +229,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         ),
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
-        create_container=_create_container(settings, a, images, stamps, locks),
+        create_container=_create_container(settings, a, images, stamps, locks, borrowed),
         start_container=StartContainer(
             a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands
         ),
@@ -281,7 +284,7 @@ def _watch(
 
 
 def _create_container(
-    settings: Settings, a: Adapters, images: ImageUse, stamps: Stamps, locks: PodLocks
+    settings: Settings, a: Adapters, images: ImageUse, stamps: Stamps, locks: PodLocks, borrowed: BorrowedDevices
 ) -> CreateContainer:
     return CreateContainer(
         records=a.records,
@@ -299,6 +302,8 @@ def _create_container(
         tapmanager_socket=settings.tapmanager.socket,
         free_hugepages=machine.free_hugepages,
         run_commands=settings.vm.command == "run",
+        claims=DeviceClaims(a.records, a.hypervisor, a.devices),
+        borrowed=borrowed,
     )
 
 
@@ -360,6 +365,8 @@ def built(settings: Settings) -> Iterator[App]:
             files=ImageFileStore(layout.images, image_settings(settings)),
             disks=RootDiskStore(layout),
             archives=CheckpointArchives(),
+            devices=node_devices(settings, stack),
+            drivers=DeviceDriverClient(networks),
             seeds=SeedStore(layout),
             consoles=consoles,
             command_logs=command_logs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from virtshim.domain.devices import DeviceRequest, GrantedDevices, KubeletGrant, Passthrough
+from virtshim.domain.devices import BorrowedDevice, DeviceRequest, GrantedDevices, KubeletGrant, Passthrough, PciAddress
 
 
 class PodResources(Protocol):
@@ -32,3 +32,29 @@ class Devices(Protocol):
         `guest_memory`: bytes, the most that the VM can grow to; 0 leaves that out. `claimed`: claims of other containers ->
         who has it, for people. A function at a driver that is not VFIO's is no fault where `devices.bind` is set: whoever
         attaches it binds it first."""
+
+
+class DeviceDrivers(Protocol):
+    """The drivers of this node's PCI functions. Errors: NotFound, WrongState (no such driver is loaded), Unavailable,
+    InternalError (a driver did not take the device), DeadlineExceeded."""
+
+    def driver(self, address: PciAddress, timeout: float) -> str:
+        """Its name, "" if it has none."""
+
+    def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
+        """From now on it has that driver; "" for none. Nothing changes if it has it."""
+
+    def reset(self, address: PciAddress, timeout: float) -> bool:
+        """False if it has no way to be reset."""
+
+
+class BorrowedTable(Protocol):
+    """Devices that were taken from their drivers, by claim; kept as `virtshim.ports.Table` keeps records."""
+
+    def add(self, record: BorrowedDevice) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+    def get(self, key: str) -> BorrowedDevice | None: ...
+
+    def all(self) -> Sequence[BorrowedDevice]: ...

@@ -63,7 +63,7 @@ class Table(Protocol[K_contra, R]):
 
 
 class Records(Protocol):
-    """The journal. Errors: ResourceExhausted (disk full), InternalError."""
+    """The journal. Errors: ResourceExhausted (disk full), InternalError; WrongState for a container with another's claim."""
 
     @property
     def sandboxes(self) -> Table[SandboxId, Sandbox]: ...

@@ -16,6 +16,17 @@ from virtshim.domain.container import (
     Resources,
     RunAs,
 )
+from virtshim.domain.devices import (
+    BlockDevice,
+    BorrowedDevice,
+    CriDevice,
+    GrantedDevices,
+    MediatedDevice,
+    PciAddress,
+    PciFunction,
+    UsbDevice,
+    VdpaDevice,
+)
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
@@ -76,6 +87,8 @@ CONTAINER = Container(
         stop_signal=15,
         user=RunAs("app", 7, (8, 9), own_groups=False),
         resources=RESOURCES,
+        devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7", "rw"),),
+        cdi=("vendor.com/nic=vf0",),
     ),
     image=ImageDigest(f"sha256:{'1' * 64}"),
     image_ref="registry/x@sha256:1",
@@ -95,7 +108,18 @@ CONTAINER = Container(
     command_begun=True,
     ending=Exit(3, ExitReason.ERROR, 8, "why"),
     frozen=True,
+    granted=GrantedDevices(
+        (
+            PciFunction(PciAddress(0x10000, 0x3B, 0, 1), "intel.com/vf"),
+            MediatedDevice("6b3c3c0e-5e8a-4a52-8a5f-1c6f1b0d0f11", "nvidia.com/x"),
+            UsbDevice(1, 2, "usb"),
+            VdpaDevice("/dev/vhost-vdpa-0", "vdpa"),
+        ),
+        (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True),),
+    ),
+    claims=("pci:10000:3b:00.1", "usb:001/002"),
 )
+BORROWED = BorrowedDevice(PciAddress(0, 0x3B, 0, 1), "iavf")
 IMAGE = Image(
     digest=ImageDigest(f"sha256:{'2' * 64}"),
     tags=("a:1", "b:2"),
@@ -112,6 +136,7 @@ def fill(records: SqliteRecords) -> None:
     records.sandboxes.add(SANDBOX)
     records.containers.add(CONTAINER)
     records.images.put(IMAGE)
+    records.borrowed.put(BORROWED)
 
 
 def sandbox(n: int, **changes: Any) -> Sandbox:

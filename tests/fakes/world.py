@@ -13,6 +13,7 @@ from typing import Any, cast
 from fakes.archives import FakeArchives
 from fakes.clock import FakeClock
 from fakes.consoles import FakeCommandLogs, FakeConsoles
+from fakes.devices import FakeDeviceDrivers, FakeDevices
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.groups import FakeVmGroups
 from fakes.guests import FakeGuests, FakeHearers, FakeTerminationFiles
@@ -51,7 +52,7 @@ class WatchedRecords:
 
     def __init__(self, records: SqliteRecords, journal: Journal) -> None:
         self.real = records
-        for table in ("sandboxes", "containers", "images"):
+        for table in ("sandboxes", "containers", "images", "borrowed"):
             setattr(
                 self, table, Watched(f"records.{table}", getattr(records, table), journal, ("get", "all", "on_change"))
             )
@@ -70,6 +71,8 @@ class Outside:
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     archives: FakeArchives = field(default_factory=FakeArchives)
+    devices: FakeDevices = field(default_factory=FakeDevices)
+    drivers: FakeDeviceDrivers = field(default_factory=FakeDeviceDrivers)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
     command_logs: FakeCommandLogs = field(default_factory=FakeCommandLogs)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
@@ -117,6 +120,8 @@ class World:
             groups=cast("Any", Watched("groups", out.groups, journal)),
             files=cast("Any", Watched("files", out.files, journal, ("path",))),
             disks=cast("Any", Watched("disks", out.disks, journal)),
+            devices=cast("Any", Watched("devices", out.devices, journal)),
+            drivers=cast("Any", Watched("drivers", out.drivers, journal)),
             archives=cast("Any", Watched("archives", out.archives, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
             consoles=cast("Any", Watched("consoles", out.consoles, journal)),

@@ -29,7 +29,7 @@ class _Records:
 
     def __init__(self, records: Any, steps: Steps) -> None:
         self._records = records
-        for table in ("sandboxes", "containers", "images"):
+        for table in ("sandboxes", "containers", "images", "borrowed"):
             setattr(self, table, Stepping(f"records.{table}", getattr(records, table), steps, ("get", "all")))
 
     def __getattr__(self, attribute: str) -> Any:
@@ -52,7 +52,7 @@ def main() -> None:
 
     composition.wire = dressed
     if boot := os.environ.get("VIRTSHIM_TEST_BOOT"):
-        composition.boot_id = lambda: boot
+        composition.machine.boot_id = lambda: boot
     process._ENVIRONMENT["PATH"] = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{process._ENVIRONMENT['PATH']}"
     limits: Any = root
     limits._CREATE_TIMEOUT = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])

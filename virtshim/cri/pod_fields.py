@@ -15,7 +15,6 @@ from virtshim.domain.termination import termination_file
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
-_PASSTHROUGH: Final = "devices cannot be passed to a virtual machine yet; remove it from the pod's resources"
 
 # Where kubelet mounts what every pod gets.
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -43,8 +42,6 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
     context = config.linux.security_context
     has_user = context.HasField("run_as_user") or context.run_as_username != ""
     return [
-        *(f"config.devices: {device.host_path or device.container_path}: {_PASSTHROUGH}" for device in config.devices),
-        *(f"config.CDI_devices: {device.name}: {_PASSTHROUGH}" for device in config.CDI_devices),
         *_namespaces(context.namespace_options),
         *_profiles(context.seccomp, context.seccomp_profile_path, context.apparmor, context.apparmor_profile),
         *_group_alone(context.HasField("run_as_group"), has_user),

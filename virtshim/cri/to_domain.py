@@ -8,6 +8,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import name_fields, pod_fields
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
+from virtshim.domain.devices import CriDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.file_path import check_path
 from virtshim.domain.image import Credentials
@@ -22,6 +23,7 @@ _MAX_TEXT = 4096
 # Bytes of labels and annotations together. Kubernetes allows 256 KiB of annotations; lists, which hold them of all pods, must
 # fit into one answer, so that one pod must not take a list from all others.
 _MAX_NOTES = 512 << 10
+_CDI_ANNOTATIONS = "cdi.k8s.io/"
 _SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
 
@@ -154,6 +156,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     _check_notes(config, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
     user = _run_as(config.linux.security_context, faults)
+    devices = tuple(_device(device, faults) for device in config.devices)
     resources = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
     return ContainerConfig(
@@ -173,7 +176,31 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
         stop_signal=config.stop_signal,
         resources=resources,
         user=user,
+        devices=devices,
+        cdi=_cdi(config),
     )
+
+
+def _device(device: pb.Device, faults: _Faults) -> CriDevice:
+    host, inside = device.host_path, device.container_path or device.host_path
+    for field, value in (("host_path", host), ("container_path", inside)):
+        fine = value.startswith("/") and len(value) <= _MAX_TEXT and value.isprintable()
+        faults.require(fine, f"config.devices[{host[:200]}].{field} is not an absolute path: {value[:200]!r}")
+    known = set(device.permissions) <= set("rwm")
+    faults.require(
+        known, f"config.devices[{host[:200]}].permissions are of r, w and m, not {device.permissions[:20]!r}"
+    )
+    return CriDevice(host, inside, device.permissions)
+
+
+def _cdi(config: pb.ContainerConfig) -> tuple[str, ...]:
+    """The field's first, then those of the container's own annotations (older kubelets and plugins); each once. A pod's author
+    writes the sandbox's annotations, kubelet and device plugins a container's."""
+    names = [device.name for device in config.CDI_devices]
+    for key in sorted(config.annotations):
+        if key.startswith(_CDI_ANNOTATIONS):
+            names += [name.strip() for name in config.annotations[key].split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _run_as(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> RunAs:

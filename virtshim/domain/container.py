@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from virtshim.domain.devices import CriDevice, GrantedDevices
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.vm import VmSize
@@ -93,7 +94,8 @@ class RunAs:
 class ContainerConfig:
     """ContainerConfig as kubelet sent it, without what the other records hold. `image` is the reference in the request,
     `user_image` the text of the pod spec (shown in status), `log_path` relative to the sandbox's log directory.
-    `stop_signal` is CRI's number for it, 0 if unset; a guest gets its power button instead."""
+    `stop_signal` is CRI's number for it, 0 if unset; a guest gets its power button instead. `cdi`: qualified names, from the
+    field and from the annotations that device plugins made."""
 
     image: str
     user_image: str = ""
@@ -111,6 +113,8 @@ class ContainerConfig:
     stop_signal: int = 0
     resources: Resources = Resources()
     user: RunAs = RunAs()
+    devices: tuple[CriDevice, ...] = ()
+    cdi: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +136,9 @@ class Container:
     `trouble`: why a running one does not get on, for people. `pod_disk`: the name of its root disk, if that is the pod's
     and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM.
     `command` is what runs in the guest as the container's own, () if nothing does; `command_begun`: the agent was told to
-    run it; `ending` is written before its VM is ended because of it: then that is how the container ended. `frozen`: the guest
-    was, or was to be, told to keep its file systems still, and has not said yet that they move again."""
+    run it; `ending` is written before its VM is ended because of it: then that is how the container ended. `frozen`: the
+    guest was, or was to be, told to keep its file systems still, and has not said yet that they move again. `granted`: the
+    devices its VM was defined with; `claims` those that are its own now: nobody else's VM may have them."""
 
     id: ContainerId
     sandbox_id: SandboxId
@@ -157,6 +162,8 @@ class Container:
     command_begun: bool = False
     ending: Exit | None = None
     frozen: bool = False
+    granted: GrantedDevices = GrantedDevices()
+    claims: tuple[str, ...] = ()
 
     def _to(self, phase: ContainerPhase) -> Container:
         if phase not in _NEXT[self.phase]:
@@ -171,8 +178,10 @@ class Container:
         return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=max(started_at, self.created_at))
 
     def exited(self, how: Exit) -> Container:
+        """Its devices are free, unless its VM may be on."""
         at = max(how.finished_at, self.started_at, self.created_at)
-        return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
+        ended = dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
+        return ended if ended.may_be_on else released(ended)
 
     def troubled(self, trouble: str) -> Container:
         return dataclasses.replace(self, trouble=trouble)
@@ -204,6 +213,10 @@ class Container:
         return self.changed or self.config.resources
 
     @property
+    def has_its_devices(self) -> bool:
+        return set(self.granted.claims) <= set(self.claims)
+
+    @property
     def is_visible(self) -> bool:
         return self.phase is not ContainerPhase.CREATING
 
@@ -224,3 +237,8 @@ class Container:
         failed_start = self.exit is not None and self.exit.reason is ExitReason.START_ERROR
         on = (ContainerPhase.RUNNING, ContainerPhase.REMOVING, ContainerPhase.UNKNOWN)
         return failed_start or self.phase in on
+
+
+def released(container: Container) -> Container:
+    """Without its devices: its VM is off, and is not started as long as it lacks a claim."""
+    return dataclasses.replace(container, claims=())

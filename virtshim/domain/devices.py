@@ -138,3 +138,25 @@ class GrantedDevices:
 
     passthrough: tuple[Passthrough, ...] = ()
     blocks: tuple[BlockDevice, ...] = ()
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        return tuple(device.claim for device in self.passthrough)
+
+    @property
+    def pins_memory(self) -> bool:
+        """Whether a device reaches the guest's memory by itself: then all of it is in use from the start, and none can be
+        taken back."""
+        return any(not isinstance(device, UsbDevice) for device in self.passthrough)
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedDevice:
+    """A PCI function that was taken from its driver (`driver`, "" for none), which gets it back when no container holds it."""
+
+    address: PciAddress
+    driver: str
+
+    @property
+    def claim(self) -> str:
+        return PciFunction(self.address).claim

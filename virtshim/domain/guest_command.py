@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from virtshim.domain import guest_devices
 from virtshim.domain.container import Container, RunAs
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.termination import termination_file
@@ -64,9 +65,10 @@ def own_command(container: Container) -> GuestCommand:
 
 
 def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:
-    """The command with what the container's configuration says of environment, directory and user."""
+    """The command with what the container's configuration says of environment (with the guest's addresses of devices),
+    directory and user."""
     config = container.config
-    wanted = dict(config.envs)
+    wanted = dict(guest_devices.environment(config.envs, container.granted))
     envs = {"PATH": _PATH}
     if tty:
         envs["TERM"] = b"xterm"

@@ -139,8 +139,9 @@ def hugepages(resources: Resources) -> tuple[int, int]:
 # --- the VM ----------------------------------------------------------------------------------------------------------
 
 
-def size_for(options: VmOptions, resources: Resources, node: Sizes) -> VmSize:
-    """What the VM boots with and can grow to. InvalidRequest for what this node, or a guest, cannot have."""
+def size_for(options: VmOptions, resources: Resources, node: Sizes, *, pins_memory: bool = False) -> VmSize:
+    """What the VM boots with and can grow to. InvalidRequest for what this node, or a guest, cannot have. `pins_memory`: a
+    device of the host will: what a balloon holds back would be in use all the same."""
     vcpus = vcpus_for(options, resources, node)
     memory = memory_for(resources, node)
     page, _ = hugepages(resources)
@@ -150,15 +151,14 @@ def size_for(options: VmOptions, resources: Resources, node: Sizes) -> VmSize:
             f"annotation virtshim.io/max-vcpus asks for {max_vcpus}; this node allows {node.max_vcpus} (vm.max_vcpus)"
         )
     max_memory = options.max_memory_bytes or node.room_memory
-    if page and options.max_memory_bytes > memory:
-        raise InvalidRequest(
-            "annotation virtshim.io/max-memory: memory of huge pages cannot grow; remove one of the two"
-        )
+    if (page or pins_memory) and options.max_memory_bytes > memory:
+        why = "memory of huge pages" if page else "the memory of a virtual machine with devices of the host"
+        raise InvalidRequest(f"annotation virtshim.io/max-memory: {why} cannot grow; remove one of the two")
     return VmSize(
         vcpus=vcpus,
         max_vcpus=vcpus if options.vcpus is not None else max(vcpus, max_vcpus),
         memory_bytes=memory,
-        max_memory_bytes=memory if page else max(memory, max_memory),
+        max_memory_bytes=memory if page or pins_memory else max(memory, max_memory),
         page_bytes=page,
     )
 

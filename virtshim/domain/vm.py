@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from virtshim.domain.cgroup import Limits
+from virtshim.domain.devices import GrantedDevices
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 
@@ -55,7 +56,8 @@ class VmSpec:
     `agent_socket` are host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are
     listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
     which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod. `screen_socket`: where
-    QEMU's VNC server listens, in a directory of its own; "" for a VM without a video card."""
+    QEMU's VNC server listens, in a directory of its own; "" for a VM without a video card. `granted`: devices of the host, in
+    the order of their addresses in the guest (see `virtshim.domain.guest_devices`)."""
 
     uuid: uuid.UUID
     name: str
@@ -81,6 +83,7 @@ class VmSpec:
     exec_sockets: tuple[str, ...] = ()
     record: str = ""
     screen_socket: str = ""
+    granted: GrantedDevices = GrantedDevices()
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"VmSpec({self.name!r}, uuid={self.uuid})"

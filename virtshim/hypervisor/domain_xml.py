@@ -1,8 +1,8 @@
 """VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
 
-A q35 machine with SeaBIOS. libvirt puts each virtio device on a PCIe root port of its own, the ports on slots 1
-and up of the root bus. Slots 0x10 to 0x1b of that bus are vmwrapper's: it adds the NICs there
-(`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
+A q35 machine with SeaBIOS. Devices of the host are on the first root ports (devices/host.py). libvirt puts each
+virtio device on a PCIe root port of its own behind those, the ports on slots 1 and up of the root bus. Slots 0x10
+to 0x1b of that bus are vmwrapper's: it adds the NICs there (`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from lxml import etree
 
+from virtshim.domain.devices import UsbDevice
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import VmSpec
+from virtshim.domain.vm import DiskBus, VmSpec
 from virtshim.hypervisor import mark
-from virtshim.hypervisor.devices import cpu, disk, platform, screen, serial
+from virtshim.hypervisor.devices import cpu, disk, host, platform, screen, serial
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
 
@@ -130,16 +131,21 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
 
 def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices = etree.Element("devices")
+    granted = spec.granted
+    has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.emulator, "emulator"))
     devices.extend(disk.build(spec.disks, spec.disk_bus))
+    devices.extend(host.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0))
+    devices.extend(host.root_ports(granted.passthrough))
     devices.append(platform.virtio_serial())
-    devices.append(platform.no_usb())
+    devices.append(host.usb_controller() if has_usb else platform.no_usb())
+    devices.extend(host.build(granted.passthrough))
     devices.append(serial.console(spec.console_socket, spec.console_log))
     devices.append(serial.agent(spec.agent_socket))
     devices.extend(serial.exec_ports(spec.exec_sockets))
     if spec.screen_socket:
         devices.extend(screen.build(spec.screen_socket))
-    devices.append(platform.balloon(holds_back=_most_memory(spec) > spec.memory_bytes))
+    devices.append(platform.balloon(holds_back=_most_memory(spec) > spec.memory_bytes, pinned=granted.pins_memory))
     devices.append(platform.entropy())
     devices.append(platform.panic())
     return devices

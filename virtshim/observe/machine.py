@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from pathlib import Path
 
 _NODES = "/sys/devices/system/node"
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
@@ -33,3 +34,8 @@ def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
             return int(file.read()) * page_bytes
     except OSError:
         return 0
+
+
+def boot_id() -> str:
+    """Another one each time the machine is booted."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -114,6 +114,11 @@ class CheckpointContainer:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not cleaned up yet; try again")
             if container.phase is not ContainerPhase.RUNNING:
                 raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has a state")
+            if container.granted.passthrough:
+                raise WrongState(
+                    f"container {container.id} has devices of the host ({', '.join(container.granted.claims)}), whose state "
+                    "cannot be saved"
+                )
             container = container.checkpointed_to(location)
             self._records.containers.replace(container)
             return container

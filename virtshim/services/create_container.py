@@ -28,7 +28,9 @@ from virtshim.domain.vm import Disk, VmSize, VmSpec
 from virtshim.domain.vm_options import VmOptions
 from virtshim.ports import Clock, GuestSeeds, Hypervisor, ImageFiles, RootDisks, SeedRequest
 from virtshim.recovery_ports import StateRecords
+from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.clock import Stamps
+from virtshim.services.device_claims import DeviceClaims
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
 from virtshim.services.rollback import Rollback
@@ -54,6 +56,8 @@ class CreateContainer:
     sizes: Sizes
     tapmanager_socket: str
     free_hugepages: Callable[[int], int]
+    claims: DeviceClaims
+    borrowed: BorrowedDevices
     run_commands: bool = True
 
     def create(
@@ -79,7 +83,9 @@ class CreateContainer:
                 return earlier
             self._refuse_beside_another(sandbox_id)
             options = parse_vm_options(sandbox.config.annotations)
-            size = size_for(options, config.resources, self.sizes)
+            granted = self.claims.resolve(sandbox, name, config)
+            size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
+            self.claims.check(granted, size)
             self._refuse_without_hugepages(size)
             log_file = log_file_for(sandbox, config)
             deadline.check(self.clock.monotonic(), "the container was made")
@@ -98,11 +104,13 @@ class CreateContainer:
                     size=size,
                     pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
                     command=self._command(options, config),
+                    granted=granted,
+                    claims=granted.claims,
                 )
                 domain = options.system_uuid or container.id.domain_uuid()
                 container = dataclasses.replace(container, domain_uuid=str(domain))
                 self._refuse_taken_uuid(domain, options, sandbox)
-                self.records.containers.add(container)  # from here on the record keeps the image
+                self.claims.add(container, sandbox)  # from here on the record keeps the image and the devices
                 if container.pod_disk and self.disks.kept(container.pod_disk) is None:
                     sandbox = self._note_pod_disk(sandbox, container)
             self._make(container, sandbox, image, options)
@@ -176,6 +184,7 @@ class CreateContainer:
         with Rollback() as undo:
             undo.add("record", lambda: self._forget(container, undo))
             undo.add("files", lambda: self.disks.delete(container.id))
+            self.borrowed.take(container.granted)
             root = self._root_disk(container, image, options)
             seed = self.seeds.create(_seed_request(container, sandbox, options))
             undo.add("domain", lambda: self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id))
@@ -190,11 +199,13 @@ class CreateContainer:
         self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id)
         self.disks.delete(container.id)
         self.records.containers.delete(container.id)
+        self.borrowed.give_back()
         self.images.collect(container.image)
 
     def _forget(self, container: Container, undo: Rollback) -> None:
         if undo.clean:
             self.records.containers.delete(container.id)
+            self.borrowed.give_back()
             self.images.collect(container.image)  # it may have been removed meanwhile
         else:  # kubelet's RemoveContainer, or the next start of virtshim, finishes it
             self.records.containers.replace(container.removing())
@@ -233,6 +244,7 @@ class CreateContainer:
             fetch_key=network.fetch_key if network else "",
             tapmanager_socket=self.tapmanager_socket if network else "",
             record=self.records.to_text(sandbox, container),
+            granted=container.granted,
         )
 
 

@@ -107,7 +107,9 @@ class Rebuild:
 
 
 def _alive(domain: OwnedDomain, remembered: Remembered, container: Container) -> Container:
-    """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start."""
+    """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start. A VM that
+    is on has its devices; what another one had may be somebody else's by now."""
+    container = dataclasses.replace(container, claims=container.granted.claims if domain.state.is_on else ())
     if domain.state.is_on or remembered.has_run:
         return dataclasses.replace(container, phase=ContainerPhase.RUNNING, started_at=container.created_at)
     return dataclasses.replace(container, phase=ContainerPhase.CREATED)

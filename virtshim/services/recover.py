@@ -8,6 +8,7 @@ import structlog
 
 from virtshim.ports import PodNetworks, RootDisks
 from virtshim.recovery_ports import StateRecords, VmCensus
+from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.images import ImageUse
 from virtshim.services.rebuild import Rebuild
 from virtshim.services.recover_plan import Found, Plan, plan
@@ -59,6 +60,7 @@ class Recover:
     repairs: Repairs
     workbench: Workbench
     images: ImageUse
+    borrowed: BorrowedDevices
 
     def run(self, *, rebooted: bool, lost: bool = False) -> None:
         """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
@@ -75,6 +77,7 @@ class Recover:
         left = self.workbench.begin_round()
         for repair in self.repairs.of(todo, rebooted=rebooted):
             left = self.workbench.make(repair, left)
+        self.borrowed.give_back()
         self.images.collect_all()
         log.info(
             "recovered",

@@ -10,6 +10,7 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
 from virtshim.ports import Clock, GuestAgents, Hypervisor, Records, RootDisks, VmGroups
+from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.logs import Logs
@@ -30,6 +31,7 @@ class RemoveContainer:
     locks: PodLocks
     guests: GuestAgents
     groups: VmGroups
+    borrowed: BorrowedDevices
     timeout: float
 
     def remove(self, wanted: Container) -> None:
@@ -54,5 +56,6 @@ class RemoveContainer:
             self.groups.remove(container.id, container.cgroup_parent, self.timeout)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)
+        self.borrowed.give_back()
         self.images.collect(container.image)
         log.info("container.removed", container=container.id.short)

@@ -68,6 +68,11 @@ class ResizeContainer:
             if after == container.resources:
                 return
             size = resized(container.size, parse_vm_options(sandbox.config.annotations), after, self.sizes)
+            if size.memory_bytes != container.size.memory_bytes and container.granted.pins_memory:
+                raise WrongState(
+                    "resources.limits.memory: the memory of a virtual machine with devices of the host is in use from its "
+                    "start to its end (they reach it by themselves); restart the pod with another limit"
+                )
             change = _Change(
                 container=container,
                 domain=uuid.UUID(container.domain_uuid),

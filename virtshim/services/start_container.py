@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, released
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes
@@ -67,6 +67,8 @@ class StartContainer:
         """Its sandbox."""
         if container.phase is not ContainerPhase.CREATED:
             raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
+        if not container.has_its_devices:
+            raise WrongState(f"the devices of container {container.id} went to a later one of its pod; remove it")
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
@@ -90,7 +92,8 @@ class StartContainer:
         log.warning("container.start.failed", container=container.id.short, error=str(error))
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out
-            undo.add("record", lambda: self.records.containers.replace(ended))
+            # Once its VM is certainly off, its devices are free.
+            undo.add("record", lambda: self.records.containers.replace(released(ended) if undo.clean else ended))
             undo.add("console", lambda: self.logs.finish(container))
             undo.add("cgroup", lambda: self.groups.remove(container.id, container.cgroup_parent, self.timeout))
             undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.domain.container import ContainerPhase, released
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
@@ -14,6 +15,8 @@ from virtshim.services.inflight import PodLocks
 from virtshim.services.stop_container import StopContainer
 
 log = structlog.get_logger(__name__)
+
+_AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class StopSandbox:
             if sandbox.phase is SandboxPhase.READY:
                 sandbox = sandbox.not_ready("stopped")
                 self.records.sandboxes.replace(sandbox)
+            self._free_devices(sandbox.id)
             self.streaming.end_sandbox(sandbox.id)
             if sandbox.network_released:
                 return
@@ -52,3 +56,9 @@ class StopSandbox:
         for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
             if container.sandbox_id == sandbox and container.may_be_on:
                 self.stop_container.kill(container, "killed: its pod was stopped")
+
+    def _free_devices(self, sandbox: SandboxId) -> None:
+        """None of its VMs is on, and none is started any more."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox and container.claims and container.phase in _AT_REST:
+                self.records.containers.replace(released(container))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 
 from virtshim.domain.container import Container
+from virtshim.domain.devices import BorrowedDevice
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 from virtshim.store import damage, identity, rows, schema
+from virtshim.store.claims import drop_ownerless, hold
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
@@ -38,7 +41,9 @@ class SqliteRecords:
             self._writing = Writing(self._engine, path)
             self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._writing, _SANDBOXES)
             self.containers: SqliteTable[ContainerId, Container] = SqliteTable(self._writing, _CONTAINERS)
+            drop_ownerless(self._engine)
             self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
+            self.borrowed: SqliteTable[str, BorrowedDevice] = SqliteTable(self._writing, _BORROWED)
         except DatabaseError as exc:
             self._engine.dispose()
             raise database_trouble(exc) from exc
@@ -59,8 +64,10 @@ class SqliteRecords:
 
     def unreadable(self) -> dict[str, str]:
         """See the port."""
-        tables = (self.sandboxes.unreadable, self.containers.unreadable, self.images.unreadable)
-        return {key: why for found in tables for key, why in list(found.items())}
+        return {key: why for table in self._tables() for key, why in list(table.unreadable.items())}
+
+    def _tables(self) -> Sequence[SqliteTable[Any, Any]]:
+        return (self.sandboxes, self.containers, self.images, self.borrowed)
 
     def to_text(self, sandbox: Sandbox, container: Container) -> str:
         """See the port."""
@@ -123,6 +130,11 @@ def _container_columns(container: Container) -> dict[str, Any]:
     }
 
 
+def _write_claims(connection: Connection, before: Container | None, now: Container) -> None:
+    if now.claims != (() if before is None else before.claims):
+        hold(connection, now.id.value, now.claims)
+
+
 def _image_columns(image: Image) -> dict[str, Any]:
     return {"digest": image.digest.value, "pulled_at": image.pulled_at, "document": rows.image_document(image)}
 
@@ -146,6 +158,7 @@ _CONTAINERS = Mapping[ContainerId, Container](
     parse=rows.container_from,
     order="created_at",
     unknown=rows.unknown_container,
+    also=_write_claims,
 )
 _IMAGES = Mapping[ImageDigest, Image](
     table=schema.images,
@@ -156,4 +169,14 @@ _IMAGES = Mapping[ImageDigest, Image](
     parse=rows.image_from,
     order="pulled_at",
     unknown=lambda _row, _why: None,  # its file tells all that matters
+)
+_BORROWED = Mapping[str, BorrowedDevice](
+    table=schema.borrowed,
+    what="borrowed device",
+    key_of=lambda device: device.claim,
+    key_text=str,
+    columns=lambda device: {"claim": device.claim, "document": rows.borrowed_document(device)},
+    parse=rows.borrowed_from,
+    order="claim",
+    unknown=lambda _row, _why: None,  # nobody can tell whose it was
 )

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.devices import BorrowedDevice
 from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import UNKNOWN_IMAGE, Image
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 
-_R = TypeVar("_R", Sandbox, Container, Image)
+_R = TypeVar("_R", Sandbox, Container, Image, BorrowedDevice)
 _V = TypeVar("_V")
 
 # Environment values are bytes (CRI since 1.36.2): JSON holds them as base64. The config reaches nested dataclasses only
@@ -24,6 +25,7 @@ _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _SANDBOX: TypeAdapter[tuple[Sandbox]] = TypeAdapter(tuple[Sandbox], config=_CONFIG)
 _CONTAINER: TypeAdapter[tuple[Container]] = TypeAdapter(tuple[Container], config=_CONFIG)
 _IMAGE: TypeAdapter[tuple[Image]] = TypeAdapter(tuple[Image], config=_CONFIG)
+_BORROWED: TypeAdapter[tuple[BorrowedDevice]] = TypeAdapter(tuple[BorrowedDevice], config=_CONFIG)
 
 _BOTH: TypeAdapter[tuple[Sandbox, Container]] = TypeAdapter(tuple[Sandbox, Container], config=_CONFIG)
 
@@ -40,6 +42,10 @@ def image_document(image: Image) -> str:
     return _IMAGE.dump_json((image,)).decode()
 
 
+def borrowed_document(device: BorrowedDevice) -> str:
+    return _BORROWED.dump_json((device,)).decode()
+
+
 def sandbox_from(document: str) -> Sandbox:
     return _read(_SANDBOX, document, "sandbox")
 
@@ -50,6 +56,10 @@ def container_from(document: str) -> Container:
 
 def image_from(document: str) -> Image:
     return _read(_IMAGE, document, "image")
+
+
+def borrowed_from(document: str) -> BorrowedDevice:
+    return _read(_BORROWED, document, "borrowed device")
 
 
 def unknown_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text
 
 metadata = MetaData()
 
@@ -38,6 +38,23 @@ images = Table(
     metadata,
     Column("digest", String(71), primary_key=True),
     Column("pulled_at", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+# claims: what container documents say of `claims`, written in one transaction with them. The key is what keeps a device from
+# two containers; a claim goes with its container.
+claims = Table(
+    "claims",
+    metadata,
+    Column("claim", Text, primary_key=True),
+    Column("container_id", String(64), ForeignKey("containers.id", ondelete="CASCADE"), nullable=False, index=True),
+)
+
+# borrowed: devices that were taken from their drivers.
+borrowed = Table(
+    "borrowed",
+    metadata,
+    Column("claim", Text, primary_key=True),
     Column("document", Text, nullable=False),
 )
 

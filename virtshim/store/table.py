@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
-from sqlalchemy import Delete, Update, delete, select, update
+from sqlalchemy import Connection, Delete, Update, delete, select, update
 from sqlalchemy import Table as SqlTable
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import IntegrityError
@@ -29,7 +29,8 @@ log = structlog.get_logger(__name__)
 class Mapping(Generic[K, R]):
     """How one kind of record lies in its SQL table. `key_of` the id, `key_text` its column value, `columns` the whole row
     (`document` among them), `parse` a document back to the record, `order` the column that lists go by, `unknown` what
-    stands for a row whose document is unreadable (and why): None for nothing."""
+    stands for a row whose document is unreadable (and why): None for nothing. `also`: (connection, before, now) writes what
+    else belongs into the transaction that adds or replaces a row."""
 
     table: SqlTable
     what: str
@@ -39,6 +40,7 @@ class Mapping(Generic[K, R]):
     parse: Callable[[str], R]
     order: str
     unknown: Callable[[Row[str, Any], str], R | None]
+    also: Callable[[Connection, R | None, R], None] = lambda _connection, _before, _now: None
 
 
 class SqliteTable(Generic[K, R]):
@@ -105,12 +107,15 @@ class SqliteTable(Generic[K, R]):
     def all(self) -> Sequence[R]:
         return list(self._memory.values())
 
+    def _also(self, key: K, record: R) -> Callable[[Connection], None]:
+        return lambda connection: self._map.also(connection, self._memory.get(key), record)
+
     def _write(self, statement: Insert | Update | Delete, key: K, record: R | None) -> int:
         """One transaction; memory follows after the commit and before anyone else may write. `record` is None for a
         deletion. Returns the rows changed."""
         with self._writing.lock:
             try:
-                changed = self._writing.commit(statement)
+                changed = self._writing.commit(statement, None if record is None else self._also(key, record))
             except IntegrityError as exc:
                 raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
             if changed:

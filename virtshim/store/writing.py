@@ -10,9 +10,10 @@ import contextlib
 import os
 import secrets
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
-from sqlalchemy import Delete, Engine, Update
+from sqlalchemy import Connection, Delete, Engine, Update
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
@@ -23,6 +24,8 @@ from virtshim.store.damage import DatabaseDamaged, database_trouble
 # SQLite's write-ahead log grows to 1000 pages of 4 KiB, then it is written anew from its beginning (wal_autocheckpoint).
 _RESERVE: Final = 5 << 20
 _SUFFIX: Final = ".reserve"
+
+Also: TypeAlias = Callable[[Connection], None]
 
 
 class Writing:
@@ -36,16 +39,17 @@ class Writing:
         with contextlib.suppress(ResourceExhausted):
             self._keep_reserve()
 
-    def commit(self, statement: Insert | Update | Delete) -> int:
-        """Rows changed. Raises IntegrityError, ResourceExhausted, DatabaseDamaged, InternalError."""
+    def commit(self, statement: Insert | Update | Delete, also: Also | None = None) -> int:
+        """Rows changed. `also` writes what else belongs into the transaction, if there are any. Raises IntegrityError,
+        ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
         if isinstance(statement, Insert):
             self._keep_reserve()
         try:
-            changed = self._execute(statement)
+            changed = self._execute(statement, also)
         except ResourceExhausted:
             if isinstance(statement, Insert) or not self._spend_reserve():
                 raise
-            changed = self._execute(statement)
+            changed = self._execute(statement, also)
         return changed
 
     def trouble(self) -> str:
@@ -57,10 +61,12 @@ class Writing:
                 self._execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": new}))
         return self._damage or self._trouble
 
-    def _execute(self, statement: Insert | Update | Delete) -> int:
+    def _execute(self, statement: Insert | Update | Delete, also: Also | None = None) -> int:
         try:
             with self.engine.begin() as connection:
                 changed = int(connection.execute(statement).rowcount)
+                if changed and also is not None:
+                    also(connection)
         except IntegrityError:
             raise
         except DatabaseError as exc:

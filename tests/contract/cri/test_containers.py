@@ -165,8 +165,18 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"devices": [pb.Device(host_path="/dev/kvm", container_path="/dev/kvm")]}, "/dev/kvm"),
+        ({"devices": [pb.Device(host_path="/dev/nvidia0")]}, "/dev/nvidia0"),
+        (
+            {"devices": [pb.Device(host_path="vfio/7", container_path="/x")]},
+            r"devices\[vfio/7\]\.host_path is not an absolute",
+        ),
+        ({"devices": [pb.Device(host_path="/dev/x", permissions="rx")]}, "permissions are of r, w and m, not 'rx'"),
         ({"CDI_devices": [pb.CDIDevice(name="vendor.com/nic=vf0")]}, "vendor.com/nic=vf0"),
+        ({"annotations": {"cdi.k8s.io/x": "vendor.com/nic=vf1"}}, "vendor.com/nic=vf1"),
+        (
+            {"envs": [pb.KeyValue(key="PCIDEVICE_X", value=b"0000:3b:00.1")]},
+            "PCIDEVICE_X: 0000:3b:00.1 was not granted",
+        ),
         ({"mounts": [pb.Mount(host_path="/x")]}, "container_path is empty"),
         ({"mounts": [pb.Mount(container_path="/x", propagation=pb.PROPAGATION_BIDIRECTIONAL)]}, "propagat"),
         ({"mounts": [pb.Mount(container_path="/x", image=pb.ImageSpec(image="i"))]}, "image volumes"),
@@ -213,11 +223,11 @@ def test_a_namespace_of_the_host_is_refused(client: Client) -> None:
 
 def test_all_faults_of_a_config_are_told_at_once(client: Client) -> None:
     linux = pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(cpu_shares=-1))
-    with refused(Code.INVALID_ARGUMENT, "image is empty.*/dev/kvm.*container_path.*cpu_shares"):
+    with refused(Code.INVALID_ARGUMENT, "image is empty.*container_path.*host_path.*cpu_shares"):
         client.create(
             client.run(),
             image=pb.ImageSpec(),
-            devices=[pb.Device(host_path="/dev/kvm")],
+            devices=[pb.Device(host_path="dev/kvm")],
             mounts=[pb.Mount()],
             linux=linux,
         )

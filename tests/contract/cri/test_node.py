@@ -149,8 +149,8 @@ def test_an_error_about_very_many_faults_arrives(client: Client) -> None:
     sysctls = {f"net.ipv4.some_{n}": "1" for n in range(1000)}
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "some_0"):
         client.run(linux=pb.LinuxPodSandboxConfig(sysctls=sysctls))
-    devices = [pb.Device(host_path=f"/dev/vfio/{n}") for n in range(1000)]
-    with refused(grpc.StatusCode.INVALID_ARGUMENT, "/dev/vfio/0"):
+    devices = [pb.Device(host_path=f"dev/vfio/{n}") for n in range(1000)]
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "dev/vfio/0"):
         client.create(client.run(), devices=devices)
 
 

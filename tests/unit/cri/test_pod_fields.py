@@ -73,17 +73,6 @@ def test_a_mount_that_a_vm_cannot_have_is_refused_by_its_path(changes: dict[str,
     assert fault.startswith(f"config.mounts[/data].{field}")
 
 
-def test_devices_are_refused_one_by_one() -> None:
-    asked = container(
-        devices=[pb.Device(host_path="/dev/vfio/7"), pb.Device(container_path="/dev/x")],
-        CDI_devices=[pb.CDIDevice(name="vendor.com/nic=vf0")],
-    )
-    faults = pod_fields.container_faults(asked)
-    assert len(faults) == 3
-    for name, fault in zip(("/dev/vfio/7", "/dev/x", "vendor.com/nic=vf0"), faults, strict=True):
-        assert name in fault
-
-
 def test_each_sysctl_is_named() -> None:
     linux = pb.LinuxPodSandboxConfig(sysctls={"net.core.somaxconn": "1", "kernel.shm_rmid_forced": "1"})
     faults = pod_fields.sandbox_faults(pod(linux=linux))

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
+from virtshim.domain import guest_devices
 from virtshim.domain.cgroup import Limits
+from virtshim.domain.devices import (
+    BlockDevice,
+    GrantedDevices,
+    MediatedDevice,
+    PciAddress,
+    PciFunction,
+    UsbDevice,
+    VdpaDevice,
+)
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
@@ -55,6 +65,19 @@ LIMITS = Limits(
 )
 HIGH = dataclasses.replace(LIMITS, swap=None, unified={"memory.high": str(300 << 20), "memory.oom.group": "1"})
 
+GRANTED = GrantedDevices(
+    passthrough=(
+        PciFunction(PciAddress.parse("0000:3b:00.1"), "intel.com/sriov"),
+        UsbDevice(1, 12),
+        MediatedDevice("6b3c3c0e-5e8a-4a52-8a5f-1c6f1b0d0f11"),
+        VdpaDevice("/dev/vhost-vdpa-0"),
+        PciFunction(PciAddress.parse("10000:e1:1f.7")),
+        UsbDevice(2, 3),
+    ),
+    blocks=(BlockDevice("/dev/loop3", "/dev/xvda"), BlockDevice("/dev/sdb1", "/dev/disks/archive", readonly=True)),
+)
+MANY = GrantedDevices(tuple(PciFunction(PciAddress(0, bus, 0, 0)) for bus in range(0x20, 0x20 + 9)))
+
 CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
     "plain": (PLAIN, NODE),
     "tcg_virtio_blk": (dataclasses.replace(PLAIN, disk_bus=DiskBus.VIRTIO), TCG),
@@ -95,6 +118,15 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
     ),
     "huge_pages": (dataclasses.replace(PLAIN, page_bytes=2 << 20), NODE),
     "screen": (dataclasses.replace(PLAIN, screen_socket="/run/virtshim/vnc/c/vnc.sock"), NODE),
+    "devices_of_the_host": (
+        dataclasses.replace(PLAIN, granted=GRANTED, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
+        dataclasses.replace(NODE, cgroups=Cgroups.V2),
+    ),
+    "nine_functions": (dataclasses.replace(PLAIN, granted=MANY, disk_bus=DiskBus.VIRTIO), TCG),
+    "blocks_beside_virtio_disks": (
+        dataclasses.replace(PLAIN, granted=dataclasses.replace(GRANTED, passthrough=()), disk_bus=DiskBus.VIRTIO),
+        TCG,
+    ),
     "test_driver": (PLAIN, dataclasses.replace(NODE, domain_type=DomainType.TEST)),
 }
 
@@ -218,7 +250,7 @@ def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: st
 
 def test_nothing_of_ours_is_on_the_slots_of_the_nics() -> None:
     """Root ports come from slot 1 up, 8 a slot; the NICs start at slot 0x10."""
-    most_ports = disk_device.MOST_DISKS[DiskBus.VIRTIO] + 8
+    most_ports = disk_device.MOST_DISKS[DiskBus.VIRTIO] + guest_devices.MOST_ON_PCI + guest_devices.MOST_BLOCKS + 8
     assert 1 + most_ports // 8 < 0x10
 
 

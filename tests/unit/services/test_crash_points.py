@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from fakes.journal import Crash, When
-from fakes.world import IMAGE, World
+from fakes.world import IMAGE, World, container_config
 
 from virtshim.cri.to_proto import container_state, sandbox_state
 from virtshim.domain.container import ContainerPhase
+from virtshim.domain.devices import CriDevice
 from virtshim.domain.errors import ShimError
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.services.lookup import find_container, find_sandbox
@@ -76,6 +77,14 @@ def made_pod(world: World) -> Any:
     return sandbox, world.create(sandbox)
 
 
+WITH_DEVICE = container_config(devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7"),))
+
+
+def pod_for_a_device(world: World) -> Any:
+    world.outside.devices.add_function("/dev/vfio/7", "0000:3b:00.1")
+    return world.run()
+
+
 def deaf_pod(world: World) -> Any:
     pod = world.running()
     world.outside.vms.shuts_down_after = None
@@ -107,6 +116,11 @@ CALLS = {
         prepare=lambda world: world.run(),
         make=lambda world, sandbox: world.create(sandbox),
         done=lambda world, _: [c.phase for c in world.records.containers.all()] == [ContainerPhase.CREATED],
+    ),
+    "create with a device": Call(
+        prepare=pod_for_a_device,
+        make=lambda world, sandbox: world.create(sandbox, config=WITH_DEVICE),
+        done=lambda world, _: [c.claims for c in world.records.containers.all()] == [("pci:0000:3b:00.1",)],
     ),
     "start": Call(
         prepare=made_pod,

@@ -44,6 +44,7 @@ def test_the_row_is_written_first_and_changed_last(world: World) -> None:
     world.journal.calls.clear()
     world.create(sandbox)
     assert world.journal.calls == [
+        "devices.resolve",
         "records.containers.add",
         "disks.create",
         "seeds.create",

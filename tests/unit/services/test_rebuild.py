@@ -11,10 +11,11 @@ import pytest
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
 from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.devices import CriDevice
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import UNKNOWN_IMAGE
 from virtshim.domain.sandbox import SandboxPhase
-from virtshim.domain.vm import OffReason
+from virtshim.domain.vm import OffReason, Power
 
 LABELS = {"io.kubernetes.pod.uid": "uid-of-web", "io.kubernetes.pod.name": "web"}
 
@@ -263,3 +264,18 @@ def hide(world: World, container: ContainerId) -> None:
     """libvirt cannot read its definition."""
     record: Container = world.container(container)
     world.outside.vms.unreadable.add(world.outside.vms.domains[world.domain(record.id)].name)
+
+
+def test_a_vm_that_runs_has_its_devices_and_an_ended_attempt_has_none(world: World, later: list[World]) -> None:
+    world.outside.devices.add_function("/dev/vfio/7", "0000:3b:00.1")
+    config = container_config(devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7"),))
+    sandbox = world.run()
+    ended, runs = [], []
+    for attempt, into in enumerate((ended, runs)):
+        into.append(world.create(sandbox, attempt=attempt, config=config))
+        world.start(into[0])
+        if into is ended:
+            world.stop(into[0])
+    after = database_lost(world, later)
+    assert {c.id: c.claims for c in after.records.containers.all()} == {ended[0]: (), runs[0]: ("pci:0000:3b:00.1",)}
+    assert after.outside.vms.power(after.domain(runs[0])).power is Power.RUNNING

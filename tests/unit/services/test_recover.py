@@ -181,14 +181,14 @@ def test_the_boot_is_remembered_and_tells_a_restart_from_a_reboot(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, container = world.running()
-    monkeypatch.setattr("virtshim.app.boot_id", lambda: "boot-1")
+    monkeypatch.setattr("virtshim.observe.machine.boot_id", lambda: "boot-1")
     world.app.recovered()
     assert world.container(container).phase is ContainerPhase.RUNNING
     again = world.restarted()
     again.app.recovered()
     assert again.container(container).phase is ContainerPhase.RUNNING
     later = again.restarted(rebooted=True)
-    monkeypatch.setattr("virtshim.app.boot_id", lambda: "boot-2")
+    monkeypatch.setattr("virtshim.observe.machine.boot_id", lambda: "boot-2")
     later.app.recovered()
     ended = later.container(container)
     assert ended.exit is not None

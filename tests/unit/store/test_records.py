@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from fakes.full_records import CONTAINER, IMAGE, SANDBOX, fill, sandbox
+from fakes.full_records import BORROWED, CONTAINER, IMAGE, SANDBOX, fill, sandbox
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +72,7 @@ def test_every_field_of_every_record_survives_a_restart(records: SqliteRecords, 
     assert again.sandboxes.all() == [SANDBOX]
     assert again.containers.all() == [CONTAINER]
     assert again.images.all() == [IMAGE]
+    assert again.borrowed.all() == [BORROWED]
 
 
 def test_environment_values_are_bytes_and_come_back_byte_for_byte(records: SqliteRecords, path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_taken_pod_key_is_refused(records: SqliteRecords) -> None:
 
 def test_a_taken_container_name_is_refused_within_one_sandbox_only(records: SqliteRecords) -> None:
     records.containers.add(CONTAINER)
-    twin = dataclasses.replace(CONTAINER, id=ContainerId("d" * 64))
+    twin = dataclasses.replace(CONTAINER, id=ContainerId("d" * 64), claims=())
     with pytest.raises(AlreadyExists):
         records.containers.add(twin)
     records.containers.add(dataclasses.replace(twin, sandbox_id=SandboxId("b" * 64)))
@@ -304,6 +305,7 @@ def test_a_damaged_database_is_an_error_and_not_an_empty_node(records: SqliteRec
         ("containers", "x'ff00'", "no text"),
         ("containers", "cast(x'22ff22' as text)", "unreadable"),
         ("images", "'[]'", "image"),
+        ("borrowed", "json_remove(document, '$[0].driver')", "driver"),
     ],
 )
 def test_an_unreadable_record_is_told_of_with_where_and_without_its_content(

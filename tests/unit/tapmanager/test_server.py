@@ -227,7 +227,7 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
     [
         (
             {"verb": "run", "args": {}},
-            "verb: 'run' is not one of attach, release, fetch, group, limit, ungroup, list, pod, lost, status, counters",
+            "verb: 'run' is not one of attach, release, fetch, group, limit, ungroup, list, pod, lost, status, driver, bind, ",
         ),
         ({"verb": ["list"], "args": {}}, "verb:"),
         ({"verb": "list"}, "args: an object"),
@@ -247,7 +247,8 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(request_: Json, words
 
 
 @pytest.mark.parametrize(
-    "verb", ["attach", "release", "group", "limit", "ungroup", "list", "pod", "status", "counters"]
+    "verb",
+    ["attach", "release", "group", "limit", "ungroup", "list", "pod", "status", "counters", "driver", "bind", "reset"],
 )
 def test_all_but_fetch_is_for_root_only(verb: str) -> None:
     with pytest.raises(NetError) as caught:

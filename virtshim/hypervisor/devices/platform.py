@@ -16,11 +16,13 @@ def entropy() -> etree._Element:
     return element
 
 
-def balloon(*, holds_back: bool) -> etree._Element:
+def balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
     """Gives memory readings, and hands pages the guest has freed back to the host. One that `holds_back` memory for later
-    must not let go of it by itself: the VM's cgroup has no room for it."""
-    deflates = "off" if holds_back else "on"
-    element = etree.Element("memballoon", model="virtio", autodeflate=deflates, freePageReporting="on")
+    must not let go of it by itself: the VM's cgroup has no room for it. Of `pinned` memory nothing can be handed back: a
+    device still writes to what it was told of."""
+    deflates = "off" if holds_back or pinned else "on"
+    reports = "off" if pinned else "on"
+    element = etree.Element("memballoon", model="virtio", autodeflate=deflates, freePageReporting=reports)
     etree.SubElement(element, "stats", period=str(_BALLOON_STATS_SECONDS))
     return element
 

@@ -1,0 +1,106 @@
+"""Which driver a PCI function of the host has: read and changed by sysfs. Here because virtshim's unit may not write below /sys.
+
+`driver_override`, not `new_id`: it speaks of one function. A driver's new_id takes every function of that kind that has no
+driver, and does so until the module is unloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+
+from tapmanager.errors import NetError, internal, invalid
+
+VFIO = "vfio-pci"
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", re.ASCII)
+_DRIVER = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+# PCI class codes, upper 16 bits: host bridges and PCI-to-PCI bridges carry other devices.
+_BRIDGES = ("0x0600", "0x0604")
+
+
+class PciDrivers:
+    """`sysfs`: where it is mounted. `write`: (path, text), one write(2), for sysfs takes a value whole; raises OSError."""
+
+    def __init__(self, sysfs: str = "/sys", write: Callable[[str, str], None] | None = None) -> None:
+        self._bus = os.path.join(sysfs, "bus/pci")
+        self._write_once = write or _write_once
+
+    def driver(self, address: str) -> str:
+        """Its driver's name, "" if it has none. Raises NetError."""
+        try:
+            return os.path.basename(os.readlink(os.path.join(self._device(address), "driver")))
+        except FileNotFoundError:
+            return ""
+
+    def bind(self, address: str, driver: str) -> None:
+        """From now on the function has that driver; "" for none. Nothing changes if it has it. Raises NetError."""
+        if driver and not _DRIVER.fullmatch(driver):
+            raise invalid(f"not the name of a driver: {driver[:80]!r}")
+        device = self._device(address)
+        self._refuse_bridge(device, address)
+        if driver == VFIO and not os.path.isdir(self._driver_directory(VFIO)):
+            raise NetError(
+                "failed-precondition",
+                f"PCI device {address} cannot be given to {VFIO}: the kernel has no such driver loaded (modprobe {VFIO}, and a "
+                "file below /etc/modules-load.d for the next boot)",
+            )
+        # Only vfio-pci is forced upon a function; every other driver finds its own by itself.
+        self._write(os.path.join(device, "driver_override"), VFIO if driver == VFIO else "\n")
+        now = self.driver(address)
+        if now == driver:
+            return
+        if now:
+            self._write(os.path.join(device, "driver/unbind"), address)
+        if not driver:
+            return
+        self._write(os.path.join(self._bus, "drivers_probe"), address)
+        if (now := self.driver(address)) not in ("", driver):  # another one was quicker
+            self._write(os.path.join(device, "driver/unbind"), address)
+            now = ""
+        if not now:
+            with contextlib.suppress(NetError):  # told below
+                self._write(os.path.join(self._driver_directory(driver), "bind"), address)
+        if (now := self.driver(address)) != driver:
+            what = f"PCI device {address} has {now or 'no driver'} instead of {driver}"
+            raise internal(f"{what}, which did not take it; the kernel's log tells why")
+
+    def reset(self, address: str) -> bool:
+        """False if it has no way to be reset. Raises NetError if it did not come out of it."""
+        path = os.path.join(self._device(address), "reset")
+        if not os.path.exists(path):
+            return False
+        self._write(path, "1")
+        return True
+
+    def _device(self, address: str) -> str:
+        if not _ADDRESS.fullmatch(address):
+            raise invalid(f"not a PCI address: {address[:80]!r}")
+        path = os.path.join(self._bus, "devices", address)
+        if not os.path.exists(path):
+            raise NetError("not-found", f"there is no PCI device {address} on this node")
+        return path
+
+    def _driver_directory(self, driver: str) -> str:
+        return os.path.join(self._bus, "drivers", driver)
+
+    def _refuse_bridge(self, device: str, address: str) -> None:
+        with open(os.path.join(device, "class"), encoding="ascii") as file:
+            if file.read().startswith(_BRIDGES):
+                raise invalid(f"PCI device {address} is a bridge: what is behind it would lose its driver")
+
+    def _write(self, path: str, text: str) -> None:
+        try:
+            self._write_once(path, text)
+        except OSError as exc:
+            raise internal(f"{path} cannot be written: {exc.strerror}") from exc
+
+
+def _write_once(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,78 @@
+"""A host's devices in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from virtshim.domain.devices import BlockDevice, DeviceRequest, GrantedDevices, Passthrough, PciAddress, PciFunction
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, WrongState
+
+
+class FakeDevices:
+    """Implements `virtshim.device_ports.Devices`. `nodes`: what is behind a device node or a CDI name; a node below /dev/block
+    is a block device. `PCIDEVICE_...` in the environment must name what is granted. `unfit` devices do not pass the check."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, tuple[Passthrough, ...]] = {}
+        self.unfit: set[str] = set()
+
+    def add_function(self, node: str, address: str) -> PciFunction:
+        function = PciFunction(PciAddress.parse(address), "example.com/vf")
+        self.nodes[node] = (*self.nodes.get(node, ()), function)
+        return function
+
+    def resolve(self, request: DeviceRequest) -> GrantedDevices:
+        blocks = [
+            BlockDevice(d.host_path, d.container_path, readonly="w" not in d.permissions)
+            for d in request.devices
+            if d.host_path.startswith("/dev/block/")
+        ]
+        names = [d.host_path for d in request.devices if not d.host_path.startswith("/dev/block/")]
+        found: list[Passthrough] = []
+        for name in (*names, *request.cdi):
+            if name not in self.nodes:
+                raise InvalidRequest(f"config.devices: {name} is nothing that a virtual machine can have")
+            found += self.nodes[name]
+        granted = {d.claim for d in found}
+        for key, value in request.envs.items():
+            if key.startswith("PCIDEVICE_") and not key.endswith("_INFO"):
+                for hint in value.split(","):
+                    if f"pci:{hint}" not in granted:
+                        raise InvalidRequest(f"variable {key}: {hint} was not granted to this container")
+        return GrantedDevices(tuple(dict.fromkeys(found)), tuple(blocks))
+
+    def check(
+        self, devices: Sequence[Passthrough], *, guest_memory: int = 0, claimed: Mapping[str, str] | None = None
+    ) -> None:
+        assert guest_memory > 0
+        if bad := sorted(self.unfit.intersection(d.claim for d in devices)):
+            raise WrongState(f"{', '.join(bad)} is not bound to vfio-pci")
+
+
+class FakeDeviceDrivers:
+    """Implements `virtshim.device_ports.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
+    `broken` drivers take none, `gone` functions were unplugged, `no_reset` ones cannot be reset."""
+
+    def __init__(self) -> None:
+        self.drivers: dict[str, str] = {}
+        self.broken: set[str] = set()
+        self.gone: set[str] = set()
+        self.no_reset: set[str] = set()
+
+    def driver(self, address: PciAddress, timeout: float) -> str:
+        if str(address) in self.gone:
+            raise NotFound(f"there is no PCI device {address} on this node")
+        return self.drivers.get(str(address), "vfio-pci")
+
+    def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
+        self.driver(address, timeout)
+        if driver in self.broken:
+            raise InternalError(f"{driver} did not take {address}")
+        self.drivers[str(address)] = driver
+
+    def half_bind(self, address: PciAddress, driver: str, timeout: float) -> None:
+        self.drivers[str(address)] = ""
+
+    def reset(self, address: PciAddress, timeout: float) -> bool:
+        self.driver(address, timeout)
+        return str(address) not in self.no_reset

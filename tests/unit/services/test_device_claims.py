@@ -1,0 +1,222 @@
+"""Devices of the host: granted, claimed, given free; and nobody's but one container's."""
+
+import pytest
+from fakes.background import Background
+from fakes.world import World, container_config, sandbox_config
+
+from virtshim.domain.container import ContainerConfig, ContainerPhase, Resources
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.devices import CriDevice
+from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
+from virtshim.domain.guest_command import in_container
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.vm import OffReason, Power
+
+NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.1"
+CLAIM = f"pci:{ADDRESS}"
+GIB = 1 << 30
+
+
+@pytest.fixture
+def world(world: World) -> World:
+    world.outside.devices.add_function(NODE, ADDRESS)
+    return world
+
+
+def with_device(node: str = NODE, **changes: object) -> ContainerConfig:
+    return container_config(devices=(CriDevice(node, node),), **changes)
+
+
+def make(world: World, pod: str = "web", attempt: int = 0, sandbox: SandboxId | None = None) -> ContainerId:
+    return world.create(sandbox or world.run(pod), attempt=attempt, config=with_device())
+
+
+def holders(world: World) -> list[ContainerId]:
+    return [c.id for c in world.records.containers.all() if CLAIM in c.claims]
+
+
+def test_the_vm_gets_what_is_behind_the_node(world: World) -> None:
+    container = make(world)
+    (function,) = world.outside.vms.spec(world.domain(container)).granted.passthrough
+    assert function.claim == CLAIM
+    assert holders(world) == [container]
+
+
+def test_a_cdi_name_and_the_environment_reach_the_resolver(world: World) -> None:
+    world.outside.devices.nodes["vendor.com/nic=vf0"] = world.outside.devices.nodes[NODE]
+    config = container_config(cdi=("vendor.com/nic=vf0",), envs=(("PCIDEVICE_X", ADDRESS.encode()), ("B", b"\xff")))
+    container = world.create(world.run(), config=config)
+    assert holders(world) == [container]
+
+
+def test_commands_in_the_guest_know_the_guests_address(world: World) -> None:
+    config = with_device(envs=(("PCIDEVICE_X", ADDRESS.encode()), ("OTHER", b"x")))
+    container = world.create(world.run(), config=config)
+    envs = dict(in_container(world.container(container), ("env",)).envs)
+    assert (envs["PCIDEVICE_X"], envs["OTHER"]) == (b"0000:01:00.0", b"x")
+    assert dict(world.container(container).config.envs)["PCIDEVICE_X"] == ADDRESS.encode()
+
+
+def test_a_forged_variable_brings_an_error_and_nothing_else(world: World) -> None:
+    sandbox = world.run()
+    with pytest.raises(InvalidRequest, match="PCIDEVICE_X"):
+        world.create(sandbox, config=container_config(envs=(("PCIDEVICE_X", ADDRESS.encode()),)))
+    assert world.records.containers.all() == []
+    assert world.outside.vms.owned() == []
+    assert world.create(sandbox, config=with_device())
+
+
+def test_a_device_that_is_not_fit_is_not_claimed(world: World) -> None:
+    world.outside.devices.unfit.add(CLAIM)
+    with pytest.raises(WrongState, match="vfio-pci"):
+        make(world)
+    assert world.records.containers.all() == []
+
+
+def test_a_device_of_another_pod_is_refused_with_its_name(world: World) -> None:
+    first = make(world, "db")
+    with pytest.raises(WrongState, match=f"{CLAIM} is held by container vm .{first}.* of pod default/db"):
+        make(world, "web")
+    assert [c.id for c in world.records.containers.all()] == [first]
+
+
+def test_of_two_pods_at_once_one_gets_it_and_the_other_is_told_who(world: World) -> None:
+    sandboxes = [world.run("db"), world.run("web")]
+    gate = world.journal.hold("records.containers.add")
+    first = Background(lambda: make(world, sandbox=sandboxes[0]))
+    gate.wait()
+    second = Background(lambda: make(world, sandbox=sandboxes[1]))
+    gate.open()
+    first.done()
+    with pytest.raises(WrongState, match="of pod default/db"):
+        second.done()
+    assert len(holders(world)) == 1
+
+
+def test_a_failed_create_gives_it_free(world: World) -> None:
+    sandbox = world.run()
+    world.journal.fail("vms.define", InternalError("no"))
+    with pytest.raises(InternalError):
+        world.create(sandbox, config=with_device())
+    assert holders(world) == []
+    make(world, "other")
+
+
+@pytest.mark.parametrize("ending", ["exit", "stop", "remove"])
+def test_an_ended_vms_device_is_free_for_another_pod(world: World, ending: str) -> None:
+    container = make(world, "job")
+    world.start(container)
+    if ending == "exit":
+        world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+        world.outside.vms.deliver()
+    elif ending == "stop":
+        world.stop(container)
+    else:
+        world.remove(container)
+    other = make(world, "web")
+    assert holders(world) == [other]
+    world.start(other)
+
+
+def test_a_running_vms_device_is_not_free(world: World) -> None:
+    container = make(world, "job")
+    world.start(container)
+    with pytest.raises(WrongState, match="running"):
+        make(world, "web")
+
+
+def test_a_restart_takes_the_device_from_the_ended_attempt(world: World) -> None:
+    sandbox = world.run()
+    first = make(world, sandbox=sandbox)
+    world.start(first)
+    world.stop(first)
+    second = make(world, sandbox=sandbox, attempt=1)
+    world.start(second)
+    assert holders(world) == [second]
+    assert world.container(first).phase is ContainerPhase.EXITED
+    world.remove(first)
+    assert holders(world) == [second]
+
+
+def test_a_start_that_failed_and_could_not_be_undone_does_not_block_the_next_attempt(world: World) -> None:
+    sandbox = world.run()
+    first = make(world, sandbox=sandbox)
+    world.journal.fail("records.containers.replace", InternalError("no"))
+    world.journal.fail("vms.destroy", InternalError("no"))
+    with pytest.raises(InternalError):
+        world.start(first)
+    assert holders(world) == [first], "its VM may be on"
+    with pytest.raises(WrongState):
+        make(world, "other")
+    second = make(world, sandbox=sandbox, attempt=1)
+    assert world.outside.vms.power(world.domain(first)).power is Power.OFF
+    assert holders(world) == [second]
+
+
+def test_a_start_that_failed_and_was_undone_frees_the_device(world: World) -> None:
+    first = make(world)
+    world.journal.fail("vms.start", InternalError("no"))
+    with pytest.raises(InternalError):
+        world.start(first)
+    assert holders(world) == []
+
+
+def test_the_next_attempt_of_one_that_never_started_gets_the_device_and_the_old_one_cannot_start(world: World) -> None:
+    sandbox = world.run()
+    first = make(world, sandbox=sandbox)
+    second = make(world, sandbox=sandbox, attempt=1)
+    assert holders(world) == [second]
+    with pytest.raises(WrongState, match="remove it"):
+        world.start(first)
+    world.start(second)
+
+
+def test_a_stopped_sandbox_holds_nothing(world: World) -> None:
+    sandbox = world.run()
+    make(world, sandbox=sandbox)
+    world.stop_sandbox(sandbox)
+    other = make(world, "other")
+    assert holders(world) == [other]
+
+
+def test_claims_are_still_held_after_a_restart_of_virtshim(world: World) -> None:
+    container = make(world, "db")
+    world.start(container)
+    again = world.recovered()
+    with pytest.raises(WrongState, match="default/db"):
+        make(again, "web")
+    again.close()
+
+
+def test_after_a_reboot_of_the_node_they_are_free(world: World) -> None:
+    container = make(world, "db")
+    world.start(container)
+    again = world.recovered(rebooted=True)
+    make(again, "web")
+    again.close()
+
+
+# --- what a VM with devices cannot do
+
+
+def test_its_memory_does_not_change(world: World) -> None:
+    container = world.create(world.run(), config=with_device(resources=Resources(memory_limit_bytes=2 * GIB)))
+    world.start(container)
+    with pytest.raises(WrongState, match="in use from its start"):
+        world.do.resize_container.resize(world.container(container), Resources(memory_limit_bytes=GIB))
+    assert world.container(container).size.max_memory_bytes == 2 * GIB
+
+
+def test_a_pod_that_asks_for_room_to_grow_is_told(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(annotations={"virtshim.io/max-memory": "4Gi"}))
+    with pytest.raises(InvalidRequest, match="devices of the host cannot grow"):
+        make(world, sandbox=sandbox)
+
+
+def test_it_cannot_be_checkpointed(world: World) -> None:
+    container = make(world)
+    world.start(container)
+    deadline = Deadline.after(world.outside.clock.monotonic(), 60)
+    with pytest.raises(WrongState, match=CLAIM):
+        world.do.checkpoint_container.checkpoint(world.container(container), "/c.tar", deadline)
+    assert world.outside.vms.power(world.domain(container)).power is Power.RUNNING

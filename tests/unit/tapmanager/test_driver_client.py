@@ -1,0 +1,86 @@
+"""Drivers over the wire: the port, held by the fake and by tapmanager with a bus of our own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fakes.devices import FakeDeviceDrivers
+from fakes.pcibus import FakePciBus
+
+from tapmanager import server, verbs
+from tapmanager.pci_drivers import PciDrivers
+from virtshim.device_ports import DeviceDrivers
+from virtshim.domain.devices import PciAddress
+from virtshim.domain.errors import InternalError, NotFound, Unavailable
+from virtshim.podnet.client import PodNetworkClient
+from virtshim.podnet.drivers import DeviceDriverClient
+
+ONE, BARE, NONE = (PciAddress.parse(f"0000:3b:00.{n}") for n in (1, 2, 7))
+
+
+def _fake() -> DeviceDrivers:
+    fake = FakeDeviceDrivers()
+    fake.drivers |= {str(ONE): "iavf", str(BARE): ""}
+    fake.gone.add(str(NONE))
+    fake.no_reset.add(str(BARE))
+    fake.broken.add("broken")
+    return fake
+
+
+@pytest.fixture(params=["fake", "tapmanager"])
+def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDrivers]:
+    if request.param == "fake":
+        yield _fake()
+        return
+    bus = FakePciBus(tmp_path / "sys")
+    bus.add_driver("vfio-pci")
+    bus.add_driver("broken")
+    bus.broken.add("broken")
+    bus.add(str(ONE), "iavf")
+    bus.add(str(BARE), reset=False)
+    owned = verbs.Owned(cast("Any", None), cast("Any", None), PciDrivers(str(bus.root), bus.write))
+    path = str(tmp_path / "t.sock")
+    running = server.Server(
+        server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()
+    )
+    running.start()
+    yield DeviceDriverClient(PodNetworkClient(path))
+    running.stop(5.0)
+
+
+def test_a_function_changes_its_driver_and_gets_it_back(drivers: DeviceDrivers) -> None:
+    assert drivers.driver(ONE, 5.0) == "iavf"
+    for wanted in ("vfio-pci", "vfio-pci", "iavf", ""):
+        drivers.bind(ONE, wanted, 5.0)
+        assert drivers.driver(ONE, 5.0) == wanted
+
+
+def test_one_without_a_driver_has_none(drivers: DeviceDrivers) -> None:
+    assert drivers.driver(BARE, 5.0) == ""
+    drivers.bind(BARE, "", 5.0)
+    assert drivers.driver(BARE, 5.0) == ""
+
+
+def test_one_that_is_gone_is_not_found(drivers: DeviceDrivers) -> None:
+    with pytest.raises(NotFound, match="0000:3b:00"):
+        drivers.driver(NONE, 5.0)
+    with pytest.raises(NotFound):
+        drivers.bind(NONE, "vfio-pci", 5.0)
+
+
+def test_a_driver_that_takes_none_is_an_error(drivers: DeviceDrivers) -> None:
+    with pytest.raises(InternalError, match="broken"):
+        drivers.bind(ONE, "broken", 5.0)
+
+
+def test_a_reset_tells_whether_there_is_one(drivers: DeviceDrivers) -> None:
+    assert (drivers.reset(ONE, 5.0), drivers.reset(BARE, 5.0)) == (True, False)
+
+
+def test_without_tapmanager_it_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        DeviceDriverClient(PodNetworkClient(str(tmp_path / "none.sock"))).driver(ONE, 1.0)

@@ -1,0 +1,71 @@
+"""Which container has which device of the host: granted, checked, taken under a key that only one can have."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from virtshim.device_ports import Devices
+from virtshim.domain import guest_devices
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
+from virtshim.domain.devices import DeviceRequest, GrantedDevices
+from virtshim.domain.errors import WrongState
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.vm import VmSize
+from virtshim.ports import Hypervisor, Records
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaims:
+    """A claim is held from CreateContainer until the VM is off for good: an ended container keeps its record, often for as
+    long as its pod, while kubelet has given its devices to others. A container that was never started holds its claims too,
+    until its sandbox is stopped, but not against a later one of that sandbox."""
+
+    records: Records
+    hypervisor: Hypervisor
+    devices: Devices
+
+    def resolve(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> GrantedDevices:
+        """What is behind the request. Raises InvalidRequest, Unavailable."""
+        request = DeviceRequest(
+            namespace=sandbox.key.namespace,
+            pod=sandbox.key.name,
+            container=name.name,
+            devices=config.devices,
+            cdi=config.cdi,
+            envs={name: value.decode(errors="replace") for name, value in config.envs},
+        )
+        granted = self.devices.resolve(request)
+        guest_devices.refuse_too_many(granted)
+        return granted
+
+    def check(self, granted: GrantedDevices, size: VmSize) -> None:
+        """WrongState if one of them cannot be attached now."""
+        if granted.passthrough:
+            self.devices.check(granted.passthrough, guest_memory=size.max_memory_bytes)
+
+    def add(self, container: Container, sandbox: Sandbox) -> None:
+        """Writes the new container's record, and its claims with it. WrongState, naming who has it, for a device that is
+        another one's."""
+        self._make_way(container, sandbox)
+        self.records.containers.add(container)
+
+    def _make_way(self, container: Container, sandbox: Sandbox) -> None:
+        for other in self.records.containers.all():
+            shared = set(other.claims).intersection(container.claims)
+            if not shared:
+                continue
+            # Of this sandbox, whose lock is ours: kubelet makes the next attempt of one that was never started, or whose failed
+            # start could not be undone, and leaves the row for later.
+            if other.sandbox_id != sandbox.id or other.phase not in (ContainerPhase.CREATED, ContainerPhase.EXITED):
+                raise WrongState(self._held(other, sorted(shared)))
+            self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)  # off, or this raises
+            self.records.containers.replace(released(other))
+
+    def _held(self, other: Container, claims: list[str]) -> str:
+        owner = self.records.sandboxes.get(other.sandbox_id)
+        pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
+        return (
+            f"{', '.join(claims)} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
+            "device, one virtual machine. It is free when that container has ended or was removed"
+        )
