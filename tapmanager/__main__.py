@@ -16,7 +16,9 @@ from tapmanager.cgroups import VmGroups, hierarchies
 from tapmanager.cni import Cni
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import NetError
+from tapmanager.host_links import NetlinkHostLinks
 from tapmanager.ledger import Ledger
+from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
 from tapmanager.settings import QemuUser, Settings
 
@@ -55,13 +57,13 @@ def _run(chosen: Settings) -> int:
     with contextlib.ExitStack() as held:
         _lock(chosen, held)
         dhcp = DhcpServer()
-        attachments = _attachments(chosen, user, dhcp)
+        attachments = _attachments(chosen, user, dhcp, drivers := PciDrivers())
         listener = sdnotify.activated_socket(os.environ, os.getpid())
         activated = listener is not None
         listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
         dhcp.start()
         attachments.recover()
-        owned = verbs.Owned(attachments, VmGroups(hierarchies()), PciDrivers())
+        owned = verbs.Owned(attachments, VmGroups(hierarchies()), drivers)
         serving = server.Server(listener, partial(verbs.perform, owned), user.uid)
         serving.start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
@@ -86,13 +88,13 @@ def _lock(chosen: Settings, held: contextlib.ExitStack) -> None:
         held.callback(os.close, server.lock_file(path))
 
 
-def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer) -> Attachments:
+def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer, drivers: PciDrivers) -> Attachments:
     ledger = Ledger(chosen.state_dir)
     ledger.prepare()
     netns.prepare_dir(chosen.netns_dir)
     cni = Cni(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
     limits = Limits(chosen.netns_dir, chosen.cni_bin_dir, user.uid or 0, chosen.undo_timeout)
-    return Attachments(ledger, cni, dhcp, limits)
+    return Attachments(ledger, cni, dhcp, limits, NicFunctions(drivers, NetlinkHostLinks()))
 
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:

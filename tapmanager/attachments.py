@@ -30,6 +30,7 @@ from tapmanager.dhcp.lease_plan import Lease, lease_for
 from tapmanager.errors import NetError, deadline, internal
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
+from tapmanager.nic_functions import NicFunctions, give_all_back
 from tapmanager.pod import Nic, Pod
 
 log = logging.getLogger(__name__)
@@ -90,11 +91,14 @@ class KeyedLocks:
 class Attachments:
     """Thread-safe. Errors: NetError; OSError where the kernel refuses what it should not."""
 
-    def __init__(self, ledger: Ledger, cni: Cni, dhcp: dhcp_server.DhcpServer, limits: Limits) -> None:
+    def __init__(
+        self, ledger: Ledger, cni: Cni, dhcp: dhcp_server.DhcpServer, limits: Limits, functions: NicFunctions
+    ) -> None:
         self._ledger = ledger
         self._cni = cni
         self._dhcp = dhcp
         self._limits = limits
+        self._functions = functions
         self._locks = KeyedLocks()
 
     def recover(self) -> None:
@@ -202,6 +206,8 @@ class Attachments:
             entry = dataclasses.replace(entry, result=result)
             entry = self._planned(entry)
             self._ledger.write(entry)
+            for function in entry.functions:
+                self._functions.take(function)
             netns.run_inside(entry.netns, lambda: links.build(entry.nics, self._limits.tap_owner))
             self._start_dhcp(entry)
             attached = dataclasses.replace(entry, phase=Phase.ATTACHED)
@@ -224,9 +230,15 @@ class Attachments:
             result = parse_result(entry.result or {})
         except BadField as exc:
             raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
-        nics = links_plan.plan(result, netns.run_inside(entry.netns, links.read), links.random_mac)
+        there = netns.run_inside(entry.netns, links.read)
+        functions = self._functions.planned(result, there)
+        nics = links_plan.plan(result, there, links.random_mac, {function.link for function in functions})
         return dataclasses.replace(
-            entry, nics=nics, ips=links_plan.ips_of(result), dns=links_plan.dns_of(entry.pod.dns, result)
+            entry,
+            nics=nics,
+            functions=functions,
+            ips=links_plan.ips_of(result),
+            dns=links_plan.dns_of(entry.pod.dns, result),
         )
 
     def _start_dhcp(self, entry: Entry) -> None:
@@ -272,8 +284,16 @@ class Attachments:
             self._note_releasing(entry)
         self._dhcp.forget(sandbox)
         alive = self._as_plugins_left_it(entry)
+        give_all_back(self._functions, entry.functions, entry.netns if alive else "")
         # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
-        self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
+        try:
+            self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
+        except NetError as exc:
+            # sriov's DEL does not know that it found the function at VFIO, and looks for a link that never was. Its addresses are
+            # free by then, and the sandbox must be.
+            if not entry.functions or any(function.driver for function in entry.functions):
+                raise
+            log.warning("pod.del_failed sandbox=%s error=%s; its functions were at VFIO before", sandbox, exc)
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
 
@@ -281,7 +301,7 @@ class Attachments:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
         alive = netns.exists(entry.netns)
         work = links.restore
-        if not alive and entry.nics and DEL_READS_ADDRESSES.issuperset(entry.conf.types()):
+        if not alive and (entry.nics or entry.functions) and DEL_READS_ADDRESSES.issuperset(entry.conf.types()):
             log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
             netns.delete(entry.netns)
             netns.create(entry.netns)

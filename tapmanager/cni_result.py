@@ -13,10 +13,13 @@ from tapmanager.pod import Dns, address, cidr, link_name, network
 
 @dataclass(frozen=True, slots=True)
 class CniInterface:
-    """`sandbox` is "" for an interface on the host's side."""
+    """`sandbox` is "" for an interface on the host's side. `mac`, `pci` (CNI 1.1's pciID) and `mtu` are "" and 0 if not said."""
 
     name: str
     sandbox: str
+    mac: str = ""
+    pci: str = ""
+    mtu: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,14 @@ def parse_result(raw: Json) -> CniResult:
 
 
 def _interface(item: Json, where: str) -> CniInterface:
-    return CniInterface(link_name(text(item, "name", where), f"{where}.name"), text(item, "sandbox", where, ""))
+    mtu = item.get("mtu")
+    return CniInterface(
+        link_name(text(item, "name", where), f"{where}.name"),
+        text(item, "sandbox", where, ""),
+        text(item, "mac", where, "").lower(),
+        text(item, "pciID", where, "").lower(),
+        mtu if isinstance(mtu, int) and 68 <= mtu <= 65535 else 0,
+    )
 
 
 def _ip(item: Json, where: str, interfaces: int) -> CniAddress:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tapmanager.cni_conf import NetworkConf, conf_from_json
 from tapmanager.errors import NetError, internal
 from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
-from tapmanager.pod import Dns, Nic, Pod, address, sandbox_id
+from tapmanager.pod import Dns, Nic, NicFunction, Pod, address, sandbox_id
 
 _VERSION = 1
 _SUFFIX = ".json"
@@ -32,6 +32,7 @@ _FIELDS = (
     "bin_dirs",
     "result",
     "nics",
+    "functions",
     "ips",
     "dns",
     "fetch_key",
@@ -67,7 +68,8 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result
-    (None: not known to have ended), the NICs (empty: links untouched). `fetch_key` is 64 hex digits."""
+    (None: not known to have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
+    `fetch_key` is 64 hex digits."""
 
     phase: Phase
     pod: Pod
@@ -77,6 +79,7 @@ class Entry:
     fetch_key: str
     result: Json | None = None
     nics: tuple[Nic, ...] = ()
+    functions: tuple[NicFunction, ...] = ()
     ips: tuple[str, ...] = ()
     dns: Dns = Dns()
     placement: Placement = Placement()
@@ -95,6 +98,7 @@ def to_json(entry: Entry) -> Json:
         "bin_dirs": list(entry.bin_dirs),
         "result": entry.result,
         "nics": [nic.to_json() for nic in entry.nics],
+        "functions": [function.to_json() for function in entry.functions],
         "ips": list(entry.ips),
         "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
         "fetch_key": entry.fetch_key,
@@ -125,6 +129,10 @@ def from_json(raw: Json) -> Entry:
         fetch_key=text(raw, "fetch_key", "ledger"),
         result=None if result is None else as_object(result, "ledger.result"),
         nics=tuple(Nic.from_json(nic, f"ledger.nics[{at}]") for at, nic in enumerate(objects(raw, "nics", "ledger"))),
+        functions=tuple(  # records of earlier versions have none
+            NicFunction.from_json(item, f"ledger.functions[{at}]")
+            for at, item in enumerate(objects(raw, "functions", "ledger"))
+        ),
         ips=tuple(address(ip, f"ledger.ips[{at}]") for at, ip in enumerate(texts(raw, "ips", "ledger"))),
         dns=Dns.from_json(as_object(raw.get("dns"), "ledger.dns"), "ledger.dns"),
         placement=Placement.from_json(  # records of earlier versions have none

@@ -40,7 +40,7 @@ def random_mac() -> str:
 
 
 @contextlib.contextmanager
-def _talking(doing: str) -> Iterator[None]:
+def talking(doing: str) -> Iterator[None]:
     try:
         yield
     except NetlinkError as exc:
@@ -49,7 +49,7 @@ def _talking(doing: str) -> Iterator[None]:
 
 def read() -> list[KernelLink]:
     """All Ethernet links here, with their addresses and main-table routes."""
-    with _talking("reading the pod's links"), IPRoute() as ipr:
+    with talking("reading the pod's links"), IPRoute() as ipr:
         links = [link for link in ipr.get_links() if link["ifi_type"] == _ARPHRD_ETHER]
         addresses = list(ipr.get_addr())
         routes = list(ipr.get_routes(table=_TABLE_MAIN))
@@ -61,6 +61,7 @@ def read() -> list[KernelLink]:
                 mtu=link.get_attr("IFLA_MTU"),
                 addresses=tuple(_address(one) for one in addresses if _is_of(one, link["index"])),
                 routes=tuple(found for one in routes for found in _route(one, link["index"])),
+                parent=_pci_parent(link),
             )
             for link in links
         ]
@@ -69,6 +70,13 @@ def read() -> list[KernelLink]:
 def _kind(link: Any) -> str:
     info = link.get_attr("IFLA_LINKINFO")
     return str(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else ""
+
+
+def _pci_parent(link: Any) -> str:
+    """Its device's PCI address, "" for others; Linux 5.14 and newer tell."""
+    return (
+        str(link.get_attr("IFLA_PARENT_DEV_NAME") or "") if link.get_attr("IFLA_PARENT_DEV_BUS_NAME") == "pci" else ""
+    )
 
 
 def _is_of(address: Any, index: int) -> bool:
@@ -104,7 +112,7 @@ def build(nics: Sequence[Nic], tap_owner: int) -> None:
     _quiet_namespace()
     with IPRoute() as ipr:
         for nic in nics:
-            with _talking(f"bridging {nic.link} to {nic.tap}"):
+            with talking(f"bridging {nic.link} to {nic.tap}"):
                 _build_one(ipr, nic, tap_owner)
 
 

@@ -6,13 +6,14 @@ decides which interfaces count, their order, and gateways the kernel does not kn
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapmanager.cni_result import CniInterface, CniResult
 from tapmanager.errors import NetError, internal
-from tapmanager.pod import Dns, Nic, Route
+from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class KernelRoute:
 
 @dataclass(frozen=True, slots=True)
 class KernelLink:
-    """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out."""
+    """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
+    PCI address of the device that it is an interface of, "" for none."""
 
     name: str
     kind: str
@@ -34,9 +36,11 @@ class KernelLink:
     mtu: int
     addresses: tuple[str, ...] = ()
     routes: tuple[KernelRoute, ...] = ()
+    parent: str = ""
 
 
 # These answer to one MAC only, the device's own: frames for a guest behind a bridge would not arrive.
+_USUAL_MTU = 1500
 _ONE_MAC_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
 
 
@@ -54,24 +58,68 @@ def dns_of(asked: Dns, result: CniResult) -> Dns:
     )
 
 
-def plan(result: CniResult, links: Sequence[KernelLink], random_mac: Callable[[], str]) -> tuple[Nic, ...]:
-    """One NIC for each interface the result puts in the pod. Raises NetError."""
+def plan(
+    result: CniResult, links: Sequence[KernelLink], random_mac: Callable[[], str], functions: Collection[str] = ()
+) -> tuple[Nic, ...]:
+    """One NIC for each interface the result puts in the pod, but for those that are `functions` of a card: they go into the VM
+    themselves. Raises NetError."""
     if not result.ips:
         raise internal("the CNI result has no IP address; configure an IPAM plugin in the network's CNI config")
     by_name = {link.name: link for link in links}
     taken = set(by_name)
     nics: list[Nic] = []
     for name in _wanted(result, links):
+        if name in functions:
+            continue
         link = by_name.get(name)
         if link is None:
-            raise internal(f'the CNI result names interface "{name}", which is not in the pod\'s network namespace')
+            raise internal(
+                f'the CNI result names interface "{name}", which is not in the pod\'s network namespace, and does not tell '
+                "which PCI device it is (pciID and mac): for SR-IOV use a plugin of CNI 1.1, or functions at their kernel driver"
+            )
         _refuse_unfit(link)
         number = _free_number(taken, len(nics))
         taken |= {f"br{number}", f"tap{number}"}
         nics.append(_nic(result, link, number, random_mac))
-    if not nics:
+    if not nics and not functions:
         raise internal("the CNI result has no interface in the pod, and none in its namespace carries its address")
     return tuple(nics)
+
+
+def plan_functions(
+    result: CniResult, links: Sequence[KernelLink], functions: Mapping[str, str], drivers: Mapping[str, str]
+) -> tuple[NicFunction, ...]:
+    """The functions of network cards that go into the VM: `functions` by link name -> PCI address, also those of networks that
+    the result does not speak of (Multus tells of the first alone); and interfaces of the result without a link, for a plugin
+    that found its function at VFIO configures it from the card's side only. `drivers`: by PCI address."""
+    by_name = {link.name: link for link in links}
+    wanted = _wanted(result, links)
+    found = [
+        _function(result, by_name[name], pci, drivers[pci], named=name in wanted) for name, pci in functions.items()
+    ]
+    for interface in result.interfaces:
+        if interface.sandbox and interface.name not in by_name and interface.pci and interface.mac:
+            link = KernelLink(interface.name, "", interface.mac, interface.mtu or _USUAL_MTU)
+            found.append(_function(result, link, interface.pci, "", named=True))
+    return tuple(found)
+
+
+def _function(result: CniResult, link: KernelLink, pci: str, driver: str, *, named: bool) -> NicFunction:
+    """`named`: the result speaks of it; else its addresses are those that it has."""
+    addresses = _addresses(result, link) if named else link.addresses
+    if link.routes:
+        addresses = tuple(_as_on_link(address, link) for address in addresses)
+    return NicFunction(
+        link=link.name,
+        pci=pci,
+        driver=driver,
+        mac=link.mac,
+        admin_mac="",
+        mtu=link.mtu,
+        addresses=addresses,
+        routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),
+        link_addresses=link.addresses,
+    )
 
 
 def _wanted(result: CniResult, links: Sequence[KernelLink]) -> list[str]:

@@ -217,3 +217,43 @@ class Nic:
 
     def to_json(self) -> Json:
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NicFunction:
+    """A virtual function of a network card that is a guest's NIC itself, at VFIO.
+
+    `link` is what the plugin calls it in the pod, `pci` its address on the host. `driver`, `mac`, `mtu` (bytes) are those of its
+    link there, `admin_mac` what was set for it from the card's side ("": not known). A plugin that found it at VFIO already
+    made no link: then `driver` is "", and the plugin's result told the rest. `addresses` and `routes` are the guest's;
+    `link_addresses` are put back on the link before CNI DEL, where plugins look for them.
+    """
+
+    link: str
+    pci: str
+    driver: str
+    mac: str
+    admin_mac: str
+    mtu: int
+    addresses: tuple[str, ...]
+    routes: tuple[Route, ...]
+    link_addresses: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> NicFunction:
+        known(obj, cls.__slots__, where)
+        admin = text(obj, "admin_mac", where)
+        return cls(
+            link=link_name(text(obj, "link", where), f"{where}.link"),
+            pci=text(obj, "pci", where),
+            driver=text(obj, "driver", where),
+            mac=mac_address(text(obj, "mac", where), f"{where}.mac"),
+            admin_mac=mac_address(admin, f"{where}.admin_mac") if admin else "",
+            mtu=number(obj, "mtu", where, 68, 65535),
+            addresses=tuple(cidr(item, f"{where}.addresses") for item in texts(obj, "addresses", where)),
+            routes=tuple(Route.from_json(item, f"{where}.routes") for item in objects(obj, "routes", where)),
+            link_addresses=tuple(cidr(item, f"{where}.link_addresses") for item in texts(obj, "link_addresses", where)),
+        )
+
+    def to_json(self) -> Json:
+        return dataclasses.asdict(self)

@@ -101,6 +101,17 @@ def _network(entry: Entry) -> Json:
                 "routes": [dataclasses.asdict(route) for route in nic.routes],
             }
             for nic in entry.nics
+        ]
+        + [
+            {
+                "name": function.link,
+                "mac": function.mac,
+                "mtu": function.mtu,
+                "addresses": list(function.addresses),
+                "routes": [dataclasses.asdict(route) for route in function.routes],
+                "function": function.pci,
+            }
+            for function in entry.functions
         ],
         "ips": list(entry.ips),
         "dns": dataclasses.asdict(entry.dns),

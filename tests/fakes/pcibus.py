@@ -36,6 +36,12 @@ class FakePciBus:
             self._attach(address, driver)
         return device
 
+    def add_virtual(self, physical: str, number: int, address: str, driver: str) -> None:
+        """A VF of that card."""
+        device, owner = self.add(address, driver), self.bus / "devices" / physical
+        os.symlink(owner, device / "physfn")
+        os.symlink(device, owner / f"virtfn{number}")
+
     def driver(self, address: str) -> str:
         link = self.bus / "devices" / address / "driver"
         return os.path.basename(os.readlink(link)) if link.is_symlink() else ""

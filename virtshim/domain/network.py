@@ -16,13 +16,15 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Interface:
     """One guest NIC. `name` is the CNI interface's name in the netns, `mac` the one the guest must use,
-    `addresses` CIDRs (`10.88.0.5/16`) the guest must carry."""
+    `addresses` CIDRs (`10.88.0.5/16`) the guest must carry. `function`: the host's PCI address (`0000:3b:00.1`) of the network
+    card's function that is this NIC, at VFIO; "" for a NIC that vmwrapper makes."""
 
     name: str
     mac: str
     mtu: int
     addresses: tuple[str, ...]
     routes: tuple[Route, ...] = ()
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)

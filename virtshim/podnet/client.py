@@ -194,7 +194,8 @@ def _interface(item: Mapping[str, object]) -> Interface:
         Route(_text(route, "destination"), None if route.get("gateway") is None else _text(route, "gateway"))
         for route in _objects(item, "routes")
     )
-    return Interface(_text(item, "name"), _text(item, "mac"), mtu, _texts(item, "addresses"), routes)
+    function = _text(item, "function") if "function" in item else ""
+    return Interface(_text(item, "name"), _text(item, "mac"), mtu, _texts(item, "addresses"), routes, function)
 
 
 def _usages(interfaces: object) -> tuple[InterfaceUsage, ...]:

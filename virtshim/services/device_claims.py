@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from dataclasses import dataclass
 
 from virtshim.device_ports import Devices
 from virtshim.domain import guest_devices
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
-from virtshim.domain.devices import DeviceRequest, GrantedDevices
+from virtshim.domain.devices import DeviceRequest, GrantedDevices, PciAddress, PciFunction
 from virtshim.domain.errors import WrongState
+from virtshim.domain.network import PodNetwork
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
 from virtshim.ports import Hypervisor, Records
@@ -35,7 +37,7 @@ class DeviceClaims:
             cdi=config.cdi,
             envs={name: value.decode(errors="replace") for name, value in config.envs},
         )
-        granted = self.devices.resolve(request)
+        granted = _with_nics(self.devices.resolve(request), sandbox.network)
         guest_devices.refuse_too_many(granted)
         return granted
 
@@ -69,3 +71,11 @@ class DeviceClaims:
             f"{', '.join(claims)} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
             "device, one virtual machine. It is free when that container has ended or was removed"
         )
+
+
+def _with_nics(granted: GrantedDevices, network: PodNetwork | None) -> GrantedDevices:
+    """The pod's NICs that are functions of the host's cards, behind the others; kubelet may have granted them too. Pure."""
+    interfaces = network.interfaces if network else ()
+    nics = [PciFunction(PciAddress.parse(interface.function)) for interface in interfaces if interface.function]
+    new = [nic for nic in nics if nic.claim not in granted.claims]
+    return dataclasses.replace(granted, passthrough=(*granted.passthrough, *new))

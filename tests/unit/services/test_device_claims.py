@@ -1,5 +1,7 @@
 """Devices of the host: granted, claimed, given free; and nobody's but one container's."""
 
+import dataclasses
+
 import pytest
 from fakes.background import Background
 from fakes.world import World, container_config, sandbox_config
@@ -10,7 +12,9 @@ from virtshim.domain.devices import CriDevice
 from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
 from virtshim.domain.guest_command import in_container
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.network import Interface
 from virtshim.domain.vm import OffReason, Power
+from virtshim.guestinit.network_config import network_config
 
 NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.1"
 CLAIM = f"pci:{ADDRESS}"
@@ -220,3 +224,40 @@ def test_it_cannot_be_checkpointed(world: World) -> None:
     with pytest.raises(WrongState, match=CLAIM):
         world.do.checkpoint_container.checkpoint(world.container(container), "/c.tar", deadline)
     assert world.outside.vms.power(world.domain(container)).power is Power.RUNNING
+
+
+# --- NICs that are functions of the host's cards
+
+
+def pod_with_function(world: World, pod: str = "web") -> SandboxId:
+    """tapmanager found a function in the pod's network, and gave it to VFIO."""
+    sandbox = world.sandbox(world.run(pod))
+    assert sandbox.network is not None
+    nic = Interface("net1", "0a:58:0a:01:00:07", 1500, ("10.1.0.7/24",), (), ADDRESS)
+    network = dataclasses.replace(sandbox.network, interfaces=(*sandbox.network.interfaces, nic))
+    world.records.sandboxes.replace(dataclasses.replace(sandbox, network=network))
+    return sandbox.id
+
+
+def test_a_function_of_the_pods_network_goes_into_the_vm_and_is_claimed(world: World) -> None:
+    container = world.create(pod_with_function(world))
+    (function,) = world.outside.vms.spec(world.domain(container)).granted.passthrough
+    assert function.claim == CLAIM
+    assert holders(world) == [container]
+    with pytest.raises(WrongState, match=CLAIM):
+        make(world, "other")
+
+
+def test_one_that_kubelet_granted_too_is_there_once(world: World) -> None:
+    container = make(world, sandbox=pod_with_function(world))
+    assert world.container(container).claims == (CLAIM,)
+
+
+def test_the_guest_finds_its_address_by_the_functions_mac(world: World) -> None:
+    world.create(pod_with_function(world))
+    (request,) = world.outside.seeds.requests.values()
+    config = network_config(request.interfaces, request.dns)
+    assert config is not None
+    link = config["ethernets"]["net1"]
+    assert link["match"] == {"macaddress": "0a:58:0a:01:00:07"}
+    assert link["addresses"] == ["10.1.0.7/24"]

@@ -201,3 +201,62 @@ def test_the_pods_dns_settings_win_field_by_field() -> None:
 def test_a_plan_survives_its_way_through_json() -> None:
     (nic,) = planned(BRIDGE, BRIDGE_LINK)
     assert Nic.from_json(json.loads(json.dumps(nic.to_json())), "nic") == nic
+
+
+# -- functions of network cards ------------------------------------------------------------------------------------------
+
+VF = "0000:3b:02.1"
+VF_LINK = link(
+    name="net1",
+    kind="",
+    addresses=("10.1.0.7/24",),
+    routes=(KernelRoute("10.1.0.0/24", None), KernelRoute("10.0.0.0/8", "10.1.0.1")),
+    parent=VF,
+)
+
+
+def test_a_function_goes_into_the_vm_with_what_its_link_had() -> None:
+    found = result(
+        interfaces=[{"name": "net1", "sandbox": SANDBOX}],
+        ips=[{"address": "10.1.0.7/24", "gateway": "10.1.0.1", "interface": 0}],
+    )
+    (function,) = links_plan.plan_functions(found, [VF_LINK], {"net1": VF}, {VF: "iavf"})
+    assert (function.link, function.pci, function.driver) == ("net1", VF, "iavf")
+    assert (function.mac, function.mtu, function.addresses) == ("0a:58:0a:58:00:05", 1450, ("10.1.0.7/24",))
+    assert function.routes == (Route("10.0.0.0/8", "10.1.0.1"),)
+    assert links_plan.plan(found, [VF_LINK], macs(), {"net1"}) == ()
+
+
+def test_a_function_beside_an_ordinary_nic_is_found_without_a_word_in_the_result() -> None:
+    """Multus tells of the first network alone."""
+    links = [BRIDGE_LINK, VF_LINK]
+    (function,) = links_plan.plan_functions(BRIDGE, links, {"net1": VF}, {VF: "iavf"})
+    assert function.addresses == ("10.1.0.7/24",)
+    (nic,) = links_plan.plan(BRIDGE, links, macs(), {"net1"})
+    assert nic.link == "eth0"
+
+
+def test_a_function_without_addresses_does_not_get_those_of_another_network() -> None:
+    old = result(ips=[{"address": "10.88.0.5/16"}])
+    bare = link(name="net1", kind="", parent=VF)
+    (function,) = links_plan.plan_functions(old, [bare], {"net1": VF}, {VF: "iavf"})
+    assert (function.addresses, function.routes) == ((), ())
+
+
+def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
+    found = result(
+        interfaces=[{"name": "net1", "sandbox": SANDBOX, "mac": "0A:58:00:00:00:09", "pciID": VF, "mtu": 9000}],
+        ips=[{"address": "10.1.0.7/24", "gateway": "10.1.0.1", "interface": 0}],
+        routes=[{"dst": "0.0.0.0/0"}],
+    )
+    (function,) = links_plan.plan_functions(found, [], {}, {})
+    assert (function.pci, function.driver, function.mac, function.mtu) == (VF, "", "0a:58:00:00:00:09", 9000)
+    assert function.addresses == ("10.1.0.7/24",)
+    assert function.routes == (Route("0.0.0.0/0", "10.1.0.1"),)
+
+
+def test_an_interface_that_is_nowhere_is_refused_with_what_is_missing() -> None:
+    found = result(interfaces=[{"name": "net1", "sandbox": SANDBOX}], ips=[{"address": "10.1.0.7/24", "interface": 0}])
+    assert links_plan.plan_functions(found, [], {}, {}) == ()
+    with pytest.raises(NetError, match="pciID and mac"):
+        planned(found)
