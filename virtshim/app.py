@@ -21,9 +21,10 @@ from virtshim.cri.image import ImageServicer
 from virtshim.cri.people import PeopleServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
 from virtshim.cri.server import CriServer
-from virtshim.device_ports import DeviceDrivers, Devices
+from virtshim.device_ports import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.device_settings import node_devices
-from virtshim.domain.deadline import Deadline
+from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.host_files import HostFiles
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.guest_ports import CommandHearers, GuestCare, TerminationFiles
@@ -66,6 +67,7 @@ from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.create_container import CreateContainer
 from virtshim.services.device_claims import DeviceClaims
+from virtshim.services.device_health import DeviceHealth
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.guest_care import CareForGuests
@@ -126,6 +128,7 @@ class Adapters:
     archives: CheckpointFiles
     devices: Devices
     drivers: DeviceDrivers
+    device_errors: DeviceErrorCounts
     seeds: GuestSeeds
     consoles: Consoles
     command_logs: CommandLogs
@@ -198,14 +201,14 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     timeout = settings.cri.stop_timeout
     sizes = sizes_of(settings)
     logs = Logs(a.consoles, a.command_logs)
-    exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout)
+    devices, borrowed = _devices(settings, a)
+    exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout, devices)
     last_words = LastWords(a.records, a.care, a.last_words)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words)
     agent_timeout = settings.vm.agent_timeout
     commands = ContainerCommands(
         a.records, a.guests, a.command_logs, stop_container, a.clock, locks, agent_timeout, hearers=a.hearers
     )
-    borrowed = BorrowedDevices(a.records, a.records.borrowed, a.drivers, timeout, binds=settings.devices.bind)
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, borrowed, timeout
@@ -238,7 +241,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(logs),
-        usage=Usage(a.records, a.readings, a.networks, a.disks, a.clock),
+        usage=Usage(a.records, a.readings, a.networks, a.disks, devices, a.clock),
         streaming=a.streaming,
         resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
         resize_sandbox=ResizeSandbox(a.records, locks, sizes),
@@ -247,8 +250,14 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
     recovering = recovery(repairs, bench, a.census, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, care, timeout)
-    events = VmEvents(a.records, exits)
-    return App(a, services, images, recovering, events, watch, _announcer(settings, a), commands, care)
+    announcer = _announcer(settings, a)
+    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, announcer, commands, care)
+
+
+def _devices(settings: Settings, a: Adapters) -> tuple[DeviceHealth, BorrowedDevices]:
+    own, timeout = settings.devices, settings.cri.stop_timeout
+    health = DeviceHealth(a.records, a.device_errors, a.drivers, timeout, resets=own.reset)
+    return health, BorrowedDevices(a.records, a.records.borrowed, a.drivers, timeout, binds=own.bind)
 
 
 def _announcer(settings: Settings, a: Adapters) -> Announcer:
@@ -279,6 +288,7 @@ def _watch(
         clock=a.clock,
         locks=locks,
         care=care,
+        devices=exits.devices,
         timeout=timeout,
     )
 
@@ -340,17 +350,14 @@ def built(settings: Settings) -> Iterator[App]:
         hypervisor = LibvirtHypervisor(connection, profile, uri)
         stack.callback(hypervisor.close)
         connection.start()
-        consoles = ConsoleLogs(layout, clock)
-        stack.callback(consoles.close)
-        command_logs = CommandLogFiles(layout, clock)
-        stack.callback(command_logs.close)
-        guests = AgentClients(layout, PlugPort(records, LibvirtPorts(connection, profile), layout).plug)
-        stack.callback(guests.close)
+        consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
+        command_logs = stack.enter_context(contextlib.closing(CommandLogFiles(layout, clock)))
+        guests = stack.enter_context(
+            contextlib.closing(AgentClients(layout, PlugPort(records, LibvirtPorts(connection, profile), layout).plug))
+        )
         networks = PodNetworkClient(settings.tapmanager.socket)
-        sizes = ConsoleSizes(guests.care.resize_console)
-        stack.callback(sizes.close)
-        own_commands = CommandAttach(guests.own_input)
-        stack.callback(own_commands.close)
+        sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.care.resize_console)))
+        own_commands = stack.enter_context(contextlib.closing(CommandAttach(guests.own_input)))
         streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
         stack.callback(streaming.stop)
         adapters = Adapters(
@@ -367,6 +374,7 @@ def built(settings: Settings) -> Iterator[App]:
             archives=CheckpointArchives(),
             devices=node_devices(settings, stack),
             drivers=DeviceDriverClient(networks),
+            device_errors=AerCounts(HostFiles()),
             seeds=SeedStore(layout),
             consoles=consoles,
             command_logs=command_logs,
@@ -379,23 +387,9 @@ def built(settings: Settings) -> Iterator[App]:
         )
         if not connection.wait_open(_START_LIMIT):
             raise Unavailable(connection.trouble())
-        _await_tapmanager(networks, clock)
+        networks.await_answer(clock, _START_LIMIT)
         app = wire(settings, adapters)
         stack.callback(app.care.close)
         stack.callback(app.commands.close)
         streaming.start(Attachments(ConsoleAttach(layout, sizes), own_commands), app.services.exec_command)
         yield app
-
-
-def _await_tapmanager(networks: PodNetworkClient, clock: Clock) -> None:
-    """Returns when it answers; a missing CNI configuration is not its fault and not waited for."""
-    deadline = Deadline.after(clock.monotonic(), _START_LIMIT)
-    never = threading.Event()
-    while True:
-        try:
-            networks.attached(timeout=5.0)
-            return
-        except Unavailable:
-            if not deadline.left(clock.monotonic()):
-                raise
-        clock.wait(never, 0.2)

@@ -163,6 +163,9 @@ class Devices(_Section):
         True,
         description="give a granted PCI function of another driver to vfio-pci while a VM has it; false: refuse it",
     )
+    reset: bool = Field(
+        False, description="reset a PCI function when its VM has ended; the kernel does so too, when QEMU lets go of it"
+    )
     pod_resources_socket: str = Field(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         pattern="^(/|$)",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from virtshim.domain.devices import BorrowedDevice, DeviceRequest, GrantedDevices, KubeletGrant, Passthrough, PciAddress
+from virtshim.domain.devices import (
+    BorrowedDevice,
+    DeviceErrors,
+    DeviceRequest,
+    GrantedDevices,
+    KubeletGrant,
+    Passthrough,
+    PciAddress,
+)
 
 
 class PodResources(Protocol):
@@ -58,3 +66,10 @@ class BorrowedTable(Protocol):
     def get(self, key: str) -> BorrowedDevice | None: ...
 
     def all(self) -> Sequence[BorrowedDevice]: ...
+
+
+class DeviceErrorCounts(Protocol):
+    """What the kernel counts of PCI functions' errors."""
+
+    def of(self, address: PciAddress) -> DeviceErrors | None:
+        """None if it counts nothing for that one, as for virtual functions. Raises nothing."""

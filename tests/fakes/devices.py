@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from virtshim.domain.devices import BlockDevice, DeviceRequest, GrantedDevices, Passthrough, PciAddress, PciFunction
+from virtshim.domain.devices import (
+    BlockDevice,
+    DeviceErrors,
+    DeviceRequest,
+    GrantedDevices,
+    Passthrough,
+    PciAddress,
+    PciFunction,
+)
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, WrongState
 
 
@@ -58,6 +66,7 @@ class FakeDeviceDrivers:
         self.broken: set[str] = set()
         self.gone: set[str] = set()
         self.no_reset: set[str] = set()
+        self.resets: list[str] = []
 
     def driver(self, address: PciAddress, timeout: float) -> str:
         if str(address) in self.gone:
@@ -75,4 +84,15 @@ class FakeDeviceDrivers:
 
     def reset(self, address: PciAddress, timeout: float) -> bool:
         self.driver(address, timeout)
+        self.resets.append(str(address))
         return str(address) not in self.no_reset
+
+
+class FakeDeviceErrors:
+    """Implements `virtshim.device_ports.DeviceErrorCounts`. `counts` by address."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, DeviceErrors] = {}
+
+    def of(self, address: PciAddress) -> DeviceErrors | None:
+        return self.counts.get(str(address))

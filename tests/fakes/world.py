@@ -13,7 +13,7 @@ from typing import Any, cast
 from fakes.archives import FakeArchives
 from fakes.clock import FakeClock
 from fakes.consoles import FakeCommandLogs, FakeConsoles
-from fakes.devices import FakeDeviceDrivers, FakeDevices
+from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.groups import FakeVmGroups
 from fakes.guests import FakeGuests, FakeHearers, FakeTerminationFiles
@@ -72,6 +72,7 @@ class Outside:
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     archives: FakeArchives = field(default_factory=FakeArchives)
     devices: FakeDevices = field(default_factory=FakeDevices)
+    device_errors: FakeDeviceErrors = field(default_factory=FakeDeviceErrors)
     drivers: FakeDeviceDrivers = field(default_factory=FakeDeviceDrivers)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
     command_logs: FakeCommandLogs = field(default_factory=FakeCommandLogs)
@@ -121,6 +122,7 @@ class World:
             files=cast("Any", Watched("files", out.files, journal, ("path",))),
             disks=cast("Any", Watched("disks", out.disks, journal)),
             devices=cast("Any", Watched("devices", out.devices, journal)),
+            device_errors=out.device_errors,
             drivers=cast("Any", Watched("drivers", out.drivers, journal)),
             archives=cast("Any", Watched("archives", out.archives, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),

@@ -21,6 +21,7 @@ _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
     "networks": ("trouble",),
     "files": ("path", "use"),
+    "device_errors": ("of",),
 }
 
 

@@ -9,7 +9,7 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.batches import batches
-from virtshim.services import container_metrics, vm_metrics
+from virtshim.services import container_metrics, device_metrics, vm_metrics
 from virtshim.services.metric_family import Kind, Measured, of_container, of_pod
 from virtshim.services.queries import Filter, list_sandboxes
 from virtshim.services.usage import SandboxUse
@@ -17,7 +17,7 @@ from virtshim.services.usage import SandboxUse
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services
 
-CONTAINER_FAMILIES: Final = (*container_metrics.CONTAINER, *vm_metrics.CONTAINER)
+CONTAINER_FAMILIES: Final = (*container_metrics.CONTAINER, *vm_metrics.CONTAINER, *device_metrics.CONTAINER)
 POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD)
 
 _TYPE: Final[Mapping[Kind, pb.MetricType.ValueType]] = {Kind.COUNTER: pb.COUNTER, Kind.GAUGE: pb.GAUGE}

@@ -160,3 +160,11 @@ class BorrowedDevice:
     @property
     def claim(self) -> str:
         return PciFunction(self.address).claim
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceErrors:
+    """Uncorrectable PCI Express errors, counted since the kernel found the device."""
+
+    fatal: int
+    nonfatal: int

@@ -6,10 +6,12 @@ Each call has a connection of its own, so a slow pod blocks nobody and a restart
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from tapmanager import protocol
+from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import (
     Aborted,
     AlreadyExists,
@@ -29,7 +31,7 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
-from virtshim.ports import AttachRequest
+from virtshim.ports import AttachRequest, Clock
 
 _ERRORS: Mapping[Kind, type[ShimError]] = {
     error.kind: error
@@ -58,6 +60,20 @@ class PodNetworkClient:
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
+
+    def await_answer(self, clock: Clock, seconds: float) -> None:
+        """Returns when tapmanager answers, or raises Unavailable; a missing CNI configuration is not its fault and not waited
+        for."""
+        deadline = Deadline.after(clock.monotonic(), seconds)
+        never = threading.Event()
+        while True:
+            try:
+                self.attached(timeout=5.0)
+                return
+            except Unavailable:
+                if not deadline.left(clock.monotonic()):
+                    raise
+            clock.wait(never, 0.2)
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
         """See the port."""

@@ -13,6 +13,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.ports import Clock, Hypervisor, Records, Streaming, VmGroups
+from virtshim.services.device_health import DeviceHealth
 from virtshim.services.inflight import PodLocks
 from virtshim.services.logs import Logs
 
@@ -31,6 +32,7 @@ class Exits:
     streaming: Streaming
     groups: VmGroups
     timeout: float
+    devices: DeviceHealth
     ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
 
     def announce(self, container: ContainerId, message: str) -> None:
@@ -56,6 +58,7 @@ class Exits:
             self.finish_log(found)
             message = message or self.ended_by_us.pop(container, "")
             vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
+            self.devices.ended(found)
             ended = found.exited(how_it_ended(found, vm))
             self.records.containers.replace(ended)
             self.streaming.end_container(container)

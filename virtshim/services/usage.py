@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.devices import DeviceErrors, PciAddress
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
@@ -26,6 +27,7 @@ from virtshim.domain.usage import (
 )
 from virtshim.ports import Clock, PodNetworks, Records, RootDisks, VmReadings
 from virtshim.services.create_container import domain_name
+from virtshim.services.device_health import DeviceHealth
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +46,7 @@ class ContainerUse:
     memory: MemoryUse | None = None
     disk: DiskUse | None = None
     domain: DomainUsage = DomainUsage()
+    device_errors: Mapping[PciAddress, DeviceErrors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,19 @@ class Usage:
     out, the rest is told."""
 
     def __init__(
-        self, records: Records, readings: VmReadings, networks: PodNetworks, disks: RootDisks, clock: Clock
+        self,
+        records: Records,
+        readings: VmReadings,
+        networks: PodNetworks,
+        disks: RootDisks,
+        devices: DeviceHealth,
+        clock: Clock,
     ) -> None:
         self._records = records
         self._readings = readings
         self._networks = networks
         self._disks = disks
+        self._devices = devices
         self._clock = clock
         self._meter = CpuMeter()
         self._lock = threading.Lock()
@@ -112,6 +122,7 @@ class Usage:
             memory=memory_of(domain, container.config.resources.memory_limit_bytes),
             disk=self._disk(container),
             domain=domain,
+            device_errors=self._devices.errors(container),
         )
 
     def _disk(self, container: Container) -> DiskUse | None:

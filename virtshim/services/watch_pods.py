@@ -16,6 +16,7 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.vm import OwnedDomain, PauseReason, Power
 from virtshim.ports import Clock, Hypervisor, PodNetworks, Records, RootDisks
 from virtshim.services.checkpoint_container import CheckpointContainer
+from virtshim.services.device_health import DeviceHealth
 from virtshim.services.exits import Exits
 from virtshim.services.guest_care import CareForGuests
 from virtshim.services.inflight import PodLocks
@@ -43,6 +44,7 @@ class WatchPods:
     clock: Clock
     locks: PodLocks
     care: CareForGuests
+    devices: DeviceHealth
     timeout: float
 
     def run(self, stopping: threading.Event) -> None:
@@ -53,7 +55,7 @@ class WatchPods:
 
     def look(self) -> None:
         """One round. A part that cannot be read now is left to the next round."""
-        for part in (self._machines, self._networks):
+        for part in (self._machines, self._networks, self.devices.look):
             self._try(part)
 
     def _try(self, part: Callable[[], None]) -> None:

@@ -1,0 +1,38 @@
+"""The kernel's counts of PCI Express errors."""
+
+from pathlib import Path
+
+import pytest
+
+from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.devices import DeviceErrors, PciAddress
+
+ADDRESS = PciAddress.parse("0000:3b:00.0")
+FATAL = "Undefined 0\nDLP 0\nSDES 1\nTLP 2\nTOTAL_ERR_FATAL 3\n"
+NONFATAL = "Undefined 0\nCmpltTO 4\nTOTAL_ERR_NONFATAL 4\n"
+
+
+def counts(root: Path, **files: str) -> AerCounts:
+    device = root / "sys/bus/pci/devices" / str(ADDRESS)
+    device.mkdir(parents=True)
+    for name, text in files.items():
+        (device / name).write_text(text)
+    return AerCounts(HostFiles(str(root)))
+
+
+def test_the_totals_are_read(tmp_path: Path) -> None:
+    assert counts(tmp_path, aer_dev_fatal=FATAL, aer_dev_nonfatal=NONFATAL).of(ADDRESS) == DeviceErrors(3, 4)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"aer_dev_fatal": FATAL},
+        {"aer_dev_fatal": "", "aer_dev_nonfatal": NONFATAL},
+        {"aer_dev_fatal": "TOTAL_ERR_FATAL x\n"},
+    ],
+)
+def test_what_is_not_counted_is_not_known(tmp_path: Path, files: dict[str, str]) -> None:
+    assert counts(tmp_path, **files).of(ADDRESS) is None

@@ -1,0 +1,31 @@
+"""The metrics of host devices in VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from virtshim.domain.devices import DeviceErrors
+from virtshim.services.metric_family import Family, Kind, Sample
+from virtshim.services.usage import ContainerUse
+
+
+def _errors(pick: Callable[[DeviceErrors], int]) -> Callable[[ContainerUse], Iterable[Sample]]:
+    return lambda use: [Sample(pick(errors), (str(address),)) for address, errors in use.device_errors.items()]
+
+
+CONTAINER = (
+    Family(
+        "virtshim_device_fatal_errors_total",
+        Kind.COUNTER,
+        "Fatal PCI Express errors of a host device in the VM, since the kernel found it.",
+        _errors(lambda errors: errors.fatal),
+        ("device",),
+    ),
+    Family(
+        "virtshim_device_nonfatal_errors_total",
+        Kind.COUNTER,
+        "Uncorrectable but not fatal PCI Express errors of a host device in the VM, since the kernel found it.",
+        _errors(lambda errors: errors.nonfatal),
+        ("device",),
+    ),
+)
