@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from fakes.podservice import closed_port, listening
 from fakes.sessions import FakeSession
 from fakes.spdy import SpdyClient, spdy
 from fakes.streamnode import CONTAINER, SANDBOX
@@ -22,37 +23,12 @@ PORTFORWARD = "portforward.k8s.io"
 TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 
-@contextlib.contextmanager
-def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A pod's service: each connection is handled on a thread. Yields its port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def one(connection: socket.socket) -> None:
-            with connection, contextlib.suppress(OSError):
-                serve(connection)
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    threading.Thread(target=one, args=(connection,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-
-
 def upper(connection: socket.socket) -> None:
     """Answers in capitals when the client has said all: only works with half-closes."""
     said = b""
     while received := connection.recv(1 << 16):
         said += received
     connection.sendall(said.upper())
-
-
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def over_spdy(node) -> SpdyClient:
