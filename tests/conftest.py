@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 # Tests run gRPC and libvirt's embedded driver in one process, as the product does (see virtshim.cli.main).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -31,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-areas", action="store_true", help="fail if an area was skipped that this machine could have run"
     )
+    parser.addoption("--long", action="store_true", help="a GiB through a guest where some MiB are usual")
     parser.addoption("--all-faults", action="store_true", help="every kill point, not a sample")
 
 

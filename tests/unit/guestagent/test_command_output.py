@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
 
-from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtshim.domain.errors import InternalError, InvalidRequest, ShimError, WrongState
 from virtshim.domain.streaming import Output, OutStream
 from virtshim.guestagent.command_output import CommandOutput
 
@@ -58,3 +62,18 @@ def test_a_terminal_outside_dev_is_not_believed():
     output = CommandOutput(TOKEN, stderr=False)
     output.feed(OutStream.STDOUT, said("start", "tty /etc/passwd"))
     assert output.tty == ""
+
+
+_WORDS = st.sampled_from(
+    ["start", "end", "exit", "exit 0", "exit 256", "tty /dev/pts/1", "fail tool x", "fail", "", "x\0"]
+)
+_PIECES = st.lists(st.tuples(st.sampled_from(OutStream), st.binary(max_size=30) | _WORDS.map(said)), max_size=12)
+
+
+@given(_PIECES)
+def test_no_guest_brings_more_out_of_it_than_output_and_our_errors(pieces):
+    output = CommandOutput(TOKEN, stderr=True)
+    with contextlib.suppress(ShimError):
+        for stream, data in pieces:
+            assert all(item.data and len(item.data) <= len(data) + 40 for item in output.feed(stream, data))
+    assert output.code is None or 0 <= output.code <= 255
