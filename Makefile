@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test faults soak bench setup guest up down lint clean
+.PHONY: demo test faults long soak bench setup guest up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -12,6 +12,9 @@ test: guest            ## every test this machine can run
 
 faults: guest          ## every kill point on real parts; `make test` takes a sample
 	$(PYTHON) -m pytest tests/faults -s --all-faults
+
+long: guest            ## much data through a guest: a GiB each way
+	$(PYTHON) -m pytest tests/e2e/test_big_transfers.py -s --long
 
 soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
 	$(PYTHON) -m tests.soak $(SOAK_ARGS)
