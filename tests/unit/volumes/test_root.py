@@ -14,7 +14,7 @@ import pytest
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import Layout, screen_socket
 from virtshim.domain.vm import Disk
 from virtshim.volumes.root import RootDiskStore
 
@@ -108,10 +108,14 @@ def test_delete_takes_disk_and_sockets_and_may_be_repeated(disks, layout, base) 
     Path(layout.container_dir(ID), "sub").mkdir()
     assert Path(layout.socket_dir(ID)).is_dir()
     Path(layout.agent_socket(ID)).write_text("")
+    screen = Path(screen_socket(layout, ID))
+    screen.parent.mkdir(parents=True)
+    screen.write_text("")
     for _ in range(2):
         disks.delete(ID)
         assert not Path(layout.container_dir(ID)).exists()
         assert not Path(layout.socket_dir(ID)).exists()
+        assert not screen.parent.exists()
     assert disks.existing() == {OTHER}
     assert Path(base[1]).exists()
 
