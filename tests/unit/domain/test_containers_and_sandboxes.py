@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import (
+    Container,
+    ContainerConfig,
+    ContainerName,
+    ContainerPhase,
+    Exit,
+    ExitReason,
+    released,
+)
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.network import Dns, PodNetwork
@@ -34,13 +42,14 @@ CONTAINER_MOVES: dict[ContainerPhase, Callable[[Container], Container]] = {
     ContainerPhase.EXITED: lambda container: container.exited(ENDED),
     ContainerPhase.REMOVING: Container.removing,
 }
-CREATING, CREATED, RUNNING, EXITED, REMOVING = ContainerPhase
+CREATING, CREATED, RUNNING, EXITED, REMOVING, UNKNOWN = ContainerPhase
 CONTAINER_TABLE = {
     CREATING: {CREATED, REMOVING},
     CREATED: {RUNNING, EXITED, REMOVING},
     RUNNING: {EXITED, REMOVING},
     EXITED: {REMOVING},
     REMOVING: {REMOVING},
+    UNKNOWN: {REMOVING},
 }
 
 SANDBOX_MOVES: dict[SandboxPhase, Callable[[Sandbox], Sandbox]] = {
@@ -96,6 +105,13 @@ def test_a_vm_may_be_on_while_it_runs_while_it_is_removed_and_after_a_failed_sta
     created = CONTAINER.created()
     assert [c.may_be_on for c in (CONTAINER, created, created.exited(ENDED))] == [False] * 3
     assert [c.may_be_on for c in (created.running(5), created.removing(), created.exited(failed))] == [True] * 3
+
+
+def test_a_container_has_its_devices_until_its_vm_is_off_for_good() -> None:
+    failed = Exit(128, ExitReason.START_ERROR, 9)
+    created = dataclasses.replace(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
+    assert [c.claims for c in (created.running(5), created.removing(), created.exited(failed))] == [created.claims] * 3
+    assert created.exited(ENDED).claims == created.running(5).exited(ENDED).claims == released(created).claims == ()
 
 
 def test_the_first_reason_of_a_sandbox_is_kept() -> None:
