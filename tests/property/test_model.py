@@ -212,7 +212,7 @@ class Node:
                 self.world.domain(ContainerId(container)), OffReason.CRASHED if this else OffReason.SHUTDOWN
             )
             self.outside.vms.deliver()
-            vm.state, vm.exit_code = EXITED, int(this)
+            vm.state, vm.exit_code = EXITED, 137 if this else 0
 
     def restart(self, pick: int, this: bool, that: bool) -> None:
         self.node.close()
