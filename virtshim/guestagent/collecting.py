@@ -63,4 +63,8 @@ class Collector:
             with suppress(ShimError):  # a busy guest; the command's own end will be heard
                 if self._vm.is_gone(self._running, Patience.of(_CHECK_SECONDS)):
                     self._vigil.gone(time.monotonic())
+        if self._vigil.turn_due(now):
+            self._vm.take_turn()
+            self._vigil.turned(time.monotonic())
+            return False
         return self._vigil.over(now)

@@ -149,6 +149,11 @@ class GuestVm:
                 return code if isinstance(code, int) else -1
             patience.cancelled.wait(min(_POLL, patience.slice("a script in the guest")))
 
+    def take_turn(self) -> None:
+        """Returns when a process has run in the guest, or it is no use to wait. Never raises."""
+        with suppress(ShimError):
+            self.run_script(":", (), Patience.of(_SCRIPT_SECONDS, self._ended))
+
     def _end_earlier_sessions(self, patience: Patience) -> None:
         """Once: what a virtshim before this one left running holds ports, and nobody reads its output."""
         if not self._swept:

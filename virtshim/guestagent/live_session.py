@@ -131,6 +131,9 @@ class LiveSession:
         due = self._vigil.check_due(time.monotonic(), started=self._running.output.started)
         if due and await self._in_thread(self._is_gone):
             self._vigil.gone(time.monotonic())
+        if self._vigil.turn_due(time.monotonic()):
+            await self._in_thread(self._vm.take_turn)
+            self._vigil.turned(time.monotonic())
 
     def _is_gone(self) -> bool:
         try:

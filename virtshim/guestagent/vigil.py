@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-# A process that the command left behind holds its streams open: what was written before the command ended has long come.
+# A process that the command left behind holds its streams open: what was written before the command ended has long come, unless
+# the guest is so busy that its relays do not get to run. So another process must have had its turn there in between.
 _QUIET_AFTER_EXIT = 0.5
 _LONGEST_AFTER_EXIT = 5.0
+_AFTER_TURN = 0.1
 # Silence after which the agent is asked. The beginning takes milliseconds.
 _CHECK_START = 1.0
 _CHECK = 5.0
@@ -17,6 +19,7 @@ class Vigil:
         self._heard = now
         self._checked = now
         self._exited: float | None = None
+        self._turned: float | None = None
         self._gone: float | None = None
 
     def heard(self, now: float, *, exited: bool) -> None:
@@ -29,6 +32,18 @@ class Vigil:
         """The agent says that nothing of the command runs any more."""
         if self._gone is None:
             self._gone = now
+
+    def turn_due(self, now: float) -> bool:
+        """True while the end hangs on whether the guest has got round to others since something was heard."""
+        if self._exited is None:
+            return False
+        if now - self._exited >= _LONGEST_AFTER_EXIT:
+            return self._turned is None
+        return now - self._heard >= _QUIET_AFTER_EXIT and (self._turned is None or self._turned < self._heard)
+
+    def turned(self, now: float) -> None:
+        """A process that was started when the turn was due has ended, or the guest does not answer."""
+        self._turned = now
 
     def check_due(self, now: float, *, started: bool) -> bool:
         """True once for each time that the agent should be asked."""
@@ -43,6 +58,8 @@ class Vigil:
         quiet = now - self._heard
         if self._gone is not None and now - self._gone >= _LAST_BYTES and quiet >= _LAST_BYTES:
             return True
-        if self._exited is None:
+        if self._exited is None or self._turned is None:
             return False
-        return quiet >= _QUIET_AFTER_EXIT or now - self._exited >= _LONGEST_AFTER_EXIT
+        if now - self._exited >= _LONGEST_AFTER_EXIT:
+            return now - self._turned >= _AFTER_TURN
+        return self._turned >= self._heard and now - self._turned >= _AFTER_TURN
