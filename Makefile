@@ -14,7 +14,7 @@ faults: guest          ## every kill point on real parts; `make test` takes a sa
 	$(PYTHON) -m pytest tests/faults -s --all-faults
 
 long: guest            ## much data through a guest: a GiB each way
-	$(PYTHON) -m pytest tests/e2e/test_big_transfers.py -s --long
+	$(PYTHON) -m pytest tests/e2e/test_big_transfers.py -s --long -o faulthandler_timeout=3000
 
 soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
 	$(PYTHON) -m tests.soak $(SOAK_ARGS)
