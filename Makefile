@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test faults long soak bench setup guest up down lint clean
+.PHONY: demo test faults long e2e-vfio soak bench setup guest up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -15,6 +15,10 @@ faults: guest          ## every kill point on real parts; `make test` takes a sa
 
 long: guest            ## much data through a guest: a GiB each way
 	$(PYTHON) -m pytest tests/e2e/test_big_transfers.py -s --long -o faulthandler_timeout=3000
+
+e2e-vfio: guest        ## devices of device plugins in VMs, on an emulated machine with IOMMU and SR-IOV; some minutes
+	tests/vfio/machine/build.sh build/vfio
+	$(PYTHON) -m pytest tests/vfio -s --strict-areas -o faulthandler_timeout=1600 $(PYTEST_ARGS)
 
 soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
 	$(PYTHON) -m tests.soak $(SOAK_ARGS)

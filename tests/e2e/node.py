@@ -21,9 +21,11 @@ VIRTSHIM = [sys.executable, "-m", "virtshim"]
 
 
 class Node:
-    def __init__(self, directory: str, pod_cidr: str, config: str = "") -> None:
+    def __init__(self, directory: str, pod_cidr: str, config: str = "", patience: float = 90.0) -> None:
+        """`config`: more settings, as TOML. `patience`: seconds for the node to come up or to go."""
         self.directory = directory
         self.pod_cidr = pod_cidr
+        self._patience = patience
         self.socket = f"{directory}/run/virtshim.sock"
         self.output = Path(f"{directory}.log")
         self._config = Path(f"{directory}.toml")
@@ -42,7 +44,7 @@ class Node:
                 stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
         process = self.process
-        wait_until(lambda: "up: ready" in self.log() or process.poll() is not None, 90, "the node is ready")
+        wait_until(lambda: "up: ready" in self.log() or process.poll() is not None, self._patience, "the node is ready")
         assert process.poll() is None, self.log()
 
     def log(self) -> str:
@@ -61,7 +63,7 @@ class Node:
             [*VIRTSHIM, "down", "--dir", self.directory, "--all"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=self._patience + 30,
             check=False,
         )
         if self.process is not None:

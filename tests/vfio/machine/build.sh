@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Builds what the passthrough tests' machine boots: the distribution's kernel for clouds, its modules, and an initramfs whose
+# only work is to mount the root file system. That is this machine's own, read-only (see ../outer.py), so the packages
+# that are tested are those that are installed here, and there is no disk image to make. And the guest inside the machine,
+# devices.qcow2.
+#
+#   build.sh DIRECTORY      (GUEST_CACHE: where the small guest's build left its packages; default: guest-cache beside it)
+#
+# A second run with the same inputs does nothing.
+set -euo pipefail
+
+say() { printf 'vfio machine: %s\n' "$*"; }
+die() { printf 'vfio machine: %s\n' "$*" >&2; exit 1; }
+
+[ $# = 1 ] || die "usage: $0 DIRECTORY"
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+cache=${GUEST_CACHE:-$(dirname "$out")/guest-cache}
+
+exec 9> "$out/lock"
+flock 9
+kernel_package() { find "$cache" -name 'linux-image-*.deb' | head -n 1; }
+
+mkdir -p "$cache"
+package=$(kernel_package)
+if [ -z "$package" ]; then
+  # The small guest's build brings it, and keeps it.
+  GUEST_CACHE=$cache "$here/../../../deploy/guest/build.sh" "$out/guest.qcow2"
+  rm -f "$out/guest.qcow2" "$out/guest.qcow2.inputs"
+  package=$(kernel_package)
+fi
+[ -n "$package" ] || die "no kernel package in $cache; remove $cache and try again"
+
+inputs=$( (cat "$here"/{build.sh,init,boot.S,devices.c}; sha256sum < "$package") | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$out/inputs" 2>/dev/null || true)" = "$inputs" ]; then exit 0; fi
+for tool in busybox cpio depmod modprobe dpkg-deb gcc qemu-img; do
+  command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
+done
+
+work=$(mktemp -d "$out/work.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+# Ubuntu keeps the modules in a package of their own.
+for each in "$package" "$cache"/debs/linux-modules-*.deb; do [ ! -e "$each" ] || dpkg-deb --extract "$each" "$work/packages"; done
+kernel=$(find "$work/packages/boot" -name 'vmlinuz-*' | head -n 1)
+version=${kernel##*/vmlinuz-}
+mkdir -p "$work/modules/lib/modules"
+mv "$work"/packages/{,usr/}lib/modules/"$version" "$work/modules/lib/modules/" 2>/dev/null || true
+find "$work/modules" -name '*.ko.zst' -exec zstd -q -d --rm {} +
+find "$work/modules" -name '*.ko.xz' -exec xz -d {} +
+depmod -b "$work/modules" "$version"
+
+root=$work/root
+mkdir -p "$root"/{bin,dev,proc,sys,modules,lower,upper,new}
+install -m 0755 "$(command -v busybox)" "$root/bin/busybox"
+install -m 0755 "$here/init" "$root/init"
+modprobe -d "$work/modules" -S "$version" --show-depends -a virtio_pci virtiofs overlay |
+  sed -n 's|^insmod \([^ ]*\).*|\1|p' | awk '!seen[$0]++' |
+  while read -r module; do
+    install -m 0644 "$module" "$root/modules/"
+    echo "${module##*/}" >> "$root/modules/order"
+  done
+(cd "$root" && find . -print0 | LC_ALL=C sort -z | cpio --quiet --null -o -H newc -R 0:0 --reproducible) > "$work/initramfs"
+
+as --32 -o "$work/boot.o" "$here/boot.S"
+ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o "$work/disk" "$work/boot.o"
+gcc -m32 -march=i686 -Os -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-stack-protector -fcf-protection=none \
+  -fno-asynchronous-unwind-tables -mgeneral-regs-only -c -o "$work/devices.o" "$here/devices.c"
+ld -m elf_i386 -e start --section-start=.start=0x10000 -Ttext 0x10040 --oformat binary -o "$work/devices" "$work/devices.o"
+cat "$work/devices" >> "$work/disk"
+truncate -s 1M "$work/disk"
+qemu-img convert -q -O qcow2 "$work/disk" "$work/devices.qcow2"
+
+rm -rf "$out/modules" "$out/inputs"
+mv "$work/devices.qcow2" "$out/devices.qcow2"
+mv "$work/modules/lib/modules/$version" "$out/modules"
+mv "$work/initramfs" "$out/initramfs"
+mv "$kernel" "$out/vmlinuz"
+echo "$inputs" > "$out/inputs"
+say "$out: kernel $version"

@@ -1,0 +1,13 @@
+# What the machine does once it has a root file system, as PID 1: prepares itself as a node's init would, runs the story, ends.
+# The story's report goes to the second serial port, all else to the first.
+project=$(cd "$(dirname "$0")/../../.." && pwd)
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1
+exec < /dev/null > /dev/console 2>&1
+mount -t cgroup2 none /sys/fs/cgroup
+ip link set lo up
+mkdir -p /run/netns
+mount --bind --make-shared /run/netns /run/netns
+modprobe -a vfio-pci virtio-rng tun bridge veth
+stty -F /dev/ttyS1 raw
+cd "$project" && .venv/bin/python tests/vfio/story.py /dev/ttyS1
+busybox poweroff -f

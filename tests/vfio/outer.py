@@ -1,0 +1,130 @@
+"""The machine with an IOMMU and SR-IOV, in software: an emulated one, with this machine's root file system read-only.
+
+No machine that tests run on has such hardware to give away. QEMU emulates all that VFIO needs: VT-d, an NVMe controller with
+virtual functions, QEMU's educational device, and a conventional bridge whose devices share a group. Inside, a node runs as
+anywhere, and its VMs are emulated once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+_BUILT = PROJECT / "build" / "vfio"
+REPORT = _BUILT / "report.json"
+_MEMORY_MIB = 3072
+_VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
+
+_SRIOV = "sriov_max_vfs=4,sriov_vq_flexible=8,sriov_vi_flexible=4,max_ioqpairs=10,msix_qsize=6"
+# The first device on the root bus has slot 1; hardware.py knows where things are by that order.
+_DEVICES = (
+    "intel-iommu,caching-mode=on",
+    "vhost-user-fs-pci,chardev=root,tag=root",
+    "pcie-root-port,id=express,chassis=1,slot=1",
+    "edu",
+    "pcie-pci-bridge,id=conventional",
+    "nvme-subsys,id=subsystem",
+    f"nvme,serial=outer,subsys=subsystem,bus=express,{_SRIOV}",
+    "edu,bus=conventional,addr=1",
+    "virtio-rng-pci,bus=conventional,addr=2",
+)
+
+# In a mount namespace of its own: the root file system and the project, which may be mounted apart, both read-only.
+_SERVE = """
+set -e
+mount --make-rprivate /
+mount --bind / "$1" && mount --bind "$2" "$1$2"
+mount -o remount,bind,ro "$1" && mount -o remount,bind,ro "$1$2"
+shift 2
+exec "$@"
+"""
+
+
+class NoReport(Exception):
+    """The machine ended, or had to be ended, before its story did."""
+
+
+def missing() -> str:
+    """What this machine lacks for it, "" if nothing."""
+    if not any(map(os.path.exists, _VIRTIOFSD)):
+        return "needs virtiofsd (package qemu-system-common, elsewhere virtiofsd)"
+    if not (_BUILT / "inputs").exists():
+        return "needs build/vfio; run make e2e-vfio"
+    return ""
+
+
+def run_story(seconds: float) -> dict[str, dict[str, Any]]:
+    """Boots the machine and waits until it has powered itself off. What story.py reported, by step. Raises NoReport."""
+    directory = tempfile.mkdtemp(prefix="virtshim-vfio-", dir="/var/tmp")
+    try:
+        return _run(Path(directory), seconds)
+    finally:
+        shutil.rmtree(directory)
+
+
+def _run(directory: Path, seconds: float) -> dict[str, dict[str, Any]]:
+    root = directory / "root"
+    root.mkdir()
+    for name in ("console", "report", "output"):
+        (directory / name).touch()
+    with socket.socket(socket.AF_UNIX) as listener, (directory / "output").open("ab") as output:
+        listener.bind(f"{directory}/root.sock")
+        listener.listen(1)
+        number = str(listener.fileno())
+        virtiofsd = next(filter(os.path.exists, _VIRTIOFSD))
+        files = subprocess.Popen(
+            [
+                "unshare", "--mount", "sh", "-c", _SERVE, "sh", str(root), str(PROJECT),
+                virtiofsd, f"--fd={number}", "-o", f"source={root}", "-o", "cache=always,sandbox=chroot",
+                "--rlimit-nofile=0",
+            ],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[listener.fileno()],
+        )  # fmt: skip
+        try:
+            ended = subprocess.run(
+                _qemu(directory), stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=seconds, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            ended = None
+        finally:
+            files.terminate()
+            files.wait(10)
+    report = [json.loads(line) for line in (directory / "report").read_text().splitlines() if line.startswith("{")]
+    steps = {step.pop("step"): step for step in report}
+    if "end" not in steps:
+        how = f"not within {seconds:g} s" if ended is None else f"QEMU ended with {ended}"
+        raise NoReport(
+            f"{how}; report: {json.dumps(steps, indent=1)}\nconsole:\n{_tail(directory / 'console')}"
+            f"\noutput:\n{_tail(directory / 'output')}"
+        )
+    return steps
+
+
+def _qemu(directory: Path) -> list[str]:
+    words = "console=ttyS0 quiet panic=-1 intel_iommu=on mitigations=off audit=0 random.trust_cpu=on"
+    arguments = [
+        # It never outlives the tests.
+        "setpriv", "--pdeathsig", "KILL", "--",
+        "qemu-system-x86_64", "-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "2", "-m", str(_MEMORY_MIB),
+        # virtiofsd reads and writes the machine's memory.
+        "-object", f"memory-backend-memfd,id=memory,size={_MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory",
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-serial", f"file:{directory}/console", "-serial", f"file:{directory}/report",
+        "-kernel", f"{_BUILT}/vmlinuz", "-initrd", f"{_BUILT}/initramfs",
+        "-append", f"{words} project={PROJECT}",
+        "-chardev", f"socket,id=root,path={directory}/root.sock",
+    ]  # fmt: skip
+    for device in _DEVICES:
+        arguments += ["-device", device]
+    return arguments
+
+
+def _tail(file: Path) -> str:
+    return "\n".join(file.read_text(errors="replace").splitlines()[-60:])

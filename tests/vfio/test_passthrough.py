@@ -1,0 +1,158 @@
+"""Devices that device plugins hand out reach VMs, on a machine with IOMMU and SR-IOV: see outer.py for it, story.py for what
+was done there."""
+
+from __future__ import annotations
+
+import re
+
+import hardware
+import pytest
+from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
+
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+
+FIRST, SECOND, THIRD = hardware.VFS
+
+
+def lines(console: list[str], kind: str) -> list[str]:
+    """What the guest said of its devices of that kind."""
+    return [line.strip() for line in console if line.startswith(f"{kind} ")]
+
+
+def test_the_machine_has_virtual_functions_of_their_own_groups_and_one_shared_group(told):
+    groups = told("hardware")["groups"]
+    assert len({groups[address] for address in (*hardware.VFS, hardware.EDU)}) == 4
+    assert groups[hardware.SHARED_EDU] == groups[hardware.SHARED_RNG]
+    assert told("hardware")["drivers"] == {
+        FIRST: "vfio-pci", SECOND: "vfio-pci", THIRD: "nvme", hardware.EDU: "vfio-pci",
+        hardware.SHARED_EDU: "vfio-pci", hardware.SHARED_RNG: "virtio-pci",
+    }  # fmt: skip
+
+
+def test_the_device_plugin_offers_what_could_be_attached_as_healthy(told):
+    offered = told("plugin")["offered"]
+    assert offered[EDU_RESOURCE] == {hardware.EDU: "Healthy"}
+    assert offered[NVME_RESOURCE] == {FIRST: "Healthy", SECOND: "Healthy", THIRD: "Unhealthy"}
+
+
+def test_the_device_plugin_says_what_keeps_a_function_from_being_attached(told):
+    assert told("plugin")["offered"][SHARED_RESOURCE] == {hardware.SHARED_EDU: "Unhealthy"}
+    log = told("plugin")["log"]
+    assert re.search(rf"{THIRD}[^\n]*nvme", log)
+    assert re.search(rf"{hardware.SHARED_RNG}[^\n]*virtio-pci", log)
+
+
+def test_a_container_is_granted_the_nodes_of_its_groups_and_told_the_addresses(told):
+    granted, groups = told("granted"), told("hardware")["groups"]
+    assert granted["devices"] == ["/dev/vfio/vfio", f"/dev/vfio/{groups[hardware.EDU]}", f"/dev/vfio/{groups[FIRST]}"]
+    assert sorted(granted["envs"].values()) == [hardware.EDU, FIRST]
+
+
+def test_the_guest_reaches_registers_and_memory_through_a_granted_device(told):
+    (found,) = lines(told("passthrough")["console"], "edu")
+    assert found.endswith("id=010000ed factorial(10)=3628800 dma=equal")
+
+
+def test_the_guest_drives_a_virtual_function_of_the_nvme_controller(told):
+    found = lines(told("passthrough")["console"], "nvme")
+    assert 'serial="outer" model="QEMU NVMe Ctrl" controller=1' in found[-1]
+
+
+def test_a_function_at_a_kernel_driver_is_lent_to_the_vm(told):
+    assert told("passthrough")["drivers"][THIRD] == "vfio-pci"
+    found = lines(told("passthrough")["console"], "nvme")
+    assert 'serial="outer" model="QEMU NVMe Ctrl" controller=3' in found[0]
+
+
+def test_each_device_has_the_guest_address_that_was_foretold(told):
+    console = told("passthrough")["console"]
+    assert lines(console, "pci")[1:] != []
+    assert [line.split()[1] for line in lines(console, "edu") + lines(console, "nvme")] == [
+        "01:00.0",
+        "02:00.0",
+        "03:00.0",
+    ]
+
+
+def test_a_vm_with_devices_runs_unprivileged_and_may_lock_its_memory(told):
+    facts = told("passthrough")
+    assert facts["uid"] != 0
+    assert facts["memlock"] == "unlimited" or int(facts["memlock"]) > 1 << 30
+    assert facts["vfio_users"] == ["qemu-system-x86"]
+
+
+def test_a_vm_keeps_its_devices_while_virtshim_dies_and_comes_back(told):
+    after = told("daemon killed")
+    assert after["same"], "the QEMU of before"
+    assert after["states"] == ["CONTAINER_RUNNING"]
+    assert after["drivers"] == told("passthrough")["drivers"]
+
+
+def test_a_device_of_a_running_container_is_not_given_to_a_second_one(told):
+    refused = told("claimed twice")
+    assert refused["of"] == "create"
+    assert refused["code"] == "FAILED_PRECONDITION"
+    assert FIRST in refused["message"]
+    assert refused["left"] == 0
+
+
+def test_a_variable_that_names_a_device_which_was_not_granted_gets_an_error_and_no_device(told):
+    refused = told("forged hint")
+    assert (refused["of"], refused["code"], refused["left"]) == ("create", "INVALID_ARGUMENT", 0)
+    assert "PCIDEVICE_EXAMPLE_COM_NVME_VF" in refused["message"]
+    assert SECOND in refused["message"]
+
+
+def test_a_grant_is_not_widened_by_a_variable(told):
+    refused = told("forged beside a grant")
+    assert (refused["of"], refused["code"], refused["left"]) == ("create", "INVALID_ARGUMENT", 0)
+    assert "PCIDEVICE_OTHER" in refused["message"]
+
+
+def test_a_group_with_a_function_at_another_driver_is_refused_before_qemu_is(told):
+    refused = told("group not viable")
+    assert refused["code"] == "FAILED_PRECONDITION"
+    assert hardware.SHARED_RNG in refused["message"]
+    assert "virtio-pci" in refused["message"]
+    assert refused["driver"] == "virtio-pci", "what was not granted keeps its driver"
+
+
+def test_a_group_without_a_node_is_refused_with_what_to_do(told):
+    refused, group = told("not bound"), told("hardware")["groups"][THIRD]
+    assert refused["of"] == "create"
+    assert f"/dev/vfio/{group}" in refused["message"]
+
+
+def test_a_removed_container_leaves_its_devices_free_and_as_they_were(told):
+    removed = told("removed")
+    assert removed["qemus"] == 0
+    assert removed["drivers"] == told("hardware")["drivers"]
+
+
+def test_with_cdi_a_container_is_granted_names_and_no_nodes(told):
+    assert told("granted by CDI")["cdi"] == [f"{NVME_RESOURCE}={FIRST}"]
+    assert told("granted by CDI")["devices"] == []
+
+
+def test_freed_devices_are_given_to_the_next_container(told):
+    third, first = lines(told("given again")["console"], "nvme")
+    assert "controller=3" in third
+    assert "controller=1" in first
+
+
+def test_a_vm_that_was_killed_is_started_again_with_the_same_devices(told):
+    assert (told("killed")["state"], told("killed")["reason"]) == ("CONTAINER_EXITED", "Error")
+    third, first = lines(told("restarted by kubelet")["console"], "nvme")
+    assert "controller=3" in third
+    assert "controller=1" in first
+
+
+def test_removing_the_dead_container_takes_nothing_from_its_successor(told):
+    assert told("restarted by kubelet")["drivers"][THIRD] == "vfio-pci"
+    assert told("restarted by kubelet")["vfio_users"] == ["qemu-system-x86"]
+
+
+def test_nothing_is_left_when_a_node_was_taken_down_with_a_vm_that_runs(told):
+    assert told("down")["left"] == []
+    assert told("down")["drivers"] == told("hardware")["drivers"]
+    assert told("end")["told"]
