@@ -21,13 +21,10 @@ from virtshim.cri.image import ImageServicer
 from virtshim.cri.people import PeopleServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
 from virtshim.cri.server import CriServer
-from virtshim.device_ports import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.device_settings import node_devices
 from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.guest_ports import CommandHearers, GuestCare, TerminationFiles
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.bulk_stats import BulkStats, read_all
@@ -39,27 +36,22 @@ from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.standstill import LibvirtStandstill
-from virtshim.hypervisor_settings import libvirt_uri, node_profile, own_groups, systemd_cgroups
-from virtshim.image_settings import image_settings
 from virtshim.images.filestore import ImageFileStore
 from virtshim.observe import machine
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.drivers import DeviceDriverClient
 from virtshim.podnet.groups import VmGroupClient
-from virtshim.ports import (
-    Clock,
-    CommandLogs,
-    Consoles,
-    GuestAgents,
-    GuestSeeds,
-    Hypervisor,
-    RootDisks,
-    Streaming,
-    VmGroups,
-    VmReadings,
-    VmResizing,
-)
-from virtshim.recovery_ports import KnownImageFiles, KnownNetworks, VmCensus
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.consoles import CommandLogs, Consoles
+from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.guests import CommandHearers, GuestAgents, GuestCare, TerminationFiles
+from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing
+from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmCensus
+from virtshim.ports.seeds import GuestSeeds
+from virtshim.ports.standstill import CheckpointFiles, Standstill
+from virtshim.ports.streaming import Streaming
 from virtshim.services.announce import Announcer
 from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.checkpoint_container import CheckpointContainer
@@ -92,14 +84,16 @@ from virtshim.services.stop_sandbox import StopSandbox
 from virtshim.services.usage import Usage
 from virtshim.services.vm_events import VmEvents
 from virtshim.services.watch_pods import WatchPods
-from virtshim.standstill_ports import CheckpointFiles, Standstill
 from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
-from virtshim.vm_settings import sizes_of
 from virtshim.volumes.checkpoint import CheckpointArchives
 from virtshim.volumes.root import RootDiskStore
 from virtshim.volumes.termination_file import TerminationFileStore
+from virtshim.wiring.devices import node_devices
+from virtshim.wiring.hypervisor import libvirt_uri, node_profile, own_groups, systemd_cgroups
+from virtshim.wiring.images import image_settings
+from virtshim.wiring.sizes import sizes_of
 
 # GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
 _MOST_LISTENERS = 16

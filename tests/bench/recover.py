@@ -33,7 +33,7 @@ from virtshim.domain.vm import Disk, DiskBus, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.podnet.client import PodNetworkClient
-from virtshim.ports import AttachRequest
+from virtshim.ports.network import AttachRequest
 from virtshim.store.records import SqliteRecords
 
 PODS = 200

@@ -35,9 +35,9 @@ from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.standstill import LibvirtStandstill
-from virtshim.ports import Hypervisor, VmReadings, VmResizing
-from virtshim.recovery_ports import VmCensus
-from virtshim.standstill_ports import Standstill
+from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing
+from virtshim.ports.recovery import VmCensus
+from virtshim.ports.standstill import Standstill
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 PATIENCE = 30.0

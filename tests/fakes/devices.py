@@ -17,7 +17,7 @@ from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Wron
 
 
 class FakeDevices:
-    """Implements `virtshim.device_ports.Devices`. `nodes`: what is behind a device node or a CDI name; a node below /dev/block
+    """Implements `virtshim.ports.devices.Devices`. `nodes`: what is behind a device node or a CDI name; a node below /dev/block
     is a block device. `PCIDEVICE_...` in the environment must name what is granted. `unfit` devices do not pass the check."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class FakeDevices:
 
 
 class FakeDeviceDrivers:
-    """Implements `virtshim.device_ports.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
+    """Implements `virtshim.ports.devices.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
     `broken` drivers take none, `gone` functions were unplugged, `no_reset` ones cannot be reset."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class FakeDeviceDrivers:
 
 
 class FakeDeviceErrors:
-    """Implements `virtshim.device_ports.DeviceErrorCounts`. `counts` by address."""
+    """Implements `virtshim.ports.devices.DeviceErrorCounts`. `counts` by address."""
 
     def __init__(self) -> None:
         self.counts: dict[str, DeviceErrors] = {}

@@ -8,7 +8,7 @@ from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.usage import DiskUse
 from virtshim.domain.vm import Disk
-from virtshim.ports import SeedRequest
+from virtshim.ports.seeds import SeedRequest
 
 
 class FakeRootDisks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from virtshim.domain.cgroup import vm_group
 from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId
-from virtshim.ports import VmGroup
+from virtshim.ports.cgroups import VmGroup
 
 
 class FakeVmGroups:

@@ -10,7 +10,7 @@ from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import News, ReadTo
 from virtshim.domain.streaming import Output, Streams
-from virtshim.ports import StreamSession
+from virtshim.ports.streaming import StreamSession
 
 Run = Callable[[GuestCommand, float, threading.Event], CommandResult]
 
@@ -20,7 +20,7 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 
 class FakeGuests:
-    """Implements `virtshim.ports.GuestAgents` and `virtshim.guest_ports.GuestCare`. `do` runs a command; `sessions` are
+    """Implements `virtshim.ports.GuestAgents` and `virtshim.ports.guests.GuestCare`. `do` runs a command; `sessions` are
     handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class FakeGuests:
     def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return self.told
 
-    # --- virtshim.guest_ports.GuestCare
+    # --- virtshim.ports.guests.GuestCare
 
     def freeze(self, container: ContainerId, timeout: float) -> int:
         self.frozen.add(container)
@@ -101,7 +101,7 @@ class FakeGuests:
 
 
 class FakeTerminationFiles:
-    """Implements `virtshim.guest_ports.TerminationFiles`."""
+    """Implements `virtshim.ports.guests.TerminationFiles`."""
 
     def __init__(self) -> None:
         self.written: dict[str, bytes] = {}
@@ -111,7 +111,7 @@ class FakeTerminationFiles:
 
 
 class FakeHearers:
-    """Implements `virtshim.guest_ports.CommandHearers`."""
+    """Implements `virtshim.ports.guests.CommandHearers`."""
 
     def __init__(self) -> None:
         self.said: list[Output] = []

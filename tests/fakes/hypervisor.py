@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
-from virtshim.recovery_ports import Census, Remembered
+from virtshim.ports.recovery import Census, Remembered
 
 _ABSENT = PowerState(Power.ABSENT)
 _PATIENCE = 30.0
@@ -144,7 +144,7 @@ class FakeHypervisor:
             ]
 
     def take(self) -> Census:
-        """Implements `virtshim.recovery_ports.VmCensus`, with the next."""
+        """Implements `virtshim.ports.recovery.VmCensus`, with the next."""
         self._reach("list")
         owned = [domain for domain in self.owned_now() if domain.name not in self.unreadable]
         return Census(owned, tuple(self.unreadable), dict(self.other_nodes), self.other_sandboxes)

@@ -12,7 +12,7 @@ from virtshim.domain.errors import DeadlineExceeded, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse
 from virtshim.domain.image_name import ImageName
-from virtshim.ports import FetchedImage
+from virtshim.ports.images import FetchedImage
 
 
 @dataclass(frozen=True)

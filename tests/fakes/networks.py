@@ -9,7 +9,7 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
-from virtshim.ports import AttachRequest
+from virtshim.ports.network import AttachRequest
 
 
 def usage(name: str = "eth0") -> InterfaceUsage:

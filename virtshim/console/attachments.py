@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from virtshim.domain.streaming import AttachStreams
-from virtshim.ports import Attaches, StreamSession
+from virtshim.ports.streaming import Attaches, StreamSession
 
 
 class Attachments:

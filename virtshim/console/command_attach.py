@@ -1,6 +1,6 @@
 """Attach to a container's own command: what it says goes to all who listen, what they type goes to its input.
 
-Lives on the streaming loop but for what the command's own thread calls (`virtshim.guest_ports.CommandHearers`). The output is
+Lives on the streaming loop but for what the command's own thread calls (`virtshim.ports.guests.CommandHearers`). The output is
 that of the log, as it is read from the guest: nobody is shown what was said before. A client that does not keep up loses its
 oldest output and is told so; the command is never stopped for it.
 """
@@ -20,8 +20,8 @@ from virtshim.console.size import ConsoleSize, ConsoleSizes
 from virtshim.domain.errors import ResourceExhausted, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.streaming import AttachStreams, Ended, Output, OutStream
-from virtshim.guest_ports import CommandInputs
-from virtshim.ports import StreamSession
+from virtshim.ports.guests import CommandInputs
+from virtshim.ports.streaming import StreamSession
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ _ANSWER: Final = 3.0
 
 
 class CommandAttach:
-    """Implements `virtshim.ports.Attaches` and `virtshim.guest_ports.CommandHearers`."""
+    """Implements `virtshim.ports.Attaches` and `virtshim.ports.guests.CommandHearers`."""
 
     def __init__(self, inputs: CommandInputs) -> None:
         self.inputs = inputs
@@ -77,7 +77,7 @@ class CommandAttach:
         with self._lock:
             self._input_over.add(container)
 
-    # --- virtshim.guest_ports.CommandHearers: any thread
+    # --- virtshim.ports.guests.CommandHearers: any thread
 
     def anybody(self, container: ContainerId) -> bool:
         with self._lock:

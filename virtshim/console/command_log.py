@@ -16,7 +16,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.domain.main_command import ReadTo
 from virtshim.domain.streaming import Output
-from virtshim.ports import Clock
+from virtshim.ports.clock import Clock
 
 _READ_TO: TypeAdapter[tuple[ReadTo]] = TypeAdapter(tuple[ReadTo])
 

@@ -18,7 +18,7 @@ from virtshim.console.watch import RawLogWatch
 from virtshim.domain.errors import Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.ports import Clock
+from virtshim.ports.clock import Clock
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from virtshim.domain.allowance import LOG_BURST, LOG_RATE, Allowance
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.ports import Clock
+from virtshim.ports.clock import Clock
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

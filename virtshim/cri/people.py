@@ -13,12 +13,13 @@ from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest_user import check_user
 from virtshim.domain.ssh_key import parse_keys
 from virtshim.domain.streaming import AttachStreams, Streams
-from virtshim.guest_ports import GuestCare
+from virtshim.ports.guests import GuestCare
 from virtshim.services.lookup import get_container
 
 if TYPE_CHECKING:
     from virtshim.domain.container import Container
-    from virtshim.ports import Records, Streaming
+    from virtshim.ports.records import Records
+    from virtshim.ports.streaming import Streaming
 
 log = structlog.get_logger(__name__)
 

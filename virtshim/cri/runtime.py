@@ -27,7 +27,9 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Clock, Records, Streaming
+from virtshim.ports.clock import Clock
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
 from virtshim.services.announce import Announcer
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.create_container import CreateContainer

@@ -1,4 +1,4 @@
-"""What the kernel has counted of a PCI function's errors (AER): implements `virtshim.device_ports.DeviceErrorCounts`."""
+"""What the kernel has counted of a PCI function's errors (AER): implements `virtshim.ports.devices.DeviceErrorCounts`."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ class NodeDevices:
         self._attachable = attachable
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        """See `virtshim.device_ports.Devices`."""
+        """See `virtshim.ports.devices.Devices`."""
         return self._resolver.resolve(request)
 
     def check(
         self, devices: Sequence[Passthrough], *, guest_memory: int = 0, claimed: Mapping[str, str] | None = None
     ) -> None:
-        """See `virtshim.device_ports.Devices`."""
+        """See `virtshim.ports.devices.Devices`."""
         faults = self._attachable.faults(devices, guest_memory, claimed or {})
         if faults:
             raise WrongState("; ".join(faults))

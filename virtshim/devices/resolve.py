@@ -12,7 +12,6 @@ from typing import Final
 
 import structlog
 
-from virtshim.device_ports import PodResources
 from virtshim.devices.authority import chosen, forged, in_order
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.classify import Meaning, Nothing, Refused, classify
@@ -21,6 +20,7 @@ from virtshim.devices.hints import Hint, hints
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices import BlockDevice, CriDevice, DeviceRequest, GrantedDevices, KubeletGrant
 from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.ports.devices import PodResources
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ class Resolver:
         self._kubelet = kubelet
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
-        """See `virtshim.device_ports.Devices`."""
+        """See `virtshim.ports.devices.Devices`."""
         cdi = self._cdi.find(request.cdi)
         nodes = [(node, classify(node, self._files)) for node in dict.fromkeys((*request.devices, *cdi.nodes))]
         hinted = hints([*((name, value, "") for name, value in request.envs.items()), *cdi.envs])

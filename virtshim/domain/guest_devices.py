@@ -22,7 +22,7 @@ MOST_ON_PCI: Final = 48
 MOST_USB: Final = 15
 MOST_BLOCKS: Final = 24
 
-# What device plugins call the variables that hold addresses (see virtshim.device_ports for who may be believed).
+# What device plugins call the variables that hold addresses (see virtshim.ports.devices for who may be believed).
 _OF_PLUGINS: Final = re.compile(r"(?:PCIDEVICE|PCI_RESOURCE)_.+|QAT[0-9]+", re.DOTALL)
 _NOT_IN_SERIALS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_SERIAL: Final = 20

@@ -1,5 +1,5 @@
 """What is asked of a guest beside commands: still file systems, its clock, SSH keys, files, the size of its console.
-Implements `virtshim.guest_ports.GuestCare`.
+Implements `virtshim.ports.guests.GuestCare`.
 
 Questions and answers: docs.qemu.org, "QEMU Guest Agent Protocol Reference".
 """

@@ -22,7 +22,7 @@ from virtshim.guestagent.live_session import LiveSession
 from virtshim.guestagent.main_command import MainCommand
 from virtshim.guestagent.own_input import OwnInput
 from virtshim.guestagent.patience import Patience
-from virtshim.ports import StreamSession
+from virtshim.ports.streaming import StreamSession
 
 # kubelet and critest run a command right after the start: the guest gets this long to boot.
 _BOOT_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""The input of containers' own commands, and the size of their terminals. Implements `virtshim.guest_ports.CommandInputs`."""
+"""The input of containers' own commands, and the size of their terminals. Implements `virtshim.ports.guests.CommandInputs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from virtshim.domain.streaming import Streams
 from virtshim.guestagent import main_scripts
 from virtshim.guestagent.guest_vm import GuestVm
 from virtshim.guestagent.patience import Patience
-from virtshim.ports import StreamSession
+from virtshim.ports.streaming import StreamSession
 
 _PATH: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),)
 

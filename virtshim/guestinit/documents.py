@@ -16,7 +16,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.guestinit.merge import merged
 from virtshim.guestinit.network_config import network_config
 from virtshim.guestinit.resolver import resolver_settings
-from virtshim.ports import SeedRequest
+from virtshim.ports.seeds import SeedRequest
 
 _MAX_BYTES: Final = 1024 * 1024
 _MAX_HOSTNAME: Final = 63

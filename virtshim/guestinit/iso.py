@@ -16,7 +16,7 @@ from virtshim.domain.image import DiskFormat
 from virtshim.domain.layout import Layout
 from virtshim.domain.vm import Disk
 from virtshim.guestinit.documents import SeedDocuments, seed_documents
-from virtshim.ports import SeedRequest
+from virtshim.ports.seeds import SeedRequest
 
 _LABEL: Final = "cidata"
 _SERIAL: Final = "seed"

@@ -1,4 +1,4 @@
-"""Who is there, and what their definitions remember: implements `virtshim.recovery_ports.VmCensus`."""
+"""Who is there, and what their definitions remember: implements `virtshim.ports.recovery.VmCensus`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import words_of
 from virtshim.hypervisor.power import to_power
-from virtshim.recovery_ports import Census, Remembered
+from virtshim.ports.recovery import Census, Remembered
 
 _log = logging.getLogger(__name__)
 

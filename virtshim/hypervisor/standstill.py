@@ -1,4 +1,4 @@
-"""VMs that stand still: implements `virtshim.standstill_ports.Standstill`."""
+"""VMs that stand still: implements `virtshim.ports.standstill.Standstill`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class PodResourcesClient:
             self._channel = None
 
     def granted(self, namespace: str, pod: str, container: str) -> tuple[KubeletGrant, ...]:
-        """See `virtshim.device_ports.PodResources`."""
+        """See `virtshim.ports.devices.PodResources`."""
         # gRPC would wait for the socket to appear for as long as it is allowed to.
         if not os.path.exists(self._socket):
             raise Unavailable(self._words("it is not there"))

@@ -31,7 +31,8 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
-from virtshim.ports import AttachRequest, Clock
+from virtshim.ports.clock import Clock
+from virtshim.ports.network import AttachRequest
 
 _ERRORS: Mapping[Kind, type[ShimError]] = {
     error.kind: error

@@ -1,4 +1,4 @@
-"""Drivers of PCI functions by way of tapmanager: implements `virtshim.device_ports.DeviceDrivers`."""
+"""Drivers of PCI functions by way of tapmanager: implements `virtshim.ports.devices.DeviceDrivers`."""
 
 from __future__ import annotations
 

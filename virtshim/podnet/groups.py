@@ -10,7 +10,7 @@ from virtshim.domain.cgroup import DEFAULT_PARENT, Limits, parent_path, vm_group
 from virtshim.domain.ids import ContainerId
 from virtshim.observe import cgroup_accounts
 from virtshim.podnet.client import PodNetworkClient
-from virtshim.ports import VmGroup
+from virtshim.ports.cgroups import VmGroup
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from virtshim.config import Settings
-from virtshim.device_settings import device_rules
 from virtshim.devices.attachable import Attachable
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import HostFiles, NodeKind
@@ -13,6 +12,7 @@ from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.pci import PciBus, PciFacts
 from virtshim.preflight.devices import Candidate, Surroundings
+from virtshim.wiring.devices import device_rules
 
 _UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 

@@ -7,10 +7,10 @@ import threading
 
 import structlog
 
-from virtshim.device_ports import BorrowedTable, DeviceDrivers
 from virtshim.domain.devices import BorrowedDevice, GrantedDevices, PciFunction
 from virtshim.domain.errors import NotFound, ShimError
-from virtshim.ports import Records
+from virtshim.ports.devices import BorrowedTable, DeviceDrivers
+from virtshim.ports.records import Records
 
 log = structlog.get_logger(__name__)
 

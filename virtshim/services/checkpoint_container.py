@@ -23,10 +23,11 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout, disk_of
-from virtshim.ports import Clock, Records
+from virtshim.ports.clock import Clock
+from virtshim.ports.records import Records
+from virtshim.ports.standstill import CheckpointFiles, Standstill
 from virtshim.services.guest_care import CareForGuests
 from virtshim.services.inflight import PodLocks
-from virtshim.standstill_ports import CheckpointFiles, Standstill
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from virtshim.ports import Clock
+from virtshim.ports.clock import Clock
 
 
 class SystemClock:

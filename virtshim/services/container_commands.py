@@ -15,8 +15,10 @@ from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavail
 from virtshim.domain.guest_command import own_command
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import ending_of, failed_start, lost
-from virtshim.guest_ports import CommandHearers
-from virtshim.ports import Clock, CommandLogs, GuestAgents, Records
+from virtshim.ports.clock import Clock
+from virtshim.ports.consoles import CommandLogs
+from virtshim.ports.guests import CommandHearers, GuestAgents
+from virtshim.ports.records import Records
 from virtshim.services.inflight import PodLocks
 from virtshim.services.stop_container import StopContainer
 

@@ -26,8 +26,12 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes, limits_for, size_for
 from virtshim.domain.vm import Disk, VmSize, VmSpec
 from virtshim.domain.vm_options import VmOptions
-from virtshim.ports import Clock, GuestSeeds, Hypervisor, ImageFiles, RootDisks, SeedRequest
-from virtshim.recovery_ports import StateRecords
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.images import ImageFiles
+from virtshim.ports.recovery import StateRecords
+from virtshim.ports.seeds import GuestSeeds, SeedRequest
 from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.clock import Stamps
 from virtshim.services.device_claims import DeviceClaims

@@ -6,7 +6,6 @@ import dataclasses
 import uuid
 from dataclasses import dataclass
 
-from virtshim.device_ports import Devices
 from virtshim.domain import guest_devices
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
 from virtshim.domain.devices import DeviceRequest, GrantedDevices, PciAddress, PciFunction
@@ -14,7 +13,9 @@ from virtshim.domain.errors import WrongState
 from virtshim.domain.network import PodNetwork
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
-from virtshim.ports import Hypervisor, Records
+from virtshim.ports.devices import Devices
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
-from virtshim.device_ports import DeviceDrivers, DeviceErrorCounts
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.devices import DeviceErrors, PciAddress, PciFunction
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Records
+from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts
+from virtshim.ports.records import Records
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,9 @@ from virtshim.domain.guest_command import CommandResult, in_container
 from virtshim.domain.guest_dial import dial_command
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.streaming import ExecRequest, Streams
-from virtshim.ports import GuestAgents, Records, StreamSession
+from virtshim.ports.guests import GuestAgents
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import StreamSession
 
 # `crictl inspect` is not worth a longer wait.
 _FACTS_SECONDS = 1.0

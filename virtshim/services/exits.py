@@ -12,7 +12,11 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
-from virtshim.ports import Clock, Hypervisor, Records, Streaming, VmGroups
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
 from virtshim.services.device_health import DeviceHealth
 from virtshim.services.inflight import PodLocks
 from virtshim.services.logs import Logs

@@ -15,8 +15,9 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.ids import ContainerId
-from virtshim.guest_ports import GuestCare
-from virtshim.ports import Clock, Records
+from virtshim.ports.clock import Clock
+from virtshim.ports.guests import GuestCare
+from virtshim.ports.records import Records
 from virtshim.services.inflight import PodLocks
 
 log = structlog.get_logger(__name__)

@@ -13,8 +13,9 @@ from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUse, Image
 from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
-from virtshim.ports import Clock, FetchedImage
-from virtshim.recovery_ports import KnownImageFiles, StateRecords
+from virtshim.ports.clock import Clock
+from virtshim.ports.images import FetchedImage
+from virtshim.ports.recovery import KnownImageFiles, StateRecords
 
 log = structlog.get_logger(__name__)
 

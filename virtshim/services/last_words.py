@@ -10,8 +10,8 @@ import structlog
 from virtshim.domain.container import Container
 from virtshim.domain.errors import ShimError
 from virtshim.domain.termination import MOST_BYTES, termination_file
-from virtshim.guest_ports import GuestCare, TerminationFiles
-from virtshim.ports import Records
+from virtshim.ports.guests import GuestCare, TerminationFiles
+from virtshim.ports.records import Records
 
 log = structlog.get_logger(__name__)
 

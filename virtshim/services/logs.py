@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
-from virtshim.ports import CommandLogs, Consoles
+from virtshim.ports.consoles import CommandLogs, Consoles
 
 
 @dataclass(frozen=True, slots=True)

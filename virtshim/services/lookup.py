@@ -9,7 +9,7 @@ from virtshim.domain.container import Container
 from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Records
+from virtshim.ports.records import Records
 
 
 class _Record(Protocol):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container
 from virtshim.domain.layout import Layout, disk_of
-from virtshim.ports import Hypervisor, PodNetworks
-from virtshim.recovery_ports import StateRecords
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.recovery import StateRecords
 
 
 @dataclass(frozen=True, slots=True)

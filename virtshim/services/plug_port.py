@@ -9,7 +9,7 @@ from typing import Protocol
 from virtshim.domain.errors import NotFound
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.ports import Records
+from virtshim.ports.records import Records
 
 
 class VmPorts(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Records
+from virtshim.ports.records import Records
 from virtshim.services.announce import Announcer, Change
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from virtshim.domain.container import Container
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Records
+from virtshim.ports.records import Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from virtshim.domain.errors import InternalError, ShimError
 from virtshim.domain.image import UNKNOWN_IMAGE
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 from virtshim.domain.vm import OwnedDomain
-from virtshim.ports import AttachRequest
-from virtshim.recovery_ports import KnownNetworks, Remembered, StateRecords, VmCensus
+from virtshim.ports.network import AttachRequest
+from virtshim.ports.recovery import KnownNetworks, Remembered, StateRecords, VmCensus
 
 log = structlog.get_logger(__name__)
 

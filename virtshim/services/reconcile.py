@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Clock
-from virtshim.recovery_ports import StateRecords
+from virtshim.ports.clock import Clock
+from virtshim.ports.recovery import StateRecords
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.recover import Survey

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.ports import PodNetworks, RootDisks
-from virtshim.recovery_ports import StateRecords, VmCensus
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.recovery import StateRecords, VmCensus
 from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.images import ImageUse
 from virtshim.services.rebuild import Rebuild

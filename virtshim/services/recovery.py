@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.recovery_ports import VmCensus
+from virtshim.ports.recovery import VmCensus
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.rebuild import Rebuild

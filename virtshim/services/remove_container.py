@@ -9,7 +9,12 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Clock, GuestAgents, Hypervisor, Records, RootDisks, VmGroups
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.guests import GuestAgents
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
 from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks

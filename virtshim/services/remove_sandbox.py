@@ -9,7 +9,8 @@ import structlog
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.pod_disk import pod_part
 from virtshim.domain.sandbox import Sandbox
-from virtshim.ports import Records, RootDisks
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.records import Records
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.remove_container import RemoveContainer

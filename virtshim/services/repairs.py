@@ -16,8 +16,10 @@ from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import OwnedDomain
-from virtshim.ports import Clock, Hypervisor, RootDisks
-from virtshim.recovery_ports import KnownNetworks, StateRecords
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.recovery import KnownNetworks, StateRecords
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.exits import Exits, how_it_ended

@@ -14,7 +14,9 @@ from virtshim.domain.errors import NotFound, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes, limits_for, merged, resized
 from virtshim.domain.vm import VmSize
-from virtshim.ports import Records, VmGroup, VmGroups, VmResizing
+from virtshim.ports.cgroups import VmGroup, VmGroups
+from virtshim.ports.hypervisor import VmResizing
+from virtshim.ports.records import Records
 from virtshim.services.inflight import PodLocks
 from virtshim.services.rollback import Rollback
 

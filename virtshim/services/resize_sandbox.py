@@ -10,7 +10,7 @@ from virtshim.domain.errors import NotFound
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes, merged, resized
-from virtshim.ports import Records
+from virtshim.ports.records import Records
 from virtshim.services.inflight import PodLocks
 
 

@@ -13,7 +13,9 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists, InvalidRequest
 from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
-from virtshim.ports import AttachRequest, Clock, PodNetworks, Records
+from virtshim.ports.clock import Clock
+from virtshim.ports.network import AttachRequest, PodNetworks
+from virtshim.ports.records import Records
 from virtshim.services.clock import Stamps
 from virtshim.services.inflight import Inflight, PodLocks
 from virtshim.services.rollback import Rollback

@@ -11,7 +11,10 @@ from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReaso
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes
-from virtshim.ports import Clock, Hypervisor, Records, VmGroups
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
 from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks

@@ -11,7 +11,9 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId
-from virtshim.ports import Clock, Hypervisor, Records
+from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
 from virtshim.services.last_words import LastWords

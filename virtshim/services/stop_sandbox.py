@@ -10,7 +10,10 @@ from virtshim.domain.container import ContainerPhase, released
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
-from virtshim.ports import Clock, PodNetworks, Records, Streaming
+from virtshim.ports.clock import Clock
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
 from virtshim.services.inflight import PodLocks
 from virtshim.services.stop_container import StopContainer
 

@@ -25,7 +25,11 @@ from virtshim.domain.usage import (
     memory_of,
     memory_together,
 )
-from virtshim.ports import Clock, PodNetworks, Records, RootDisks, VmReadings
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import VmReadings
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.records import Records
 from virtshim.services.create_container import domain_name
 from virtshim.services.device_health import DeviceHealth
 

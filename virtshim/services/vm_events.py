@@ -9,7 +9,7 @@ import structlog
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import ShimError
-from virtshim.ports import Records
+from virtshim.ports.records import Records
 from virtshim.services.exits import Exits
 
 log = structlog.get_logger(__name__)

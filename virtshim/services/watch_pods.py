@@ -14,13 +14,17 @@ from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.vm import OwnedDomain, PauseReason, Power
-from virtshim.ports import Clock, Hypervisor, PodNetworks, Records, RootDisks
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.records import Records
+from virtshim.ports.standstill import Standstill
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.device_health import DeviceHealth
 from virtshim.services.exits import Exits
 from virtshim.services.guest_care import CareForGuests
 from virtshim.services.inflight import PodLocks
-from virtshim.standstill_ports import Standstill
 
 log = structlog.get_logger(__name__)
 

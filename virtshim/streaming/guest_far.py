@@ -9,7 +9,7 @@ import structlog
 
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.streaming import Ended, Output, OutStream
-from virtshim.ports import Execs, StreamSession
+from virtshim.ports.streaming import Execs, StreamSession
 from virtshim.streaming.splice import Dial, Far, ForwardFailed
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ import structlog
 
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.streaming import AttachStreams, ExecRequest, ForwardRequest, StreamRequest
-from virtshim.ports import Attaches, Execs
+from virtshim.ports.streaming import Attaches, Execs
 from virtshim.streaming.channel import PIECE, ByteChannel, Gone, TcpChannel
 from virtshim.streaming.forward_spdy import SpdyForward
 from virtshim.streaming.forward_websocket import WebSocketForward

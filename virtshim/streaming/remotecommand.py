@@ -11,7 +11,7 @@ import structlog
 
 from virtshim.domain.errors import ShimError
 from virtshim.domain.streaming import Ended, Output, OutStream
-from virtshim.ports import StreamSession
+from virtshim.ports.streaming import StreamSession
 from virtshim.streaming.channel import Gone
 from virtshim.streaming.racing import and_then_wait, unless
 from virtshim.streaming.status import Exited, Failed, Outcome

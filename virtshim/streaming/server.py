@@ -15,7 +15,8 @@ import structlog
 from virtshim.domain.errors import InternalError, Unimplemented, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.streaming import ExecRequest, ForwardRequest, StreamRequest
-from virtshim.ports import Attaches, Clock, Execs
+from virtshim.ports.clock import Clock
+from virtshim.ports.streaming import Attaches, Execs
 from virtshim.streaming.door import Door
 from virtshim.streaming.reception import KINDS, Limits, Reception, owner
 from virtshim.streaming.tokens import Tokens

@@ -1,4 +1,4 @@
-"""Archives of checkpoints: implements `virtshim.standstill_ports.CheckpointFiles`.
+"""Archives of checkpoints: implements `virtshim.ports.standstill.CheckpointFiles`.
 
 Everything is gathered in a directory beside the archive, so that its last step is a rename within one file system. Its name is
 computed from the container's id: what a process that died has left can be found again.

@@ -1,4 +1,4 @@
-"""kubelet's files for containers' last words. Implements `virtshim.guest_ports.TerminationFiles`."""
+"""kubelet's files for containers' last words. Implements `virtshim.ports.guests.TerminationFiles`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Way:
 
 
 class Inputs:
-    """Implements `virtshim.guest_ports.CommandInputs`."""
+    """Implements `virtshim.ports.guests.CommandInputs`."""
 
     def __init__(self) -> None:
         self.typed = b""

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from virtshim.config import Devices, Settings
-from virtshim.device_ports import Devices as DevicesPort
-from virtshim.device_settings import device_rules, node_devices
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices import DeviceRequest, GrantedDevices, PciAddress
 from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.ports.devices import Devices as DevicesPort
+from virtshim.wiring.devices import device_rules, node_devices
 
 
 @pytest.mark.parametrize(("socket", "error"), [("", InvalidRequest), ("/nonexistent/kubelet.sock", Unavailable)])

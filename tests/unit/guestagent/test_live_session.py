@@ -14,7 +14,7 @@ from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
 from virtshim.domain.guest_command import GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.streaming import Ended, Output, OutStream, Streams
-from virtshim.ports import StreamSession
+from virtshim.ports.streaming import StreamSession
 
 CONTAINER = ContainerId("c" * 64)
 ENV = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), ("TERM", b"xterm"))

@@ -15,7 +15,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.main_command import ReadTo
 from virtshim.domain.streaming import Ended, OutStream
 from virtshim.guestagent.clients import AgentClients
-from virtshim.ports import StreamSession
+from virtshim.ports.streaming import StreamSession
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), ("TERM", b"xterm"))

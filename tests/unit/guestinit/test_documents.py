@@ -17,7 +17,7 @@ from virtshim.domain.network import Dns, Interface, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm_options import VmOptions
 from virtshim.guestinit.documents import seed_documents
-from virtshim.ports import SeedRequest
+from virtshim.ports.seeds import SeedRequest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cloudinit"
 

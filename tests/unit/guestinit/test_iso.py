@@ -22,7 +22,7 @@ from virtshim.domain.vm import Disk
 from virtshim.domain.vm_options import VmOptions
 from virtshim.guestinit.documents import seed_documents
 from virtshim.guestinit.iso import SeedStore
-from virtshim.ports import SeedRequest
+from virtshim.ports.seeds import SeedRequest
 
 CONTAINER = ContainerId("c" * 64)
 REQUEST = SeedRequest(

@@ -14,7 +14,7 @@ from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import Power, PowerState
-from virtshim.ports import AttachRequest
+from virtshim.ports.network import AttachRequest
 
 
 def looked(world: World, times: int = 2) -> None:

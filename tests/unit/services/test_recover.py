@@ -14,7 +14,7 @@ from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import OffReason, Power
-from virtshim.ports import AttachRequest
+from virtshim.ports.network import AttachRequest
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from fakes.pcibus import FakePciBus
 
 from tapmanager import server, verbs
 from tapmanager.pci_drivers import PciDrivers
-from virtshim.device_ports import DeviceDrivers
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InternalError, NotFound, Unavailable
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.drivers import DeviceDriverClient
+from virtshim.ports.devices import DeviceDrivers
 
 ONE, BARE, NONE = (PciAddress.parse(f"0000:3b:00.{n}") for n in (1, 2, 7))
 

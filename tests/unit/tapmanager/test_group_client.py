@@ -19,7 +19,7 @@ from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.groups import VmGroupClient
-from virtshim.ports import VmGroup
+from virtshim.ports.cgroups import VmGroup
 
 LIMITS = Limits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
 GROUP = VmGroup(SandboxId("a" * 64), ContainerId("b" * 64), "kubepods-pod1.slice", LIMITS, -998)

@@ -19,7 +19,7 @@ from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey, PortMapping
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.podnet.client import PodNetworkClient
-from virtshim.ports import AttachRequest, PodNetworks
+from virtshim.ports.network import AttachRequest, PodNetworks
 
 SANDBOX = SandboxId("ab" * 32)
 REQUEST = AttachRequest(

@@ -1,14 +1,51 @@
-"""More Protocols between the services and the outside, by the rules of `virtshim.ports`: what is asked of a guest's agent beside
-commands, and where its answers go. What a guest says may be false; it harms that guest only."""
+"""What is asked of the agent in a guest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from virtshim.domain.guest_command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.streaming import Output
-from virtshim.ports import StreamSession
+from virtshim.domain.main_command import News, ReadTo
+from virtshim.domain.streaming import Output, Streams
+from virtshim.ports.streaming import StreamSession
+
+
+class GuestAgents(Protocol):
+    """Running guests, asked from within by way of the QEMU guest agent. What a guest says may be false; it is limited in size
+    and time. Errors: WrongState (no agent has come up in a minute; the agent may not run commands), DeadlineExceeded,
+    Unavailable (the VM ended, the agent broke off), ResourceExhausted (all ports for commands are in use), InvalidRequest
+    (no such directory or user in the guest), InternalError."""
+
+    def run(
+        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+    ) -> CommandResult:
+        """Waits for the agent to come up, and for the command's end; `timeout` seconds in all, 0 for no limit. Then, or when
+        `cancelled` is set (Aborted), the command and its children are killed. At most 16 MiB of each stream are kept."""
+
+    async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
+        """As `run`, without a time limit; returns when the command is being started."""
+
+    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
+        """Starts the container's own command. One that was begun before, in this boot of the guest, is not begun again. Waits
+        `timeout` seconds for the agent: DeadlineExceeded. After that, Unavailable, and Aborted (`cancelled` was set), it may be
+        tried again; another error says that it is no use."""
+
+    def news(self, container: ContainerId, read_to: ReadTo) -> News:
+        """What the container's own command has written behind `read_to`, a piece of each stream, and whether it has ended.
+        What is before `read_to` is not needed any more and may be dropped. After any error it may be tried again."""
+
+    def is_there(self, container: ContainerId) -> bool:
+        """False if the command was begun, and the guest knows nothing of it (any more)."""
+
+    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+        """What the guest says of itself, as a JSON document of some KiB at most; what it does not say within `timeout` seconds
+        is left out. Never raises."""
+
+    def forget(self, container: ContainerId) -> None:
+        """The VM is gone: closes the connection. No error if there is none."""
 
 
 class GuestCare(Protocol):

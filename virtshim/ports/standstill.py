@@ -1,5 +1,4 @@
-"""More Protocols between the services and the outside, by the rules of `virtshim.ports`: VMs that stand still, and checkpoints
-of them."""
+"""VMs that stand still, and checkpoints of them."""
 
 from __future__ import annotations
 

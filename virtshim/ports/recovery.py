@@ -1,5 +1,4 @@
-"""More Protocols between the services and the outside, by the rules of `virtshim.ports`: what recovery needs of the
-records and of libvirt."""
+"""What recovery needs of the others."""
 
 from __future__ import annotations
 
@@ -12,7 +11,9 @@ from virtshim.domain.container import Container
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox
 from virtshim.domain.vm import OwnedDomain
-from virtshim.ports import FetchedImage, ImageFiles, PodNetworks, Records
+from virtshim.ports.images import FetchedImage, ImageFiles
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.records import Records
 
 
 class StateRecords(Records, Protocol):

@@ -1,4 +1,4 @@
-"""More Protocols between the services and the outside, by the rules of `virtshim.ports`: devices that kubelet granted."""
+"""Devices that kubelet granted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""The VMs' cgroups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.ids import ContainerId, SandboxId
+
+
+@dataclass(frozen=True, slots=True)
+class VmGroup:
+    """A container's cgroup (`virtshim.domain.cgroup.vm_group`), below `cgroup_parent` as the pod gave it."""
+
+    sandbox: SandboxId
+    container: ContainerId
+    cgroup_parent: str
+    limits: Limits
+    oom_score_adj: int
+
+
+class VmGroups(Protocol):
+    """The cgroups of VMs, by way of tapmanager. Errors: Unavailable, InvalidRequest (a limit that the kernel refuses, by
+    name), WrongState (less than is in use), InternalError, DeadlineExceeded."""
+
+    def make(self, group: VmGroup, timeout: float) -> None:
+        """The group with its limits; the sandbox's next VM starts in it."""
+
+    def limit(self, group: VmGroup, timeout: float) -> None:
+        """Other limits for a group that is there; all or nothing. NotFound if it is not there."""
+
+    def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
+        """WrongState if a VM is in it."""
+
+    def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
+        """How often the kernel has killed in it for lack of memory; 0 if that cannot be known (any more)."""

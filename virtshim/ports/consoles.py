@@ -1,0 +1,37 @@
+"""Console logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.main_command import ReadTo
+from virtshim.domain.streaming import Output
+
+
+class Consoles(Protocol):
+    """Serial console to CRI log."""
+
+    def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
+        """From now on console bytes go to `log_file` in CRI format ("": nowhere); the file (and its directory) exists on
+        return, and QEMU's own file is kept in bounds; below `log_directory` ("": its own) no symbolic link is followed.
+        Continues where an earlier process stopped. No error if open already."""
+
+    def reopen(self, container: ContainerId) -> None:
+        """The log file was renamed: from now on bytes go to a new one of the old name, which exists on return. On error
+        none was made, and the old one is written on. WrongState if not open; nothing to do for a log that is discarded."""
+
+    def finish(self, container: ContainerId) -> None:
+        """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
+
+
+class CommandLogs(Consoles, Protocol):
+    """CRI logs of the containers' own commands, both streams in one file."""
+
+    def read_to(self, container: ContainerId) -> ReadTo:
+        """What the last `write`, maybe of an earlier process, was told."""
+
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
+        """Both are on disk on return, and so many bytes of log are new. After an error neither is, and it may be tried again.
+        WrongState if not open."""

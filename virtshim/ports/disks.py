@@ -1,0 +1,46 @@
+"""VMs' root disks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import Image
+from virtshim.domain.usage import DiskUse
+from virtshim.domain.vm import Disk
+
+
+class RootDisks(Protocol):
+    """Copy-on-write root disks: a container's own, and those that stay for a pod's life (by name, see
+    `virtshim.domain.pod_disk`)."""
+
+    def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
+        """A qcow2 on top of the image, guest-visible size max(image, size_bytes). Replaces a half-made one."""
+
+    def delete(self, container: ContainerId) -> None:
+        """Removes the container's whole state directory: disk, seed, raw console log; no disk of the pod."""
+
+    def make_directory(self, container: ContainerId) -> None:
+        """The container's directories, for one whose root disk is the pod's. `create` makes them too."""
+
+    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+        """As `create`, for the pod: it is there whole or not at all, and one that is there is never replaced."""
+
+    def kept(self, name: str) -> Disk | None:
+        """The pod's disk of that name, if it is there."""
+
+    def delete_kept(self, pod: str) -> None:
+        """All disks of that pod (`pod_disk.pod_part`)."""
+
+    def pods_kept(self) -> frozenset[str]:
+        """The pods that something is there of."""
+
+    def existing(self) -> frozenset[ContainerId]:
+        """Containers that have a state directory."""
+
+    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
+        """What the container's state directory takes, its root disk first of all; and the pod's disk `kept`, if it runs on that.
+        None if there is no directory."""
+
+    def room(self) -> int:
+        """Bytes that disks may still grow by."""

@@ -1,0 +1,77 @@
+"""Virtual machines: their power, their numbers, their size."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.usage import DomainUsage
+from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
+
+
+class Hypervisor(Protocol):
+    """Virtual machines. Errors: Unavailable (libvirt cannot be reached), NotFound, WrongState, InternalError."""
+
+    def define(self, spec: VmSpec) -> None:
+        """Makes the domain, with our owner mark; replaces an earlier definition of the same UUID that is ours. A UUID or
+        name of a foreign domain is AlreadyExists."""
+
+    def start(self, domain: uuid.UUID) -> None:
+        """Boots it; returns when QEMU runs. WrongState if it runs already."""
+
+    def ask_to_shut_down(self, domain: uuid.UUID) -> None:
+        """ACPI power button. No error if it is off or gone already. Waits a moment only for a VM that hangs."""
+
+    def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
+        """Ends QEMU now. No error if it is off or gone, or another container's: a pod may choose the UUID of its VM, and
+        then all attempts have the same."""
+
+    def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
+        """Removes the definition of a domain that is off. No error if it is gone or another container's."""
+
+    def power(self, domain: uuid.UUID) -> PowerState:
+        """Read from libvirt, never from memory. ABSENT if there is no such domain."""
+
+    def owned(self) -> Sequence[OwnedDomain]:
+        """All domains that carry this node's mark."""
+
+    def watching(self, domain: uuid.UUID) -> AbstractContextManager[threading.Event]:
+        """An event that is set at each life-cycle event of the domain. Enter before acting; an event is a hint: read
+        `power` after it."""
+
+    def on_power_event(self, callback: Callable[[uuid.UUID], None]) -> None:
+        """`callback` is called from one worker thread (never libvirt's event thread) for each life-cycle event."""
+
+    def trouble(self) -> str:
+        """Why VMs cannot be run now, for people; "" if they can. Answers at once, from memory."""
+
+
+class VmReadings(Protocol):
+    """What VMs use. Raises nothing: numbers that cannot be had are left out."""
+
+    def usage(self, wanted: Mapping[uuid.UUID, str]) -> Mapping[uuid.UUID, DomainUsage]:
+        """`wanted` are UUIDs and names of VMs (those of their VmSpec). One call of libvirt's for all of them, and an answer
+        within 3 s also when libvirt or a VM hangs: then with what else is known of it. VMs that are off are not in it."""
+
+
+class VmResizing(Protocol):
+    """Changes of a VM that exists; its definition changes with it, so a VM that is off starts with the new size. Errors:
+    as Hypervisor; WrongState also for what this VM cannot have while it exists."""
+
+    def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
+        """Brings it to `count` vCPUs; none is taken away."""
+
+    def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
+        """Guest memory, by the balloon. Returns when a running guest has given back what it is to give back; if it has
+        not within the time, WrongState, and its memory is what it was."""
+
+    def memory_in_use(self, domain: uuid.UUID) -> int | None:
+        """Bytes that the guest cannot give back; None if it does not say (off, or no balloon driver)."""
+
+    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+        """Changes the limits where libvirt manages the VM's cgroup; nothing elsewhere."""

@@ -1,0 +1,46 @@
+"""Image files."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from virtshim.domain.ids import ImageDigest
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedImage:
+    """What a pull brought: `tag` is the full `name:tag` to list it under ("" when pulled by digest), `repo_digest` the
+    `name@sha256:...` form ("" if the source has none)."""
+
+    digest: ImageDigest
+    tag: str
+    repo_digest: str
+    size: int
+    virtual_size: int
+    format: DiskFormat
+
+
+class ImageFiles(Protocol):
+    """Disk files by digest, and the sources they come from."""
+
+    def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
+        """Downloads, checks the digest, verifies with qemu-img, stores. Always contacts the source (credentials must be
+        checked each time); content already there is not stored twice. Concurrent fetches of one content are safe.
+        Errors: InvalidRequest (malformed reference; unusable or dangerous image), NotFound, PermissionRefused,
+        Unavailable, ResourceExhausted, DeadlineExceeded (`cancelled` was set). A failure leaves nothing behind."""
+
+    def path(self, digest: ImageDigest) -> str:
+        """Absolute path of the stored file, whether or not it is there."""
+
+    def delete(self, digest: ImageDigest) -> None: ...
+
+    def stored(self) -> frozenset[ImageDigest]:
+        """Digests of all complete files."""
+
+    def sweep(self) -> None:
+        """Removes half-made files of an earlier process. Called once at start, before any fetch."""
+
+    def use(self) -> FilesystemUse: ...

@@ -1,0 +1,44 @@
+"""Pods' networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.network import Dns, PodNetwork
+from virtshim.domain.sandbox import PodKey, PortMapping
+from virtshim.domain.usage import InterfaceUsage
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    sandbox: SandboxId
+    pod: PodKey
+    dns: Dns
+    port_mappings: tuple[PortMapping, ...] = ()
+
+
+class PodNetworks(Protocol):
+    """Pod networks, by way of tapmanager. Errors: Unavailable (tapmanager is not there), InternalError (a CNI plugin
+    failed; the message carries its words), DeadlineExceeded."""
+
+    def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
+        """Network namespace, CNI ADD, bridge and tap, DHCP. On error nothing is left, or `release` must still be called
+        (it always may). A second attach of an attached sandbox returns the same network."""
+
+    def release(self, sandbox: SandboxId, timeout: float) -> None:
+        """CNI DEL and everything gone. No error if there was nothing."""
+
+    def attached(self, timeout: float) -> frozenset[SandboxId]:
+        """The sandboxes for which anything exists, half-made ones included."""
+
+    def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
+        """The guest NICs of all attached sandboxes, counted since the attach; those that cannot be read are left out."""
+
+    def lost(self, timeout: float) -> Mapping[SandboxId, str]:
+        """Of the attached sandboxes those whose network does not work any more because a part of it is gone, and which."""
+
+    def trouble(self) -> str:
+        """Why no pod network can be made now (tapmanager gone, no CNI config); "" if one can. Answers within 1 s."""

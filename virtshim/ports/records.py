@@ -1,0 +1,49 @@
+"""The journal: what is written down of sandboxes, containers and images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from virtshim.domain.container import Container
+from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.image import Image
+from virtshim.domain.sandbox import Sandbox
+
+K_contra = TypeVar("K_contra", contravariant=True)
+
+
+R = TypeVar("R")
+
+
+class Table(Protocol[K_contra, R]):
+    """One kind of record, by id. Every change is on disk when the call returns; reads come from memory and are cheap."""
+
+    def add(self, record: R) -> None:
+        """Raises AlreadyExists for a taken id or name."""
+
+    def replace(self, record: R) -> None:
+        """Raises NotFound if the row is gone."""
+
+    def put(self, record: R) -> None:
+        """Adds or replaces."""
+
+    def delete(self, key: K_contra) -> None: ...
+
+    def get(self, key: K_contra) -> R | None: ...
+
+    def all(self) -> Sequence[R]:
+        """In order of creation."""
+
+
+class Records(Protocol):
+    """The journal. Errors: ResourceExhausted (disk full), InternalError; WrongState for a container with another's claim."""
+
+    @property
+    def sandboxes(self) -> Table[SandboxId, Sandbox]: ...
+
+    @property
+    def containers(self) -> Table[ContainerId, Container]: ...
+
+    @property
+    def images(self) -> Table[ImageDigest, Image]: ...

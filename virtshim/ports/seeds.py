@@ -1,0 +1,31 @@
+"""What a guest is told at its first boot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.network import Dns, Interface
+from virtshim.domain.sandbox import PodKey
+from virtshim.domain.vm import Disk
+from virtshim.domain.vm_options import VmOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRequest:
+    """What cloud-init is told. `interfaces` empty, or `options.force_dhcp`, leaves network-config out."""
+
+    container: ContainerId
+    pod: PodKey
+    hostname: str
+    options: VmOptions
+    interfaces: tuple[Interface, ...]
+    dns: Dns
+
+
+class GuestSeeds(Protocol):
+    """cloud-init seed ISOs."""
+
+    def create(self, request: SeedRequest) -> Disk:
+        """Writes the ISO into the container's directory (made if missing)."""
