@@ -57,8 +57,17 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
+class _Call:
+    """One request: its arguments, who sent it, and when its time is over (time.monotonic())."""
+
+    args: Json
+    peer: Peer
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Verb:
-    run: Callable[[Owned, Json, Peer, float], Answer]
+    run: Callable[[Owned, _Call], Answer]
     open_to_qemu: bool = False
 
 
@@ -79,14 +88,14 @@ def perform(owned: Owned, request: Json, peer: Peer, until: float) -> Answer:
     if not (peer.is_root or verb.open_to_qemu):
         raise NetError("permission", f"{name} is for root only")
     try:
-        return verb.run(owned, as_object(request.get("args"), "args"), peer, until)
+        return verb.run(owned, _Call(as_object(request.get("args"), "args"), peer, until))
     except BadField as exc:
         raise invalid(str(exc)) from exc
 
 
-def _attach(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    pod = Pod.from_json(args, "args")
-    return Answer(_network(owned.attachments.attach(pod, until)))
+def _attach(owned: Owned, call: _Call) -> Answer:
+    pod = Pod.from_json(call.args, "args")
+    return Answer(_network(owned.attachments.attach(pod, call.until)))
 
 
 def _network(entry: Entry) -> Json:
@@ -119,48 +128,48 @@ def _network(entry: Entry) -> Json:
     }
 
 
-def _release(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("sandbox",), "args")
-    sandbox = _sandbox(args)
-    owned.attachments.release(sandbox, until)
+def _release(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("sandbox",), "args")
+    sandbox = _sandbox(call.args)
+    owned.attachments.release(sandbox, call.until)
     return Answer({})
 
 
-def _fetch(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:
-    known(args, ("sandbox", "key"), "args")
-    sandbox, key = _sandbox(args), text(args, "key", "args")
-    owned.groups.admit(owned.attachments.placement(sandbox, key, until), peer)
-    nics, fds = owned.attachments.fetch(sandbox, key, until)
+def _fetch(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("sandbox", "key"), "args")
+    sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
+    owned.groups.admit(owned.attachments.placement(sandbox, key, call.until), call.peer)
+    nics, fds = owned.attachments.fetch(sandbox, key, call.until)
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
 
-def _group(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
-    sandbox, path = _sandbox(args), _path(args)
-    made = bool(path) and owned.groups.make(path, _limits(args))
-    owned.attachments.place(sandbox, Placement(path if made else "", _oom_score_adj(args)), until)
+def _group(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
+    sandbox, path = _sandbox(call.args), _path(call.args)
+    made = bool(path) and owned.groups.make(path, _limits(call.args))
+    owned.attachments.place(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
     return Answer({"made": made})
 
 
-def _counters(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
+def _counters(owned: Owned, call: _Call) -> Answer:
     """`after` "" begins; a `last` that is not "" is the next call's `after`."""
-    known(args, ("after",), "args")
-    after = text(args, "after", "args", "")
+    known(call.args, ("after",), "args")
+    after = text(call.args, "after", "args", "")
     found, last = owned.attachments.counters(after)
     return Answer({"sandboxes": found, "last": last})
 
 
-def _limit(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("container", "parent", "limits", "oom_score_adj"), "args")
-    path, limits, score = _path(args), _limits(args), _oom_score_adj(args)
+def _limit(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("container", "parent", "limits", "oom_score_adj"), "args")
+    path, limits, score = _path(call.args), _limits(call.args), _oom_score_adj(call.args)
     if path:
         owned.groups.limit(path, limits, score)
     return Answer({})
 
 
-def _ungroup(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("container", "parent"), "args")
-    if path := _path(args):
+def _ungroup(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("container", "parent"), "args")
+    if path := _path(call.args):
         owned.groups.remove(path)
     return Answer({})
 
@@ -179,42 +188,42 @@ def _oom_score_adj(args: Json) -> int:
     return number(args, "oom_score_adj", "args", -1000, 1000)
 
 
-def _lost(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, (), "args")
-    return Answer({"lost": dict(owned.attachments.lost(until))})
+def _lost(owned: Owned, call: _Call) -> Answer:
+    known(call.args, (), "args")
+    return Answer({"lost": dict(owned.attachments.lost(call.until))})
 
 
-def _pod(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("sandbox",), "args")
-    pod = owned.attachments.pod(_sandbox(args))
+def _pod(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("sandbox",), "args")
+    pod = owned.attachments.pod(_sandbox(call.args))
     return Answer({"namespace": pod.namespace, "name": pod.name, "uid": pod.uid})
 
 
-def _list(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, (), "args")
+def _list(owned: Owned, call: _Call) -> Answer:
+    known(call.args, (), "args")
     return Answer({"sandboxes": list(owned.attachments.sandboxes())})
 
 
-def _status(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, (), "args")
+def _status(owned: Owned, call: _Call) -> Answer:
+    known(call.args, (), "args")
     reason = owned.attachments.trouble
     return Answer({"ready": not reason, "reason": reason})
 
 
-def _driver(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("address",), "args")
-    return Answer({"driver": owned.drivers.driver(text(args, "address", "args"))})
+def _driver(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("address",), "args")
+    return Answer({"driver": owned.drivers.driver(text(call.args, "address", "args"))})
 
 
-def _bind(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("address", "driver"), "args")
-    owned.drivers.bind(text(args, "address", "args"), text(args, "driver", "args"))
+def _bind(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("address", "driver"), "args")
+    owned.drivers.bind(text(call.args, "address", "args"), text(call.args, "driver", "args"))
     return Answer({})
 
 
-def _reset(owned: Owned, args: Json, peer: Peer, until: float) -> Answer:  # noqa: ARG001  the table's signature
-    known(args, ("address",), "args")
-    return Answer({"reset": owned.drivers.reset(text(args, "address", "args"))})
+def _reset(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("address",), "args")
+    return Answer({"reset": owned.drivers.reset(text(call.args, "address", "args"))})
 
 
 def _sandbox(args: Json) -> str:
