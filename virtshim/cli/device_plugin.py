@@ -28,12 +28,12 @@ log = structlog.get_logger(__name__)
 def device_plugin_command(file: str | None) -> None:
     """Offers devices until SIGTERM or SIGINT."""
     settings = config.load(file)
-    set_up_logging(settings.log.level, settings.log.format)
     wanted = settings.device_plugin
     if not wanted.resources:
         raise InvalidRequest(
             "device_plugin.resources is empty: there is nothing to offer; see Device plugin in docs/operator.md"
         )
+    set_up_logging(settings.log.level, settings.log.format)
     stopping = threading.Event()
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

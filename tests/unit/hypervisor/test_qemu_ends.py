@@ -27,18 +27,18 @@ class Node:
     def ends(self, *, is_embedded: bool = True) -> QemuEnds:
         return QemuEnds(str(self.directory), lambda _: self.told.set(), is_embedded=is_embedded)
 
-    def run(self, state: str = "running", domain: uuid.UUID = VM) -> subprocess.Popen[bytes]:
+    def run(self, state: str = "running", domain: uuid.UUID = VM, name: str = "vm") -> subprocess.Popen[bytes]:
         script = "echo; read line"
         process = subprocess.Popen(["sh", "-c", script, str(domain)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.processes.append(process)
         assert process.stdout is not None
         process.stdout.read(1)  # it is up: its command line can be read
-        (self.directory / "vm.pid").write_text(f"{process.pid}\n")
-        self.write(state)
+        (self.directory / f"{name}.pid").write_text(f"{process.pid}\n")
+        self.write(state, name)
         return process
 
-    def write(self, state: str) -> None:
-        (self.directory / "vm.xml").write_text(
+    def write(self, state: str, name: str = "vm") -> None:
+        (self.directory / f"{name}.xml").write_text(
             f"<!-- made by libvirt -->\n<domstatus state='{state}' reason='x' pid='1'>"
         )
 
@@ -114,10 +114,9 @@ def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
     silent.kill()
     silent.wait()
     other = uuid.uuid4()
-    node.write("running")
-    process = node.run(domain=other)
-    ends.follow(other, "vm")
-    node.write("shutdown")
+    process = node.run(domain=other, name="other")
+    ends.follow(other, "other")
+    node.write("shutdown", "other")
     ends.shutting_down(other, by_host=False)
     end(node, process)
     assert ends.over(VM) is None
