@@ -17,8 +17,10 @@ MIB = 1 << 20
 GUEST_RAM = 128 * MIB
 # Only these need a cgroup of the VM's own, or a kernel with that accounting.
 CGROUP_ONLY = ("container_memory_cache", "container_memory_kernel_usage", "container_pressure_", "container_hugetlb_")
-# And these need a request that sets them.
+# These need a request that sets them.
 SPEC = ("container_spec_cpu_",)
+# And these a device of the host's.
+OF_DEVICES = "virtshim_device_"
 
 
 def stats(cri: PodClient, container: str) -> pb.ContainerStats:
@@ -85,7 +87,9 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     # The balloon driver reports every 10 s.
     wait_until(lambda: "virtshim_vm_memory_unused_bytes" in samples(cri), 40, "the guest reports its memory")
     found = samples(cri)
-    assert {name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC))} == set()
+    assert {
+        name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC, OF_DEVICES))
+    } == set()
     assert all(len(m.label_values) == keys[name] for name, every in found.items() for m in every)
     (unused,) = found["virtshim_vm_memory_unused_bytes"]
     assert MIB < unused.value.value < GUEST_RAM
