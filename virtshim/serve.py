@@ -13,7 +13,7 @@ import structlog
 from virtshim import app as composition
 from virtshim import sdnotify
 from virtshim.config import Settings
-from virtshim.cri.server import SocketLock
+from virtshim.grpc_socket import SocketLock
 
 log = structlog.get_logger(__name__)
 

@@ -6,9 +6,12 @@ import os
 import subprocess
 import uuid
 
+import grpc
 from console import SerialConsole
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_for_log
+
+from criproto.runtime_v1 import api_pb2 as pb
 
 BOOT = 90.0
 READY = "virtshim-guest: ready"
@@ -40,3 +43,12 @@ def console_of(node: Node, container: str) -> SerialConsole:
 def console_of_pod(cri: PodClient, node: Node, pod: str) -> SerialConsole:
     (container,) = [c.id for c in cri.containers() if c.pod_sandbox_id == pod]
     return console_of(node, container)
+
+
+def answers(cri: PodClient) -> bool:
+    """Whether the CRI socket serves."""
+    try:
+        cri.runtime.Status(pb.StatusRequest(), timeout=2)
+    except grpc.RpcError:
+        return False
+    return True

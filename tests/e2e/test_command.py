@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-import grpc
 import pytest
 from fakes.spdy import close_all, spdy
+from guest import answers
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -30,14 +30,6 @@ exit 3
 def lines(log: Path) -> list[str]:
     """Without their times."""
     return [line.split(" ", 1)[1] for line in log.read_bytes().decode().split("\n")[:-1]] if log.exists() else []
-
-
-def answers(cri: PodClient) -> bool:
-    try:
-        cri.runtime.Status(pb.StatusRequest(), timeout=2)
-    except grpc.RpcError:
-        return False
-    return True
 
 
 def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: PodClient, node: Node, image_url: str):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from fakes.spdy import SpdyClient, close_all, spdy
+from guest import answers
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -210,14 +211,6 @@ def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: V
     for number in range(14):  # each port twice
         assert vm.sh(f"echo {number}") == (0, f"{number}\n".encode(), b"")
     assert vm.sh("ps | grep '[e]cho loud'")[0] == 1
-
-
-def answers(cri: PodClient) -> bool:
-    try:
-        cri.runtime.Status(pb.StatusRequest(), timeout=2)
-    except grpc.RpcError:
-        return False
-    return True
 
 
 def test_a_stop_ends_the_commands_under_way(cri: PodClient, node: Node, image_url: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from virtshim.devices.pci import PciBus
 from virtshim.domain.device_pools import Candidate, Pool
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InvalidRequest
+from virtshim.grpc_socket import SocketLock
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
@@ -26,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 def device_plugin_command(file: str | None) -> None:
-    """Offers devices until SIGTERM or SIGINT."""
+    """Offers devices until SIGTERM or SIGINT. Raises WrongState while another one runs: each would take the other's sockets."""
     settings = config.load(file)
     wanted = settings.device_plugin
     if not wanted.resources:
@@ -50,10 +52,16 @@ def device_plugin_command(file: str | None) -> None:
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
     publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _tell_nobody
-    sdnotify.notify("READY=1")
-    log.info("plugin.started", resources=[pool.resource for pool in pools])
-    plugin = DevicePlugin(plugins, pools, lambda: candidates(HostFiles()), publish)
-    plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
+    os.makedirs(settings.paths.run_dir, mode=0o711, exist_ok=True)
+    # Not in kubelet's directory, which kubelet empties when it starts.
+    lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
+    try:
+        sdnotify.notify("READY=1")
+        log.info("plugin.started", resources=[pool.resource for pool in pools])
+        plugin = DevicePlugin(plugins, pools, lambda: candidates(HostFiles()), publish)
+        plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
+    finally:
+        lock.release()
     log.info("plugin.stopped")
 
 

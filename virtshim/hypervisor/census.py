@@ -16,7 +16,6 @@ from virtshim.hypervisor import mark, ours
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import words_of
-from virtshim.hypervisor.power import to_power
 from virtshim.ports.recovery import Census, Remembered
 
 _log = logging.getLogger(__name__)
@@ -49,15 +48,7 @@ class LibvirtCensus:
                     others[owner.container_id] = owner.node
                     sandboxes.add(owner.sandbox_id)
                     continue
-                owned.append(
-                    OwnedDomain(
-                        uuid=uuid.UUID(domain.UUIDString()),
-                        name=domain.name(),
-                        container_id=owner.container_id,
-                        sandbox_id=owner.sandbox_id,
-                        state=to_power(stats["state.state"], stats["state.reason"]),
-                    )
-                )
+                owned.append(ours.owned(domain, owner, stats))
         return Census(owned, unreadable, others, frozenset(sandboxes))
 
     def remembered(self, domain: uuid.UUID) -> Remembered:

@@ -260,13 +260,7 @@ class LibvirtHypervisor:
             return None
         if owner.node != self._profile.node:
             return None
-        return OwnedDomain(
-            uuid=uuid.UUID(domain.UUIDString()),
-            name=domain.name(),
-            container_id=owner.container_id,
-            sandbox_id=owner.sandbox_id,
-            state=to_power(stats["state.state"], stats["state.reason"]),
-        )
+        return ours.owned(domain, owner, stats)
 
 
 def _lookup(by: Callable[[_Key], libvirt.virDomain], key: _Key) -> libvirt.virDomain | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 import libvirt
 
 from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OwnedDomain
 from virtshim.hypervisor import mark
 from virtshim.hypervisor.errors import code_of
+from virtshim.hypervisor.power import to_power
 
 _NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
 
@@ -46,3 +50,14 @@ def mark_text(domain: libvirt.virDomain) -> str | None:
         if code_of(exc) in _NO_MARK:
             return None
         raise
+
+
+def owned(domain: libvirt.virDomain, owner: mark.OwnerMark, stats: Mapping[str, Any]) -> OwnedDomain:
+    """`stats`: libvirt's, of its state."""
+    return OwnedDomain(
+        uuid=uuid.UUID(domain.UUIDString()),
+        name=domain.name(),
+        container_id=owner.container_id,
+        sandbox_id=owner.sandbox_id,
+        state=to_power(stats["state.state"], stats["state.reason"]),
+    )

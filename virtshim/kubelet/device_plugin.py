@@ -22,7 +22,8 @@ import structlog
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as pb
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2_grpc
 from virtshim.domain.device_pools import Candidate, Offer, Pool, offers, overlap
-from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.errors import ShimError
+from virtshim.grpc_socket import listen
 from virtshim.kubelet.resource_server import ResourceServer
 
 log = structlog.get_logger(__name__)
@@ -100,19 +101,12 @@ class ResourcePlugin:
 
     def _listen(self) -> None:
         self.close()
-        _remove_stale(self._path)
         self.service.begin()
         server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="plugin"), options=(("grpc.so_reuseport", 0),)
         )
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self.service, server)
-        before = os.umask(0o177)
-        try:
-            server.add_insecure_port(f"unix:{self._path}")
-        except RuntimeError as exc:
-            raise WrongState(f"cannot listen on {self._path}: {exc}") from exc
-        finally:
-            os.umask(before)
+        listen(server, self._path)
         server.start()
         self._server = server
         self._socket = _identity(self._path)
@@ -189,13 +183,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return (found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
-
-
-def _remove_stale(path: str) -> None:
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise WrongState(f"{path} is there and is not a socket: move it away")
-    os.unlink(path)

@@ -14,8 +14,8 @@ from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.config import Cri
-from virtshim.cri.server import SocketLock
 from virtshim.domain.errors import WrongState
+from virtshim.grpc_socket import SocketLock
 
 pytestmark = pytest.mark.cri
 

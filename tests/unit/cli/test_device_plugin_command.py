@@ -90,7 +90,8 @@ def test_with_nothing_to_offer_the_command_says_so(tmp_path) -> None:
 
 def test_the_program_registers_and_ends_with_its_signal(directory) -> None:
     (directory / "c.toml").write_text(
-        f'[device_plugin]\ndirectory = "{directory}"\n[[device_plugin.resources]]\nname = "a.b/none"\nvendor = "ffff"\n'
+        f'[paths]\nrun_dir = "{directory}/run"\n[device_plugin]\ndirectory = "{directory}"\n'
+        '[[device_plugin.resources]]\nname = "a.b/none"\nvendor = "ffff"\n'
     )
     kubelet = FakeKubelet(directory)
     kubelet.start()
@@ -105,6 +106,8 @@ def test_the_program_registers_and_ends_with_its_signal(directory) -> None:
             assert plugin.poll() is None
             time.sleep(0.02)
         assert kubelet.plugins["a.b/none"].lists == [{}]
+        second = subprocess.run(plugin.args, stderr=subprocess.PIPE, text=True, check=False, timeout=30)
+        assert (second.returncode, f"(pid {plugin.pid})" in second.stderr) == (75, True), second.stderr
         plugin.send_signal(signal.SIGTERM)
         _, said = plugin.communicate(timeout=30)
     finally:
