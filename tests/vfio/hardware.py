@@ -61,6 +61,10 @@ def driver(address: str) -> str:
     return os.path.basename(os.readlink(link)) if link.is_symlink() else ""
 
 
+def drivers() -> dict[str, str]:
+    return {address: driver(address) for address in (*VFS, EDU, SHARED_EDU, SHARED_RNG)}
+
+
 def group(address: str) -> int:
     return int(os.path.basename(os.readlink(_PCI / "devices" / address / "iommu_group")))
 

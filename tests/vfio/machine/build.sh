@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds what the passthrough tests' machine boots: the distribution's kernel for clouds, its modules, and an initramfs whose
-# only work is to mount the root file system. That is this machine's own, read-only (see ../outer.py), so the packages
-# that are tested are those that are installed here, and there is no disk image to make. And the guest inside the machine,
-# devices.qcow2.
+# Builds what the passthrough tests' machine boots: a kernel of the distribution with its modules, and an initramfs whose only
+# work is to mount the root file system. That is this machine's own, read-only (see ../outer.py), so the packages that are
+# tested are those that are installed here, and there is no disk image to make. And the guest inside the machine,
+# devices.qcow2. Kernel, and the QEMU that emulates the machine, are those of packages.sh; where it fails, the kernel for
+# clouds and the QEMU that is installed here do, and what needs more is not tested.
 #
 #   build.sh DIRECTORY      (GUEST_CACHE: where the small guest's build left its packages; default: guest-cache beside it)
 #
@@ -20,19 +21,24 @@ cache=${GUEST_CACHE:-$(dirname "$out")/guest-cache}
 
 exec 9> "$out/lock"
 flock 9
-kernel_package() { find "$cache" -name 'linux-image-*.deb' | head -n 1; }
+in_cache() { find "$cache/debs" -name "$1"; }
 
-mkdir -p "$cache"
-package=$(kernel_package)
-if [ -z "$package" ]; then
-  # The small guest's build brings it, and keeps it.
-  GUEST_CACHE=$cache "$here/../../../deploy/guest/build.sh" "$out/guest.qcow2"
-  rm -f "$out/guest.qcow2" "$out/guest.qcow2.inputs"
-  package=$(kernel_package)
+mkdir -p "$cache/machine"
+if "$here/packages.sh" "$cache/machine"; then
+  mapfile -t packages < <(find "$cache/machine" -name '*.deb' | sort)
+else
+  say "goes on with the kernel for clouds and the QEMU that is installed"
+  if [ -z "$(in_cache 'linux-image-*.deb')" ]; then
+    # The small guest's build brings it, and keeps it.
+    GUEST_CACHE=$cache "$here/../../../deploy/guest/build.sh" "$out/guest.qcow2"
+    rm -f "$out/guest.qcow2" "$out/guest.qcow2.inputs"
+  fi
+  # Ubuntu keeps the modules in a package of their own.
+  mapfile -t packages < <(in_cache 'linux-image-*.deb'; in_cache 'linux-modules-*.deb')
 fi
-[ -n "$package" ] || die "no kernel package in $cache; remove $cache and try again"
+[ ${#packages[@]} -gt 0 ] || die "no kernel package in $cache; remove $cache and try again"
 
-inputs=$( (cat "$here"/{build.sh,init,boot.S,devices.c}; sha256sum < "$package") | sha256sum | cut -d' ' -f1)
+inputs=$( (cat "$here"/{build.sh,packages.sh,init,boot.S,devices.c}; cat "${packages[@]}" | sha256sum) | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$out/inputs" 2>/dev/null || true)" = "$inputs" ]; then exit 0; fi
 for tool in busybox cpio depmod modprobe dpkg-deb gcc qemu-img; do
   command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
@@ -40,14 +46,13 @@ done
 
 work=$(mktemp -d "$out/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-# Ubuntu keeps the modules in a package of their own.
-for each in "$package" "$cache"/debs/linux-modules-*.deb; do [ ! -e "$each" ] || dpkg-deb --extract "$each" "$work/packages"; done
+for package in "${packages[@]}"; do dpkg-deb --extract "$package" "$work/packages"; done
 kernel=$(find "$work/packages/boot" -name 'vmlinuz-*' | head -n 1)
 version=${kernel##*/vmlinuz-}
 mkdir -p "$work/modules/lib/modules"
 mv "$work"/packages/{,usr/}lib/modules/"$version" "$work/modules/lib/modules/" 2>/dev/null || true
-find "$work/modules" -name '*.ko.zst' -exec zstd -q -d --rm {} +
-find "$work/modules" -name '*.ko.xz' -exec xz -d {} +
+# A machine has no use for these, and they are half of all.
+rm -rf "$work/modules/lib/modules/$version"/kernel/{sound,drivers/{gpu,media,iio,staging,net/wireless}}
 depmod -b "$work/modules" "$version"
 
 root=$work/root
@@ -57,8 +62,15 @@ install -m 0755 "$here/init" "$root/init"
 modprobe -d "$work/modules" -S "$version" --show-depends -a virtio_pci virtiofs overlay |
   sed -n 's|^insmod \([^ ]*\).*|\1|p' | awk '!seen[$0]++' |
   while read -r module; do
-    install -m 0644 "$module" "$root/modules/"
-    echo "${module##*/}" >> "$root/modules/order"
+    name=$(basename "$module")
+    # busybox reads none that is compressed.
+    case $name in
+      *.zst) zstd -q -d < "$module" > "$root/modules/${name%.zst}" ;;
+      *.xz) xz -d < "$module" > "$root/modules/${name%.xz}" ;;
+      *) install -m 0644 "$module" "$root/modules/" ;;
+    esac
+    name=${name%.zst}
+    echo "${name%.xz}" >> "$root/modules/order"
   done
 (cd "$root" && find . -print0 | LC_ALL=C sort -z | cpio --quiet --null -o -H newc -R 0:0 --reproducible) > "$work/initramfs"
 
@@ -71,10 +83,11 @@ cat "$work/devices" >> "$work/disk"
 truncate -s 1M "$work/disk"
 qemu-img convert -q -O qcow2 "$work/disk" "$work/devices.qcow2"
 
-rm -rf "$out/modules" "$out/inputs"
+rm -rf "$out/modules" "$out/qemu" "$out/inputs"
 mv "$work/devices.qcow2" "$out/devices.qcow2"
 mv "$work/modules/lib/modules/$version" "$out/modules"
 mv "$work/initramfs" "$out/initramfs"
 mv "$kernel" "$out/vmlinuz"
+if [ -e "$work/packages/usr/bin/qemu-system-x86_64" ]; then mv "$work/packages/usr" "$out/qemu"; fi
 echo "$inputs" > "$out/inputs"
 say "$out: kernel $version"

@@ -9,5 +9,9 @@ mkdir -p /run/netns
 mount --bind --make-shared /run/netns /run/netns
 modprobe -a vfio-pci virtio-rng tun bridge veth
 stty -F /dev/ttyS1 raw
-cd "$project" && .venv/bin/python tests/vfio/story.py /dev/ttyS1
+# VFIO_CHAPTERS=NAME,... make e2e-vfio tells these alone.
+for word in $(cat /proc/cmdline); do
+  case $word in chapters=*) chapters=${word#chapters=} ;; esac
+done
+cd "$project" && .venv/bin/python tests/vfio/story.py /dev/ttyS1 $chapters
 busybox poweroff -f

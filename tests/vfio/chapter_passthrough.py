@@ -1,0 +1,119 @@
+"""Chapter: devices of our own device plugin, in VMs. Told last: it ends with a VM that runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import hardware
+from cluster import PATIENCE, device_plugin, kill_daemon
+from fakes.kubelet import Plugin
+from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
+from node import Node
+from podclient import wait_until
+from telling import Stage
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+_RESOURCES = {
+    EDU_RESOURCE: f'addresses = ["{hardware.EDU}"]',
+    NVME_RESOURCE: f'pfs = ["{hardware.NVME}"]',
+    SHARED_RESOURCE: f'addresses = ["{hardware.SHARED_EDU}"]',
+}
+
+
+def of_qemu(node: Node) -> dict[str, Any]:
+    """About the one QEMU that runs."""
+    (pid,) = node.qemu_pids()
+    limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    (locked,) = [line.split()[3] for line in limits if line.startswith("Max locked memory")]
+    return {"uid": os.stat(f"/proc/{pid}").st_uid, "memlock": locked, "vfio_users": hardware.vfio_users()}
+
+
+def offered(plugins: Mapping[str, Plugin]) -> dict[str, dict[str, str]]:
+    return {resource: plugin.lists[-1] for resource, plugin in plugins.items()}
+
+
+def tell(stage: Stage) -> None:
+    with ExitStack() as plugin:
+        _tell(stage, plugin)
+
+
+def _tell(stage: Stage, plugin: ExitStack) -> None:
+    report, node, client, cluster = stage.report, stage.node, stage.client, stage.cluster
+    kubelet, books = stage.kubelet, stage.books
+    with report.step("plugin") as facts:
+        log = plugin.enter_context(device_plugin(kubelet, "nodes", _RESOURCES))
+        facts["offered"] = offered(kubelet.plugins)
+        facts["log"] = log.read_text()
+
+    edu, vf = (kubelet.plugins[resource] for resource in (EDU_RESOURCE, NVME_RESOURCE))
+    first, second, third = hardware.VFS
+    # What a plugin for functions with kernel drivers would say: no node, only a variable, and kubelet's books.
+    lent = {"PCIDEVICE_EXAMPLE_COM_KERNEL_VF": third}
+    in_books = ("example.com/kernel-vf", [third])
+    with report.step("granted") as facts:
+        answers = edu.allocate(hardware.EDU), vf.allocate(first)
+        facts["envs"] = {key: value for answer in answers for key, value in answer.envs.items()}
+        books.grant("default", "one", "vm", (EDU_RESOURCE, [hardware.EDU]), (NVME_RESOURCE, [first]), in_books)
+        config = cluster.container(*answers, envs=lent)
+        facts["devices"] = [device.host_path for device in config.devices]
+    with report.step("passthrough") as facts:
+        pod = cluster.sandbox("one")
+        facts["console"] = pod.run(config)
+        facts["drivers"] = hardware.drivers()
+        facts.update(of_qemu(node))
+
+    with report.step("daemon killed") as facts:
+        (running,) = node.qemu_pids()
+        kill_daemon(node, client)
+        facts["drivers"] = hardware.drivers()
+        facts["same"] = node.qemu_pids() == {running}
+        facts["states"] = [pb.ContainerState.Name(container.state) for container in client.containers()]
+    with report.step("second pod"):
+        other = cluster.sandbox("other")
+    with report.step("claimed twice") as facts:
+        facts.update(other.refusal(cluster.container(vf.allocate(first))))
+    with report.step("forged hint") as facts:
+        facts.update(other.refusal(cluster.container(envs={"PCIDEVICE_EXAMPLE_COM_NVME_VF": second})))
+    with report.step("forged beside a grant") as facts:
+        config = cluster.container(vf.allocate(second), envs={"PCIDEVICE_OTHER": hardware.SHARED_EDU})
+        facts.update(other.refusal(config))
+    with report.step("group not viable") as facts:
+        nodes = ("/dev/vfio/vfio", f"/dev/vfio/{hardware.group(hardware.SHARED_EDU)}")
+        hint = {"PCIDEVICE_EXAMPLE_COM_SHARED": hardware.SHARED_EDU}
+        facts.update(other.refusal(cluster.container(devices=nodes, envs=hint)))
+        facts["driver"] = hardware.driver(hardware.SHARED_RNG)
+
+    with report.step("removed") as facts:
+        pod.remove()
+        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        facts["drivers"] = hardware.drivers()
+        facts["qemus"] = len(node.qemu_pids())
+    with report.step("not bound") as facts:
+        nodes = ("/dev/vfio/vfio", f"/dev/vfio/{hardware.group(third)}")
+        facts.update(other.refusal(cluster.container(devices=nodes)))
+
+    with report.step("granted by CDI") as facts:
+        plugin.close()
+        plugin.enter_context(device_plugin(kubelet, "cdi", _RESOURCES))
+        config = cluster.container(kubelet.plugins[NVME_RESOURCE].allocate(first), envs=lent)
+        facts["cdi"] = [device.name for device in config.CDI_devices]
+        facts["devices"] = [device.host_path for device in config.devices]
+    with report.step("given again") as facts:
+        books.grant("default", "other", "vm", (NVME_RESOURCE, [first]), in_books)
+        facts["console"] = other.run(config)
+    with report.step("killed") as facts:
+        dead = other.kill(node)
+        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        status = client.status(dead)
+        facts.update(state=pb.ContainerState.Name(status.state), reason=status.reason)
+    with report.step("restarted by kubelet") as facts:
+        config.metadata.attempt += 1
+        facts["console"] = other.run(config)
+        client.remove(dead)
+        facts["drivers"] = hardware.drivers()
+        facts.update(of_qemu(node))

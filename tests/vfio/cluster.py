@@ -1,0 +1,154 @@
+"""What a kubelet asks of the node, in the machine where all is emulated twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from fakes.kubelet import FakeKubelet
+from node import VIRTSHIM, Node
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as plugin_pb
+from criproto.runtime_v1 import api_pb2 as pb
+
+# What takes a second elsewhere takes ten.
+PATIENCE = 200.0
+MEMORY = 32 << 20
+
+_PLUGIN = """
+[device_plugin]
+directory = "/run/device-plugins"
+interval = 1.0
+deliver = "%s"
+"""
+_RESOURCE = """
+[[device_plugin.resources]]
+name = "%s"
+%s
+"""
+
+
+class Cluster:
+    """What a kubelet asks of the node."""
+
+    def __init__(self, client: PodClient, image: str, directory: str) -> None:
+        self._client = client
+        self._image = client.pull(image)
+        self._directory = directory
+
+    def sandbox(self, name: str) -> Sandbox:
+        pod = pod_config(name, f"{self._directory}/logs/{name}")
+        return Sandbox(self._client, pod, self._client.run_pod(pod))
+
+    def container(
+        self,
+        *answers: plugin_pb.ContainerAllocateResponse,
+        devices: tuple[str, ...] = (),
+        envs: Mapping[str, str] | None = None,
+    ) -> pb.ContainerConfig:
+        """As kubelet makes it of what device plugins answered, each node once."""
+        config = container_config(self._image, memory=MEMORY)
+        nodes: dict[str, pb.Device] = {}
+        for answer in answers:
+            config.envs.extend(pb.KeyValue(key=key, value=value.encode()) for key, value in answer.envs.items())
+            config.CDI_devices.extend(pb.CDIDevice(name=device.name) for device in answer.cdi_devices)
+            for node in answer.devices:
+                nodes.setdefault(
+                    node.container_path,
+                    pb.Device(
+                        container_path=node.container_path, host_path=node.host_path, permissions=node.permissions
+                    ),
+                )
+        for path in devices:
+            nodes.setdefault(path, pb.Device(container_path=path, host_path=path, permissions="rw"))
+        config.devices.extend(nodes.values())
+        config.envs.extend(pb.KeyValue(key=key, value=value.encode()) for key, value in (envs or {}).items())
+        return config
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    client: PodClient
+    config: pb.PodSandboxConfig
+    id: str
+
+    def run(self, config: pb.ContainerConfig) -> list[str]:
+        """Creates and starts it, and waits for the guest's word. Its console."""
+        container = self.client.create(self.id, config, self.config)
+        self.client.start(container)
+        log = self.client.status(container).log_path
+        wait_for_log(log, "device guest: done", PATIENCE)
+        return log_lines(log)
+
+    def refusal(self, config: pb.ContainerConfig) -> dict[str, Any]:
+        """What is said against it, and whether when it was created or started."""
+        before = len(self.client.containers())
+        stage = "create"
+        try:
+            container = self.client.create(self.id, config, self.config)
+            stage = "start"
+            self.client.start(container)
+        except grpc.RpcError as exc:
+            left = len(self.client.containers()) - before
+            return {"of": stage, "code": exc.code().name, "message": exc.details(), "left": left}
+        return {"of": "", "code": "OK", "message": "it runs", "left": 1}
+
+    def kill(self, node: Node) -> str:
+        """Kills the one QEMU that runs; the container's id, once it has ended."""
+        (container,) = [one.id for one in self.client.containers() if one.pod_sandbox_id == self.id]
+        (pid,) = node.qemu_pids()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: self.client.status(container).state == pb.CONTAINER_EXITED, PATIENCE, "the container has ended"
+        )
+        return container
+
+    def remove(self) -> None:
+        self.client.remove_pod(self.id)
+
+
+@contextmanager
+def device_plugin(kubelet: FakeKubelet, deliver: str, resources: Mapping[str, str]) -> Iterator[Path]:
+    """`virtshim device-plugin`, registered for its resources; its log. `deliver`: nodes or cdi. `resources`: by name, the line
+    of TOML that chooses its devices."""
+    settings, log = Path("/run/device-plugin.toml"), Path("/run/device-plugin.log")
+    settings.write_text(_PLUGIN % deliver + "".join(_RESOURCE % item for item in resources.items()))
+    kubelet.plugins.clear()
+    with log.open("wb") as file:
+        process = subprocess.Popen([*VIRTSHIM, "device-plugin", "--config", str(settings)], stdout=file, stderr=file)
+    try:
+
+        def known() -> bool:
+            return process.poll() is not None or all(
+                resource in kubelet.plugins and kubelet.plugins[resource].lists for resource in resources
+            )
+
+        wait_until(known, PATIENCE, "the device plugin has registered")
+        assert process.poll() is None, log.read_text()
+        yield log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def kill_daemon(node: Node, client: PodClient) -> None:
+    """SIGKILL for virtshim. Returns when it serves again."""
+    served = node.log().count("cri.serving")
+    os.kill(node.daemons()["virtshim"], signal.SIGKILL)
+    wait_until(lambda: node.log().count("cri.serving") > served and _serves(client), PATIENCE, "virtshim is back")
+
+
+def _serves(client: PodClient) -> bool:
+    try:
+        client.pods()
+    except grpc.RpcError:
+        return False
+    return True
