@@ -8,6 +8,8 @@ import os
 import struct
 from pathlib import Path
 
+from podclient import wait_until
+
 # Where QEMU's command line (outer.py) puts them.
 NVME = "0000:01:00.0"
 VFS = ("0000:01:00.1", "0000:01:00.2", "0000:01:00.3")
@@ -28,6 +30,8 @@ def make_functions() -> None:
     """The NVMe controller's virtual functions, without drivers, each able to work. A VF of this controller has nothing until
     it is given queues and interrupts and is put online (NVMe base specification, Virtualization Management)."""
     device = _PCI / "devices" / NVME
+    state = device / "nvme" / "nvme0" / "state"
+    wait_until(lambda: state.exists() and state.read_text().strip() == "live", 60, "the NVMe controller is there")
     (device / "sriov_drivers_autoprobe").write_text("0")
     (device / "sriov_numvfs").write_text(str(len(VFS)))
     (device / "sriov_drivers_autoprobe").write_text("1")  # without it a VF gets no driver that is not named for it

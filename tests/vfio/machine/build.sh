@@ -38,7 +38,7 @@ else
 fi
 [ ${#packages[@]} -gt 0 ] || die "no kernel package in $cache; remove $cache and try again"
 
-inputs=$( (cat "$here"/{build.sh,packages.sh,init,boot.S,devices.c}; cat "${packages[@]}" | sha256sum) | sha256sum | cut -d' ' -f1)
+inputs=$( (cat "$here"/{build.sh,packages.sh,init,boot.S} "$here"/*.[ch]; cat "${packages[@]}" | sha256sum) | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$out/inputs" 2>/dev/null || true)" = "$inputs" ]; then exit 0; fi
 for tool in busybox cpio depmod modprobe dpkg-deb gcc qemu-img; do
   command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
@@ -76,9 +76,13 @@ modprobe -d "$work/modules" -S "$version" --show-depends -a virtio_pci virtiofs 
 
 as --32 -o "$work/boot.o" "$here/boot.S"
 ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o "$work/disk" "$work/boot.o"
-gcc -m32 -march=i686 -Os -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-stack-protector -fcf-protection=none \
-  -fno-asynchronous-unwind-tables -mgeneral-regs-only -c -o "$work/devices.o" "$here/devices.c"
-ld -m elf_i386 -e start --section-start=.start=0x10000 -Ttext 0x10040 --oformat binary -o "$work/devices" "$work/devices.o"
+mkdir "$work/guest"
+for source in "$here"/*.c; do
+  gcc -m32 -march=i686 -Os -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-stack-protector -fcf-protection=none \
+    -fno-asynchronous-unwind-tables -mgeneral-regs-only -c -o "$work/guest/$(basename "$source" .c).o" "$source"
+done
+ld -m elf_i386 -e start --section-start=.start=0x10000 -Ttext 0x10040 --oformat binary -o "$work/devices" "$work"/guest/*.o
+[ "$(stat -c %s "$work/devices")" -le 32768 ] || die "the device guest is too large for its boot sector"
 cat "$work/devices" >> "$work/disk"
 truncate -s 1M "$work/disk"
 qemu-img convert -q -O qcow2 "$work/disk" "$work/devices.qcow2"

@@ -1,18 +1,18 @@
 /* The device guest: a whole operating system for one question, which devices does this VM have and do they work?
  *
  * Under two emulations, one inside the other, Linux takes minutes to boot and this takes seconds. It says on the serial
- * port what is on the PCI buses, and drives the two devices that it knows, over their registers and by their DMA:
+ * port what is on the PCI buses, and drives the devices that it knows, over their registers and by their DMA:
  *
  *   pci 05:00.0 1234:11e8
  *   edu 05:00.0 id=010000ed factorial(10)=3628800 dma=equal
  *   nvme 06:00.0 version=1.4.0 serial="..." model="QEMU NVMe Ctrl" controller=1
+ *   nic 07:00.0 mac=52:54:00:00:00:01 sent=1 heard="..."
  *   device guest: done
  *
- * What does not answer is said with `error=`. Afterwards it sleeps for good and hears no power button.
+ * What does not answer is said with `error=`. Afterwards it sleeps for good and hears no power button. Each kind of device that
+ * needs more than a screenful has a file of its own.
  */
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
+#include "guest.h"
 
 static void report(void);
 
@@ -41,17 +41,17 @@ static void put(char c)
 		;
 	out8(0x3f8, c);
 }
-static void text(const char *s)
+void text(const char *s)
 {
 	while (*s)
 		put(*s++);
 }
-static void hex(u32 value, int digits)
+void hex(u32 value, int digits)
 {
 	while (digits--)
 		put("0123456789abcdef"[value >> 4 * digits & 15]);
 }
-static void decimal(u32 value)
+void decimal(u32 value)
 {
 	if (value > 9)
 		decimal(value / 10);
@@ -68,7 +68,7 @@ static void padded(const u8 *field, int size)
 
 /* ---- PCI ---- */
 
-static u32 config(u32 function, u32 offset)
+u32 config(u32 function, u32 offset)
 {
 	out32(0xcf8, 1u << 31 | function << 8 | offset);
 	return in32(0xcfc);
@@ -78,7 +78,7 @@ static void set_config(u32 function, u32 offset, u32 value)
 	out32(0xcf8, 1u << 31 | function << 8 | offset);
 	out32(0xcfc, value);
 }
-static void name(const char *kind, u32 function)
+void name(const char *kind, u32 function)
 {
 	text(kind);
 	put(' ');
@@ -89,8 +89,7 @@ static void name(const char *kind, u32 function)
 	hex(function & 7, 1);
 	put(' ');
 }
-/* Its first BAR, with memory and DMA turned on. */
-static volatile u32 *registers(u32 function)
+volatile u32 *registers(u32 function)
 {
 	set_config(function, 4, config(function, 4) | 6);
 	return (volatile u32 *)(config(function, 0x10) & ~15u);
@@ -99,8 +98,7 @@ static volatile u32 *registers(u32 function)
 /* ---- time: the ACPI timer's 3.58 MHz count in QEMU's q35; its port is what SeaBIOS set up ---- */
 
 static u32 ticks(void) { return in32(0x608) & 0xffffff; }
-/* Waits until `where` has one of `bits` set (or, with `want` 0, none); 0 after four seconds, most of what the timer holds. */
-static int wait_for(volatile u32 *where, u32 bits, int want)
+int wait_for(volatile u32 *where, u32 bits, int want)
 {
 	u32 begun = ticks();
 	while (!(*where & bits) == !!want)
@@ -110,8 +108,6 @@ static int wait_for(volatile u32 *where, u32 bits, int want)
 }
 
 /* ---- QEMU's educational device: docs/specs/edu ---- */
-
-#define MEMORY ((u8 *)0x200000)
 
 static void edu(u32 function)
 {
@@ -216,6 +212,8 @@ static void report(void)
 			edu(function);
 		if (config(function, 8) >> 8 == 0x010802)
 			nvme(function);
+		if (id == 0x10ca8086)
+			nic(function);
 		if (!(function & 7) && !(config(function, 0xc) >> 16 & 0x80))
 			function |= 7; /* one function only */
 	}

@@ -7,7 +7,9 @@ mount -t cgroup2 none /sys/fs/cgroup
 ip link set lo up
 mkdir -p /run/netns
 mount --bind --make-shared /run/netns /run/netns
-modprobe -a vfio-pci virtio-rng tun bridge veth
+modprobe -a vfio-pci tun bridge veth
+# As udev would.
+modprobe -q -a $(sort -u /sys/bus/pci/devices/*/modalias)
 stty -F /dev/ttyS1 raw
 # VFIO_CHAPTERS=NAME,... make e2e-vfio tells these alone.
 for word in $(cat /proc/cmdline); do
