@@ -12,6 +12,7 @@ from functools import partial
 
 from tapmanager import netns, sdnotify, server, settings, verbs
 from tapmanager.attachments import Attachments, Limits
+from tapmanager.card_side import CardSide
 from tapmanager.cgroups import VmGroups, hierarchies
 from tapmanager.cni import Cni
 from tapmanager.dhcp.server import DhcpServer
@@ -57,13 +58,15 @@ def _run(chosen: Settings) -> int:
     with contextlib.ExitStack() as held:
         _lock(chosen, held)
         dhcp = DhcpServer()
-        attachments = _attachments(chosen, user, dhcp, drivers := PciDrivers())
+        drivers, card_links = PciDrivers(), NetlinkHostLinks()
+        functions = NicFunctions(drivers, card_links, CardSide(card_links))
+        attachments = _attachments(chosen, user, dhcp, functions)
         listener = sdnotify.activated_socket(os.environ, os.getpid())
         activated = listener is not None
         listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
         dhcp.start()
         attachments.recover()
-        owned = verbs.Owned(attachments, VmGroups(hierarchies()), drivers)
+        owned = verbs.Owned(attachments, VmGroups(hierarchies()), drivers, functions)
         serving = server.Server(listener, partial(verbs.perform, owned), user.uid)
         serving.start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
@@ -88,13 +91,13 @@ def _lock(chosen: Settings, held: contextlib.ExitStack) -> None:
         held.callback(os.close, server.lock_file(path))
 
 
-def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer, drivers: PciDrivers) -> Attachments:
+def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer, functions: NicFunctions) -> Attachments:
     ledger = Ledger(chosen.state_dir)
     ledger.prepare()
     netns.prepare_dir(chosen.netns_dir)
     cni = Cni(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
     limits = Limits(chosen.netns_dir, chosen.cni_bin_dir, user.uid or 0, chosen.undo_timeout)
-    return Attachments(ledger, cni, dhcp, limits, NicFunctions(drivers, NetlinkHostLinks()))
+    return Attachments(ledger, cni, dhcp, limits, functions)
 
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import socket
+import threading
+import time
 from typing import Any
 
 from pyroute2 import IPRoute
 
-from tapmanager import links, netns
-from tapmanager.errors import internal
+from tapmanager import links, netlink, netns, vf_messages
+from tapmanager.errors import NetError, internal
 from tapmanager.pod import NicFunction
+from tapmanager.vf_settings import VfSettings
 
-_EXT_MASK_VF = 1  # RTEXT_FILTER_VF: only then are VFs told
+# Cards refuse changes to a function while it is reset, as it is when its driver changes; in seconds.
+_RESETS = 3.0
+_POLL = 0.05
+_BUSY = (errno.EAGAIN, errno.EBUSY)
 
 
 class NetlinkHostLinks:
-    def vf_mac(self, physical: str, number: int) -> str:
+    def vf_settings(self, physical: str, number: int) -> VfSettings | None:
         """See the protocol."""
         with links.talking(f"reading VF {number} of {physical}"), IPRoute() as ipr:
-            for link in ipr.get_links(self._index(ipr, physical), ext_mask=_EXT_MASK_VF):
-                known = link.get_attr("IFLA_VFINFO_LIST")
-                for info in known.get_attrs("IFLA_VF_INFO") if known is not None else ():
-                    mac = info.get_attr("IFLA_VF_MAC")
-                    if mac is not None and mac["vf"] == number:
-                        return str(mac["mac"])
-        return ""
+            for link in ipr.get_links(self._index(ipr, physical), ext_mask=vf_messages.EXT_MASK):
+                return vf_messages.settings_of(link, number)
+        return None
 
-    def set_vf_mac(self, physical: str, number: int, mac: str) -> None:
-        """See the protocol."""
-        with links.talking(f"setting the MAC of VF {number} of {physical}"), IPRoute() as ipr:
-            ipr.link("set", index=self._index(ipr, physical), vf={"vf": number, "mac": mac})
+    def set_vf(self, physical: str, number: int, change: VfSettings) -> None:
+        """See the protocol. Waits for a function that is busy with its reset."""
+        try:
+            message = vf_messages.request(socket.if_nametoindex(physical), number, change)
+        except OSError as exc:
+            raise _gone(physical) from exc
+        until = time.monotonic() + _RESETS
+        while (code := next(netlink.exchange(socket.NETLINK_ROUTE, message, 1))) in _BUSY and time.monotonic() < until:
+            threading.Event().wait(_POLL)
+        if code:
+            raise internal(f"setting {change} for VF {number} of {physical}: the kernel refused: {os.strerror(code)}")
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
         """See the protocol. By a name that neither side has: the one it had in the pod is often taken on the host."""
@@ -53,8 +64,12 @@ class NetlinkHostLinks:
     def _index(self, ipr: Any, name: str) -> int:
         found = ipr.link_lookup(ifname=name)
         if not found:
-            raise internal(f"the host's interface {name} is gone")
+            raise _gone(name)
         return int(found[0])
+
+
+def _gone(name: str) -> NetError:
+    return internal(f"the host's interface {name} is gone")
 
 
 def _settle(passing: str, function: NicFunction) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from tapmanager import nft_batch, tap
+from tapmanager import netlink, nft_batch, tap
 from tapmanager.errors import internal, unavailable
 from tapmanager.links_plan import KernelLink, KernelRoute
 from tapmanager.pod import Nic, Route
@@ -276,15 +276,8 @@ def _write_sysctl(name: str, value: str) -> None:
 def _guard_dhcp() -> None:
     batch, acknowledgements = nft_batch.dhcp_guard()
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER) as sock:
-            sock.settimeout(5.0)
-            sock.bind((0, 0))
-            sock.send(batch)
-            seen = 0
-            while seen < acknowledgements:
-                for code in nft_batch.errors_in(sock.recv(65536)):
-                    seen += 1
-                    _raise_for(code)
+        for code in netlink.exchange(_NETLINK_NETFILTER, batch, acknowledgements):
+            _raise_for(code)
     except OSError as exc:
         raise unavailable(_no_guard(exc.strerror or str(exc))) from exc
 

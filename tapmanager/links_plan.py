@@ -114,7 +114,6 @@ def _function(result: CniResult, link: KernelLink, pci: str, driver: str, *, nam
         pci=pci,
         driver=driver,
         mac=link.mac,
-        admin_mac="",
         mtu=link.mtu,
         addresses=addresses,
         routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),

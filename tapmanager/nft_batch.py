@@ -20,6 +20,8 @@ from __future__ import annotations
 import socket
 import struct
 
+from tapmanager.netlink import ACK, REQUEST, attribute, message, nested
+
 TABLE = "virtshim-dhcp"
 _CHAIN = "forward"
 
@@ -28,8 +30,7 @@ _NFNL_MSG_BATCH_END = 0x11
 _NFNL_SUBSYS_NFTABLES = 10
 _NFPROTO_BRIDGE = 7
 _NEWTABLE, _NEWCHAIN, _NEWRULE = 0, 3, 6
-_REQUEST, _ACK, _CREATE, _APPEND = 1, 4, 0x400, 0x800
-_NESTED = 0x8000
+_CREATE, _APPEND = 0x400, 0x800
 
 _REGISTER = 1
 _PAYLOAD_LINK, _PAYLOAD_NETWORK, _PAYLOAD_TRANSPORT = 0, 1, 2
@@ -37,49 +38,40 @@ _ACCEPT, _DROP = 1, 0
 _HOOK_FORWARD = 2
 
 
-def _attribute(kind: int, data: bytes) -> bytes:
-    padding = -len(data) % 4
-    return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * padding
-
-
-def _nested(kind: int, *inner: bytes) -> bytes:
-    return _attribute(kind | _NESTED, b"".join(inner))
-
-
 def _u32(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("!I", value))
+    return attribute(kind, struct.pack("!I", value))
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return attribute(kind, value.encode() + b"\0")
 
 
 def _message(kind: int, flags: int, sequence: int, family: int, resource: int, body: bytes) -> bytes:
     payload = struct.pack("!BBH", family, 0, resource) + body
-    return struct.pack("=IHHII", 16 + len(payload), kind, flags, sequence, 0) + payload
+    return message(kind, flags, sequence, payload)
 
 
 def _expression(name: str, *inner: bytes) -> bytes:
-    return _nested(1, _text(1, name), _nested(2, *inner))
+    return nested(1, _text(1, name), nested(2, *inner))
 
 
 def _match(base: int, offset: int, value: bytes) -> bytes:
     """Loads len(value) bytes at base + offset into a register and compares."""
     load = _expression("payload", _u32(1, _REGISTER), _u32(2, base), _u32(3, offset), _u32(4, len(value)))
-    compare = _expression("cmp", _u32(1, _REGISTER), _u32(2, 0), _nested(3, _attribute(1, value)))
+    compare = _expression("cmp", _u32(1, _REGISTER), _u32(2, 0), nested(3, attribute(1, value)))
     return load + compare
 
 
 def _drop() -> bytes:
     # Register 0 is the verdict; the kernel keeps NF_DROP as a signed number.
-    return _expression("immediate", _u32(1, 0), _nested(2, _nested(2, _u32(1, _DROP))))
+    return _expression("immediate", _u32(1, 0), nested(2, nested(2, _u32(1, _DROP))))
 
 
 def _rule(sequence: int, port_offset: int) -> bytes:
     body = (
         _text(1, TABLE)
         + _text(2, _CHAIN)
-        + _nested(
+        + nested(
             4,
             _match(_PAYLOAD_LINK, 12, b"\x08\x00"),
             _match(_PAYLOAD_NETWORK, 9, bytes([socket.IPPROTO_UDP])),
@@ -87,42 +79,28 @@ def _rule(sequence: int, port_offset: int) -> bytes:
             _drop(),
         )
     )
-    flags = _REQUEST | _CREATE | _APPEND | _ACK
+    flags = REQUEST | _CREATE | _APPEND | ACK
     return _message(_NFNL_SUBSYS_NFTABLES << 8 | _NEWRULE, flags, sequence, _NFPROTO_BRIDGE, 0, body)
 
 
 def dhcp_guard() -> tuple[bytes, int]:
     """The batch, and how many acknowledgements the kernel sends for it if all is well."""
-    flags = _REQUEST | _CREATE | _ACK
+    flags = REQUEST | _CREATE | ACK
     subsystem = _NFNL_SUBSYS_NFTABLES << 8
     table = _message(subsystem | _NEWTABLE, flags, 1, _NFPROTO_BRIDGE, 0, _text(1, TABLE))
     chain = (
         _text(1, TABLE)
         + _text(3, _CHAIN)
-        + _nested(4, _u32(1, _HOOK_FORWARD), _u32(2, 0))
+        + nested(4, _u32(1, _HOOK_FORWARD), _u32(2, 0))
         + _u32(5, _ACCEPT)
         + _text(7, "filter")
     )
     batch = (
-        _message(_NFNL_MSG_BATCH_BEGIN, _REQUEST, 0, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
+        _message(_NFNL_MSG_BATCH_BEGIN, REQUEST, 0, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
         + table
         + _message(subsystem | _NEWCHAIN, flags, 2, _NFPROTO_BRIDGE, 0, chain)
         + _rule(3, 2)
         + _rule(4, 0)
-        + _message(_NFNL_MSG_BATCH_END, _REQUEST, 5, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
+        + _message(_NFNL_MSG_BATCH_END, REQUEST, 5, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
     )
     return batch, 4
-
-
-def errors_in(data: bytes) -> list[int]:
-    """The errno (0: acknowledged) of each NLMSG_ERROR message in what the kernel answered."""
-    found = []
-    at = 0
-    while at + 16 <= len(data):
-        length, kind = struct.unpack_from("=IH", data, at)
-        if length < 16:
-            break
-        if kind == 2 and at + 20 <= len(data):
-            found.append(-struct.unpack_from("=i", data, at + 16)[0])
-        at += length + (-length % 4)
-    return found

@@ -2,10 +2,10 @@
 
 A plugin (sriov) has moved the function's interface into the pod's namespace. Once the function is VFIO's that interface is gone;
 bound to its driver again, a new one appears in the host's namespace, under a name of the kernel's choice. DEL looks for it in the
-pod's namespace under the old name, so it is put there first. What the plugin has set on the physical function (VLAN, rate, trust)
-stays there meanwhile: it is transparent to the guest, and is the plugin's to undo.
+pod's namespace under the old name, so it is put there first.
 
-/sys/class/net shows the namespace that sysfs was mounted in, wherever a thread is: a function is found by its PCI address.
+What the plugin, or the operator, has set for it on the physical function (VLAN, trust, spoof-check ...) holds for the guest as
+well, and is theirs to undo. Some cards drop it when the function loses its driver: what differs then is set again, each way.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from tapmanager import links_plan
+from tapmanager.card_side import CardLinks, CardSide, Place
 from tapmanager.cni_result import CniResult
 from tapmanager.errors import NetError, internal
+from tapmanager.fields import Json
 from tapmanager.links_plan import KernelLink
 from tapmanager.pci_drivers import VFIO, PciDrivers
 from tapmanager.pod import NicFunction
+from tapmanager.vf_settings import Unkept, VfSettings, not_widened
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +35,8 @@ _APPEARS = 10.0
 _POLL = 0.02
 
 
-class HostLinks(Protocol):
+class HostLinks(CardLinks, Protocol):
     """Changes of links by netlink, from the host's namespace. Raise NetError, OSError."""
-
-    def vf_mac(self, physical: str, number: int) -> str:
-        """The MAC that the physical function's owner has set for its VF; zeros or "" if none."""
-
-    def set_vf_mac(self, physical: str, number: int, mac: str) -> None: ...
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
         """The host's link `name` becomes the function's link in that namespace, with its MAC and MTU."""
@@ -47,27 +44,16 @@ class HostLinks(Protocol):
     def is_in(self, name: str, netns_path: str) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """`physical`: the name of the card's own interface; `number`: of the VF on it."""
-
-    physical: str
-    number: int
-
-
 class NicFunctions:
-    def __init__(self, drivers: PciDrivers, links: HostLinks, sysfs: str = "/sys") -> None:
+    def __init__(self, drivers: PciDrivers, links: HostLinks, card: CardSide, sysfs: str = "/sys") -> None:
         self._drivers = drivers
         self._links = links
+        self._card = card
         self._devices = os.path.join(sysfs, "bus/pci/devices")
 
     def among(self, links: Sequence[KernelLink]) -> Mapping[str, str]:
         """Names of those links that are virtual functions -> PCI address."""
-        return {
-            link.name: link.parent
-            for link in links
-            if link.parent and os.path.exists(os.path.join(self._devices, link.parent, "physfn"))
-        }
+        return {link.name: link.parent for link in links if link.parent and self._card.has(link.parent)}
 
     def planned(self, result: CniResult, links: Sequence[KernelLink]) -> tuple[NicFunction, ...]:
         """The pod's functions, with all that bringing them back needs. Nothing is changed."""
@@ -75,32 +61,90 @@ class NicFunctions:
         drivers = {address: self._drivers.driver(address) for address in functions.values()}
         found = links_plan.plan_functions(result, links, functions, drivers)
         return tuple(
-            dataclasses.replace(function, admin_mac=self._admin_mac(function.pci)) if function.driver else function
+            dataclasses.replace(function, settings=self._card.settings(self._card.place(function.pci)))
+            if function.driver
+            else function
             for function in found
         )
 
-    def _admin_mac(self, address: str) -> str:
-        place = self._place(address)
-        return self._links.vf_mac(place.physical, place.number)
+    def shown(self, address: str) -> Json:
+        """For people: the function's driver, and if it is a card's VF its number and what is set for it now. Raises NetError."""
+        driver = {"driver": self._drivers.driver(address)}
+        place, settings = self._asked(address)
+        if place is None:
+            return driver
+        told = (settings or VfSettings()).to_json()
+        return {**driver, "card": place.physical, "number": place.number, "settings": told}
+
+    def bind(self, address: str, driver: str) -> None:
+        """`PciDrivers.bind` for a function that is nobody's NIC by CNI: what is set for a card's VF stays, but for the MAC, which
+        may be the function's own. Raises NetError."""
+        place, before = self._asked(address)
+        self._drivers.bind(address, driver)
+        if place is not None and before is not None:
+            self._keep(address, place, dataclasses.replace(before, mac=None), guest=driver == VFIO)
+
+    def _asked(self, address: str) -> tuple[Place | None, VfSettings | None]:
+        """Where it is on its card, and what is set for it there. (None, None) for what is no network card's VF."""
+        if not self._card.has(address):
+            return None, None
+        try:
+            place = self._card.place(address)
+        except NetError:  # not a network card, or one whose own driver makes no interface
+            return None, None
+        return place, self._card.settings_now(place)
 
     def take(self, function: NicFunction) -> None:
-        """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other."""
+        """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other. Raises NetError if
+        the card does not keep the guest where its owner put it."""
         if not function.driver:  # the plugin has done so
             return
-        place = self._place(function.pci)
-        self._links.set_vf_mac(place.physical, place.number, function.mac)
+        place = self._card.place(function.pci)
+        recorded = function.settings or VfSettings()
+        # Always: cards also tell of a MAC that the function gave itself, and would forget it.
+        self._card.set(place, VfSettings(mac=function.mac))
         self._drivers.bind(function.pci, VFIO)
+        wanted = dataclasses.replace(recorded, mac=function.mac)
+        if function.settings is not None:  # else the card says nothing of its functions
+            self._keep(function.pci, place, wanted, guest=True)
+        log.info("function.taken pci=%s driver=%s at=%s %s", function.pci, function.driver, place, wanted)
 
     def give_back(self, function: NicFunction, netns_path: str) -> None:
         """Its driver and its link as the plugin left them; `netns_path` "": there is no namespace any more. May be repeated."""
         if not function.driver:  # it was VFIO's when the plugin configured it
             return
+        wanted = self._wanted_back(function)
         self._drivers.bind(function.pci, function.driver)
-        if function.admin_mac:
-            place = self._place(function.pci)
-            self._links.set_vf_mac(place.physical, place.number, function.admin_mac)
+        if wanted is not None:
+            self._keep(function.pci, None, wanted, guest=False)
+        log.info("function.given_back pci=%s driver=%s link=%s", function.pci, function.driver, function.link)
         if netns_path and not self._links.is_in(function.link, netns_path):
             self._links.move_in(self._new_link(function.pci), function, netns_path)
+
+    def _wanted_back(self, function: NicFunction) -> VfSettings | None:
+        """Asked before the driver changes: what the card does not allow any more by then was taken away by somebody else."""
+        if function.settings is None:
+            return None
+        before = None
+        try:
+            before = self._card.settings(self._card.place(function.pci))
+        except (NetError, OSError) as exc:
+            log.warning("function.not_asked pci=%s error=%s", function.pci, exc)
+        return not_widened(function.settings, before or VfSettings())
+
+    def _keep(self, address: str, place: Place | None, wanted: VfSettings, *, guest: bool) -> None:
+        """`place` None: still to be found. For a guest what is not safe raises NetError. Else all trouble is logged: a link is
+        brought back anyway, for the plugin undoes what it has set itself."""
+        try:
+            place = place or self._card.place(address)
+            for one in self._card.keep(place, wanted):
+                if guest and one.is_unsafe:
+                    raise _unsafe(address, place, one)
+                log.warning("function.not_kept pci=%s %s", address, one)
+        except (NetError, OSError) as exc:
+            if guest:
+                raise
+            log.warning("function.not_put_back pci=%s wanted=%s error=%s", address, wanted, exc)
 
     def _new_link(self, address: str) -> str:
         until = time.monotonic() + _APPEARS
@@ -112,28 +156,19 @@ class NicFunctions:
             threading.Event().wait(_POLL)
         return names[0]
 
-    def _place(self, address: str) -> _Place:
-        physical = self._names(os.path.join(address, "physfn/net"))
-        if not physical:
-            raise NetError(
-                "failed-precondition",
-                f"the physical function of {address} has no network interface on the host: its MAC cannot be set. Bind the card "
-                "itself to its network driver",
-            )
-        owner = os.path.realpath(os.path.join(self._devices, address, "physfn"))
-        for name in self._names(os.path.join(address, "physfn")):
-            number = name.removeprefix("virtfn")
-            if number != name and number.isdecimal():
-                target = os.path.realpath(os.path.join(owner, name))
-                if os.path.basename(target) == address:
-                    return _Place(physical[0], int(number))
-        raise internal(f"PCI device {address} is none of the virtual functions of {os.path.basename(owner)}")
-
     def _names(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(os.path.join(self._devices, path)))
         except FileNotFoundError:
             return []
+
+
+def _unsafe(address: str, place: Place, lost: Unkept) -> NetError:
+    return NetError(
+        "failed-precondition",
+        f"no guest is let onto the network by {place} ({address}), which at {VFIO} did not keep its {lost}. Update the driver "
+        "and firmware of the card, or take the setting out of the network's configuration",
+    )
 
 
 def give_all_back(functions: NicFunctions, wanted: Sequence[NicFunction], netns_path: str) -> None:

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
+from tapmanager.vf_settings import VfSettings
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -224,8 +225,8 @@ class NicFunction:
     """A virtual function of a network card that is a guest's NIC itself, at VFIO.
 
     `link` is what the plugin calls it in the pod, `pci` its address on the host. `driver`, `mac`, `mtu` (bytes) are those of its
-    link there, `admin_mac` what was set for it from the card's side ("": not known). A plugin that found it at VFIO already
-    made no link: then `driver` is "", and the plugin's result told the rest. `addresses` and `routes` are the guest's;
+    link there. A plugin that found it at VFIO already made no link: then `driver` is "", and the plugin's result told the rest.
+    `settings`: what was set for it from the card's side (None: not known). `addresses` and `routes` are the guest's;
     `link_addresses` are put back on the link before CNI DEL, where plugins look for them.
     """
 
@@ -233,27 +234,31 @@ class NicFunction:
     pci: str
     driver: str
     mac: str
-    admin_mac: str
     mtu: int
     addresses: tuple[str, ...]
     routes: tuple[Route, ...]
     link_addresses: tuple[str, ...] = ()
+    settings: VfSettings | None = None
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> NicFunction:
-        known(obj, cls.__slots__, where)
-        admin = text(obj, "admin_mac", where)
+        known(obj, (*cls.__slots__, "admin_mac"), where)
+        admin = text(obj, "admin_mac", where, "")  # records of earlier versions have that alone
+        settings = obj.get("settings", {"mac": admin} if admin else None)
         return cls(
             link=link_name(text(obj, "link", where), f"{where}.link"),
             pci=text(obj, "pci", where),
             driver=text(obj, "driver", where),
             mac=mac_address(text(obj, "mac", where), f"{where}.mac"),
-            admin_mac=mac_address(admin, f"{where}.admin_mac") if admin else "",
             mtu=number(obj, "mtu", where, 68, 65535),
             addresses=tuple(cidr(item, f"{where}.addresses") for item in texts(obj, "addresses", where)),
             routes=tuple(Route.from_json(item, f"{where}.routes") for item in objects(obj, "routes", where)),
             link_addresses=tuple(cidr(item, f"{where}.link_addresses") for item in texts(obj, "link_addresses", where)),
+            settings=None
+            if settings is None
+            else VfSettings.from_json(as_object(settings, f"{where}.settings"), f"{where}.settings"),
         )
 
     def to_json(self) -> Json:
-        return dataclasses.asdict(self)
+        told = None if self.settings is None else self.settings.to_json()
+        return {**dataclasses.asdict(self), "settings": told}

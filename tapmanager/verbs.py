@@ -14,6 +14,7 @@ lost     {}                  -> {"lost": {sandbox: what is gone}}    of those th
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
 driver   {"address"}         -> {"driver"}    of a PCI function of the host; "" for none                        root
 bind     {"address", "driver"}  -> {}         it has that driver from now on; "" for none                      root
+function {"address"}         -> {"driver"}, of a network card's VF also {"card", "number", "settings"}    as it is now    root
 reset    {"address"}         -> {"reset"}     False if it has no way to be reset                               root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
@@ -31,6 +32,7 @@ from tapmanager.cgroups import VmGroups
 from tapmanager.errors import NetError, invalid
 from tapmanager.fields import BadField, Json, as_object, known, number, text
 from tapmanager.ledger import Entry, Placement
+from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
 from tapmanager.peer import Peer
 from tapmanager.pod import Pod, sandbox_id
@@ -54,6 +56,7 @@ class Owned:
     attachments: Attachments
     groups: VmGroups
     drivers: PciDrivers
+    functions: NicFunctions
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +220,13 @@ def _driver(owned: Owned, call: _Call) -> Answer:
 
 def _bind(owned: Owned, call: _Call) -> Answer:
     known(call.args, ("address", "driver"), "args")
-    owned.drivers.bind(text(call.args, "address", "args"), text(call.args, "driver", "args"))
+    owned.functions.bind(text(call.args, "address", "args"), text(call.args, "driver", "args"))
     return Answer({})
+
+
+def _function(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("address",), "args")
+    return Answer(owned.functions.shown(text(call.args, "address", "args")))
 
 
 def _reset(owned: Owned, call: _Call) -> Answer:
@@ -244,5 +252,6 @@ _TABLE: Mapping[str, _Verb] = {
     "driver": _Verb(_driver),
     "bind": _Verb(_bind),
     "reset": _Verb(_reset),
+    "function": _Verb(_function),
     "counters": _Verb(_counters),
 }

@@ -4,6 +4,7 @@ MAC, a VLAN or a reset only real SR-IOV hardware shows; no kernel feature stands
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from tap_node import PLUGINS, TapNode, sandbox
 
 from tapmanager import netns
 from tapmanager.attachments import Attachments, Limits
+from tapmanager.card_side import CardSide
 from tapmanager.cni import Cni
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import NetError
@@ -24,11 +26,13 @@ from tapmanager.links_plan import KernelLink
 from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
 from tapmanager.pod import NicFunction, Pod
+from tapmanager.vf_settings import VfSettings
 
 pytestmark = pytest.mark.network
 
 PF, VF = "0000:3b:00.0", "0000:3b:02.0"
 ON_HOST = "vstfn0"
+SET = VfSettings("00:00:00:00:00:00", 100, 3, "802.1ad", 0, 1000, True, "enable", False, True)
 UNTIL = 1e9  # a day that does not come
 
 
@@ -36,12 +40,26 @@ def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
 
 
-class Card(FakePciBus):
-    """Its function's link is the plugin's eth0; its own interface is `physical`."""
+class Links(NetlinkHostLinks):
+    """Real, but for what needs a card that has VFs."""
 
-    def __init__(self, root: Path, physical: str) -> None:
+    def __init__(self) -> None:
+        self.settings = SET
+
+    def vf_settings(self, physical: str, number: int) -> VfSettings | None:
+        return self.settings
+
+    def set_vf(self, physical: str, number: int, change: VfSettings) -> None:
+        self.settings = dataclasses.replace(self.settings, **change.to_json())  # type: ignore[arg-type]  # by name
+
+
+class Card(FakePciBus):
+    """Its function's link is the plugin's eth0; its own interface is `physical`. It forgets VLAN and trust of one that loses its
+    driver."""
+
+    def __init__(self, root: Path, physical: str, links: Links) -> None:
         super().__init__(root)
-        self.pod = ""
+        self.pod, self.links = "", links
         self.add_driver("vfio-pci")
         (self.add(PF, "ice") / "net" / physical).mkdir(parents=True)
         self.add_virtual(PF, 0, VF, "iavf")
@@ -49,6 +67,7 @@ class Card(FakePciBus):
     def _detach(self, address: str) -> None:
         if self.driver(address) == "iavf" and self.pod:
             ip("-n", self.pod, "link", "del", "eth0")
+            self.links.settings = dataclasses.replace(self.links.settings, vlan=0, trust=False)
         super()._detach(address)
 
     def _attach(self, address: str, driver: str) -> None:
@@ -56,19 +75,6 @@ class Card(FakePciBus):
         if driver == "iavf" and self.pod:
             ip("link", "add", ON_HOST, "type", "veth", "peer", "name", f"{ON_HOST}p")
             (self.bus / "devices" / VF / "net" / ON_HOST).mkdir(parents=True)
-
-
-class Links(NetlinkHostLinks):
-    """Real, but for what needs a card that has VFs."""
-
-    def __init__(self) -> None:
-        self.macs = ["00:00:00:00:00:00"]
-
-    def vf_mac(self, physical: str, number: int) -> str:
-        return self.macs[-1]
-
-    def set_vf_mac(self, physical: str, number: int, mac: str) -> None:
-        self.macs.append(mac)
 
 
 class Functions(NicFunctions):
@@ -79,8 +85,8 @@ class Functions(NicFunctions):
 class Node:
     def __init__(self, node: TapNode, tmp_path: Path) -> None:
         self.node = node
-        self.card = Card(tmp_path / "sys", "lo")
         self.links = Links()
+        self.card = Card(tmp_path / "sys", "lo", self.links)
         self.dhcp = DhcpServer()
         ledger = Ledger(str(node.ledger))
         ledger.prepare()
@@ -90,7 +96,7 @@ class Node:
             Cni(str(node.conf_dir), (str(node.bin_dir), PLUGINS), 60.0),
             self.dhcp,
             Limits(str(node.netns_dir), (str(node.bin_dir), PLUGINS), os.geteuid(), 30.0),
-            Functions(drivers, self.links, str(self.card.root)),
+            Functions(drivers, self.links, CardSide(self.links, str(self.card.root)), str(self.card.root)),
         )
 
     def pod(self) -> Pod:
@@ -123,11 +129,11 @@ def test_a_function_is_vfios_while_the_pod_is_attached_and_the_plugin_finds_its_
     assert entry.nics == ()
     assert (function.pci, function.driver, function.addresses[0].split("/")[0]) == (VF, "iavf", entry.ips[0])
     assert card_node.card.driver(VF) == "vfio-pci"
-    assert card_node.links.macs[-1] == function.mac
+    assert card_node.links.settings == dataclasses.replace(SET, mac=function.mac)
     assert "eth0" not in card_node.node.inside(pod.sandbox, "ip", "-o", "link")
     card_node.attachments.release(pod.sandbox, UNTIL)
     assert card_node.card.driver(VF) == "iavf"
-    assert card_node.links.macs[-1] == "00:00:00:00:00:00"
+    assert card_node.links.settings == SET
     assert function.mac in (card_node.node.folder / "at-del").read_text()
     assert card_node.node.leftovers() == []
 
@@ -161,7 +167,7 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_and_mtu(card_
     netns.create(path)
     try:
         ip("link", "add", "vstfn1", "type", "veth", "peer", "name", "vstfn1p")
-        function = NicFunction("eth0", VF, "iavf", "0a:58:0a:01:00:07", "", 1400, (), (), ("10.1.0.7/24",))
+        function = NicFunction("eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24",))
         links = NetlinkHostLinks()
         assert not links.is_in("eth0", path)
         links.move_in("vstfn1", function, path)
@@ -175,12 +181,16 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_and_mtu(card_
         netns.delete(path)
 
 
-def test_the_kernel_reads_the_message_that_sets_a_vfs_mac(card_node: Node) -> None:
-    """A link without VFs refuses it as not supported; a message that it cannot read would be invalid."""
+def test_the_kernel_reads_the_messages_that_set_what_a_vf_has(card_node: Node) -> None:
+    """A link without VFs refuses them as not supported; a message that it cannot read would be invalid."""
     ip("link", "add", "vstfn2", "type", "veth", "peer", "name", "vstfn2p")
     try:
-        with pytest.raises(NetError, match="Operation not supported"):
-            NetlinkHostLinks().set_vf_mac("vstfn2", 0, "0a:58:0a:01:00:07")
-        assert NetlinkHostLinks().vf_mac("vstfn2", 0) == ""
+        for name, value in SET.to_json().items():
+            if name not in ("qos", "protocol", "min_tx_rate"):  # they go with others
+                with pytest.raises(NetError, match="Operation not supported"):
+                    NetlinkHostLinks().set_vf("vstfn2", 0, VfSettings(**{name: value}))  # type: ignore[arg-type]  # by name
+        assert NetlinkHostLinks().vf_settings("vstfn2", 0) is None
+        with pytest.raises(NetError, match="vstfn9 is gone"):
+            NetlinkHostLinks().set_vf("vstfn9", 0, VfSettings(trust=False))
     finally:
         ip("link", "del", "vstfn2")

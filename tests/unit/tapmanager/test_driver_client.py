@@ -12,6 +12,8 @@ from fakes.devices import FakeDeviceDrivers
 from fakes.pcibus import FakePciBus
 
 from tapmanager import server, verbs
+from tapmanager.card_side import CardSide
+from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InternalError, NotFound, Unavailable
@@ -42,7 +44,10 @@ def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDr
     bus.broken.add("broken")
     bus.add(str(ONE), "iavf")
     bus.add(str(BARE), reset=False)
-    owned = verbs.Owned(cast("Any", None), cast("Any", None), PciDrivers(str(bus.root), bus.write))
+    changing = PciDrivers(str(bus.root), bus.write)
+    links = cast("Any", None)  # none of these is a network card's
+    functions = NicFunctions(changing, links, CardSide(links, str(bus.root)), str(bus.root))
+    owned = verbs.Owned(cast("Any", None), cast("Any", None), changing, functions)
     path = str(tmp_path / "t.sock")
     running = server.Server(
         server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()

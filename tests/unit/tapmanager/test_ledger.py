@@ -17,9 +17,11 @@ from tapmanager.cni_conf import NetworkConf
 from tapmanager.errors import NetError
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, from_json, to_json
-from tapmanager.pod import Dns, Nic, Pod, PortMapping, Route
+from tapmanager.pod import Dns, Nic, NicFunction, Pod, PortMapping, Route
+from tapmanager.vf_settings import VfSettings
 
 SANDBOX = "0123456789abcdef" * 4
+MAC = "0a:58:0a:01:00:07"
 ENTRY = Entry(
     phase=Phase.ATTACHED,
     pod=Pod(SANDBOX, "default", "web", "uid-1", Dns(("10.96.0.10",)), (PortMapping("tcp", 80, 8080, "127.0.0.1"),)),
@@ -101,6 +103,34 @@ def test_files_half_written_by_a_killed_process_are_removed_at_start_and_never_l
 def test_what_earlier_versions_wrote_is_read(ledger: Ledger, file: Path) -> None:
     Path(ledger.path(SANDBOX)).write_text(file.read_text())
     assert ledger.read(SANDBOX) == ENTRY
+
+
+def test_a_functions_record_of_an_earlier_version_tells_its_mac_alone() -> None:
+    function = NicFunction(
+        "net1", "0000:3b:02.1", "iavf", MAC, 1500, (), (), (), VfSettings(mac="02:00:00:00:00:07", vlan=100)
+    )
+    now = json.loads(json.dumps(function.to_json()))
+    assert NicFunction.from_json(now, "x") == function
+    early = {**{name: value for name, value in now.items() if name != "settings"}, "admin_mac": "02:00:00:00:00:07"}
+    assert NicFunction.from_json(early, "x").settings == VfSettings(mac="02:00:00:00:00:07")
+    assert NicFunction.from_json({**early, "admin_mac": ""}, "x").settings is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vlan", 4096),
+        ("vlan", "100"),
+        ("protocol", "802.1X"),
+        ("trust", 1),
+        ("mac", "0"),
+        ("link_state", "up"),
+        ("x", 1),
+    ],
+)
+def test_settings_that_no_card_has_are_not_believed(field: str, value: object) -> None:
+    with pytest.raises(BadField, match=rf"x\.{field}"):
+        VfSettings.from_json({field: value}, "x")
 
 
 def test_there_is_a_file_of_every_version() -> None:

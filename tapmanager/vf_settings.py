@@ -1,0 +1,151 @@
+"""What the owner of a network card (an operator, a CNI plugin) has set for one of its virtual functions. Pure.
+
+The card's driver keeps it on the physical function, out of the guest's reach.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tapmanager.fields import BadField, Json, known, number, text
+
+NO_MAC = "00:00:00:00:00:00"
+LINK_STATES = ("auto", "enable", "disable")  # by the kernel's number
+PROTOCOLS: Mapping[int, str] = {0x8100: "802.1Q", 0x88A8: "802.1ad"}
+
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+_PROTOCOL = re.compile(r"802\.1Q|802\.1ad|0x[0-9a-f]{4}")
+_MOST = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class VfSettings:
+    """None: the card does not say, or (as a change) leave it. `mac`: NO_MAC if nobody has set one. `vlan` 0: none. `protocol`:
+    802.1Q, 802.1ad, or an ethertype as 0x9100. Rates in Mbit/s, 0 for no limit. `rss_query`: the function may ask for the card's
+    RSS table and key."""
+
+    mac: str | None = None
+    vlan: int | None = None
+    qos: int | None = None
+    protocol: str | None = None
+    min_tx_rate: int | None = None
+    max_tx_rate: int | None = None
+    spoof_check: bool | None = None
+    link_state: str | None = None
+    rss_query: bool | None = None
+    trust: bool | None = None
+
+    def __str__(self) -> str:
+        told = ((name, getattr(self, name)) for name in self.__slots__)
+        return " ".join(f"{name}={_word(value)}" for name, value in told if value is not None)
+
+    def to_json(self) -> Json:
+        """Without what the card does not say."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> VfSettings:
+        """Raises BadField."""
+        known(obj, cls.__slots__, where)
+        link_state = _text(obj, "link_state", where)
+        if link_state not in (None, *LINK_STATES):
+            raise BadField(f"{where}.link_state: one of {', '.join(LINK_STATES)} is wanted")
+        return cls(
+            mac=_matching(_MAC, obj, "mac", where),
+            vlan=_number(obj, "vlan", where, 4095),
+            qos=_number(obj, "qos", where, _MOST),
+            protocol=_matching(_PROTOCOL, obj, "protocol", where),
+            min_tx_rate=_number(obj, "min_tx_rate", where, _MOST),
+            max_tx_rate=_number(obj, "max_tx_rate", where, _MOST),
+            spoof_check=_switch(obj, "spoof_check", where),
+            link_state=link_state,
+            rss_query=_switch(obj, "rss_query", where),
+            trust=_switch(obj, "trust", where),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """A setting that the card has otherwise. `wanted` and `now` hold its fields alone; `why`: what the kernel said when it was
+    to be set, "" for nothing."""
+
+    name: str
+    wanted: VfSettings
+    now: VfSettings
+    why: str = ""
+
+    def __str__(self) -> str:
+        now = str(self.now) or "nothing to say of it"
+        return f"{self.name}: {self.wanted} was set, the card has {now}" + (f" ({self.why})" if self.why else "")
+
+    @property
+    def is_unsafe(self) -> bool:
+        """With it the guest would be on another network than its owner decided, or could do more there."""
+        if self.name in ("MAC", "VLAN"):
+            return True
+        return (self.name == "spoof-check" and self.wanted.spoof_check is True) or (
+            self.name == "trust" and self.wanted.trust is False
+        )
+
+
+# What the kernel sets by one attribute, in the order in which it is set: trust comes last, when the guest is held by all else.
+_TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "MAC": ("mac",),
+    "VLAN": ("vlan", "qos", "protocol"),
+    "transmit rate": ("min_tx_rate", "max_tx_rate"),
+    "spoof-check": ("spoof_check",),
+    "link state": ("link_state",),
+    "RSS query": ("rss_query",),
+    "trust": ("trust",),
+}
+
+
+def unkept(wanted: VfSettings, now: VfSettings) -> tuple[Unkept, ...]:
+    """What `now` has otherwise, or does not say."""
+    return tuple(
+        Unkept(name, _only(wanted, fields), _only(now, fields))
+        for name, fields in _TOGETHER.items()
+        if any(getattr(wanted, field) not in (None, getattr(now, field)) for field in fields)
+    )
+
+
+def not_widened(wanted: VfSettings, before: VfSettings) -> VfSettings:
+    """Without what would let the function do more than it could `before`: whoever took that away meant it."""
+    return dataclasses.replace(
+        wanted,
+        trust=None if wanted.trust and not before.trust else wanted.trust,
+        spoof_check=None if wanted.spoof_check is False and before.spoof_check is not False else wanted.spoof_check,
+    )
+
+
+def _only(settings: VfSettings, fields: Iterable[str]) -> VfSettings:
+    return VfSettings(**{field: getattr(settings, field) for field in fields})
+
+
+def _word(value: object) -> str:
+    return str(value) if not isinstance(value, bool) else "on" if value else "off"
+
+
+def _text(obj: Json, name: str, where: str) -> str | None:
+    return text(obj, name, where) if obj.get(name) is not None else None
+
+
+def _matching(pattern: re.Pattern[str], obj: Json, name: str, where: str) -> str | None:
+    value = _text(obj, name, where)
+    if value is not None and not pattern.fullmatch(value):
+        raise BadField(f"{where}.{name}: {value[:40]!r} cannot be")
+    return value
+
+
+def _number(obj: Json, name: str, where: str, most: int) -> int | None:
+    return number(obj, name, where, 0, most) if obj.get(name) is not None else None
+
+
+def _switch(obj: Json, name: str, where: str) -> bool | None:
+    value = obj.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadField(f"{where}.{name}: true or false is wanted")
+    return value
