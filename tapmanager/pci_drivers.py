@@ -7,6 +7,7 @@ driver, and does so until the module is unloaded.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -22,11 +23,18 @@ _BRIDGES = ("0x0600", "0x0604")
 
 
 class PciDrivers:
-    """`sysfs`: where it is mounted. `write`: (path, text), one write(2), for sysfs takes a value whole; raises OSError."""
+    """`sysfs`: where it is mounted. `write`: (path, text), one write(2), for sysfs takes a value whole; raises OSError.
+    `is_open`: whether somebody has that IOMMU group's node open."""
 
-    def __init__(self, sysfs: str = "/sys", write: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        sysfs: str = "/sys",
+        write: Callable[[str, str], None] | None = None,
+        is_open: Callable[[str], bool] | None = None,
+    ) -> None:
         self._bus = os.path.join(sysfs, "bus/pci")
         self._write_once = write or _write_once
+        self._is_open = is_open or _is_open
 
     def driver(self, address: str) -> str:
         """Its driver's name, "" if it has none. Raises NetError."""
@@ -47,9 +55,11 @@ class PciDrivers:
                 f"PCI device {address} cannot be given to {VFIO}: the kernel has no such driver loaded (modprobe {VFIO}, and a "
                 "file below /etc/modules-load.d for the next boot)",
             )
+        now = self.driver(address)
+        if driver not in (VFIO, now):
+            self._refuse_in_use(device, address)
         # Only vfio-pci is forced upon a function; every other driver finds its own by itself.
         self._write(os.path.join(device, "driver_override"), VFIO if driver == VFIO else "\n")
-        now = self.driver(address)
         if now == driver:
             return
         if now:
@@ -72,6 +82,7 @@ class PciDrivers:
         path = os.path.join(self._device(address), "reset")
         if not os.path.exists(path):
             return False
+        self._refuse_in_use(self._device(address), address)
         self._write(path, "1")
         return True
 
@@ -91,6 +102,18 @@ class PciDrivers:
             if file.read().startswith(_BRIDGES):
                 raise invalid(f"PCI device {address} is a bridge: what is behind it would lose its driver")
 
+    def _refuse_in_use(self, device: str, address: str) -> None:
+        """Whatever the asker believes: the kernel would wait for the VM's end before it takes a function from vfio-pci, and a driver
+        of the host's beside a VM in one group reaches the VM's memory (older kernels stop there)."""
+        with contextlib.suppress(FileNotFoundError):  # no IOMMU
+            group = os.path.basename(os.readlink(os.path.join(device, "iommu_group")))
+            if self._is_open(f"/dev/vfio/{group}"):
+                raise NetError(
+                    "failed-precondition",
+                    f"PCI device {address} is in use: a virtual machine has its IOMMU group {group} open. It is free when that "
+                    "has ended",
+                )
+
     def _write(self, path: str, text: str) -> None:
         try:
             self._write_once(path, text)
@@ -104,3 +127,12 @@ def _write_once(path: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+def _is_open(node: str) -> bool:
+    """VFIO lets a group be opened once."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        return exc.errno == errno.EBUSY
+    return False

@@ -7,14 +7,15 @@ from pathlib import Path
 
 
 class FakePciBus:
-    """`root` stands for /sys. `homes`: the driver that takes a function by itself. `broken` drivers take nothing.
-    `write` is the kernel."""
+    """`root` stands for /sys. `homes`: the driver that takes a function by itself. `broken` drivers take nothing. `opened`: IOMMU
+    groups that VMs have open. `write` and `is_open` are the kernel."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.bus = root / "bus/pci"
         self.homes: dict[str, str] = {}
         self.broken: set[str] = set()
+        self.opened: set[int] = set()
         self.written: list[tuple[str, str]] = []
         (self.bus / "devices").mkdir(parents=True)
         (self.bus / "drivers").mkdir()
@@ -41,6 +42,12 @@ class FakePciBus:
         device, owner = self.add(address, driver), self.bus / "devices" / physical
         os.symlink(owner, device / "physfn")
         os.symlink(device, owner / f"virtfn{number}")
+
+    def in_group(self, address: str, number: int) -> None:
+        os.symlink(self.root / f"kernel/iommu_groups/{number}", self.bus / "devices" / address / "iommu_group")
+
+    def is_open(self, node: str) -> bool:
+        return int(node.removeprefix("/dev/vfio/")) in self.opened
 
     def driver(self, address: str) -> str:
         link = self.bus / "devices" / address / "driver"

@@ -17,6 +17,10 @@ from podclient import wait_until
 from telling import Stage
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.devices import PciAddress
+from virtshim.domain.errors import ShimError
+from virtshim.podnet.client import PodNetworkClient
+from virtshim.podnet.drivers import DeviceDriverClient
 
 _RESOURCES = {
     EDU_RESOURCE: f'addresses = ["{hardware.EDU}"]',
@@ -35,6 +39,10 @@ def of_qemu(node: Node) -> dict[str, Any]:
 
 def offered(plugins: Mapping[str, Plugin]) -> dict[str, dict[str, str]]:
     return {resource: plugin.lists[-1] for resource, plugin in plugins.items()}
+
+
+def client_of_drivers(node: Node) -> DeviceDriverClient:
+    return DeviceDriverClient(PodNetworkClient(f"{node.directory}/run/tapmanager.sock"))
 
 
 def tell(stage: Stage) -> None:
@@ -66,6 +74,13 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
         facts["console"] = pod.run(config)
         facts["drivers"] = hardware.drivers()
         facts.update(of_qemu(node))
+
+    with report.step("asked for back") as facts:
+        try:
+            client_of_drivers(node).bind(PciAddress.parse(third), "nvme", PATIENCE)
+        except ShimError as exc:
+            facts["refusal"] = str(exc)
+        facts["drivers"] = hardware.drivers()
 
     with report.step("daemon killed") as facts:
         (running,) = node.qemu_pids()

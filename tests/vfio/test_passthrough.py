@@ -81,6 +81,12 @@ def test_a_vm_with_devices_runs_unprivileged_and_may_lock_its_memory(told):
     assert facts["vfio_users"] == ["qemu-system-x86"]
 
 
+def test_tapmanager_takes_no_device_from_under_a_vm_whoever_asks(told):
+    asked = told("asked for back")
+    assert "in use: a virtual machine has its IOMMU group" in asked["refusal"]
+    assert asked["drivers"] == told("passthrough")["drivers"]
+
+
 def test_a_vm_keeps_its_devices_while_virtshim_dies_and_comes_back(told):
     after = told("daemon killed")
     assert after["same"], "the QEMU of before"

@@ -203,13 +203,13 @@ class CreateContainer:
         self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id)
         self.disks.delete(container.id)
         self.records.containers.delete(container.id)
-        self.borrowed.give_back()
+        self.borrowed.give_back_of(container)
         self.images.collect(container.image)
 
     def _forget(self, container: Container, undo: Rollback) -> None:
         if undo.clean:
             self.records.containers.delete(container.id)
-            self.borrowed.give_back()
+            self.borrowed.give_back_of(container)
             self.images.collect(container.image)  # it may have been removed meanwhile
         else:  # kubelet's RemoveContainer, or the next start of virtshim, finishes it
             self.records.containers.replace(container.removing())

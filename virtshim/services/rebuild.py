@@ -52,7 +52,7 @@ class Rebuild:
         if self.records.sandboxes.get(sandbox.id) is None or sandbox.id.value in self.records.unreadable():
             self.records.sandboxes.put(sandbox)
         if self._wants_container(domain, lost=lost):
-            self.records.containers.put(container)
+            self.records.containers.put(self._with_claims(domain, container))
         log.warning(
             "rebuild.done",
             container=container.id.short,
@@ -61,6 +61,13 @@ class Rebuild:
             phase=container.phase.value,
             lost="environment, times, what was resized",
         )
+
+    def _with_claims(self, domain: OwnedDomain, container: Container) -> Container:
+        """A VM that is on has its devices, and those that its record held, whatever its definition remembers; what another one
+        had may be somebody else's by now."""
+        before = self.records.containers.get(container.id)
+        held = (*container.granted.claims, *(before.claims if before else ()))
+        return dataclasses.replace(container, claims=tuple(dict.fromkeys(held)) if domain.state.is_on else ())
 
     def _read(self, domain: OwnedDomain, remembered: Remembered) -> tuple[Sandbox, Container]:
         """Raises InternalError."""
@@ -107,9 +114,7 @@ class Rebuild:
 
 
 def _alive(domain: OwnedDomain, remembered: Remembered, container: Container) -> Container:
-    """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start. A VM that
-    is on has its devices; what another one had may be somebody else's by now."""
-    container = dataclasses.replace(container, claims=container.granted.claims if domain.state.is_on else ())
+    """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start."""
     if domain.state.is_on or remembered.has_run:
         return dataclasses.replace(container, phase=ContainerPhase.RUNNING, started_at=container.created_at)
     return dataclasses.replace(container, phase=ContainerPhase.CREATED)

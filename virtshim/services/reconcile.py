@@ -71,7 +71,10 @@ class Reconcile:
                 left = self._make(repair, left)
 
     def _differences(self) -> Iterator[Repair]:
-        yield from self.repairs.of(plan(self.survey.take()), rebooted=False)
+        found = self.survey.take()
+        yield from self.repairs.of(plan(found), rebooted=False)
+        if not found.in_doubt:
+            yield from self.repairs.idle_devices()
         for digest in sorted(self.images.unneeded()):
             yield Repair("stray image", digest, self.images.collect, frozenset({digest.value}), None)
 

@@ -9,7 +9,6 @@ import structlog
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords, VmCensus
-from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.images import ImageUse
 from virtshim.services.rebuild import Rebuild
 from virtshim.services.recover_plan import Found, Plan, plan
@@ -61,7 +60,6 @@ class Recover:
     repairs: Repairs
     workbench: Workbench
     images: ImageUse
-    borrowed: BorrowedDevices
 
     def run(self, *, rebooted: bool, lost: bool = False) -> None:
         """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
@@ -78,7 +76,9 @@ class Recover:
         left = self.workbench.begin_round()
         for repair in self.repairs.of(todo, rebooted=rebooted):
             left = self.workbench.make(repair, left)
-        self.borrowed.give_back()
+        if not (lost or found.in_doubt):  # a VM that could not be read may have them
+            for repair in self.repairs.idle_devices():
+                left = self.workbench.make(repair, left)
         self.images.collect_all()
         log.info(
             "recovered",

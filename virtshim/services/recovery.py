@@ -35,6 +35,6 @@ def recovery(
     survey = Survey(repairs.records, census, repairs.networks, repairs.disks, repairs.timeout)
     rebuild = Rebuild(repairs.records, census, repairs.networks, repairs.timeout)
     return Recovery(
-        Recover(survey, rebuild, repairs, bench, images, repairs.remove_container.borrowed),
+        Recover(survey, rebuild, repairs, bench, images),
         Reconcile(repairs.records, survey, repairs, bench, images, locks, repairs.clock, interval),
     )

@@ -61,6 +61,6 @@ class RemoveContainer:
             self.groups.remove(container.id, container.cgroup_parent, self.timeout)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)
-        self.borrowed.give_back()
+        self.borrowed.give_back_of(container)
         self.images.collect(container.image)
         log.info("container.removed", container=container.id.short)

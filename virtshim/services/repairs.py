@@ -12,6 +12,7 @@ from typing import Any, Final
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.devices import BorrowedDevice
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
@@ -54,6 +55,8 @@ class Repair:
                 return f"{self.what} {found.short}"
             case OwnedDomain(name=found):
                 return f"{self.what} {found}"
+            case BorrowedDevice(address=address):
+                return f"{self.what} {address}"
             case _:
                 return f"{self.what} {self.item}"
 
@@ -88,6 +91,12 @@ class Repairs:
         yield from self._each("sandbox without network", todo.lost_networks, self._lost_network)
         yield from self._each("stray network", todo.stray_networks, self._drop_network)
         yield from self._each("unfinished checkpoint", todo.checkpoints, self.checkpoints.finish_left)
+
+    def idle_devices(self) -> Iterator[Repair]:
+        """Devices that were borrowed for containers which have gone: after all others, which may set them free."""
+        borrowed = self.remove_container.borrowed
+        for device in borrowed.idle():
+            yield Repair("borrowed device", device, borrowed.give_back, frozenset({device.claim}), None)
 
     def still_due(self, repair: Repair) -> bool:
         """Whether what it was planned from is still so; asked with the pod's lock held."""

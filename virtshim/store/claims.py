@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, Engine, delete, insert, select
 
@@ -22,6 +22,16 @@ def hold(connection: Connection, container: str, claims: Sequence[str]) -> None:
     connection.execute(delete(table).where(table.c.container_id == container, table.c.claim.not_in(claims)))
     if new := [claim for claim in dict.fromkeys(claims) if claim not in there]:
         connection.execute(insert(table), [{"claim": claim, "container_id": container} for claim in new])
+
+
+def held(engine: Engine) -> Mapping[str, tuple[str, ...]]:
+    """Container -> its claims."""
+    table = schema.claims
+    found: dict[str, tuple[str, ...]] = {}
+    with engine.connect() as connection:
+        for claim, holder in connection.execute(select(table.c.claim, table.c.container_id).order_by(table.c.claim)):
+            found[holder] = (*found.get(holder, ()), claim)
+    return found
 
 
 def drop_ownerless(engine: Engine) -> None:

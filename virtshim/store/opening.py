@@ -42,6 +42,7 @@ def _salvage(aside: str, records: SqliteRecords) -> None:
         "sandboxes": _copy(aside, "sandboxes", rows.sandbox_from, records.sandboxes.put),
         "containers": _copy(aside, "containers", rows.container_from, records.containers.put),
         "images": _copy(aside, "images", rows.image_from, records.images.put),
+        "borrowed": _copy(aside, "borrowed", rows.borrowed_from, records.borrowed.put),
     }
     log.warning("database.salvaged", **counts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping as Claims
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 from virtshim.store import damage, identity, rows, schema
-from virtshim.store.claims import drop_ownerless, hold
+from virtshim.store.claims import drop_ownerless, held, hold
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
@@ -40,7 +41,9 @@ class SqliteRecords:
             migrate(self._engine)
             self._writing = Writing(self._engine, path)
             self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._writing, _SANDBOXES)
-            self.containers: SqliteTable[ContainerId, Container] = SqliteTable(self._writing, _CONTAINERS)
+            self.containers: SqliteTable[ContainerId, Container] = SqliteTable(
+                self._writing, _containers(held(self._engine))
+            )
             drop_ownerless(self._engine)
             self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
             self.borrowed: SqliteTable[str, BorrowedDevice] = SqliteTable(self._writing, _BORROWED)
@@ -149,17 +152,23 @@ _SANDBOXES = Mapping[SandboxId, Sandbox](
     order="created_at",
     unknown=rows.unknown_sandbox,
 )
-_CONTAINERS = Mapping[ContainerId, Container](
-    table=schema.containers,
-    what="container",
-    key_of=lambda container: container.id,
-    key_text=str,
-    columns=_container_columns,
-    parse=rows.container_from,
-    order="created_at",
-    unknown=rows.unknown_container,
-    also=_write_claims,
-)
+
+
+def _containers(claims: Claims[str, tuple[str, ...]]) -> Mapping[ContainerId, Container]:
+    """`claims` by container: one whose document is unreadable holds them all the same."""
+    return Mapping(
+        table=schema.containers,
+        what="container",
+        key_of=lambda container: container.id,
+        key_text=str,
+        columns=_container_columns,
+        parse=rows.container_from,
+        order="created_at",
+        unknown=lambda row, why: rows.unknown_container(row, why, claims.get(str(row["id"]), ())),
+        also=_write_claims,
+    )
+
+
 _IMAGES = Mapping[ImageDigest, Image](
     table=schema.images,
     what="image",

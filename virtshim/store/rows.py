@@ -74,7 +74,7 @@ def unknown_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
     )
 
 
-def unknown_container(row: Mapping[str, Any], why: str) -> Container:
+def unknown_container(row: Mapping[str, Any], why: str, claims: tuple[str, ...] = ()) -> Container:
     """As `unknown_sandbox`."""
     own = ContainerId(row["id"])
     return Container(
@@ -88,6 +88,7 @@ def unknown_container(row: Mapping[str, Any], why: str) -> Container:
         created_at=int(row["created_at"]),
         phase=ContainerPhase.UNKNOWN,
         trouble=why,
+        claims=claims,
     )
 
 

@@ -1,12 +1,16 @@
 """PCI functions that are taken from their drivers come back, whatever happens in between."""
 
+import dataclasses
+import sqlite3
+import threading
+
 import pytest
 from fakes.world import World, container_config
 
 from virtshim.config import Devices
 from virtshim.domain.container import ContainerConfig
 from virtshim.domain.devices import CriDevice
-from virtshim.domain.errors import InternalError
+from virtshim.domain.errors import DeadlineExceeded, InternalError, WrongState
 from virtshim.domain.ids import ContainerId
 
 NODE, ADDRESS = "/dev/vfio/7", "0000:3b:00.1"
@@ -121,3 +125,74 @@ def test_switched_off_nothing_is_taken_and_what_was_taken_comes_back(world: Worl
     make(again, "other")
     assert driver(again) == "iavf"
     again.close()
+
+
+def with_its_record_spoilt(world: World, container: ContainerId) -> World:
+    """The next daemon cannot read it, and has started."""
+    world.close()
+    with sqlite3.connect(world.directory / "state.db") as database:
+        database.execute("update containers set document = '[{}]' where id = ?", (container.value,))
+        database.execute("insert into node values ('boot', 'this one')")
+    database.close()
+    return world.recovered()
+
+
+@pytest.mark.parametrize("definition", ["without a record", "unreadable"])
+def test_a_running_vm_keeps_its_function_when_nothing_remembers_that_it_has_it(world: World, definition: str) -> None:
+    container = make(world)
+    world.start(container)
+    domain = world.outside.vms.domains[world.domain(container)]
+    if definition == "unreadable":
+        world.outside.vms.unreadable.add(domain.name)
+    else:
+        assert domain.spec is not None
+        domain.spec = dataclasses.replace(domain.spec, record="")
+    again = with_its_record_spoilt(world, container)
+    assert driver(again) == "vfio-pci"
+    with pytest.raises(WrongState, match="held by container vm"):
+        make(again, "other")
+    world.outside.vms.unreadable.clear()
+    again.remove(container)
+    assert driver(again) == "iavf"
+    again.close()
+
+
+def test_the_reconciler_gives_back_what_could_not_be_given_back_at_once(world: World) -> None:
+    container = make(world)
+    world.outside.drivers.broken.add("iavf")
+    world.remove(container)
+    world.outside.drivers.broken.clear()
+    for _ in range(2):
+        world.app.recovery.reconcile.look()
+        world.outside.clock.advance(61)
+    assert driver(world) == "iavf"
+    assert world.records.borrowed.all() == []
+
+
+def test_a_driver_that_hangs_holds_up_neither_other_pods_nor_the_next_removal(world: World) -> None:
+    world.outside.devices.add_function("/dev/vfio/8", "0000:3b:00.2")
+    world.outside.drivers.drivers["0000:3b:00.2"] = "iavf"
+    first = make(world)
+    gate = world.journal.hold("drivers.bind")
+    removal = threading.Thread(target=world.remove, args=(first,))
+    removal.start()
+    gate.wait()
+    other = world.create(
+        world.run("other"), config=container_config(devices=(CriDevice("/dev/vfio/8", "/dev/vfio/8"),))
+    )
+    world.remove(other)
+    assert world.outside.drivers.drivers["0000:3b:00.2"] == "iavf"
+    gate.open()
+    removal.join()
+    assert driver(world) == "iavf"
+
+
+def test_of_several_functions_that_hang_a_removal_waits_for_one(world: World) -> None:
+    world.outside.devices.add_function(NODE, "0000:3b:00.2")
+    world.outside.drivers.drivers["0000:3b:00.2"] = "iavf"
+    container = make(world)
+    world.journal.calls.clear()
+    world.journal.fail("drivers.bind", DeadlineExceeded("tapmanager did not answer"), times=2)
+    world.remove(container)
+    assert world.journal.count("drivers.bind") == 1
+    assert len(world.records.borrowed.all()) == 2

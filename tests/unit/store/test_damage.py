@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from fakes.full_records import fill, sandbox
+from fakes.full_records import BORROWED, fill, sandbox
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import InternalError, WrongState
@@ -111,6 +111,7 @@ def test_half_made_rows_are_not_taken_over(path: Path) -> None:
     again = open_records(str(path))
     assert [record.id for record in again.containers.all()] == [made]
     assert len(again.sandboxes.all()) == 1
+    assert again.borrowed.all() == [BORROWED]  # only this tells whose it was
     again.close()
 
 

@@ -22,7 +22,7 @@ def bus(tmp_path: Path) -> FakePciBus:
 
 @pytest.fixture
 def drivers(bus: FakePciBus) -> PciDrivers:
-    return PciDrivers(str(bus.root), bus.write)
+    return PciDrivers(str(bus.root), bus.write, bus.is_open)
 
 
 def test_a_function_goes_to_vfio_and_back(bus: FakePciBus, drivers: PciDrivers) -> None:
@@ -119,3 +119,33 @@ def test_the_real_writer_tells_what_the_kernel_says(bus: FakePciBus, tmp_path: P
     with pytest.raises(NetError, match="drivers_probe cannot be written: No such file"):
         PciDrivers(str(tmp_path)).bind(TWO, "vfio-pci")
     assert bus.override(TWO) == "vfio-pci"
+
+
+@pytest.mark.parametrize("driver", ["iavf", ""])
+def test_a_function_that_a_vm_has_stays_at_vfio_whoever_asks(bus: FakePciBus, drivers: PciDrivers, driver: str) -> None:
+    bus.in_group(ONE, 17)
+    drivers.bind(ONE, "vfio-pci")
+    bus.opened.add(17)
+    bus.written.clear()
+    with pytest.raises(NetError, match="IOMMU group 17 open") as caught:
+        drivers.bind(ONE, driver)
+    assert (caught.value.kind, bus.written) == ("failed-precondition", [])
+    bus.opened.clear()
+    drivers.bind(ONE, driver)
+    assert drivers.driver(ONE) == driver
+
+
+def test_no_driver_of_the_hosts_comes_into_a_group_that_a_vm_has(bus: FakePciBus, drivers: PciDrivers) -> None:
+    bus.in_group(TWO, 17)
+    bus.opened.add(17)
+    with pytest.raises(NetError, match="in use"):
+        drivers.bind(TWO, "iavf")
+    assert drivers.driver(TWO) == ""
+
+
+def test_a_function_that_a_vm_has_is_not_reset(bus: FakePciBus, drivers: PciDrivers) -> None:
+    bus.in_group(ONE, 17)
+    bus.opened.add(17)
+    with pytest.raises(NetError, match="in use"):
+        drivers.reset(ONE)
+    assert bus.written == []
