@@ -103,8 +103,8 @@ class PciDrivers:
                 raise invalid(f"PCI device {address} is a bridge: what is behind it would lose its driver")
 
     def _refuse_in_use(self, device: str, address: str) -> None:
-        """Whatever the asker believes: the kernel would wait for the VM's end before it takes a function from vfio-pci, and a driver
-        of the host's beside a VM in one group reaches the VM's memory (older kernels stop there)."""
+        """Whatever the asker believes: the kernel would wait for the VM's end before it takes a function from vfio-pci, and a
+        driver of the host's beside a VM in one group reaches the VM's memory (older kernels stop there)."""
         with contextlib.suppress(FileNotFoundError):  # no IOMMU
             group = os.path.basename(os.readlink(os.path.join(device, "iommu_group")))
             if self._is_open(f"/dev/vfio/{group}"):

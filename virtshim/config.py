@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from virtshim.domain.device_pools import socket_of, variable_of
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout
@@ -30,6 +31,7 @@ _Path = Annotated[str, Field(pattern=r"^/", description="absolute path")]
 
 # An extended resource's name: a domain, not kubernetes.io, and a label's name.
 _RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_LONGEST_SOCKET_PATH = 107  # sun_path, less its closing zero byte
 _HEX_ID = r"^([0-9a-f]{4})?$"
 
 
@@ -217,7 +219,25 @@ class DevicePluginSettings(_Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"these are there twice: {', '.join(twice)}")
+        by_variable: dict[str, str] = {}
+        for name in names:
+            other = by_variable.setdefault(variable_of(name), name)
+            if other != name:
+                raise ValueError(
+                    f"{other} and {name} would set the same variable, {variable_of(name)}, in a container; rename one"
+                )
         return resources
+
+    @model_validator(mode="after")
+    def _room_for_sockets(self) -> Self:
+        for resource in self.resources:
+            path = f"{self.directory}/{socket_of(resource.name)}"
+            if len(path.encode()) > _LONGEST_SOCKET_PATH:
+                raise ValueError(
+                    f"{resource.name} is too long a name: its socket {path} would have {len(path.encode())} bytes, and "
+                    f"{_LONGEST_SOCKET_PATH} is the most for one"
+                )
+        return self
 
 
 class Log(_Section):

@@ -17,13 +17,15 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
     """`get`: works, "off" as before Kubernetes 1.34, or "unknown" as before 1.27."""
 
     def __init__(self, get: str = "works") -> None:
-        self.pods: dict[tuple[str, str], pb.PodResources] = {}
+        self.pods: dict[tuple[str, str, str], pb.PodResources] = {}
         self.asked: list[str] = []
         self._get = get
 
-    def grant(self, namespace: str, pod: str, container: str, *devices: tuple[str, Sequence[str]]) -> None:
+    def grant(
+        self, namespace: str, pod: str, container: str, *devices: tuple[str, Sequence[str]], pod_uid: str = ""
+    ) -> None:
         """(resource, ids) each; the same resource twice is on two NUMA nodes."""
-        kept = self.pods.setdefault((namespace, pod), pb.PodResources(namespace=namespace, name=pod))
+        kept = self.pods.setdefault((namespace, pod, pod_uid), pb.PodResources(namespace=namespace, name=pod))
         rows = [pb.ContainerDevices(resource_name=name, device_ids=ids) for name, ids in devices]
         kept.containers.append(pb.ContainerResources(name=container, devices=rows))
 
@@ -37,7 +39,7 @@ class FakePodResources(podresources_pb2_grpc.PodResourcesListerServicer):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method Get")
         if self._get == "off":
             context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        found = self.pods.get((request.pod_namespace, request.pod_name))
+        found = self.pods.get((request.pod_namespace, request.pod_name, ""))
         if found is None:
             context.abort(grpc.StatusCode.UNKNOWN, "pod not found")
         return pb.GetPodResourcesResponse(pod_resources=found)

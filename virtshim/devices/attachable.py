@@ -89,6 +89,9 @@ class Attachable:
         if facts.virtual:
             text = f"has VFs ({len(facts.virtual)}), which it would take along"
             yield Fault("has VFs", text, f"grant VFs, or remove them: echo 0 > {where}/sriov_numvfs")
+        if facts.parts:
+            text = f"has {', '.join(facts.parts)} made of it, which would go with it"
+            yield Fault("in parts", text, "grant those, or remove them")
         if facts.group is None:
             yield self._no_group()
             return

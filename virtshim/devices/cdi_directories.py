@@ -17,6 +17,8 @@ log = structlog.get_logger(__name__)
 
 # Of one directory; the rest is not looked at.
 _MOST_FILES: Final = 1000
+# Bytes of all specifications together: to understand as many takes up to ten seconds.
+_MOST_IN_ALL: Final = 16 * MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,16 @@ class _Read:
         self.conflicts: dict[str, tuple[str, str]] = {}
         self.invalid: list[str] = []
         self.valid = 0
+        self._left = _MOST_IN_ALL
+
+    def within(self, text: bytes) -> bytes:
+        """InvalidRequest if it is too much."""
+        self._left -= len(text)
+        if self._left < 0:
+            raise InvalidRequest(
+                f"past the {_MOST_IN_ALL} bytes that all specifications together may have; remove those of devices that are gone"
+            )
+        return text
 
     def add(self, path: str, priority: int, spec: CdiSpec) -> None:
         """A later directory wins; two in one directory are nobody's device, as containerd and CRI-O have it."""
@@ -121,7 +133,7 @@ class CdiDirectories:
             for name in names[:_MOST_FILES]:
                 path = f"{directory.rstrip('/')}/{name}"
                 try:
-                    read.add(path, priority, parse_spec(self._files.content(path, MOST_BYTES)))
+                    read.add(path, priority, parse_spec(read.within(self._files.content(path, MOST_BYTES))))
                 except InvalidRequest as exc:
                     read.invalid.append(f"{path}: {exc}")
         return read

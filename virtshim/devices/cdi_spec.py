@@ -7,6 +7,7 @@ field makes the specification invalid, as the standard has it: it may be what ma
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -78,10 +79,9 @@ def parse_spec(data: bytes) -> CdiSpec:
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
         raise InvalidRequest("; ".join(faults[:_MOST_FAULTS]) + more) from exc
     devices = tuple(_device(device) for device in spec.devices)
-    names = [device.name for device in devices]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise InvalidRequest(f"device {twice[0]} is there twice")
+    (name, often), *_ = Counter(device.name for device in devices).most_common(1)
+    if often > 1:
+        raise InvalidRequest(f"device {name} is there twice")
     return CdiSpec(spec.kind, devices, _edits(spec.containerEdits))
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from virtshim.devices.host_files import HostFiles, NodeKind
-from virtshim.devices.pci import last_address
+from virtshim.devices.host_use import use_of_block
+from virtshim.devices.pci import is_uuid, last_address
 from virtshim.domain.devices import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
 
 
@@ -56,18 +57,27 @@ Meaning: TypeAlias = (
     BlockDevice | Nothing | VfioGroup | VfioFunction | VfioMdev | VfioDirectory | UsbDevice | VdpaDevice | Refused
 )
 
-_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _Read: TypeAlias = Callable[[re.Match[str], CriDevice, HostFiles], Meaning]
 
 
 def classify(device: CriDevice, files: HostFiles) -> Meaning:
+    meaning = _meaning(device, files)
+    rights = device.permissions or "rwm"
+    wanted = "r" if isinstance(meaning, BlockDevice) else "rw"
+    if isinstance(meaning, Nothing | Refused) or (rights != "none" and set(wanted) <= set(rights)):
+        return meaning
+    return Refused(f"it is granted with the rights {rights}, and a VM needs {wanted}; correct the device plugin")
+
+
+def _meaning(device: CriDevice, files: HostFiles) -> Meaning:
     path = os.path.normpath(device.host_path) if device.host_path.startswith("/") else device.host_path
     found = files.node(path)
     if found.kind is NodeKind.MISSING:
         return Refused("it is not there; look whether the device's driver still runs, then delete the pod")
     if found.kind is NodeKind.BLOCK:
-        name = device.container_path or path
-        return BlockDevice(path, name, readonly="w" not in (device.permissions or "rwm"))
+        block = BlockDevice(path, device.container_path or path, readonly="w" not in (device.permissions or "rwm"))
+        use = "" if block.readonly else use_of_block(files, found.major, found.minor)
+        return Refused(f"{use}, and two who write break it; grant another one") if use else block
     if found.kind is NodeKind.DIRECTORY:
         return VfioDirectory() if path == "/dev/vfio" else Refused(_NOT_A_NODE.format(found.kind.value))
     if found.kind is not NodeKind.CHARACTER:
@@ -77,11 +87,6 @@ def classify(device: CriDevice, files: HostFiles) -> Meaning:
         if match is not None:
             return read(match, device, files)
     return Refused(_UNKNOWN)
-
-
-def is_uuid(text: str) -> bool:
-    """As the kernel writes a mediated device's."""
-    return _UUID.fullmatch(text) is not None
 
 
 _NOT_A_NODE: Final = "it is a {}, not a device node; correct the device plugin"

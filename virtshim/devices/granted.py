@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from virtshim.devices.authority import Authority
-from virtshim.devices.classify import Meaning, VfioDirectory, VfioFunction, VfioGroup, VfioMdev, is_uuid
+from virtshim.devices.classify import Meaning, VfioDirectory, VfioFunction, VfioGroup, VfioMdev
 from virtshim.devices.host_files import HostFiles
-from virtshim.devices.pci import PciBus, last_address
+from virtshim.devices.pci import PciBus, is_uuid, last_address
 from virtshim.domain.devices import KubeletGrant, PciAddress, UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from virtshim.devices.classify import is_uuid
+from virtshim.devices.pci import is_uuid
 from virtshim.domain.devices import MediatedDevice, PciAddress, PciFunction, UsbDevice
 from virtshim.domain.errors import InvalidRequest
 
@@ -17,6 +17,9 @@ _PCI: Final = re.compile(r"PCIDEVICE_(?!.*_INFO$).+|PCI_RESOURCE_.+|QAT[0-9]+", 
 _MDEV: Final = re.compile(r"MDEV_PCI_RESOURCE_.+", re.DOTALL)
 _USB: Final = re.compile(r"USB_RESOURCE_.+", re.DOTALL)
 _USB_PLACE: Final = re.compile(r"([0-9]{1,3}):([0-9]{1,3})", re.ASCII)
+
+# Of a variable's name, which may be as long as a pod is: it goes into the log and into messages.
+_LONGEST_NAME: Final = 200
 
 Hinted: TypeAlias = PciFunction | MediatedDevice | UsbDevice
 
@@ -45,7 +48,7 @@ def _hints(name: str, value: str, spec: str) -> Iterator[Hint]:
         for text in (part.strip() for part in value.split(",")):
             device = read(text)
             if device is not None:
-                yield Hint(name, text, device, spec)
+                yield Hint(name[:_LONGEST_NAME], text, device, spec)
 
 
 def _function(text: str) -> PciFunction | None:

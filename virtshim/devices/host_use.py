@@ -29,6 +29,16 @@ def used_by_host(files: HostFiles) -> dict[PciAddress, str]:
     return used
 
 
+def use_of_block(files: HostFiles, major: int, minor: int) -> str:
+    """What the node uses a block device for, in words: it, a partition of it, or what is stacked on it, is mounted. "" for
+    nothing."""
+    own = files.target(f"/sys/dev/block/{major}:{minor}")
+    for device, path in _mounted(files) if own else ():
+        if any(real == own or real.startswith(f"{own}/") for real in _stack(files, path, _DEEPEST)):
+            return f"the node's {device} is on it"
+    return ""
+
+
 def _default_routes(files: HostFiles) -> list[str]:
     """Interfaces, from /proc/net/route (name, destination, ..., mask) and ipv6_route (destination, length, ..., name)."""
     found = set()
@@ -93,7 +103,20 @@ def _behind_block(files: HostFiles, path: str, depth: int) -> Iterator[PciAddres
             controller = last_address(files.target(f"{subsystem[1]}/{name}"))
             if _NVME_CONTROLLER.fullmatch(name) and controller is not None:
                 yield controller
-    # A partition has its parts where the whole device does.
-    for slaves in (f"{real}/slaves", f"{real.rpartition('/')[0]}/slaves") if real and depth else ():
+    for below in _slaves(files, real) if depth else ():
+        yield from _behind_block(files, below, depth - 1)
+
+
+def _stack(files: HostFiles, path: str, depth: int) -> Iterator[str]:
+    """The block device and all below it, as directories of sysfs."""
+    real = files.target(path)
+    yield from [real] if real else []
+    for below in _slaves(files, real) if depth else ():
+        yield from _stack(files, below, depth - 1)
+
+
+def _slaves(files: HostFiles, real: str) -> Iterator[str]:
+    """A partition has its parts where the whole device does."""
+    for slaves in (f"{real}/slaves", f"{real.rpartition('/')[0]}/slaves") if real else ():
         for below in files.names(slaves):
-            yield from _behind_block(files, f"{slaves}/{below}", depth - 1)
+            yield f"{slaves}/{below}"

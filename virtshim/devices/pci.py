@@ -42,13 +42,16 @@ _VFIO_DRIVERS: Final = frozenset(
 )
 # These may hold other members of a group: they let no device do DMA.
 _IDLE_DRIVERS: Final = frozenset({"", "pci-stub", "pcieport", "shpchp"})
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_VDPA: Final = re.compile(r"vdpa[0-9]+")
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
     """One function. `class_code`: 24 bits. `driver`: "" for none. `group`: None without an IOMMU. `node`: NUMA, None if the
-    machine does not say. `physical`: of which function this is a VF. `virtual`: its VFs."""
+    machine does not say. `physical`: of which function this is a VF. `virtual`: its VFs. `parts`: mediated and vDPA devices
+    that were made of it."""
 
     address: PciAddress
     vendor: int
@@ -63,6 +66,7 @@ class PciFacts:
     virtual_total: int
     interfaces: tuple[str, ...]
     has_reset: bool
+    parts: tuple[str, ...]
 
     @property
     def is_bridge(self) -> bool:
@@ -109,6 +113,7 @@ class PciBus:
             virtual_total=_number(files.text(f"{directory}/sriov_totalvfs"), 10) or 0,
             interfaces=tuple(files.names(f"{directory}/net")),
             has_reset="reset" in names,
+            parts=tuple(name for name in names if is_uuid(name) or _VDPA.fullmatch(name)),
         )
 
     def members(self, group: int) -> list[str]:
@@ -135,6 +140,11 @@ class PciBus:
             with contextlib.suppress(InvalidRequest):
                 found.append(PciAddress.parse(name))
         return found
+
+
+def is_uuid(text: str) -> bool:
+    """As the kernel writes a mediated device's."""
+    return _UUID.fullmatch(text) is not None
 
 
 def last_address(path: str) -> PciAddress | None:

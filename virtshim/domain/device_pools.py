@@ -56,7 +56,16 @@ class Pool:
     @property
     def variable(self) -> str:
         """The environment variable with the addresses: as the SR-IOV network device plugin writes it, dashes kept."""
-        return "PCIDEVICE_" + re.sub(r"[./]", "_", self.resource.upper())
+        return variable_of(self.resource)
+
+
+def variable_of(resource: str) -> str:
+    return "PCIDEVICE_" + re.sub(r"[./]", "_", resource.upper())
+
+
+def socket_of(resource: str) -> str:
+    """Its socket's name in kubelet's directory."""
+    return f"virtshim-{resource.replace('/', '_')}.sock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
@@ -42,19 +43,26 @@ def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
 def write(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
     """Replaces the file in one step, if there is anything new in it. OSError."""
     path = f"{directory}/virtshim-{pool.resource.replace('/', '_')}.json"
-    text = json.dumps(specification(pool, offers), indent=1)
-    try:
-        with open(path, encoding="utf-8") as there:
-            if there.read() == text:
-                return
-    except FileNotFoundError:
-        os.makedirs(directory, mode=0o755, exist_ok=True)
+    text = json.dumps(specification(pool, offers), indent=1).encode()
+    if _holds(path, text):
+        return
+    os.makedirs(directory, mode=0o755, exist_ok=True)
     fd, temporary = tempfile.mkstemp(prefix=".virtshim-", dir=directory)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, 0o644)
             file.write(text)
         os.rename(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _holds(path: str, text: bytes) -> bool:
+    """Whether a file is there with that text; whatever else is there keeps nobody waiting."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(text) + 1) == text

@@ -21,7 +21,7 @@ import structlog
 
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as pb
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2_grpc
-from virtshim.domain.device_pools import Candidate, Offer, Pool, offers, overlap
+from virtshim.domain.device_pools import Candidate, Offer, Pool, offers, overlap, socket_of
 from virtshim.domain.errors import ShimError
 from virtshim.grpc_socket import listen
 from virtshim.kubelet.resource_server import ResourceServer
@@ -65,11 +65,12 @@ class ResourcePlugin:
         self._pool = pool
         self._plugins = plugins
         self.service = service
-        self._endpoint = f"virtshim-{pool.resource.replace('/', '_')}.sock"
+        self._endpoint = socket_of(pool.resource)
         self._path = f"{plugins.directory}/{self._endpoint}"
         self._server: grpc.Server | None = None
         self._socket: tuple[int, int] | None = None
         self._registered: tuple[int, int] | None = None
+        self._trouble = ""
 
     def keep_registered(self) -> None:
         """Listens and registers, if that is not so already. Never raises: what fails is tried again at the next look."""
@@ -85,10 +86,17 @@ class ResourcePlugin:
                 self._plugins.register(self._pool.resource, self._endpoint)
                 self._registered = kubelet
                 log.info("plugin.registered", resource=self._pool.resource, socket=self._path)
+            self._trouble = ""
         except grpc.RpcError as exc:
-            log.warning("plugin.not_registered", resource=self._pool.resource, reason=exc.details())
+            self._tell("plugin.not_registered", f"{exc.code().name} {exc.details() or ''}".strip())
         except (OSError, ShimError) as exc:
-            log.warning("plugin.not_listening", resource=self._pool.resource, reason=str(exc))
+            self._tell("plugin.not_listening", str(exc))
+
+    def _tell(self, event: str, reason: str) -> None:
+        """Once, and not every second."""
+        if reason != self._trouble:
+            log.warning(event, resource=self._pool.resource, reason=reason)
+        self._trouble = reason
 
     def close(self) -> None:
         if self._server is None:
@@ -139,8 +147,9 @@ class DevicePlugin:
                     self.look()
                     until_look = look_every
                 for plugin in self._plugins.values():
-                    plugin.keep_registered()
-                alive()
+                    if not stopping.is_set():  # a kubelet that hangs is waited for at each
+                        plugin.keep_registered()
+                    alive()
                 if stopping.wait(min(1.0, look_every)):
                     return
                 until_look -= min(1.0, look_every)

@@ -52,16 +52,23 @@ class PodResourcesClient:
 
     def _pod(self, namespace: str, pod: str) -> pb.PodResources | None:
         """Get is off before Kubernetes 1.34, or unknown to older ones, and says of an unknown pod what it says of any other
-        trouble (code UNKNOWN); List is always there. Raises grpc.RpcError."""
+        trouble (code UNKNOWN); List is always there. Raises grpc.RpcError, Unavailable."""
         stub = self._stub()
         try:
             request = pb.GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
-            return stub.Get(request, timeout=self._timeout).pod_resources
+            found = [stub.Get(request, timeout=self._timeout).pod_resources]
         except grpc.RpcError as exc:
             if exc.code() in _GONE:
                 raise
-        listed = stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout).pod_resources
-        return next((one for one in listed if (one.namespace, one.name) == (namespace, pod)), None)
+            listed = stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout).pod_resources
+            found = [one for one in listed if (one.namespace, one.name) == (namespace, pod)]
+        if len(found) > 1:  # no UID tells them apart
+            raise Unavailable(
+                self._words(f"it lists {len(found)} pods {namespace}/{pod}: an earlier one is not gone yet")
+            )
+        if any((one.namespace, one.name) != (namespace, pod) for one in found):
+            raise Unavailable(self._words(f"asked for {namespace}/{pod} it answers for another pod"))
+        return found[0] if found else None
 
     def _stub(self) -> podresources_pb2_grpc.PodResourcesListerStub:
         with self._lock:

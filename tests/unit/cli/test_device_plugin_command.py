@@ -82,6 +82,19 @@ def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
         settings_with(tmp_path, twice)
 
 
+def test_resources_that_would_set_one_variable_are_refused(tmp_path: Path) -> None:
+    both = "".join(f'[[device_plugin.resources]]\nname = "a.b/{name}"\nvendor = "8086"\n' for name in ("c.d", "C_D"))
+    with pytest.raises(InvalidRequest, match=r"a\.b/c\.d and a\.b/C_D would set the same variable, PCIDEVICE_A_B_C_D,"):
+        settings_with(tmp_path, both)
+
+
+def test_a_resource_whose_socket_would_have_too_long_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"is too long a name: its socket .* would have 108 bytes, and 107 is the most"
+    ):
+        settings_with(tmp_path, f'[[device_plugin.resources]]\nname = "a.b/{"c" * 58}"\nvendor = "8086"\n')
+
+
 def test_with_nothing_to_offer_the_command_says_so(tmp_path) -> None:
     (tmp_path / "c.toml").write_text("")
     with pytest.raises(InvalidRequest, match=r"device_plugin\.resources is empty"):

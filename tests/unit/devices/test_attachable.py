@@ -135,6 +135,15 @@ def test_a_function_that_the_operator_keeps_is_refused(host: FakeSysfs) -> None:
     assert "is kept for the node (devices.keep); take it out" in only(faults(host, keep=(BDF,)))
 
 
+@pytest.mark.parametrize("part", [UUID, "vdpa0"])
+@pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_core"])
+def test_a_function_of_which_other_devices_were_made_is_refused(host: FakeSysfs, part: str, driver: str) -> None:
+    """Bound to another driver it would lose them, and another pod may have one."""
+    home = host.pci(BDF, 7, driver=driver)
+    host.path(f"{home}/{part}").mkdir()
+    assert f"has {part} made of it" in only(faults(host, bind=driver != "vfio-pci"))
+
+
 def test_a_bridge_is_refused(host: FakeSysfs) -> None:
     host.pci(BDF, 9, class_code=BRIDGE, driver="pcieport")
     assert "is a PCI bridge" in only(faults(host, bind=True))

@@ -227,6 +227,14 @@ def test_two_in_one_directory_are_an_error_for_that_device_alone(node: Node) -> 
     )
 
 
+def test_of_many_large_specifications_those_that_can_be_understood_in_seconds_are_read(node: Node) -> None:
+    for number in range(20):
+        node.write(f"/etc/cdi/{number:02}.json", json.dumps(spec(f"d{number}")) + " " * (MOST_BYTES - 1000))
+    found = node.find("intel.com/net-pci=d0", "intel.com/net-pci=d19")
+    assert [one.host_path for one in found.nodes] == ["/dev/d0"]
+    assert "/etc/cdi/19.json: past the" in found.faults[0]
+
+
 def test_an_unknown_device_says_where_was_looked_and_what_could_not_be_used(node: Node) -> None:
     node.write("/etc/cdi/bad.json", spec("x", cdiVersion="9.9.9"))
     (fault,) = node.find("intel.com/net-pci=x").faults

@@ -114,7 +114,47 @@ def test_what_is_missing_or_no_device_is_refused(host: FakeSysfs) -> None:
     assert "not there" in refused(host, "no/absolute/path")
 
 
-def refused(host: FakeSysfs, path: str) -> str:
-    found = meaning(host, path)
+def refused(host: FakeSysfs, path: str, permissions: str = "rwm") -> str:
+    found = meaning(host, path, permissions=permissions)
     assert isinstance(found, Refused)
     return found.why
+
+
+@pytest.mark.parametrize("permissions", ["r", "w", "m", "none"])
+@pytest.mark.parametrize("path", ["/dev/vfio/17", "/dev/vfio", "/dev/bus/usb/001/002", "/dev/vhost-vdpa-0"])
+def test_a_device_that_may_not_be_read_and_written_is_not_given(host: FakeSysfs, path: str, permissions: str) -> None:
+    host.vfio(17)
+    for node in ("/dev/bus/usb/001/002", "/dev/vhost-vdpa-0"):
+        host.node(node)
+    assert f"granted with the rights {permissions}, and a VM needs rw" in refused(host, path, permissions)
+
+
+@pytest.mark.parametrize("permissions", ["w", "m", "wm", "none"])
+def test_a_disk_that_may_not_be_read_is_not_given(host: FakeSysfs, permissions: str) -> None:
+    host.node("/dev/sdb", NodeKind.BLOCK)
+    assert "a VM needs r;" in refused(host, "/dev/sdb", permissions)
+
+
+SDA = "/sys/devices/ata1/block/sda"
+
+
+@pytest.mark.parametrize("granted", ["8:0", "8:3", "253:0"])
+def test_a_disk_that_the_node_has_mounted_is_given_to_read_alone(host: FakeSysfs, granted: str) -> None:
+    host.block("sda", SDA, "8:0")
+    host.block("sda3", f"{SDA}/sda3", "8:3")
+    host.block("dm-0", "/sys/devices/virtual/block/dm-0", "253:0", ["sda3"])
+    host.mounted(("253:0", "/", "/dev/mapper/root"))
+    major, minor = map(int, granted.split(":"))
+    host.node("/dev/x", NodeKind.BLOCK, major, minor)
+    assert "the node's file system / is on it" in refused(host, "/dev/x")
+    assert meaning(host, "/dev/x", permissions="r") == BlockDevice("/dev/x", "/dev/x", readonly=True)
+
+
+@pytest.mark.parametrize(("name", "number"), [("sda1", "8:1"), ("sda30", "8:30"), ("sdaa", "65:160")])
+def test_a_disk_beside_a_mounted_one_is_given(host: FakeSysfs, name: str, number: str) -> None:
+    host.block("sda3", f"{SDA}/sda3", "8:3")
+    host.block(name, f"/sys/devices/ata1/block/{name}" if name == "sdaa" else f"{SDA}/{name}", number)
+    host.mounted(("8:3", "/", "/dev/sda3"))
+    major, minor = map(int, number.split(":"))
+    host.node("/dev/x", NodeKind.BLOCK, major, minor)
+    assert isinstance(meaning(host, "/dev/x"), BlockDevice)

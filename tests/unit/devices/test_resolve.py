@@ -296,6 +296,14 @@ def test_of_many_forged_devices_ten_are_told(host: FakeSysfs) -> None:
     assert str(error.value).count("not granted") == 10
 
 
+def test_a_forged_variables_name_is_told_in_its_first_letters(host: FakeSysfs) -> None:
+    """Its author may make it as long as a pod can be."""
+    with capture_logs() as logs, pytest.raises(InvalidRequest) as caught:
+        resolve(host, envs={f"PCIDEVICE_{'X' * 1_000_000}": PF})
+    assert len(str(caught.value)) < 1000
+    assert [len(entry["variable"]) for entry in logs if entry["event"] == "security.forged_device"] == [200]
+
+
 @pytest.mark.parametrize(
     ("variable", "value"), [("MDEV_PCI_RESOURCE_X", UUID), ("USB_RESOURCE_X", "1:2"), ("PCIDEVICE_X", "3b:02.1")]
 )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
+
+import pytest
 
 from virtshim.devices.cdi_spec import CdiSpec, parse_spec
 from virtshim.domain.device_pools import Offer, Pool
 from virtshim.domain.devices import PciAddress
-from virtshim.kubelet.cdi_file import specification
+from virtshim.kubelet.cdi_file import specification, write
 
 FIRST, SECOND = PciAddress.parse("0000:3d:01.0"), PciAddress.parse("0000:3d:01.1")
 
@@ -26,3 +30,33 @@ def test_a_group_of_several_functions_is_granted_by_its_node_alone() -> None:
     (device,) = read(Offer((FIRST, SECOND), group=7, numa=None)).devices
     assert device.address is None
     assert [node.host_path for node in device.edits.nodes] == ["/dev/vfio/vfio", "/dev/vfio/7"]
+
+
+def _binary(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe" * 100)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("there", [_binary, _pipe, _endless])
+def test_whatever_is_in_the_files_place_is_replaced_by_it(tmp_path: Path, there) -> None:
+    pool, offer = Pool("a.b/c", vendor="8086"), Offer((FIRST,), group=7, numa=None)
+    path = tmp_path / "virtshim-a.b_c.json"
+    there(path)
+    write(str(tmp_path), pool, [offer])
+    assert not path.is_symlink()
+    assert json.loads(path.read_text()) == specification(pool, [offer])
+
+
+def test_what_says_the_same_already_is_left_alone(tmp_path: Path) -> None:
+    pool, offer = Pool("a.b/c", vendor="8086"), Offer((FIRST,), group=7, numa=None)
+    write(str(tmp_path), pool, [offer])
+    before = (tmp_path / "virtshim-a.b_c.json").stat().st_ino
+    write(str(tmp_path), pool, [offer])
+    assert [path.stat().st_ino for path in tmp_path.iterdir()] == [before]

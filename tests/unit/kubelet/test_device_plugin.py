@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from fakes.kubelet import FakeKubelet
+from structlog.testing import capture_logs
 
 from virtshim.domain.device_pools import Candidate, Pool
 from virtshim.domain.devices import PciAddress
@@ -217,6 +218,43 @@ def test_a_plugin_waits_for_its_kubelet_and_outlives_a_refusal(directory) -> Non
     finally:
         node.stop()
         kubelet.stop()
+
+
+def test_while_kubelet_hangs_the_watchdog_hears_from_each_resource_and_a_stop_waits_for_one(directory) -> None:
+    heard, pools = [], [Pool(f"a.b/{name}", vendor="8086") for name in "cde"]
+
+    class Hanging(KubeletPlugins):
+        def kubelet(self) -> tuple[int, int]:
+            return (1, 1)
+
+        def register(self, resource: str, endpoint: str) -> None:
+            heard.append(resource)
+            if resource == "a.b/d":
+                stopping.set()
+
+    stopping, hanging = threading.Event(), Hanging(str(directory))
+    plugins = {pool.resource: ResourcePlugin(pool, hanging, ResourceServer(pool)) for pool in pools}
+    DevicePlugin(plugins, pools, lambda: (), lambda _pool, _offers: None).run(
+        stopping, 1.0, lambda: heard.append("alive")
+    )
+    assert heard[:4] == ["a.b/c", "alive", "a.b/d", "alive"]
+    assert "a.b/e" not in heard
+
+
+def test_a_refusal_is_told_once_and_not_every_second(directory) -> None:
+    node, kubelet = Node(directory, "nodes"), FakeKubelet(directory)
+    kubelet.refuse = "no"
+    kubelet.start()
+    with capture_logs() as logs:
+        node.start()
+        wait_until(lambda: kubelet.registrations >= 6, "it goes on trying")
+        node.stop()
+    kubelet.stop()
+    told = [(entry["resource"], entry["reason"]) for entry in logs if entry["event"] == "plugin.not_registered"]
+    assert sorted(told) == [
+        ("example.com/nvme", "INVALID_ARGUMENT no"),
+        ("qat.intel.com/generic", "INVALID_ARGUMENT no"),
+    ]
 
 
 def test_a_file_in_the_sockets_place_is_left_alone(directory) -> None:

@@ -106,3 +106,29 @@ def test_a_restarted_kubelet_is_found_again(socket: str, client: PodResourcesCli
     assert not Path(socket).exists()
     with serving(kubelet, socket):
         assert client.granted("default", "vm", "vm") == (KubeletGrant("intel.com/vf", ("a",)),)
+
+
+def test_while_kubelet_lists_two_pods_of_one_name_it_does_not_say_what_the_later_one_got(
+    socket: str, client: PodResourcesClient
+) -> None:
+    """A pod that was deleted by force is listed until its containers have ended."""
+    kubelet = FakePodResources("off")
+    kubelet.grant("default", "vm", "vm", ("intel.com/vf", ["a"]))
+    kubelet.grant("default", "vm", "vm", pod_uid="later")
+    with serving(kubelet, socket), pytest.raises(Unavailable, match="lists 2 pods default/vm: an earlier one"):
+        client.granted("default", "vm", "vm")
+
+
+def test_an_answer_about_another_pod_grants_nothing(socket: str, client: PodResourcesClient) -> None:
+    kubelet = FakePodResources()
+    kubelet.grant("else", "vm", "vm", ("intel.com/vf", ["a"]))
+    kubelet.pods[("default", "vm", "")] = kubelet.pods.pop(("else", "vm", ""))
+    with serving(kubelet, socket), pytest.raises(Unavailable, match="answers for another pod"):
+        client.granted("default", "vm", "vm")
+
+
+def test_an_answer_that_is_too_long_grants_nothing(socket: str, client: PodResourcesClient) -> None:
+    kubelet = FakePodResources()
+    kubelet.grant("default", "vm", "vm", ("intel.com/vf", ["a" * 1024 * 17 * 1024]))
+    with serving(kubelet, socket), pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
+        client.granted("default", "vm", "vm")
