@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tapmanager import cni_conf, counters, links, links_plan, netns, protocol, tap
+from tapmanager import cni_conf, counters, delegate_records, links, links_plan, netns, networks_plan, protocol, tap
 from tapmanager.cni import Cni
 from tapmanager.cni_result import parse_result
 from tapmanager.counters import Counters
@@ -231,8 +231,12 @@ class Attachments:
         except BadField as exc:
             raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
         there = netns.run_inside(entry.netns, links.read)
-        functions = self._functions.planned(result, there)
-        nics = links_plan.plan(result, there, links.random_mac, {function.link for function in functions})
+        networks = networks_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
+        functions = self._functions.planned(networks, there)
+        nics = networks_plan.nics_of(networks, there, links.random_mac, {function.link for function in functions})
+        nics, functions = networks_plan.with_one_default(networks, nics, functions)
+        for what in networks_plan.not_given(networks, (*nics, *functions)):
+            log.warning("interface.not_given sandbox=%s %s", entry.pod.sandbox, what)
         return dataclasses.replace(
             entry,
             nics=nics,
@@ -291,7 +295,7 @@ class Attachments:
         except NetError as exc:
             # sriov's DEL does not know that it found the function at VFIO, and looks for a link that never was. Its addresses are
             # free by then, and the sandbox must be.
-            if not entry.functions or any(function.driver for function in entry.functions):
+            if all(function.driver for function in entry.functions):
                 raise
             log.warning("pod.del_failed sandbox=%s error=%s; its functions were at VFIO before", sandbox, exc)
         netns.delete(entry.netns)

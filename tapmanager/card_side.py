@@ -79,6 +79,14 @@ class CardSide:
                     return Place(physical[0], int(number))
         raise internal(f"PCI device {address} is none of the virtual functions of {os.path.basename(owner)}")
 
+    def mtu(self, address: str) -> int:
+        """Of the card's own interface, which bounds its functions'; 0 if it has none."""
+        for name in self._own_interfaces(address):
+            path = os.path.join(self._devices, address, "physfn/net", name, "mtu")
+            with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+                return int(file.read())
+        return 0
+
     def settings(self, place: Place) -> VfSettings | None:
         """None if the card does not tell within the time that it has. Raises NetError, OSError."""
         until = time.monotonic() + self._settles

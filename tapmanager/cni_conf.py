@@ -19,6 +19,8 @@ _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _VERSIONS = frozenset({"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"})
 # Only from 0.4.0 on is DEL given the result of ADD.
 _NO_RESULT_AT_DEL = frozenset({"0.1.0", "0.2.0", "0.3.0", "0.3.1"})
+# Until 1.0.0 each address says its family.
+_FAMILY_IN_RESULT = frozenset({"0.4.0"})
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 IFNAME = "eth0"
@@ -132,7 +134,15 @@ def _runtime_config(plugin: Json, pod: Pod) -> dict[str, object]:
 
 
 def result_for_del(conf: NetworkConf, result: Json | None) -> Json | None:
-    return None if conf.version in _NO_RESULT_AT_DEL else result
+    """In the configuration's version, which is the only one that the plugin then reads: a meta plugin prints its delegate's."""
+    if conf.version in _NO_RESULT_AT_DEL or result is None:
+        return None
+    if "ip4" in result or "ip6" in result:  # of the oldest form
+        return result
+    ips = [{key: value for key, value in ip.items() if key != "version"} for ip in objects(result, "ips", "result")]
+    if conf.version in _FAMILY_IN_RESULT:
+        ips = [{**ip, "version": "6" if ":" in str(ip.get("address")) else "4"} for ip in ips]
+    return {**result, "cniVersion": conf.version, **({"ips": ips} if ips else {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def read() -> list[KernelLink]:
                 addresses=tuple(_address(one) for one in addresses if _is_of(one, link["index"])),
                 routes=tuple(found for one in routes for found in _route(one, link["index"])),
                 parent=_pci_parent(link),
+                leads_out=_leads_out(link),
             )
             for link in links
         ]
@@ -77,6 +78,11 @@ def _pci_parent(link: Any) -> str:
     return (
         str(link.get_attr("IFLA_PARENT_DEV_NAME") or "") if link.get_attr("IFLA_PARENT_DEV_BUS_NAME") == "pci" else ""
     )
+
+
+def _leads_out(link: Any) -> bool:
+    """A veth's other end, or what a VLAN is on, is in the namespace with that number; a device is of the machine."""
+    return link.get_attr("IFLA_LINK_NETNSID") is not None or bool(link.get_attr("IFLA_PARENT_DEV_NAME"))
 
 
 def _is_of(address: Any, index: int) -> bool:

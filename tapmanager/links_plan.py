@@ -1,4 +1,4 @@
-"""From a CNI result and what the kernel shows in the pod's namespace to the guest's NICs. Pure.
+"""From one network's CNI result and what the kernel shows in the pod's namespace to the guest's NICs. Pure.
 
 The kernel is the truth about addresses and routes (Calico, ptp and Weave set up more than their results say); the result
 decides which interfaces count, their order, and gateways the kernel does not know.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tapmanager.cni_result import CniInterface, CniResult
-from tapmanager.errors import NetError, internal
 from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 
@@ -28,7 +27,8 @@ class KernelRoute:
 @dataclass(frozen=True, slots=True)
 class KernelLink:
     """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
-    PCI address of the device that it is an interface of, "" for none."""
+    PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
+    beneath it, is in another namespace."""
 
     name: str
     kind: str
@@ -37,11 +37,7 @@ class KernelLink:
     addresses: tuple[str, ...] = ()
     routes: tuple[KernelRoute, ...] = ()
     parent: str = ""
-
-
-# These answer to one MAC only, the device's own: frames for a guest behind a bridge would not arrive.
-_USUAL_MTU = 1500
-_ONE_MAC_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
+    leads_out: bool = False
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:
@@ -58,95 +54,17 @@ def dns_of(asked: Dns, result: CniResult) -> Dns:
     )
 
 
-def plan(
-    result: CniResult, links: Sequence[KernelLink], random_mac: Callable[[], str], functions: Collection[str] = ()
-) -> tuple[Nic, ...]:
-    """One NIC for each interface the result puts in the pod, but for those that are `functions` of a card: they go into the VM
-    themselves. Raises NetError."""
-    if not result.ips:
-        raise internal("the CNI result has no IP address; configure an IPAM plugin in the network's CNI config")
-    by_name = {link.name: link for link in links}
-    taken = set(by_name)
-    nics: list[Nic] = []
-    for name in _wanted(result, links):
-        if name in functions:
-            continue
-        link = by_name.get(name)
-        if link is None:
-            raise internal(
-                f'the CNI result names interface "{name}", which is not in the pod\'s network namespace, and does not tell '
-                "which PCI device it is (pciID and mac): for SR-IOV use a plugin of CNI 1.1, or functions at their kernel driver"
-            )
-        _refuse_unfit(link)
-        number = _free_number(taken, len(nics))
-        taken |= {f"br{number}", f"tap{number}"}
-        nics.append(_nic(result, link, number, random_mac))
-    if not nics and not functions:
-        raise internal("the CNI result has no interface in the pod, and none in its namespace carries its address")
-    return tuple(nics)
-
-
-def plan_functions(
-    result: CniResult, links: Sequence[KernelLink], functions: Mapping[str, str], drivers: Mapping[str, str]
-) -> tuple[NicFunction, ...]:
-    """The functions of network cards that go into the VM: `functions` by link name -> PCI address, also those of networks that
-    the result does not speak of (Multus tells of the first alone); and interfaces of the result without a link, for a plugin
-    that found its function at VFIO configures it from the card's side only. `drivers`: by PCI address."""
-    by_name = {link.name: link for link in links}
-    wanted = _wanted(result, links)
-    found = [
-        _function(result, by_name[name], pci, drivers[pci], named=name in wanted) for name, pci in functions.items()
-    ]
-    for interface in result.interfaces:
-        if interface.sandbox and interface.name not in by_name and interface.pci and interface.mac:
-            link = KernelLink(interface.name, "", interface.mac, interface.mtu or _USUAL_MTU)
-            found.append(_function(result, link, interface.pci, "", named=True))
-    return tuple(found)
-
-
-def _function(result: CniResult, link: KernelLink, pci: str, driver: str, *, named: bool) -> NicFunction:
-    """`named`: the result speaks of it; else its addresses are those that it has."""
-    addresses = _addresses(result, link) if named else link.addresses
-    if link.routes:
-        addresses = tuple(_as_on_link(address, link) for address in addresses)
-    return NicFunction(
-        link=link.name,
-        pci=pci,
-        driver=driver,
-        mac=link.mac,
-        mtu=link.mtu,
-        addresses=addresses,
-        routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),
-        link_addresses=link.addresses,
-    )
-
-
-def _wanted(result: CniResult, links: Sequence[KernelLink]) -> list[str]:
+def wanted(result: CniResult, links: Sequence[KernelLink]) -> tuple[str, ...]:
     """Interface names: those in the pod, in the result's order. Old results name none: then by address."""
     named = [interface.name for interface in result.interfaces if interface.sandbox]
     if named:
-        return list(dict.fromkeys(named))
+        return tuple(dict.fromkeys(named))
     ours = set(ips_of(result))
-    return [link.name for link in links if ours & {address.partition("/")[0] for address in link.addresses}]
+    return tuple(link.name for link in links if ours & {address.partition("/")[0] for address in link.addresses})
 
 
-def _refuse_unfit(link: KernelLink) -> None:
-    if link.kind in _ONE_MAC_KINDS:
-        message = (
-            f'CNI interface "{link.name}" is of kind {link.kind}, which cannot carry a virtual machine\'s frames; '
-            "use a network whose plugin makes a veth pair (bridge, ptp, Calico, Flannel, Cilium)"
-        )
-        raise NetError("unimplemented", message)
-
-
-def _free_number(taken: set[str], at_least: int) -> int:
-    number = at_least
-    while {f"br{number}", f"tap{number}"} & taken:
-        number += 1
-    return number
-
-
-def _nic(result: CniResult, link: KernelLink, number: int, random_mac: Callable[[], str]) -> Nic:
+def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callable[[], str]) -> Nic:
+    """The guest's NIC for that link, of the network with that result; `number` makes the names of its bridge and tap."""
     addresses = _addresses(result, link)
     on_link = tuple(_as_on_link(address, link) for address in addresses)
     return Nic(
@@ -162,6 +80,40 @@ def _nic(result: CniResult, link: KernelLink, number: int, random_mac: Callable[
         link_addresses=addresses,
         link_routes=tuple(Route(route.destination, route.gateway) for route in _sorted(link.routes)),
     )
+
+
+def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> NicFunction:
+    """The function of a network card whose link that is, which goes into the VM itself."""
+    addresses = _addresses(result, link)
+    if link.routes:
+        addresses = tuple(_as_on_link(address, link) for address in addresses)
+    return NicFunction(
+        link=link.name,
+        pci=pci,
+        driver=driver,
+        mac=link.mac,
+        mtu=link.mtu,
+        addresses=addresses,
+        routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),
+        link_addresses=link.addresses if driver else (),
+    )
+
+
+def link_that_never_was(result: CniResult, name: str) -> KernelLink:
+    """What the kernel would show if the plugin had made its interface: one that finds its function at VFIO runs IPAM, and puts
+    the addresses nowhere. `mac` "" and `mtu` 0 if the result does not tell. See CNI's `ipam.ConfigureIface`."""
+    said = next((one for one in result.interfaces if one.sandbox and one.name == name), CniInterface(name, "pod"))
+    mine = [ip for ip in result.ips if _interface_of(ip.interface, result) in (None, name)]
+    gateways: dict[int, str] = {}
+    for ip in mine:
+        if ip.gateway:
+            gateways.setdefault(ipaddress.ip_address(ip.gateway).version, ip.gateway)
+    subnets = [ipaddress.ip_interface(ip.address).network for ip in mine]
+    routes = [KernelRoute(str(subnet), None) for subnet in subnets if subnet.prefixlen < subnet.max_prefixlen]
+    for route in result.routes:
+        gateway = route.gateway or gateways.get(ipaddress.ip_network(route.destination).version)
+        routes.append(KernelRoute(route.destination, gateway))
+    return KernelLink(name, "", said.mac, said.mtu, tuple(ip.address for ip in mine), tuple(routes))
 
 
 def _addresses(result: CniResult, link: KernelLink) -> tuple[str, ...]:

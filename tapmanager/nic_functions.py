@@ -18,21 +18,26 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tapmanager import links_plan
+from tapmanager import networks_plan
 from tapmanager.card_side import CardLinks, CardSide, Place
-from tapmanager.cni_result import CniResult
 from tapmanager.errors import NetError, internal
 from tapmanager.fields import Json
+from tapmanager.links import random_mac
 from tapmanager.links_plan import KernelLink
+from tapmanager.networks_plan import Network
 from tapmanager.pci_drivers import VFIO, PciDrivers
 from tapmanager.pod import NicFunction
-from tapmanager.vf_settings import Unkept, VfSettings, not_widened
+from tapmanager.vf_settings import NO_MAC, Unkept, VfSettings, not_widened
 
 log = logging.getLogger(__name__)
 
 # Drivers register their interface a moment after they took the function, in seconds.
 _APPEARS = 10.0
 _POLL = 0.02
+# The plugin that configures a card's functions from the card's side, and has made sure that this one is nobody else's.
+_CARDS_PLUGIN = "sriov"
+_NO_MACS = frozenset({"", NO_MAC})
+_USUAL_MTU = 1500
 
 
 class HostLinks(CardLinks, Protocol):
@@ -55,17 +60,51 @@ class NicFunctions:
         """Names of those links that are virtual functions -> PCI address."""
         return {link.name: link.parent for link in links if link.parent and self._card.has(link.parent)}
 
-    def planned(self, result: CniResult, links: Sequence[KernelLink]) -> tuple[NicFunction, ...]:
-        """The pod's functions, with all that bringing them back needs. Nothing is changed."""
+    def planned(self, networks: Sequence[Network], links: Sequence[KernelLink]) -> tuple[NicFunction, ...]:
+        """The pod's functions, with all that bringing them back needs. Nothing is changed. Raises NetError."""
         functions = self.among(links)
-        drivers = {address: self._drivers.driver(address) for address in functions.values()}
-        found = links_plan.plan_functions(result, links, functions, drivers)
-        return tuple(
-            dataclasses.replace(function, settings=self._card.settings(self._card.place(function.pci)))
-            if function.driver
-            else function
-            for function in found
+        said = {network.pci_of(name) for network in networks for name in network.interfaces}
+        drivers = {address: self._driver(address) for address in (*functions.values(), *sorted(said))}
+        found = networks_plan.functions_of(networks, links, functions, drivers)
+        by_link = {name: network for network in networks for name in network.interfaces}
+        completed = (self._completed(function, by_link[function.link]) for function in found)
+        return tuple(function for function in completed if function is not None)
+
+    def _driver(self, address: str) -> str:
+        """Empty also for what is no PCI device of this node: device plugins call other devices by other names."""
+        try:
+            return self._drivers.driver(address)
+        except NetError:
+            return ""
+
+    def _completed(self, function: NicFunction, network: Network) -> NicFunction | None:
+        """One that the plugin found at VFIO has the MAC that its result tells, or the card has for it. A card that has none lets
+        the guest's driver choose, and the guest could not find the NIC by it: then one is set, if it was the card's own plugin
+        that was here. None: no MAC, but no address either that the guest would need it for."""
+        if function.driver:
+            return dataclasses.replace(function, settings=self._card.settings(self._card.place(function.pci)))
+        function = dataclasses.replace(function, mtu=function.mtu or self._card.mtu(function.pci) or _USUAL_MTU)
+        if function.mac not in _NO_MACS:
+            return function
+        set_for_it = self._mac_at_the_card(function.pci)
+        if set_for_it not in _NO_MACS:
+            return dataclasses.replace(function, mac=set_for_it)
+        if set_for_it and _CARDS_PLUGIN in network.kinds:
+            return dataclasses.replace(function, mac=random_mac(), settings=VfSettings(mac=set_for_it))
+        if not function.addresses:
+            return None
+        raise internal(
+            f"{network.words(function.link)} is PCI device {function.pci} at VFIO, whose MAC nobody tells: its guest could not "
+            "find it. Give the pod's attachment a `mac`, or set the VF's on the card (ip link set CARD vf NUMBER mac MAC)"
         )
+
+    def _mac_at_the_card(self, address: str) -> str:
+        """Empty if the card does not tell: for one, because it has no network driver itself."""
+        try:
+            settings = self._card.settings(self._card.place(address))
+        except NetError:
+            return ""
+        return (settings.mac if settings else "") or ""
 
     def shown(self, address: str) -> Json:
         """For people: the function's driver, and if it is a card's VF its number and what is set for it now. Raises NetError."""
@@ -97,12 +136,14 @@ class NicFunctions:
     def take(self, function: NicFunction) -> None:
         """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other. Raises NetError if
         the card does not keep the guest where its owner put it."""
-        if not function.driver:  # the plugin has done so
+        if not function.driver and function.settings is None:  # the plugin has done so
             return
         place = self._card.place(function.pci)
         recorded = function.settings or VfSettings()
         # Always: cards also tell of a MAC that the function gave itself, and would forget it.
         self._card.set(place, VfSettings(mac=function.mac))
+        if not function.driver:
+            return
         self._drivers.bind(function.pci, VFIO)
         wanted = dataclasses.replace(recorded, mac=function.mac)
         if function.settings is not None:  # else the card says nothing of its functions
@@ -111,7 +152,9 @@ class NicFunctions:
 
     def give_back(self, function: NicFunction, netns_path: str) -> None:
         """Its driver and its link as the plugin left them; `netns_path` "": there is no namespace any more. May be repeated."""
-        if not function.driver:  # it was VFIO's when the plugin configured it
+        if not function.driver:  # it was VFIO's when the plugin configured it; only its MAC may be ours
+            if function.settings is not None:
+                self._keep(function.pci, None, function.settings, guest=False)
             return
         wanted = self._wanted_back(function)
         self._drivers.bind(function.pci, function.driver)

@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tapmanager import networks_plan
 from tapmanager.attachments import Attachments
 from tapmanager.cgroup_plan import Limits, group_path
 from tapmanager.cgroups import VmGroups
@@ -35,7 +36,7 @@ from tapmanager.ledger import Entry, Placement
 from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
 from tapmanager.peer import Peer
-from tapmanager.pod import Pod, sandbox_id
+from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
 
 # The longest a caller may ask us to work on one request, in seconds.
 _LONGEST = 3600.0
@@ -102,32 +103,28 @@ def _attach(owned: Owned, call: _Call) -> Answer:
 
 
 def _network(entry: Entry) -> Json:
+    by_name: dict[str, Nic | NicFunction] = {nic.link: nic for nic in entry.nics}
+    by_name |= {function.link: function for function in entry.functions}
+    names = networks_plan.in_guest_order(entry.result or {}, list(by_name))
     return {
         "netns": entry.netns,
-        "interfaces": [
-            {
-                "name": nic.link,
-                "mac": nic.mac,
-                "mtu": nic.mtu,
-                "addresses": list(nic.addresses),
-                "routes": [dataclasses.asdict(route) for route in nic.routes],
-            }
-            for nic in entry.nics
-        ]
-        + [
-            {
-                "name": function.link,
-                "mac": function.mac,
-                "mtu": function.mtu,
-                "addresses": list(function.addresses),
-                "routes": [dataclasses.asdict(route) for route in function.routes],
-                "function": function.pci,
-            }
-            for function in entry.functions
-        ],
+        "interfaces": [_interface(by_name[name]) for name in names],
         "ips": list(entry.ips),
         "dns": dataclasses.asdict(entry.dns),
         "fetch_key": entry.fetch_key,
+    }
+
+
+def _interface(one: Nic | NicFunction) -> Json:
+    """`taken`: the function was the pod's by a link in its namespace. Of another one only kubelet's grant says whose it is."""
+    function = {"function": one.pci, "taken": bool(one.driver)} if isinstance(one, NicFunction) else {}
+    return {
+        "name": one.link,
+        "mac": one.mac,
+        "mtu": one.mtu,
+        "addresses": list(one.addresses),
+        "routes": [dataclasses.asdict(route) for route in one.routes],
+        **function,
     }
 
 

@@ -17,7 +17,8 @@ class Route:
 class Interface:
     """One guest NIC. `name` is the CNI interface's name in the netns, `mac` the one the guest must use,
     `addresses` CIDRs (`10.88.0.5/16`) the guest must carry. `function`: the host's PCI address (`0000:3b:00.1`) of the network
-    card's function that is this NIC, at VFIO; "" for a NIC that vmwrapper makes."""
+    card's function that is this NIC, at VFIO; "" for a NIC that vmwrapper makes. `taken`: tapmanager took the function from the
+    pod's namespace, so it is the pod's; of one that was at VFIO before, a network's configuration says so and no more."""
 
     name: str
     mac: str
@@ -25,6 +26,7 @@ class Interface:
     addresses: tuple[str, ...]
     routes: tuple[Route, ...] = ()
     function: str = ""
+    taken: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,8 @@ def _interface(item: Mapping[str, object]) -> Interface:
         for route in _objects(item, "routes")
     )
     function = _text(item, "function") if "function" in item else ""
-    return Interface(_text(item, "name"), _text(item, "mac"), mtu, _texts(item, "addresses"), routes, function)
+    addresses, taken = _texts(item, "addresses"), item.get("taken") is not False
+    return Interface(_text(item, "name"), _text(item, "mac"), mtu, addresses, routes, function, taken)
 
 
 def _usages(interfaces: object) -> tuple[InterfaceUsage, ...]:

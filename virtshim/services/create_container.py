@@ -15,6 +15,7 @@ import structlog
 from virtshim.domain.annotations import parse_vm_options
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
 from virtshim.domain.deadline import Deadline
+from virtshim.domain.devices import GrantedDevices
 from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -34,7 +35,7 @@ from virtshim.ports.recovery import StateRecords
 from virtshim.ports.seeds import GuestSeeds, SeedRequest
 from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.clock import Stamps
-from virtshim.services.device_claims import DeviceClaims
+from virtshim.services.device_claims import DeviceClaims, nics_of
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
 from virtshim.services.rollback import Rollback
@@ -88,6 +89,7 @@ class CreateContainer:
             self._refuse_beside_another(sandbox_id)
             options = parse_vm_options(sandbox.config.annotations)
             granted = self.claims.resolve(sandbox, name, config)
+            _tell_of_missing_nics(sandbox, name, granted)
             size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
             self.claims.check(granted, size)
             self._refuse_without_hugepages(size)
@@ -274,6 +276,16 @@ def domain_name(container: Container) -> str:
     return f"virtshim-{container.id.value[:12]}-{readable}"
 
 
+def _tell_of_missing_nics(sandbox: Sandbox, name: ContainerName, granted: GrantedDevices) -> None:
+    """Usual for an init container, to which kubelet grants no device; a mistake for the one that asked for it."""
+    there = nics_of(sandbox.network, granted)
+    for nic in sandbox.network.interfaces if sandbox.network else ():
+        if nic not in there:
+            log.warning(
+                "nic.not_granted", sandbox=sandbox.id.short, container=name.name, nic=nic.name, device=nic.function
+            )
+
+
 def _seed_request(container: Container, sandbox: Sandbox, options: VmOptions) -> SeedRequest:
     network = sandbox.network
     return SeedRequest(
@@ -281,6 +293,6 @@ def _seed_request(container: Container, sandbox: Sandbox, options: VmOptions) ->
         pod=sandbox.key,
         hostname=sandbox.config.hostname or sandbox.key.name,
         options=options,
-        interfaces=network.interfaces if network else (),
+        interfaces=nics_of(network, container.granted),
         dns=network.dns if network else Dns(),
     )

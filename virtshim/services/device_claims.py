@@ -10,7 +10,7 @@ from virtshim.domain import guest_devices
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
 from virtshim.domain.devices import DeviceRequest, GrantedDevices, PciAddress, PciFunction
 from virtshim.domain.errors import WrongState
-from virtshim.domain.network import PodNetwork
+from virtshim.domain.network import Interface, PodNetwork
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
 from virtshim.ports.devices import Devices
@@ -76,7 +76,17 @@ class DeviceClaims:
 
 def _with_nics(granted: GrantedDevices, network: PodNetwork | None) -> GrantedDevices:
     """The pod's NICs that are functions of the host's cards, behind the others; kubelet may have granted them too. Pure."""
-    interfaces = network.interfaces if network else ()
-    nics = [PciFunction(PciAddress.parse(interface.function)) for interface in interfaces if interface.function]
+    nics = [_function(nic) for nic in nics_of(network, granted) if nic.function]
     new = [nic for nic in nics if nic.claim not in granted.claims]
     return dataclasses.replace(granted, passthrough=(*granted.passthrough, *new))
+
+
+def nics_of(network: PodNetwork | None, granted: GrantedDevices) -> tuple[Interface, ...]:
+    """The pod's NICs that a container's VM has. A function that was at VFIO before the network was made is a NIC of those
+    containers alone that kubelet granted it to: any network's configuration could name it. Pure."""
+    interfaces = network.interfaces if network else ()
+    return tuple(nic for nic in interfaces if nic.taken or not nic.function or _function(nic).claim in granted.claims)
+
+
+def _function(nic: Interface) -> PciFunction:
+    return PciFunction(PciAddress.parse(nic.function))

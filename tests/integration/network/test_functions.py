@@ -7,10 +7,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from fakes import meta_plugin
 from fakes.pcibus import FakePciBus
 from tap_node import PLUGINS, TapNode, sandbox
 
@@ -25,7 +27,7 @@ from tapmanager.ledger import Ledger
 from tapmanager.links_plan import KernelLink
 from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
-from tapmanager.pod import NicFunction, Pod
+from tapmanager.pod import NicFunction, Pod, Route
 from tapmanager.vf_settings import VfSettings
 
 pytestmark = pytest.mark.network
@@ -83,7 +85,7 @@ class Functions(NicFunctions):
 
 
 class Node:
-    def __init__(self, node: TapNode, tmp_path: Path) -> None:
+    def __init__(self, node: TapNode, tmp_path: Path, kind: type[NicFunctions] = Functions) -> None:
         self.node = node
         self.links = Links()
         self.card = Card(tmp_path / "sys", "lo", self.links)
@@ -96,7 +98,7 @@ class Node:
             Cni(str(node.conf_dir), (str(node.bin_dir), PLUGINS), 60.0),
             self.dhcp,
             Limits(str(node.netns_dir), (str(node.bin_dir), PLUGINS), os.geteuid(), 30.0),
-            Functions(drivers, self.links, CardSide(self.links, str(self.card.root)), str(self.card.root)),
+            kind(drivers, self.links, CardSide(self.links, str(self.card.root)), str(self.card.root)),
         )
 
     def pod(self) -> Pod:
@@ -156,6 +158,41 @@ def test_a_pod_whose_namespace_is_gone_gives_its_function_back(card_node: Node) 
     assert card_node.card.driver(VF) == "iavf"
     assert card_node.attachments.sandboxes() == []
     assert card_node.node.leftovers() == []
+
+
+# As sriov-cni for a function at VFIO: addresses and no link, and a DEL that looks for one.
+SRIOV = """
+test $CNI_COMMAND = DEL && { echo '{"code": 999, "msg": "no link '$CNI_IFNAME'"}'; exit 1; }
+echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}],
+  "ips": [{"address": "10.91.0.7/24", "gateway": "10.91.0.1", "interface": 0}], "routes": [{"dst": "10.91.0.0/16"}]}'
+"""
+
+
+def test_a_second_network_at_vfio_has_its_address_beside_an_ordinary_first_one(
+    quiet_node: TapNode, tmp_path: Path
+) -> None:
+    netns.prepare_dir(str(quiet_node.netns_dir))
+    made = Node(quiet_node, tmp_path, NicFunctions)
+    PciDrivers(str(made.card.root), made.card.write).bind(VF, "vfio-pci")
+    quiet_node.plugin("meta", f"exec {sys.executable} {meta_plugin.__file__}\n")
+    quiet_node.plugin("sriov", SRIOV)
+    first = {"name": quiet_node.network, **quiet_node.bridge_plugin()}
+    fast = {"name": "fast", "type": "sriov", "deviceID": VF}
+    quiet_node.configure({"type": "meta", "cniDir": str(tmp_path / "multus"), "delegates": [first, fast]})
+    made.dhcp.start()
+    pod = made.pod()
+    entry = made.attachments.attach(pod, UNTIL)
+    ((nic,), (function,)) = entry.nics, entry.functions
+    assert nic.link == "eth0"
+    assert (function.link, function.pci, function.driver) == ("net1", VF, "")
+    assert (function.addresses, function.routes) == (("10.91.0.7/24",), (Route("10.91.0.0/16", "10.91.0.1"),))
+    assert made.links.settings.mac == function.mac, "nobody had set one"
+    made.attachments.release(pod.sandbox, UNTIL)
+    assert made.links.settings == SET
+    assert made.card.driver(VF) == "vfio-pci"
+    assert made.attachments.sandboxes() == []
+    assert quiet_node.leftovers() == []
+    made.dhcp.stop()
 
 
 # -- netlink, as far as it goes without a card that has VFs

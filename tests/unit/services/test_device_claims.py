@@ -229,11 +229,11 @@ def test_it_cannot_be_checkpointed(world: World) -> None:
 # --- NICs that are functions of the host's cards
 
 
-def pod_with_function(world: World, pod: str = "web") -> SandboxId:
-    """tapmanager found a function in the pod's network, and gave it to VFIO."""
+def pod_with_function(world: World, pod: str = "web", *, taken: bool = True) -> SandboxId:
+    """tapmanager found a function in the pod's network, and gave it to VFIO; or, not `taken`, it was there before."""
     sandbox = world.sandbox(world.run(pod))
     assert sandbox.network is not None
-    nic = Interface("net1", "0a:58:0a:01:00:07", 1500, ("10.1.0.7/24",), (), ADDRESS)
+    nic = Interface("net1", "0a:58:0a:01:00:07", 1500, ("10.1.0.7/24",), (), ADDRESS, taken)
     network = dataclasses.replace(sandbox.network, interfaces=(*sandbox.network.interfaces, nic))
     world.records.sandboxes.replace(dataclasses.replace(sandbox, network=network))
     return sandbox.id
@@ -261,3 +261,17 @@ def test_the_guest_finds_its_address_by_the_functions_mac(world: World) -> None:
     link = config["ethernets"]["net1"]
     assert link["match"] == {"macaddress": "0a:58:0a:01:00:07"}
     assert link["addresses"] == ["10.1.0.7/24"]
+
+
+def test_a_function_that_only_a_networks_configuration_names_is_nobodys_without_a_grant(world: World) -> None:
+    container = world.create(pod_with_function(world, taken=False))
+    assert world.container(container).claims == ()
+    (request,) = world.outside.seeds.requests.values()
+    assert [nic.name for nic in request.interfaces] == ["eth0"]
+
+
+def test_one_that_kubelet_granted_has_its_networks_address(world: World) -> None:
+    container = make(world, sandbox=pod_with_function(world, taken=False))
+    assert world.container(container).claims == (CLAIM,)
+    (request,) = world.outside.seeds.requests.values()
+    assert [nic.name for nic in request.interfaces] == ["eth0", "net1"]

@@ -105,6 +105,17 @@ def test_del_is_given_the_result_from_version_0_4_0_on(version: str, kept: bool)
     assert (found is not None) is kept
 
 
+@pytest.mark.parametrize(("version", "families"), [("0.4.0", ["4", "6"]), ("1.0.0", [None, None])])
+def test_del_is_given_the_result_in_the_configurations_version(version: str, families: list[str | None]) -> None:
+    """A meta plugin prints what its delegate said, in the delegate's version, and reads only its own."""
+    kept = {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/8"}, {"address": "fd00::5/64"}]}
+    found = cni_conf.result_for_del(NetworkConf("n", version, ({"type": "multus"},)), kept)
+    assert found is not None
+    assert found["cniVersion"] == version
+    assert [ip.get("version") for ip in found["ips"]] == families
+    assert [ip["address"] for ip in found["ips"]] == ["10.0.0.5/8", "fd00::5/64"]
+
+
 @pytest.mark.parametrize("field", ["namespace", "name", "uid"])
 @pytest.mark.parametrize("value", ["a;K8S_POD_NAME=b", "a=b", "", "-a", "a\nb", "a b", "a/b", "x" * 254])
 def test_pod_names_that_could_change_the_meaning_of_cni_args_are_refused(field: str, value: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from tapmanager import links_plan
+from tapmanager import links_plan, networks_plan
 from tapmanager.cni_result import CniResult, parse_result
 from tapmanager.errors import NetError
 from tapmanager.links_plan import KernelLink, KernelRoute
@@ -31,7 +31,15 @@ def result(**raw: object) -> CniResult:
 
 
 def planned(found: CniResult, *links: KernelLink) -> tuple[Nic, ...]:
-    return links_plan.plan(found, links, macs())
+    return networks_plan.nics_of(networks_plan.networks_of(found, links, ()), links, macs())
+
+
+def functions(found: CniResult, *links: KernelLink, among: Mapping[str, str], drivers: Mapping[str, str]):
+    return networks_plan.functions_of(networks_plan.networks_of(found, links, ()), links, among, drivers)
+
+
+def beside(found: CniResult, *links: KernelLink, among: Mapping[str, str]) -> tuple[Nic, ...]:
+    return networks_plan.nics_of(networks_plan.networks_of(found, links, ()), links, macs(), set(among))
 
 
 BRIDGE = result(
@@ -179,7 +187,7 @@ def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
     ("found", "links", "kind", "words"),
     [
         (result(interfaces=[{"name": "eth0", "sandbox": SANDBOX}]), [link()], "internal", "no IP address"),
-        (BRIDGE, [link("other")], "internal", 'names interface "eth0"'),
+        (BRIDGE, [link("other")], "internal", 'interface "eth0" is not in'),
         (BRIDGE, [link(kind="macvlan")], "unimplemented", "macvlan"),
         (result(ips=[{"address": "10.1.1.1/24"}]), [link()], "internal", "no interface in the pod"),
     ],
@@ -212,6 +220,7 @@ VF_LINK = link(
     addresses=("10.1.0.7/24",),
     routes=(KernelRoute("10.1.0.0/24", None), KernelRoute("10.0.0.0/8", "10.1.0.1")),
     parent=VF,
+    leads_out=True,
 )
 
 
@@ -220,26 +229,25 @@ def test_a_function_goes_into_the_vm_with_what_its_link_had() -> None:
         interfaces=[{"name": "net1", "sandbox": SANDBOX}],
         ips=[{"address": "10.1.0.7/24", "gateway": "10.1.0.1", "interface": 0}],
     )
-    (function,) = links_plan.plan_functions(found, [VF_LINK], {"net1": VF}, {VF: "iavf"})
+    (function,) = functions(found, VF_LINK, among={"net1": VF}, drivers={VF: "iavf"})
     assert (function.link, function.pci, function.driver) == ("net1", VF, "iavf")
     assert (function.mac, function.mtu, function.addresses) == ("0a:58:0a:58:00:05", 1450, ("10.1.0.7/24",))
     assert function.routes == (Route("10.0.0.0/8", "10.1.0.1"),)
-    assert links_plan.plan(found, [VF_LINK], macs(), {"net1"}) == ()
+    assert beside(found, VF_LINK, among={"net1": VF}) == ()
 
 
 def test_a_function_beside_an_ordinary_nic_is_found_without_a_word_in_the_result() -> None:
     """Multus tells of the first network alone."""
-    links = [BRIDGE_LINK, VF_LINK]
-    (function,) = links_plan.plan_functions(BRIDGE, links, {"net1": VF}, {VF: "iavf"})
+    (function,) = functions(BRIDGE, BRIDGE_LINK, VF_LINK, among={"net1": VF}, drivers={VF: "iavf"})
     assert function.addresses == ("10.1.0.7/24",)
-    (nic,) = links_plan.plan(BRIDGE, links, macs(), {"net1"})
+    (nic,) = beside(BRIDGE, BRIDGE_LINK, VF_LINK, among={"net1": VF})
     assert nic.link == "eth0"
 
 
 def test_a_function_without_addresses_does_not_get_those_of_another_network() -> None:
     old = result(ips=[{"address": "10.88.0.5/16"}])
-    bare = link(name="net1", kind="", parent=VF)
-    (function,) = links_plan.plan_functions(old, [bare], {"net1": VF}, {VF: "iavf"})
+    bare = link(name="net1", kind="", parent=VF, leads_out=True)
+    (function,) = functions(old, BRIDGE_LINK, bare, among={"net1": VF}, drivers={VF: "iavf"})
     assert (function.addresses, function.routes) == ((), ())
 
 
@@ -249,7 +257,7 @@ def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
         ips=[{"address": "10.1.0.7/24", "gateway": "10.1.0.1", "interface": 0}],
         routes=[{"dst": "0.0.0.0/0"}],
     )
-    (function,) = links_plan.plan_functions(found, [], {}, {})
+    (function,) = functions(found, among={}, drivers={VF: "vfio-pci"})
     assert (function.pci, function.driver, function.mac, function.mtu) == (VF, "", "0a:58:00:00:00:09", 9000)
     assert function.addresses == ("10.1.0.7/24",)
     assert function.routes == (Route("0.0.0.0/0", "10.1.0.1"),)
@@ -257,6 +265,6 @@ def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
 
 def test_an_interface_that_is_nowhere_is_refused_with_what_is_missing() -> None:
     found = result(interfaces=[{"name": "net1", "sandbox": SANDBOX}], ips=[{"address": "10.1.0.7/24", "interface": 0}])
-    assert links_plan.plan_functions(found, [], {}, {}) == ()
-    with pytest.raises(NetError, match="pciID and mac"):
+    assert functions(found, among={}, drivers={}) == ()
+    with pytest.raises(NetError, match="which PCI device it is"):
         planned(found)

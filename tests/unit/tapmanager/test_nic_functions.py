@@ -11,8 +11,10 @@ from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
 
 from tapmanager.card_side import CardSide
 from tapmanager.cni_result import parse_result
+from tapmanager.delegate_records import Delegate
 from tapmanager.errors import NetError
 from tapmanager.links_plan import KernelLink
+from tapmanager.networks_plan import networks_of
 from tapmanager.nic_functions import NicFunctions, give_all_back
 from tapmanager.pci_drivers import PciDrivers
 from tapmanager.pod import NicFunction
@@ -60,7 +62,7 @@ def test_all_that_bringing_it_back_needs_is_known_before_anything_changes(
         {"interfaces": [{"name": "net1", "sandbox": "x"}], "ips": [{"address": "10.1.0.7/24", "interface": 0}]}
     )
     there = [KernelLink("net1", "", MAC, 1500, ("10.1.0.7/24",), parent=VF)]
-    assert functions.planned(found, there) == (FUNCTION,)
+    assert functions.planned(networks_of(found, there, ()), there) == (FUNCTION,)
     assert (card.done, card.written) == ([], [])
 
 
@@ -326,3 +328,69 @@ def test_other_devices_only_change_their_driver(functions: NicFunctions, card: F
         functions.bind(address, "vfio-pci")
         assert card.driver(address) == "vfio-pci"
     assert card.done == []
+
+
+# -- found at VFIO by the plugin -----------------------------------------------------------------------------------------
+
+
+def at_vfio(
+    functions: NicFunctions, card: FakeNetCard, *, kind: str = "sriov", ip: str = "10.1.0.7/24", **said: object
+):
+    """What is planned for a second network whose function the plugin found at VFIO: it made no link."""
+    card.write(str(card.bus / "devices" / VF / "driver_override"), "vfio-pci")
+    card.write(str(card.bus / "devices" / VF / "driver/unbind"), VF)
+    card.write(str(card.bus / "drivers_probe"), VF)
+    first = parse_result({"interfaces": [{"name": "eth0", "sandbox": "x"}], "ips": [{"address": "10.88.0.5/16"}]})
+    interfaces = [{"name": "net1", "sandbox": "x", **said}]
+    result = parse_result({"interfaces": interfaces, "ips": [{"address": ip, "interface": 0}] if ip else []})
+    there = [KernelLink("eth0", "veth", MAC, 1500, ("10.88.0.5/16",))]
+    record = Delegate("fast", "net1", result, VF, (kind,))
+    return functions.planned(networks_of(first, there, (record,)), there)
+
+
+def test_its_mac_is_the_one_the_plugin_tells(functions: NicFunctions, card: FakeNetCard) -> None:
+    (function,) = at_vfio(functions, card, mac=MAC, mtu=9000)
+    assert function == NicFunction("net1", VF, "", MAC, 9000, ("10.1.0.7/24",), ())
+    assert card.done == []
+
+
+@pytest.mark.parametrize("told", ["", "00:00:00:00:00:00"])
+def test_else_its_mac_is_the_one_the_card_has_for_it_and_its_mtu_the_cards(
+    functions: NicFunctions, card: FakeNetCard, told: str
+) -> None:
+    card.settings[1] = dataclasses.replace(FRESH, mac=MAC)
+    (card.bus / "devices" / PF / "net" / PHYSICAL / "mtu").write_text("9216\n")
+    (function,) = at_vfio(functions, card, mac=told)
+    assert (function.mac, function.settings, function.mtu) == (MAC, None, 9216)
+    functions.take(function)
+    functions.give_back(function, NETNS)
+    assert card.done == []
+
+
+def test_one_that_nobody_gave_a_mac_gets_one_while_it_is_the_pods(functions: NicFunctions, card: FakeNetCard) -> None:
+    (function,) = at_vfio(functions, card)
+    assert function.mac not in (NO_MAC, "")
+    functions.take(function)
+    assert card.settings[1].mac == function.mac
+    assert card.driver(VF) == "vfio-pci"
+    functions.give_back(function, NETNS)
+    assert card.settings[1].mac == NO_MAC
+    assert (card.driver(VF), card.inside) == ("vfio-pci", set())
+
+
+def test_only_a_function_that_the_cards_plugin_was_at_gets_a_mac(functions: NicFunctions, card: FakeNetCard) -> None:
+    """Any other plugin's configuration may name any function, another pod's too."""
+    with pytest.raises(NetError, match=r'"net1" of network "fast" is PCI device .* whose MAC nobody tells'):
+        at_vfio(functions, card, kind="host-device")
+
+
+def test_one_without_mac_and_address_needs_none(functions: NicFunctions, card: FakeNetCard) -> None:
+    assert at_vfio(functions, card, kind="host-device", ip="") == ()
+
+
+def test_a_card_without_a_network_driver_has_no_macs_for_its_functions(
+    functions: NicFunctions, card: FakeNetCard
+) -> None:
+    (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
+    with pytest.raises(NetError, match="Give the pod's attachment a `mac`"):
+        at_vfio(functions, card)

@@ -1,0 +1,88 @@
+"""A CNI plugin that runs others, as Multus does: each delegate of its configuration in the same namespace, the first one's result
+returned, and a record of each in libcni's form below `cniDir`. A program: no import of ours.
+
+    {"type": "meta", "cniDir": "/var/lib/x", "delegates": [{"name": ..., "type": ..., "interface": "net1"?}, ...]}
+"""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    conf = json.load(sys.stdin)
+    command = os.environ["CNI_COMMAND"]
+    delegates = list(enumerate(conf["delegates"]))
+    if command == "ADD":
+        results = [added(conf, delegate, name_of(at, delegate)) for at, delegate in delegates]
+        print(json.dumps(results[0]))
+    elif command == "DEL":
+        failed = [deleted(conf, delegate, name_of(at, delegate)) for at, delegate in reversed(delegates)]
+        if any(failed):
+            print(json.dumps({"code": 999, "msg": " / ".join(filter(None, failed))}))
+            sys.exit(1)
+
+
+def name_of(at: int, delegate: dict) -> str:
+    return delegate.get("interface") or (f"net{at}" if at else os.environ["CNI_IFNAME"])
+
+
+def added(conf: dict, delegate: dict, name: str) -> dict:
+    done = run(conf, delegate, name)
+    if done.returncode:
+        print(done.stdout.decode() or json.dumps({"code": 999, "msg": done.stderr.decode()}))
+        sys.exit(1)
+    result = json.loads(done.stdout)
+    path = record_of(conf, delegate, name)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            json.dumps(
+                {
+                    "kind": "cniCacheV1",
+                    "containerId": os.environ["CNI_CONTAINERID"],
+                    "config": base64.b64encode(json.dumps(delegate).encode()).decode(),
+                    "ifName": name,
+                    "networkName": delegate["name"],
+                    "netns": os.environ["CNI_NETNS"],
+                    "result": {**result, **delegate.get("changed", {})},
+                }
+            )
+        )
+    return result
+
+
+def deleted(conf: dict, delegate: dict, name: str) -> str:
+    done = run(conf, delegate, name)
+    path = record_of(conf, delegate, name)
+    if path is not None:
+        path.unlink(missing_ok=True)
+    return f"{delegate['type']}: {done.stdout.decode()}" if done.returncode else ""
+
+
+def record_of(conf: dict, delegate: dict, name: str) -> Path | None:
+    """None: it keeps none."""
+    if "cniDir" not in conf:
+        return None
+    return Path(conf["cniDir"]) / "results" / f"{delegate['name']}-{os.environ['CNI_CONTAINERID']}-{name}"
+
+
+def run(conf: dict, delegate: dict, name: str) -> "subprocess.CompletedProcess[bytes]":
+    """One plugin of the delegate's, who must find its interface at DEL as it left it."""
+    folders = os.environ["CNI_PATH"].split(":")
+    path = next(path for folder in folders if os.path.exists(path := os.path.join(folder, delegate["type"])))
+    given = {"cniVersion": "1.0.0", **delegate}
+    return subprocess.run(
+        [path],
+        input=json.dumps(given).encode(),
+        capture_output=True,
+        env={**os.environ, "CNI_IFNAME": name},
+        check=False,
+    )
+
+
+if __name__ == "__main__":
+    main()
