@@ -156,6 +156,7 @@ class ContainerCommands:
         except ShimError as exc:
             self._end(container, failed_start(str(exc), self._clock.now_ns()))
         else:
+            attention.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
             log.info("command.begun", container=container.id.short)
             self._write(container.id, Container.begun)
 

@@ -150,6 +150,25 @@ def test_a_lost_command_ends_the_container(world: World) -> None:
     assert "lost" in how.message
 
 
+def test_a_command_is_not_lost_because_its_guest_took_long_to_boot(world: World) -> None:
+    guests = world.outside.guests
+    guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent")
+    guests.still_there = False  # the agent does not wait until what it started shows
+
+    def boots() -> None:
+        guests.begin_error = None
+
+    def shows() -> None:
+        guests.still_there = True
+        guests.tell(0, said(0, "here\n", code=0))
+
+    world.outside.clock.at(60.0, boots)
+    world.outside.clock.at(65.0, shows)
+    container = with_command(world)
+    world.start(container)
+    assert ended(world, container).code == 0
+
+
 def test_streams_held_by_a_daemon_do_not_hold_the_end(world: World) -> None:
     world.outside.guests.tell(0, News((), ReadTo(), code=2))
     container = with_command(world)
