@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -44,7 +45,8 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         found = self._images.find(_reference(request.image))
         if found is None:
             return pb.ImageStatusResponse()
-        return pb.ImageStatusResponse(image=to_proto.image_item(found))
+        info = {"info": json.dumps(to_proto.image_facts(found))} if request.verbose else {}
+        return pb.ImageStatusResponse(image=to_proto.image_item(found), info=info)
 
     def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
         reference = _reference(request.image)

@@ -292,8 +292,9 @@ class RuntimeServicer(
         return Deadline.after(self._do.clock.monotonic(), seconds)
 
     def _container_info(self, container: Container) -> Mapping[str, str]:
-        """What `crictl inspect` shows beside the status; no secrets."""
-        facts = self._do.node.container_facts(container)
+        """What `crictl inspect` shows beside the status; no secrets. Not `pid`, where other runtimes have a process in the
+        pod's network: tools enter its namespaces, and QEMU is in the node's own."""
+        facts = {**self._do.node.container_facts(container), "qemuPid": self._do.usage.process_id(container)}
         told = self._do.exec_command.guest_facts(container)
         return {"info": json.dumps(facts), **({"toldByGuest": json.dumps(told)} if told else {})}
 

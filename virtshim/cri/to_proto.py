@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -165,6 +166,16 @@ def image_item(image: Image) -> pb.Image:
         spec=pb.ImageSpec(image=image.digest.value),
         pinned=image.pinned,
     )
+
+
+def image_facts(image: Image) -> Mapping[str, object]:
+    """What `crictl inspecti` shows beside the status."""
+    pulled = datetime.fromtimestamp(image.pulled_at / 1e9, tz=UTC)
+    return {
+        "format": image.format.value,
+        "virtualSize": image.virtual_size,
+        "pulledAt": pulled.isoformat(timespec="seconds"),
+    }
 
 
 def filesystem(use: FilesystemUse) -> pb.FilesystemUsage:

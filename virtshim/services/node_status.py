@@ -10,6 +10,7 @@ from virtshim.domain.layout import Layout, disk_of
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords
+from virtshim.services.create_container import domain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class NodeStatus:
     def container_facts(self, container: Container) -> Mapping[str, object]:
         return {
             "sandboxID": container.sandbox_id.value,
+            "domainName": domain_name(container),
             "domainUUID": container.domain_uuid,
             "phase": container.phase.value,
             "trouble": container.trouble,

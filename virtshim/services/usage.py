@@ -96,6 +96,14 @@ class Usage:
         cpu = self._metered(running, usages)
         return [self._container(c, usages.get(uuid.UUID(c.domain_uuid)), cpu.get(c.id.value)) for c in chosen]
 
+    def process_id(self, container: Container) -> int | None:
+        """QEMU's; None if it does not run, or cannot be found."""
+        if container.phase is not ContainerPhase.RUNNING:
+            return None
+        domain = uuid.UUID(container.domain_uuid)
+        found = self._readings.usage({domain: domain_name(container)}).get(domain)
+        return found.process.pid if found and found.process else None
+
     def sandboxes(self, chosen: Sequence[Sandbox]) -> Sequence[SandboxUse]:
         """In the order given."""
         ids = {sandbox.id for sandbox in chosen}

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from fakes.background import Background
 from fakes.cri import Client, container, pod, refused, served
+from fakes.readings import process_usage
 from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -115,6 +116,22 @@ def test_verbose_status_tells_a_person_where_things_are(client: Client) -> None:
     facts = json.loads(info["info"])
     assert facts["rootDisk"].endswith("root.qcow2")
     assert set(facts) >= {"domainUUID", "consoleLog", "sandboxID", "phase"}
+
+
+def test_verbose_status_names_the_vm_as_virsh_and_ps_do(client: Client, world: World) -> None:
+    _, made = client.running()
+    facts = verbose(client, made)
+    (owned,) = world.outside.vms.owned_now()
+    assert facts["domainName"] == owned.name
+    assert facts["qemuPid"] == process_usage().pid
+    client.stop(made)
+    assert verbose(client, made)["qemuPid"] is None
+
+
+def verbose(client: Client, container_id: str) -> dict[str, Any]:
+    request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
+    facts: dict[str, Any] = json.loads(client.ContainerStatus(request).info["info"])
+    return facts
 
 
 @pytest.mark.parametrize(

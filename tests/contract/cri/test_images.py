@@ -2,6 +2,8 @@
 
 import hashlib
 import itertools
+import json
+from datetime import datetime
 from typing import Any
 
 import grpc
@@ -53,6 +55,17 @@ def test_an_image_answers_to_id_prefix_tag_and_digest(client: Client) -> None:
     for reference in (image.id, image.id.removeprefix("sha256:")[:12], IMAGE, image.repo_digests[0]):
         assert status(client, reference) == image
         assert listed(client, reference) == [image]
+
+
+def test_verbose_status_tells_what_the_disk_is(client: Client, world: World) -> None:
+    world.outside.files.publish(OTHER, b"other disk")
+    client.pull(OTHER)
+    request = pb.ImageStatusRequest(image=pb.ImageSpec(image=OTHER), verbose=True)
+    facts = json.loads(client.ImageStatus(request).info["info"])
+    assert (facts["format"], facts["virtualSize"]) == ("qcow2", 80)
+    assert datetime.fromisoformat(facts["pulledAt"]).tzinfo is not None
+    request.verbose = False
+    assert not client.ImageStatus(request).info
 
 
 def test_a_name_without_a_tag_is_latest(client: Client, world: World) -> None:
