@@ -39,6 +39,10 @@ AS_USER: Final = r"""become() {
     done </etc/group
   fi
 }
+if [ -z "$user" ] && [ -n "$groups" ]; then
+  # Root gets them where a tool can give them, and needs none to get at files.
+  case $(setpriv --help 2>&1; chroot --help 2>&1) in *--reuid* | *--userspec*) user=0 ;; esac
+fi
 if [ -n "$user" ]; then
   become
   case $(setpriv --help 2>&1) in

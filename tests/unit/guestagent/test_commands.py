@@ -124,6 +124,20 @@ def test_the_user_and_groups_are_the_containers(make_guest, run, guest_shell):
     assert result.stdout.decode().split("\n")[3] == "/"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has groups given")
+def test_groups_without_a_user_are_roots(make_guest, run):
+    make_guest().shell = ["dash"]
+    uid, groups = run(shell("id -u; id -G", user=RunAs(supplementary=(77, 88)))).stdout.decode().splitlines()
+    assert uid == "0"
+    assert {"77", "88"} < set(groups.split())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root may do")
+def test_root_goes_without_groups_where_no_tool_gives_them(make_guest, run):
+    make_guest().shell = ["busybox", "sh"]
+    assert run(shell("id -u", user=RunAs(supplementary=(77,)))).stdout == b"0\n"
+
+
 def test_a_guest_with_nothing_but_busybox_cannot_take_a_user_it_does_not_know(make_guest, run):
     make_guest().shell = ["busybox", "sh"]
     with pytest.raises(WrongState, match="install util-linux or coreutils"):
