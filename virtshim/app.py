@@ -151,7 +151,7 @@ class App:
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services, self.announcer)  # type: ignore[abstract]
-        image = ImageServicer(self.images)
+        image = ImageServicer(self.images, settings.cri.runtime_handlers)
         people = PeopleServicer(self.adapters.records, self.adapters.care, self.adapters.streaming)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, people)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import grpc
 
@@ -13,14 +13,16 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.sandbox import check_handler
 from virtshim.services.images import ImageUse
 
 
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
-    def __init__(self, images: ImageUse) -> None:
+    def __init__(self, images: ImageUse, handlers: Collection[str]) -> None:
         self._images = images
+        self._handlers = handlers
 
     def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
         del context
@@ -49,6 +51,8 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         return pb.ImageStatusResponse(image=to_proto.image_item(found), info=info)
 
     def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
+        """All handlers take the same images."""
+        check_handler(request.image.runtime_handler, self._handlers)
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
         cancelled = threading.Event()

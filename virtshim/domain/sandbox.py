@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from virtshim.domain.container import Resources
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.network import Dns, PodNetwork
+
+
+def check_handler(asked: str, known: Collection[str]) -> None:
+    """`asked`: a RuntimeClass's handler, "" for the default one. Raises InvalidRequest."""
+    if asked and asked not in known:
+        raise InvalidRequest(
+            f"runtime_handler {asked[:300]!r} is not known on this node (known: {', '.join(sorted(known)) or 'none'}); "
+            "add it to cri.runtime_handlers or correct the RuntimeClass"
+        )
 
 
 class SandboxPhase(enum.Enum):

@@ -10,9 +10,9 @@ import structlog
 
 from virtshim.domain.annotations import parse_vm_options
 from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import AlreadyExists, InvalidRequest
+from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ImageDigest, SandboxId
-from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
+from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, check_handler
 from virtshim.ports.clock import Clock
 from virtshim.ports.network import AttachRequest, PodNetworks
 from virtshim.ports.records import Records
@@ -39,12 +39,7 @@ class RunSandbox:
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
         something different is AlreadyExists."""
-        if config.runtime_handler and config.runtime_handler not in self.handlers:
-            known = ", ".join(sorted(self.handlers)) or "none"
-            raise InvalidRequest(
-                f"runtime_handler {config.runtime_handler!r} is not known on this node (known: {known}); "
-                "add it to cri.runtime_handlers or correct the RuntimeClass"
-            )
+        check_handler(config.runtime_handler, self.handlers)
         parse_vm_options(config.annotations)  # a bad annotation fails here, where the pod's events show it first
         left = deadline.left(self.clock.monotonic())
         return self.inflight.run(key, config, lambda: self._run(key, config, deadline), timeout=left)

@@ -57,6 +57,14 @@ def test_an_image_answers_to_id_prefix_tag_and_digest(client: Client) -> None:
         assert listed(client, reference) == [image]
 
 
+def test_a_pull_for_a_runtime_handler_that_is_not_here_is_refused(client: Client) -> None:
+    spec = pb.ImageSpec(image=IMAGE, runtime_handler="gvisor")
+    with refused(Code.INVALID_ARGUMENT, "gvisor"):
+        client.PullImage(pb.PullImageRequest(image=spec))
+    spec.runtime_handler = "virtshim"
+    assert client.PullImage(pb.PullImageRequest(image=spec)).image_ref
+
+
 def test_verbose_status_tells_what_the_disk_is(client: Client, world: World) -> None:
     world.outside.files.publish(OTHER, b"other disk")
     client.pull(OTHER)
