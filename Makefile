@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-machine test-anywhere faults long e2e-vfio soak bench setup guest up down lint clean
+.PHONY: demo test test-half-one test-half-two test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup guest vfio-machine up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -10,14 +10,29 @@ demo: guest            ## a VM pod through the CRI socket, step by step
 # What needs a processor and nothing else of the machine.
 ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/streaming
 
-test: guest            ## every test this machine can run: those of the machine one by one, the others beside them
-	$(MAKE) -j 2 --output-sync=line test-machine test-anywhere
+test: vfio-machine     ## every test: two halves beside each other, each of two lanes, one after the other
+	$(MAKE) -j 2 --output-sync=line test-half-one test-half-two
+
+# The lanes in turn, whatever becomes of the first.
+in_turn = status=0; for lane in $(1); do $(MAKE) $$lane || status=$$?; done; exit $$status
+
+test-half-one:
+	+@$(call in_turn,test-machine test-anywhere)
+
+test-half-two:         # out of sight of the other half: tests/apart.sh tells how
+	+@$(call in_turn,test-faults test-vfio)
 
 test-machine:          ## VMs, namespaces, links, mounts; everything is set up
-	$(PYTHON) -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(ANYWHERE))
+	$(PYTHON) -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(ANYWHERE) tests/faults)
 
-test-anywhere:         ## the rest
+test-anywhere:         ## what needs a processor and nothing else of the machine
 	$(PYTHON) -m pytest $(PYTEST_ARGS) $(ANYWHERE)
+
+test-faults:           ## kills, hangs, full disks, and a soak, on real parts: a sample of each
+	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) tests/faults
+
+test-vfio:             ## devices of device plugins in VMs, on an emulated machine with IOMMU and SR-IOV
+	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) tests/vfio -s --strict-areas -o faulthandler_timeout=2800
 
 faults: guest          ## every kill point on real parts; `make test` takes a sample
 	$(PYTHON) -m pytest tests/faults -s --all-faults
@@ -25,9 +40,8 @@ faults: guest          ## every kill point on real parts; `make test` takes a sa
 long: guest            ## much data through a guest: a GiB each way
 	$(PYTHON) -m pytest tests/e2e/test_big_transfers.py -s --long -o faulthandler_timeout=3000
 
-e2e-vfio: guest        ## devices of device plugins in VMs, on an emulated machine with IOMMU and SR-IOV; some minutes
-	tests/vfio/machine/build.sh build/vfio
-	$(PYTHON) -m pytest tests/vfio -s --strict-areas -o faulthandler_timeout=1600 $(PYTEST_ARGS)
+e2e-vfio: vfio-machine ## passthrough alone; some minutes
+	$(MAKE) test-vfio
 
 soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
 	$(PYTHON) -m tests.soak $(SOAK_ARGS)
@@ -41,6 +55,9 @@ setup:                 ## system packages, machine preparation, .venv
 guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2
 	deploy/guest/build.sh build/guest.qcow2
 	deploy/guest/build-null.sh build/null.qcow2
+
+vfio-machine: guest    ## what test-vfio boots: build/vfio
+	tests/vfio/machine/build.sh build/vfio
 
 up: setup              ## a node for trying things, in the foreground below DIR
 	.venv/bin/virtshim up --dir $(DIR)

@@ -22,17 +22,21 @@ PACKAGES=(
   docker-registry skopeo openssh-client curl iputils-ping systemd dbus genisoimage libfaketime
 )
 
+install_packages() {
+  say "installing $# packages: $*"
+  export DEBIAN_FRONTEND=noninteractive
+  # A container or a build machine has no init to start services in; nothing here needs them running.
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
 missing=()
 for package in "${PACKAGES[@]}"; do
   dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
 done
-if [ "${#missing[@]}" -gt 0 ]; then
-  say "installing ${#missing[@]} packages: ${missing[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  # A container or a build machine has no init to start services in; nothing here needs them running.
-  apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-fi
+[ "${#missing[@]}" = 0 ] || install_packages "${missing[@]}"
+# The passthrough tests' machine has its files by it. QEMU came with it up to 7.2; since then it is a package of its own.
+[ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || install_packages virtiofsd
 
 # /dev/kvm as 0600 root:root makes libvirt probe QEMU anew at every look-up (4 s each); 0660 root:kvm is the distribution's own rule.
 if [ -e /dev/kvm ] && [ "$(stat -c '%a %G' /dev/kvm)" != "660 kvm" ]; then

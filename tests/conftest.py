@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ settings.load_profile("busy")
 
 # Tests run gRPC and libvirt's embedded driver in one process, as the product does (see virtshim.cli.main).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# A shell's background jobs ignore it, and so would the programs that are started here: some are ended by Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [
@@ -63,6 +68,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _report_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A module may skip all that it has."""
+    _report_skip(report)
+
+
+def _report_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple) and _NOT_TO_BE_HAD not in report.longrepr[2]:
         _REPORTED.append((report.nodeid, report.longrepr[2]))
 

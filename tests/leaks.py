@@ -1,4 +1,8 @@
-"""A picture of the machine: what a test could leave behind. Only this process's children and our own names are looked at."""
+"""A picture of the machine: what a test could leave behind. Only this process's children and our own names are looked at.
+
+Processes count that are of this process's PID namespace: tests that run apart (apart.sh) have one of their own, where they
+take such pictures themselves. Nothing else here, neither the product nor a test, makes one, so nothing escapes by that.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +74,7 @@ def _processes() -> list[str]:
     """Command lines of ours that run. Without process ids: a daemon may have been started again."""
     found = []
     for entry in os.listdir("/proc"):
-        if not entry.isdigit():
+        if not entry.isdigit() or _is_apart(entry):
             continue
         try:
             command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -80,6 +84,14 @@ def _processes() -> list[str]:
         if runs(int(entry)) and any(name in program for name in _PROGRAMS) and "pytest" not in command:
             found.append(command[:160])
     return found
+
+
+def _is_apart(pid: str) -> bool:
+    """Of another PID namespace than this process. What cannot be told is not."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
 
 
 def _descriptors() -> list[str]:

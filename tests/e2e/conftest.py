@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from guest import answers
 from imageserver import Registry, push_container_disk, registry, serve_directory
 from leaks import Snapshot
 from node import Node, free_cidr
-from podclient import PodClient
+from podclient import PodClient, wait_until
 
 
 @pytest.fixture(scope="package")
@@ -46,6 +47,8 @@ def cri(node: Node) -> Iterator[PodClient]:
     """The node's CRI socket. Pods that the test leaves are removed."""
     with PodClient(node.socket) as client:
         yield client
+        # A test may have failed while its daemon was starting again.
+        wait_until(lambda: answers(client), 60, "the CRI socket serves")
         for pod in client.pods():
             client.remove_pod(pod.id)
         assert not client.containers()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from guest import BOOT, READY, boot, console_of
+from guest import BOOT, READY, answers, boot, console_of
 from podclient import container_config, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -103,6 +103,7 @@ def test_file_systems_rest_while_the_disk_is_copied_and_the_clock_is_right_after
     late.join()
     wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
     wait_until(lambda: "guest.thawed" in node.log().rsplit("guest.frozen", 1)[1], 60, "the guest is thawed")
+    wait_until(lambda: answers(cri), 30, "the CRI socket serves")
     assert cri.exec_sync(container, "sh", "-c", "echo more > /mnt/more && sync", timeout=30).exit_code == 0
     cri.remove_pod(pod)
 

@@ -21,7 +21,7 @@ def told() -> Callable[[str], dict[str, Any]]:
     why = outer.missing()
     if why:
         pytest.skip(f"AREA devices NOT TESTED: {why}")
-    steps = outer.run_story(seconds=1500)
+    steps = outer.run_story(seconds=2600)
     outer.REPORT.write_text(json.dumps(steps, indent=1), encoding="utf-8")
     for name, facts in steps.items():
         print(f"{facts['at']:7.1f} s  {name} ({facts['seconds']:.1f} s)")

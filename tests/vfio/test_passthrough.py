@@ -9,7 +9,7 @@ import hardware
 import pytest
 from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
 
-pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 FIRST, SECOND, THIRD = hardware.VFS
 

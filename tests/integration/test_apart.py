@@ -1,0 +1,66 @@
+"""What tests that run apart have is neither seen by the others nor left by them; the others' own is."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from leaks import Snapshot, runs
+from podclient import wait_until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+APART = str(Path(__file__).parents[1] / "apart.sh")
+# Called as one of ours, it says that it runs and stays.
+_LINGERS = "echo $$; exec -a qemu-system-that-was-left sleep 600"
+
+
+def lingering(*before: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([*before, "bash", "-c", _LINGERS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def left_of(before: Snapshot) -> Sequence[str]:
+    return [found for found in before.left() if "qemu-system-that-was-left" in found]
+
+
+def test_a_process_that_a_test_left_is_seen() -> None:
+    before = Snapshot.take()
+    with lingering() as process:
+        wait_until(lambda: len(left_of(before)) == 1, 10, "it is seen")
+        process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_what_runs_apart_is_not_seen_and_goes_with_who_started_it(how: signal.Signals) -> None:
+    before = Snapshot.take()
+    with lingering(APART) as process:
+        inside = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_left(pid)]
+        assert len(inside) == 1
+        assert left_of(before) == []
+        process.send_signal(how)
+    wait_until(lambda: not runs(inside[0]), 10, "it has gone too")
+
+
+def is_left(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"qemu-system-that-was-left")
+    except OSError:
+        return False
+
+
+def test_what_runs_apart_has_a_network_and_temporary_files_of_its_own() -> None:
+    script = (
+        "ls -A /var/tmp /run/netns; ls /sys/class/net; touch /var/tmp/virtshim-left; ip link add left type veth; exit 3"
+    )
+    mounts = Path("/proc/self/mounts").read_text()
+    done = subprocess.run([APART, "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.split() == ["/run/netns:", "/var/tmp:", "lo"]
+    assert not Path("/var/tmp/virtshim-left").exists()
+    assert not Path("/sys/class/net/left").exists()
+    assert Path("/proc/self/mounts").read_text() == mounts
