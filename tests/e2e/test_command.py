@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes.spdy import close_all, spdy
-from guest import answers
+from guest import BOOT, answers
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -49,7 +49,7 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
     cri.start(made)
     assert cri.status(made).state == pb.CONTAINER_RUNNING
     both = {"stdout F hello there from /srv", "stderr F trouble"}  # the streams come each for itself
-    wait_until(lambda: both <= set(lines(log)), 90, "the command runs")
+    wait_until(lambda: both <= set(lines(log)), BOOT, "the command runs")
 
     victim = node.daemons()["virtshim"]
     os.kill(victim, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_people_attach_to_a_command_with_a_terminal(cri: PodClient, node: Node, 
     made = cri.create(pod, wanted, config)
     log = Path(config.log_directory, wanted.log_path)
     cri.start(made)
-    wait_until(lambda: "stdout F begun" in lines(log), 90, "the command runs")
+    wait_until(lambda: "stdout F begun" in lines(log), BOOT, "the command runs")
 
     request = pb.AttachRequest(container_id=made, stdin=True, stdout=True, tty=True)
     client = spdy(cri.runtime.Attach(request).url)

@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from guest import BOOT, READY
 from node import VIRTSHIM, Node
 from podclient import PodClient, container_config, pod_config, wait_for_log
 
@@ -49,7 +50,7 @@ def test_a_person_lists_the_vms_runs_commands_and_types_on_the_console(cri: PodC
     done = ran(node, "exec", "nobody", "--", "id")
     assert (done.returncode, b"virtshim ps" in done.stderr) == (70, True)
 
-    wait_for_log(cri.status(vm).log_path, "virtshim-guest: ready", 90)
+    wait_for_log(cri.status(vm).log_path, READY, BOOT)
     on_the_console(node)
     assert cri.status(vm).state == 1, "it runs on"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from console import SerialConsole
+from guest import BOOT, READY
 from podclient import container_config, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -65,7 +66,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     container = cri.create(pod, asked, config)
     cri.start(container)
     log = cri.status(container).log_path
-    wait_for_log(log, "virtshim-guest: ready", 90)
+    wait_for_log(log, READY, BOOT)
 
     # Where QEMU is, and what holds there.
     group = f"{parent}/virtshim-{container}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pytest
 from fakes.spdy import SpdyClient, close_all, spdy
 from fakes.ws import Tunnel, websocket
+from guest import BOOT, READY
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
 
@@ -48,7 +49,7 @@ def vm(node: Node, image_url: str) -> Iterator[Vm]:
         container = cri.create(pod, wanted, config)
         cri.start(container)
         log = cri.status(container).log_path
-        wait_for_log(log, "virtshim-guest: ready", 90)
+        wait_for_log(log, READY, BOOT)
         yield Vm(cri, node.socket, pod, container, log)
         cri.remove_pod(pod)
 

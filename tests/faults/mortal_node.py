@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 from dying import Killer, qemu_pids
+from guest import BOOT, READY
 from node import VIRTSHIM, free_cidr
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
@@ -191,7 +192,7 @@ class MortalNode:
             container = cri.create(pod, container_config(cri.pull(f"{self.image_url}/guest.qcow2")), config)
             cri.start(container)
             log = cri.status(container).log_path
-            wait_for_log(log, "virtshim-guest: ready", 90)
+            wait_for_log(log, READY, BOOT)
             self.bystander = Bystander(pod, container, cri.pod_ip(pod), log, frozenset(self.qemu_pids()))
 
     def check_bystander(self, cri: PodClient) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from guest import BOOT
 from mortal_node import MortalNode
 from podclient import container_config, wait_for_log, wait_until
 from work import Work
@@ -15,8 +16,6 @@ from work import Work
 from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
-
-BOOT = 90.0
 
 # An embedded driver of its own; the VM stays when it ends. The one VM that is off.
 _START = """
