@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,8 +74,14 @@ class Place:
         return [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("SAID ")]
 
 
+@pytest.fixture(scope="session")
+def known_of_qemu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What libvirt found out about QEMU by starting it, kept from test to test: it takes libvirt a second or more."""
+    return tmp_path_factory.mktemp("libvirt") / "cache"
+
+
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place(known_of_qemu: Path) -> Iterator[Place]:
     if os.geteuid() != 0:
         pytest.skip("AREA guest NOT TESTED: needs root")
     if not os.path.exists(QEMU):
@@ -95,5 +102,8 @@ def place() -> Iterator[Place]:
         disk.chmod(0o600)
         (place.vm / "seed.iso").write_bytes(bytes(1 << 16))
         (place.vm / "seed.iso").chmod(0o600)
+        if known_of_qemu.exists():
+            shutil.copytree(known_of_qemu, place.root / "cache")
         yield place
         place.run("end()")
+        shutil.copytree(place.root / "cache", known_of_qemu, dirs_exist_ok=True)
