@@ -39,7 +39,7 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, ima
 
     assert node.qemu_pids() == {before}
     console.type("echo still-$word-$(cat /tmp/note)")
-    wait_for_log(log, "still-kept-in-memory-only", 20)
+    wait_for_log(log, "still-kept-in-memory-only", 60)
     status = cri.status(container)
     assert (status.state, status.message) == (pb.CONTAINER_RUNNING, "")
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
@@ -70,9 +70,9 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, ima
         checkpoint_at_once(cri, container, str(tmp_path / "late.tar"))
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     console.type("echo and-still-$word")
-    wait_for_log(log, "and-still-kept", 20)
+    wait_for_log(log, "and-still-kept", 60)
     wait_until(
-        lambda: not [n for n in os.listdir(tmp_path) if "late" in n or n.startswith(".")], 10, "all is cleaned up"
+        lambda: not [n for n in os.listdir(tmp_path) if "late" in n or n.startswith(".")], 60, "all is cleaned up"
     )
     cri.remove_pod(pod)
 
@@ -90,22 +90,27 @@ def test_file_systems_rest_while_the_disk_is_copied_and_the_clock_is_right_after
         assert json.load(tar.extractfile("checkpoint.json"))["frozenFileSystems"] == 1
     wrote = cri.exec_sync(container, "sh", "-c", "echo moves > /mnt/again && sync && cat /mnt/again", timeout=30)
     assert wrote.stdout == b"moves\n"
-    wait_until(
-        lambda: abs(int(cri.exec_sync(container, "date", "+%s").stdout) - time.time()) < 5, 20, "the clock is set"
-    )
+    wait_until(lambda: clock_is_right(cri, container), 60, "the clock is set")
 
     # A process that is killed while they rest leaves a guest that the next one thaws.
     victim = node.daemons()["virtshim"]
     late = threading.Thread(target=checkpoint_that_dies, args=(cri, container, str(tmp_path / "late.tar")))
     late.start()
-    wait_until(lambda: "guest.frozen" in node.log().rsplit("rest.tar", 1)[1], 30, "the file systems rest")
+    wait_until(lambda: "guest.frozen" in node.log().rsplit("rest.tar", 1)[1], 60, "the file systems rest")
     os.kill(victim, signal.SIGKILL)
     late.join()
-    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 60, "virtshim runs again")
     wait_until(lambda: "guest.thawed" in node.log().rsplit("guest.frozen", 1)[1], 60, "the guest is thawed")
-    wait_until(lambda: answers(cri), 30, "the CRI socket serves")
+    wait_until(lambda: answers(cri), 60, "the CRI socket serves")
     assert cri.exec_sync(container, "sh", "-c", "echo more > /mnt/more && sync", timeout=30).exit_code == 0
     cri.remove_pod(pod)
+
+
+def clock_is_right(cri, container: str) -> bool:
+    """To 5 s, however long the question takes."""
+    asked = time.time()
+    told = int(cri.exec_sync(container, "date", "+%s").stdout)
+    return asked - 5 < told < time.time() + 5
 
 
 def checkpoint_that_dies(cri, container: str, location: str) -> None:
@@ -144,8 +149,8 @@ def test_a_pods_root_disk_and_uuid_stay_over_restarts_and_sandboxes(cri, node, i
     cri.stop(first, 0)
     second, log = start(pod, 1)
     console_of(node, second).type(f"echo found: $({read}); cat /sys/class/dmi/id/product_uuid")
-    wait_for_log(log, "found: written-by-the-first", 20)
-    wait_for_log(log, chosen, 20)
+    wait_for_log(log, "found: written-by-the-first", 60)
+    wait_for_log(log, chosen, 60)
     cri.remove(first)  # late: its UUID is now the second's
     assert cri.status(second).state == pb.CONTAINER_RUNNING
     assert len(node.qemu_pids()) == 1
@@ -156,7 +161,7 @@ def test_a_pods_root_disk_and_uuid_stay_over_restarts_and_sandboxes(cri, node, i
     cri.remove_pod(pod)
     third, log = start(newer, 2)
     console_of(node, third).type(f"echo again: $({read})")
-    wait_for_log(log, "again: written-by-the-first", 20)
+    wait_for_log(log, "again: written-by-the-first", 60)
     kept = f"{node.directory}/state/pods"
     assert len(os.listdir(kept)) == 1
     cri.remove_pod(newer)

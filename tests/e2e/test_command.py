@@ -53,8 +53,8 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
 
     victim = node.daemons()["virtshim"]
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
-    wait_until(lambda: answers(cri), 30, "the CRI socket serves")
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 60, "virtshim runs again")
+    wait_until(lambda: answers(cri), 60, "the CRI socket serves")
     assert cri.exec_sync(made, "touch", "/run/go").exit_code == 0
     wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, 60, "the container has ended")
 
@@ -87,7 +87,7 @@ def test_people_attach_to_a_command_with_a_terminal(cri: PodClient, node: Node, 
     client.until(lambda: client.replied == set(numbers.values()))
     client.write(numbers["resize"], b'{"Width":133,"Height":41}')
     size = ("sh", "-c", "stty size </dev/pts/0")
-    wait_until(lambda: cri.exec_sync(made, *size).stdout == b"41 133\n", 20, "the terminal has the client's size")
+    wait_until(lambda: cri.exec_sync(made, *size).stdout == b"41 133\n", 60, "the terminal has the client's size")
     client.write(numbers["stdin"], b"hello\r")
     client.until(lambda: b"41 133\r\nsaid hello\r\n" in client.received[numbers["stdout"]])
     client.write(numbers["stdin"], b"\x04")

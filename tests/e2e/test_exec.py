@@ -105,9 +105,9 @@ def test_a_time_limit_kills_the_command_and_all_its_children(vm: Vm):
 def test_a_client_that_goes_ends_its_command(vm: Vm):
     request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sleep", "5432"])
     call = vm.cri.runtime.ExecSync.future(request, timeout=60)
-    wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 0, 30, "it runs")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 0, 60, "it runs")
     call.cancel()
-    wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 1, 30, "it is gone")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 5432'")[0] == 1, 60, "it is gone")
 
 
 def test_a_daemon_that_a_command_leaves_lives_on_and_holds_nobody_up(vm: Vm):
@@ -128,7 +128,7 @@ def test_fifty_commands_run_at_the_same_time(vm: Vm):
         assert vm.sh(": >/run/gate")[0] == 0
         answers = [(done.exit_code, done.stdout, done.stderr) for done in (call.result() for call in calls)]
     assert answers == [(n, f"{n}\n".encode(), f"e{n}\n".encode()) for n in range(50)]
-    wait_until(lambda: vm.sh("ps | grep '[v]irtshim-exec .*run/met'")[0] == 1, 30, "nothing of them is left")
+    wait_until(lambda: vm.sh("ps | grep '[v]irtshim-exec .*run/met'")[0] == 1, 60, "nothing of them is left")
 
 
 def streamed(vm: Vm, *words: str, **wanted: bool) -> tuple[SpdyClient, dict[str, int]]:
@@ -175,9 +175,9 @@ def test_a_terminal_is_one_with_its_size_and_control_characters(vm: Vm):
             break
     assert b"45 123\r\n/dev/pts/" in client.received[streams["stdout"]]
     client.write(streams["stdin"], b"sleep 7654\n")
-    wait_until(lambda: vm.sh("ps | grep '[s]leep 7654'")[0] == 0, 30, "it runs")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 7654'")[0] == 0, 60, "it runs")
     client.write(streams["stdin"], b"\3")
-    wait_until(lambda: vm.sh("ps | grep '[s]leep 7654'")[0] == 1, 30, "it was interrupted")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 7654'")[0] == 1, 60, "it was interrupted")
     client.write(streams["stdin"], b"exit 3\n")
     status = json.loads(client.read_all(streams["error"]))
     assert status["details"]["causes"] == [{"reason": "ExitCode", "message": "3"}]
@@ -186,9 +186,9 @@ def test_a_terminal_is_one_with_its_size_and_control_characters(vm: Vm):
 @pytest.mark.usefixtures("_sockets")
 def test_a_client_that_hangs_up_ends_its_terminal(vm: Vm):
     client, _ = streamed(vm, "sh", "-c", "sleep 8765; true", stdin=True, stdout=True, tty=True)
-    wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 0, 30, "it runs")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 0, 60, "it runs")
     client.leave()
-    wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 1, 30, "it is gone")
+    wait_until(lambda: vm.sh("ps | grep '[s]leep 8765'")[0] == 1, 60, "it is gone")
 
 
 def test_the_guest_tells_of_itself(vm: Vm):
@@ -201,13 +201,13 @@ def test_the_guest_tells_of_itself(vm: Vm):
 def test_commands_go_on_after_the_daemon_was_killed_and_old_ones_are_ended(vm: Vm, node: Node):
     request = pb.ExecSyncRequest(container_id=vm.container, cmd=["sh", "-c", "while echo loud; do sleep 1; done"])
     call = vm.cri.runtime.ExecSync.future(request, timeout=60)
-    wait_until(lambda: vm.sh("ps | grep '[e]cho loud'")[0] == 0, 30, "it runs")
+    wait_until(lambda: vm.sh("ps | grep '[e]cho loud'")[0] == 0, 60, "it runs")
     victim = node.daemons()["virtshim"]
     os.kill(victim, signal.SIGKILL)
     with refused(Code.UNAVAILABLE, ""):
         call.result()
-    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 30, "virtshim runs again")
-    wait_until(lambda: answers(vm.cri), 30, "the CRI socket serves")
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 60, "virtshim runs again")
+    wait_until(lambda: answers(vm.cri), 60, "the CRI socket serves")
     for number in range(14):  # each port twice
         assert vm.sh(f"echo {number}") == (0, f"{number}\n".encode(), b"")
     assert vm.sh("ps | grep '[e]cho loud'")[0] == 1
@@ -217,7 +217,7 @@ def test_a_stop_ends_the_commands_under_way(cri: PodClient, node: Node, image_ur
     vm = booted(cri, node, f"{image_url}/guest.qcow2")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         call = pool.submit(vm.run, "sleep", "300")
-        wait_until(lambda: vm.sh("ps | grep '[s]leep 300'")[0] == 0, 30, "it runs")
+        wait_until(lambda: vm.sh("ps | grep '[s]leep 300'")[0] == 0, 60, "it runs")
         cri.stop(vm.container, 0)
         stopped = time.monotonic()
         with refused(Code.UNAVAILABLE, "ended"):

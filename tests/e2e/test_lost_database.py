@@ -115,7 +115,7 @@ def test_a_running_vm_outlives_the_database_that_knew_it(own_node: Node, image_u
 def damaged_while_it_runs(node: Node, cri: PodClient, container: str) -> None:
     """The node says so, its lists answer on, and a restart heals it."""
     overwrite(node, 2)
-    wait_until(lambda: "damaged" in conditions(cri)["RuntimeReady"][1], 30, "Status tells of the damage")
+    wait_until(lambda: "damaged" in conditions(cri)["RuntimeReady"][1], 60, "Status tells of the damage")
     ready, message = conditions(cri)["RuntimeReady"]
     assert not ready
     assert "restart virtshim" in message

@@ -44,7 +44,7 @@ def test_ctrl_c_leaves_vms_running_and_a_second_up_picks_them_up(node, image_url
     with PodClient(node.socket) as cri:
         assert cri.status(container).state == pb.CONTAINER_RUNNING
         assert cri.pod_ip(pod) == address
-        wait_for_log(log, "said while away", 10)
+        wait_for_log(log, "said while away", 60)
         assert sum("virtshim-guest: ready" in line for line in log_lines(log)) == 1, "nothing is doubled"
         cri.stop(container, 60)
         assert cri.status(container).exit_code == 0
@@ -59,7 +59,7 @@ def test_a_vm_that_ended_while_the_node_was_down_is_exited_afterwards(node, imag
     # QEMU waits for libvirt to hear of the end (-no-shutdown), which comes back with the node.
     node.up()
     with PodClient(node.socket) as cri:
-        wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 30, "the container is EXITED")
+        wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 60, "the container is EXITED")
         assert cri.status(container).exit_code == 0
         cri.remove_pod(pod)
 
@@ -71,13 +71,13 @@ def test_a_killed_daemon_is_started_again_and_loses_nothing(node, image_url, dae
         pod = cri.run_pod(config)
         container = cri.create(pod, container_config(cri.pull(f"{image_url}/null.qcow2"), 64 << 20), config)
         cri.start(container)
-        wait_for_log(cri.status(container).log_path, "null guest", 20)
+        wait_for_log(cri.status(container).log_path, "null guest", 60)
     pids = node.qemu_pids()
     victim = node.daemons()[daemon]
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: node.daemons().get(daemon, victim) != victim, 30, f"{daemon} runs again")
+    wait_until(lambda: node.daemons().get(daemon, victim) != victim, 60, f"{daemon} runs again")
     with PodClient(node.socket) as cri:
-        wait_until(lambda: answers(cri), 30, "the CRI socket serves")
+        wait_until(lambda: answers(cri), 60, "the CRI socket serves")
         assert cri.status(container).state == pb.CONTAINER_RUNNING
         assert node.qemu_pids() == pids
         second = cri.run_pod(pod_config("later", f"{node.directory}/logs/later"))

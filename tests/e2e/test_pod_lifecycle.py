@@ -24,7 +24,7 @@ def test_a_pod_from_an_http_image_boots_answers_on_its_ip_and_logs_its_console(c
     address = cri.pod_ip(pod)
     assert address.startswith(node.pod_cidr.removesuffix("0.0/16"))
     assert ping(address)
-    ready = wait_for_log(log, READY, 1)
+    ready = wait_for_log(log, READY, 60)
     assert "hostname=web" in ready
     assert f"ip={address}" in ready
     for line in Path(log).read_text(errors="replace").splitlines():
@@ -61,8 +61,8 @@ def test_two_pods_run_at_once_and_reach_each_other(cri, node, image_url):
     # The guest's own shell, on the serial console, asks the other guest for its page.
     console = console_of_pod(cri, node, one)
     console.type(f"wget -q -O - http://{second}/ && ping -c 1 {second}")
-    wait_for_log(log_one, "1 packets received", 30)
-    wait_for_log(log_one, "two", 5)
+    wait_for_log(log_one, "1 packets received", 60)
+    wait_for_log(log_one, "two", 60)
 
 
 def test_a_log_that_was_renamed_goes_on_in_a_new_file(cri, node, image_url):
@@ -74,7 +74,7 @@ def test_a_log_that_was_renamed_goes_on_in_a_new_file(cri, node, image_url):
     assert os.path.exists(log), "the new file must be there when ReopenContainerLog returns"
     before = Path(rotated).read_bytes()
     console_of_pod(cri, node, pod).type("echo after' the 'rotation")
-    wait_for_log(log, "after the rotation", 30)
+    wait_for_log(log, "after the rotation", 60)
     assert Path(rotated).read_bytes() == before
     cri.stop(container, 0)
     os.rename(log, f"{log}.20260101-000010")
@@ -93,7 +93,7 @@ def test_cloud_init_sets_hostname_ssh_keys_user_data_and_static_address(cri, nod
     pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "seeded", annotations=annotations)
     console = console_of_pod(cri, node, pod)
     console.type("cat /tmp/hello /root/.ssh/authorized_keys; hostname; ip addr show | grep inet; echo '<'done'>'")
-    wait_for_log(log, "<done>", 30)
+    wait_for_log(log, "<done>", 60)
     text = "\n".join(log_lines(log))
     assert "from user-data" in text
     assert key in text
@@ -103,7 +103,7 @@ def test_cloud_init_sets_hostname_ssh_keys_user_data_and_static_address(cri, nod
 def test_a_guest_without_network_config_gets_its_address_by_dhcp(cri, node, image_url):
     options = {"annotations": {"VirtletForceDHCPNetworkConfig": "true"}}
     pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "leased", **options)
-    assert f"ip={cri.pod_ip(pod)}" in wait_for_log(log, READY, 1)
+    assert f"ip={cri.pod_ip(pod)}" in wait_for_log(log, READY, 60)
     assert ping(cri.pod_ip(pod))
 
 
@@ -122,14 +122,14 @@ def test_stop_shuts_the_guest_down_and_tells_how_it_ended(cri, node, image_url):
 def test_power_off_inside_the_guest_ends_the_container(cri, node, image_url):
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2")
     console_of_pod(cri, node, pod).type("poweroff")
-    wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 30, "the container is EXITED")
+    wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 60, "the container is EXITED")
     assert cri.status(container).exit_code == 0
 
 
 def test_memory_and_vcpus_are_what_the_pod_asks_for(cri, node, image_url):
     pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "sized", annotations={"VirtletVCPUCount": "2"})
     console_of_pod(cri, node, pod).type("echo cpus=$(nproc) memory=$(awk '/MemTotal/ {print $2}' /proc/meminfo)")
-    match = re.search(r"^cpus=2 memory=(\d+)", wait_for_log(log, "cpus=2", 20))
+    match = re.search(r"^cpus=2 memory=(\d+)", wait_for_log(log, "cpus=2", 60))
     assert match is not None
     assert 80_000 < int(match[1]) <= 128 << 10
 
@@ -139,7 +139,7 @@ def test_a_guest_that_ignores_shutdown_is_killed_after_the_grace_period(cri, nod
     pod = cri.run_pod(config)
     container = cri.create(pod, container_config(cri.pull(f"{image_url}/null.qcow2"), 64 << 20), config)
     cri.start(container)
-    wait_for_log(cri.status(container).log_path, "null guest", 20)
+    wait_for_log(cri.status(container).log_path, "null guest", 60)
     cri.stop(container, 2)
     status = cri.status(container)
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 137, "Error")
@@ -153,7 +153,7 @@ def test_a_removed_image_keeps_the_vm_that_uses_it(cri, node, image_url):
     container = cri.create(pod, container_config(digest, 64 << 20), config)
     cri.images.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=digest)))
     cri.start(container)
-    wait_for_log(cri.status(container).log_path, "null guest", 20)
+    wait_for_log(cri.status(container).log_path, "null guest", 60)
     cri.remove_pod(pod)
     assert not os.path.exists(f"{node.directory}/state/images/sha256/{digest.removeprefix('sha256:')}")
 

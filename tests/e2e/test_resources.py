@@ -127,11 +127,11 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     # The guest gets back what it could not spare: its balloon takes a moment.
     total = "$(awk '/MemTotal/ {print $2}' /proc/meminfo)"
     console.type(f"until [ {total} -gt {70 << 10} ]; do sleep 0.2; done; echo again'='{total}")
-    kib = int(re.search(r"again=(\d+)", wait_for_log(log, "again=", 20))[1])
+    kib = int(re.search(r"again=(\d+)", wait_for_log(log, "again=", 60))[1])
     assert kib <= 128 << 10
 
     # A guest that QEMU dies under leaves no cgroup, and kubelet's own is left to kubelet.
     os.kill(pid, 9)
-    wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 30, "the container is EXITED")
-    wait_until(lambda: not any(os.path.exists(one.root + group) for one in cgroups.hierarchies()), 10, "no cgroup")
+    wait_until(lambda: cri.status(container).state == pb.CONTAINER_EXITED, 60, "the container is EXITED")
+    wait_until(lambda: not any(os.path.exists(one.root + group) for one in cgroups.hierarchies()), 60, "no cgroup")
     cri.remove_pod(pod)

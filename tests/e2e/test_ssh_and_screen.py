@@ -81,7 +81,7 @@ def test_a_person_logs_in_with_a_new_key_and_sees_the_screen(
     assert not (tmp_path / "screen.sock").exists()
 
     cri.remove_pod(pod)
-    wait_until(lambda: not path.parent.exists(), 10, "the screen's directory is gone")
+    wait_until(lambda: not path.parent.exists(), 60, "the screen's directory is gone")
 
 
 def logs_in(node: Node, directory: Path) -> None:

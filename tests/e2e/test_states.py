@@ -89,7 +89,7 @@ def test_why_a_vm_could_not_start_is_told_with_what_helps(cri, node, image_url):
     killed = null_guest(cri, node, image_url, "killed")
 
     def kill() -> None:
-        wait_until(lambda: bool(node.qemu_pids()), 30, "QEMU starts")
+        wait_until(lambda: bool(node.qemu_pids()), 60, "QEMU starts")
         for pid in node.qemu_pids():
             os.kill(pid, signal.SIGKILL)
 

@@ -85,7 +85,7 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     described = cri.runtime.ListMetricDescriptors(pb.ListMetricDescriptorsRequest(), timeout=20).descriptors
     keys = {one.name: len(one.label_keys) for one in described}
     # The balloon driver reports every 10 s.
-    wait_until(lambda: "virtshim_vm_memory_unused_bytes" in samples(cri), 40, "the guest reports its memory")
+    wait_until(lambda: "virtshim_vm_memory_unused_bytes" in samples(cri), 60, "the guest reports its memory")
     found = samples(cri)
     assert {
         name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC, OF_DEVICES))

@@ -116,7 +116,7 @@ def test_the_size_of_the_clients_terminal_reaches_the_guests_console(vm):
     def size() -> bytes:
         return vm.cri.exec_sync(vm.container, "sh", "-c", "stty size </dev/ttyS0").stdout
 
-    wait_until(lambda: size() == b"41 133\n", 20, "the guest's console has the size of the client's terminal")
+    wait_until(lambda: size() == b"41 133\n", 60, "the guest's console has the size of the client's terminal")
 
 
 def test_commands_typed_on_an_attached_console_run_in_the_guest_and_all_clients_see_it(vm):
@@ -128,14 +128,14 @@ def test_commands_typed_on_an_attached_console_run_in_the_guest_and_all_clients_
     first.leave()
     second.write(two["stdin"], b"echo still $((20+2))\n")
     second.until(lambda: b"still 22" in second.received[two["stdout"]])
-    wait_for_log(vm.log, "still 22", 10)
+    wait_for_log(vm.log, "still 22", 60)
 
 
 def test_input_of_a_client_that_leaves_at_once_still_arrives(vm):
     client, streams = attached(vm, stdin=True, stdout=True)
     client.write(streams["stdin"], b"echo from one who $((30+1)) left\n")
     client.leave()
-    wait_for_log(vm.log, "from one who 31 left", 20)
+    wait_for_log(vm.log, "from one who 31 left", 60)
 
 
 def test_a_console_can_be_attached_again_and_again(vm):
@@ -155,7 +155,7 @@ def test_crictl_forwards_a_port(vm):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        wait_until(lambda: accepts(port), 20, "crictl listens")
+        wait_until(lambda: accepts(port), 60, "crictl listens")
         for _ in range(3):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as answer:
                 assert b"streams" in answer.read()
@@ -182,7 +182,7 @@ def test_crictl_attaches_to_the_console(vm):
     try:
         process.stdin.write(b"echo crictl $((50+1))\n")
         process.stdin.flush()
-        wait_until(lambda: b"crictl 51" in seen, 20, "the console answers")
+        wait_until(lambda: b"crictl 51" in seen, 60, "the console answers")
     finally:
         process.terminate()
         with contextlib.suppress(BrokenPipeError):
