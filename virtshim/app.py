@@ -195,7 +195,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     timeout = settings.cri.stop_timeout
     sizes = sizes_of(settings)
     logs = Logs(a.consoles, a.command_logs)
-    devices, borrowed = _devices(settings, a)
+    claims, devices, borrowed = _devices(settings, a)
     exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout, devices)
     last_words = LastWords(a.records, a.care, a.last_words)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words)
@@ -226,9 +226,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         ),
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
-        create_container=_create_container(settings, a, images, stamps, locks, borrowed),
+        create_container=_create_container(settings, a, images, stamps, locks, claims, borrowed),
         start_container=StartContainer(
-            a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands
+            a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands, claims
         ),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
@@ -248,10 +248,11 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     return App(a, services, images, recovering, VmEvents(a.records, exits), watch, announcer, commands, care)
 
 
-def _devices(settings: Settings, a: Adapters) -> tuple[DeviceHealth, BorrowedDevices]:
+def _devices(settings: Settings, a: Adapters) -> tuple[DeviceClaims, DeviceHealth, BorrowedDevices]:
     own, timeout = settings.devices, settings.cri.stop_timeout
     health = DeviceHealth(a.records, a.device_errors, a.drivers, timeout, resets=own.reset)
-    return health, BorrowedDevices(a.records, a.records.borrowed, a.drivers, timeout, binds=own.bind)
+    claims = DeviceClaims(a.records, a.hypervisor, a.devices)
+    return claims, health, BorrowedDevices(a.records, a.records.borrowed, a.drivers, timeout, binds=own.bind)
 
 
 def _announcer(settings: Settings, a: Adapters) -> Announcer:
@@ -288,7 +289,13 @@ def _watch(
 
 
 def _create_container(
-    settings: Settings, a: Adapters, images: ImageUse, stamps: Stamps, locks: PodLocks, borrowed: BorrowedDevices
+    settings: Settings,
+    a: Adapters,
+    images: ImageUse,
+    stamps: Stamps,
+    locks: PodLocks,
+    claims: DeviceClaims,
+    borrowed: BorrowedDevices,
 ) -> CreateContainer:
     return CreateContainer(
         records=a.records,
@@ -306,7 +313,7 @@ def _create_container(
         tapmanager_socket=settings.tapmanager.socket,
         free_hugepages=machine.free_hugepages,
         run_commands=settings.vm.command == "run",
-        claims=DeviceClaims(a.records, a.hypervisor, a.devices),
+        claims=claims,
         borrowed=borrowed,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +88,13 @@ class Sandbox:
         wait_for_log(log, "device guest: done", PATIENCE)
         return log_lines(log)
 
-    def refusal(self, config: pb.ContainerConfig) -> dict[str, Any]:
-        """What is said against it, and whether when it was created or started."""
+    def refusal(self, config: pb.ContainerConfig, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """What is said against it, and whether when it was created or started. `meanwhile`: done between these two."""
         before = len(self.client.containers())
         stage = "create"
         try:
             container = self.client.create(self.id, config, self.config)
+            meanwhile()
             stage = "start"
             self.client.start(container)
         except grpc.RpcError as exc:

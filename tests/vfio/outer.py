@@ -36,6 +36,15 @@ _DEVICES = (
     "virtio-rng-pci,bus=conventional,addr=2",
 )
 
+# Where the kernel has USB: a stick, in a file of its own, and a hub with nothing behind it.
+_USB = (
+    "qemu-xhci,id=usb",
+    "usb-storage,bus=usb.0,port=1,drive=stick,serial=OUTER-STICK",
+    "usb-hub,bus=usb.0,port=2,serial=OUTER-HUB",
+)
+_STICK_BYTES = 1 << 20
+_FOR_USB_AND_VDPA = ("xhci-pci", "usb-storage", "sd_mod", "vdpa", "vduse", "vhost_vdpa")
+
 # In a mount namespace of its own: the root file system and the project, which may be mounted apart, both read-only.
 _SERVE = """
 set -e
@@ -58,6 +67,15 @@ def missing() -> str:
     if not (_BUILT / "inputs").exists():
         return "needs build/vfio; run make e2e-vfio"
     return ""
+
+
+def no_usb_or_vdpa() -> str:
+    """What the machine lacks for its USB devices and for a vDPA device, "" if nothing."""
+    has = {file.name.partition(".")[0] for file in (_BUILT / "modules").rglob("*.ko*")}
+    lacks = [name for name in _FOR_USB_AND_VDPA if name not in has]
+    if lacks:
+        return f"the machine's kernel has no {', '.join(lacks)} (machine/packages.sh could not bring one that has)"
+    return "" if shutil.which("vdpa") else "no program vdpa (package iproute2)"
 
 
 def run_story(seconds: float) -> dict[str, dict[str, Any]]:
@@ -126,6 +144,13 @@ def _qemu(directory: Path) -> list[str]:
     ]  # fmt: skip
     for device in _DEVICES:
         arguments += ["-device", device]
+    if not no_usb_or_vdpa():
+        stick = directory / "stick"
+        stick.touch()
+        os.truncate(stick, _STICK_BYTES)
+        arguments += ["-drive", f"if=none,id=stick,format=raw,file={stick}"]
+        for device in _USB:
+            arguments += ["-device", device]
     return arguments
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from virtshim.devices.granted import addresses_of
 from virtshim.devices.host_files import HostFiles, NodeKind
-from virtshim.devices.host_use import used_by_host
+from virtshim.devices.host_use import usb_used_by_host, used_by_host
 from virtshim.devices.memory_lock import EXTRA
 from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
 from virtshim.domain.devices import (
@@ -169,6 +169,9 @@ class Attachable:
             is_hub = self._files.text(f"{_USB}/{name}/bDeviceClass") == _HUB
             if place == (str(device.bus), str(device.device)) and is_hub:
                 yield Fault("a hub", "is a USB hub, which no VM can have", "grant a device behind it")
+        used = usb_used_by_host(self._files).get((device.bus, device.device))
+        if used is not None:
+            yield Fault("in use", f"is the node's own: {used}", _SELECTION)
 
     def _vdpa(self, device: VdpaDevice) -> Iterator[Fault]:
         if self._files.node(device.path).kind is not NodeKind.CHARACTER:

@@ -1,5 +1,5 @@
-"""Which PCI functions the node itself cannot do without: network cards that its default routes use, and disks that are
-mounted or swapped to. Passing one to a VM would take it from under the node."""
+"""Which PCI functions and USB devices the node itself cannot do without: network cards that its default routes use, and disks
+that are mounted or swapped to. Passing one to a VM would take it from under the node."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ from virtshim.domain.devices import PciAddress
 _DEEPEST: Final = 16
 _NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/[^/]+)/")
 _NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]+")
+# Up to the directory of a device, which is named by the ports on the way to it; hubs come before it.
+_USB_DEVICE: Final = re.compile(r".*/usb[0-9]+/(?:.*/)?[0-9]+-[0-9.]+(?=/|$)")
 
 
 def used_by_host(files: HostFiles) -> dict[PciAddress, str]:
     """Function -> what the node uses it for, in words."""
     used: dict[PciAddress, str] = {}
-    for device, path in _mounted(files):
-        for address in _behind_block(files, path, _DEEPEST):
-            used.setdefault(address, f"the node's {device} is on it")
-    for interface in _default_routes(files):
-        for address in _behind_interface(files, interface, _DEEPEST):
-            used.setdefault(address, f"the node's default route goes through it ({interface})")
+    for path, what in _used(files):
+        address = last_address(path)
+        if address is not None:
+            used.setdefault(address, what)
+    return used
+
+
+def usb_used_by_host(files: HostFiles) -> dict[tuple[int, int], str]:
+    """(bus, device) -> what the node uses it for, in words."""
+    used: dict[tuple[int, int], str] = {}
+    for path, what in _used(files):
+        behind = _USB_DEVICE.match(path)
+        numbers = [files.text(f"{behind[0]}/{name}") for name in ("busnum", "devnum")] if behind else []
+        if numbers and all(map(str.isdecimal, numbers)):
+            used.setdefault((int(numbers[0]), int(numbers[1])), what)
     return used
 
 
@@ -37,6 +48,15 @@ def use_of_block(files: HostFiles, major: int, minor: int) -> str:
         if any(real == own or real.startswith(f"{own}/") for real in _stack(files, path, _DEEPEST)):
             return f"the node's {device} is on it"
     return ""
+
+
+def _used(files: HostFiles) -> Iterator[tuple[str, str]]:
+    """(place below /sys/devices, what for) of hardware."""
+    for device, path in _mounted(files):
+        yield from ((real, f"the node's {device} is on it") for real in _behind_block(files, path, _DEEPEST))
+    for interface in _default_routes(files):
+        what = f"the node's default route goes through it ({interface})"
+        yield from ((real, what) for real in _behind_interface(files, interface, _DEEPEST))
 
 
 def _default_routes(files: HostFiles) -> list[str]:
@@ -53,12 +73,12 @@ def _default_routes(files: HostFiles) -> list[str]:
     return sorted(found - {"lo"})
 
 
-def _behind_interface(files: HostFiles, name: str, depth: int) -> Iterator[PciAddress]:
+def _behind_interface(files: HostFiles, name: str, depth: int) -> Iterator[str]:
     """Through bridges, bonds and VLANs down to cards."""
     directory = f"/sys/class/net/{name}"
-    address = last_address(files.target(f"{directory}/device"))
-    if address is not None:
-        yield address
+    real = files.target(f"{directory}/device")
+    if real:
+        yield real
     for below in files.names(directory) if depth else ():
         if below.startswith("lower_"):
             yield from _behind_interface(files, below.removeprefix("lower_"), depth - 1)
@@ -90,19 +110,17 @@ def _block_class(source: str) -> str:
     return f"/sys/class/block/{name}" if source.startswith("/dev/") and name else ""
 
 
-def _behind_block(files: HostFiles, path: str, depth: int) -> Iterator[PciAddress]:
+def _behind_block(files: HostFiles, path: str, depth: int) -> Iterator[str]:
     """Through partitions, device-mapper, RAID and NVMe multipath down to controllers."""
     real = files.target(path)
-    address = last_address(real)
-    if address is not None:
-        yield address
+    if last_address(real) is not None or _USB_DEVICE.match(real):
+        yield real
         return
     subsystem = _NVME_SUBSYSTEM.match(f"{real}/")
     if subsystem is not None:
         for name in files.names(subsystem[1]):
-            controller = last_address(files.target(f"{subsystem[1]}/{name}"))
-            if _NVME_CONTROLLER.fullmatch(name) and controller is not None:
-                yield controller
+            if _NVME_CONTROLLER.fullmatch(name):
+                yield files.target(f"{subsystem[1]}/{name}")
     for below in _slaves(files, real) if depth else ():
         yield from _behind_block(files, below, depth - 1)
 

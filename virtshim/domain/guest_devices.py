@@ -24,6 +24,7 @@ MOST_BLOCKS: Final = 24
 
 # What device plugins call the variables that hold addresses (see virtshim.ports.devices for who may be believed).
 _OF_PLUGINS: Final = re.compile(r"(?:PCIDEVICE|PCI_RESOURCE)_.+|QAT[0-9]+", re.DOTALL)
+_OF_USB: Final = re.compile(r"USB_RESOURCE_.+", re.DOTALL)
 _NOT_IN_SERIALS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_SERIAL: Final = 20
 
@@ -61,7 +62,8 @@ def addresses(passthrough: Sequence[Passthrough]) -> Mapping[PciAddress, PciAddr
 
 def environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDevices) -> tuple[tuple[str, bytes], ...]:
     """The variables for the guest: in those of device plugins the host's PCI addresses become the guest's. One with an address
-    that is no device of this guest is left out: it would name something else there."""
+    that is no device of this guest is left out, and so are the host's numbers of USB devices: they would name something else
+    there."""
     known = addresses(granted.passthrough)
     found = []
     for name, value in envs:
@@ -70,7 +72,7 @@ def environment(envs: Sequence[tuple[str, bytes]], granted: GrantedDevices) -> t
                 found.append((name, _translated(value.decode(), known).encode()))
             except (_UnknownAddress, UnicodeDecodeError):
                 continue
-        else:
+        elif not _OF_USB.fullmatch(name):
             found.append((name, value))
     return tuple(found)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lxml import etree
 
-from virtshim.domain.devices import UsbDevice
+from virtshim.domain.devices import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import DiskBus, VmSpec
 from virtshim.hypervisor import mark
@@ -84,9 +84,16 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     etree.SubElement(domain, "memory", unit="KiB").text = str(_most_memory(spec) >> 10)
     if _most_memory(spec) > wanted:
         etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
+    backing = etree.Element("memoryBacking")
     if spec.page_bytes:
-        pages = etree.SubElement(etree.SubElement(domain, "memoryBacking"), "hugepages")
+        pages = etree.SubElement(backing, "hugepages")
         etree.SubElement(pages, "page", size=str(spec.page_bytes >> 10), unit="KiB")
+    if any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough):
+        # A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else.
+        etree.SubElement(backing, "source", type="memfd")
+        etree.SubElement(backing, "access", mode="shared")
+    if len(backing):
+        domain.append(backing)
 
 
 def _most_memory(spec: VmSpec) -> int:

@@ -16,6 +16,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.services.container_commands import ContainerCommands
+from virtshim.services.device_claims import DeviceClaims
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
 from virtshim.services.logs import Logs
@@ -39,6 +40,7 @@ class StartContainer:
     sizes: Sizes
     timeout: float
     commands: ContainerCommands
+    claims: DeviceClaims
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
@@ -51,6 +53,8 @@ class StartContainer:
             domain = uuid.UUID(container.domain_uuid)
             try:
                 self.logs.open(container)
+                # Anything may have been unplugged since it was created, of which libvirt says little.
+                self.claims.check(container.granted, container.size)
                 group = group_of(container, sandbox, container.resources, container.size, self.sizes)
                 self.groups.make(group, self.timeout)
                 self.hypervisor.start(domain)

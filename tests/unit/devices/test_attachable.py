@@ -192,6 +192,18 @@ def test_usb_devices_are_looked_for_and_hubs_refused(host: FakeSysfs) -> None:
     assert faults(host, UsbDevice(1, 4)) == []
 
 
+def test_a_usb_stick_that_the_node_has_mounted_stays_the_nodes(host: FakeSysfs) -> None:
+    stick = "/sys/devices/pci0000:00/0000:00:14.0/usb1/1-1"
+    host.node("/dev/bus/usb/001/004")
+    host.block("sdc", f"{stick}/1-1:1.0/host6/target6:0:0/6:0:0:0/block/sdc", "8:32")
+    host.write(f"{stick}/busnum", "1")
+    host.write(f"{stick}/devnum", "4")
+    assert faults(host, UsbDevice(1, 4)) == []
+    host.mounted(("8:32", "/", "/dev/sdc"))
+    fault = only(faults(host, UsbDevice(1, 4)))
+    assert "USB device 001/004 is the node's own: the node's file system / is on it" in fault
+
+
 def test_vdpa_devices_are_looked_for(host: FakeSysfs) -> None:
     assert only(faults(host, VdpaDevice("/dev/vhost-vdpa-0"))).startswith(
         "/dev/vhost-vdpa-0 is not there; modprobe vhost_vdpa"

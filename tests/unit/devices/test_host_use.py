@@ -1,9 +1,9 @@
-"""Which PCI functions the node itself uses."""
+"""Which PCI functions and USB devices the node itself uses."""
 
 import pytest
 from fakes.sysfs import NVME, FakeSysfs
 
-from virtshim.devices.host_use import used_by_host
+from virtshim.devices.host_use import usb_used_by_host, used_by_host
 from virtshim.domain.devices import PciAddress
 
 BDF = "0000:3b:00.0"
@@ -86,8 +86,50 @@ def test_swap_space_counts(host: FakeSysfs) -> None:
     assert used(host) == {BDF: "the node's swap space is on it"}
 
 
+def usb(host: FakeSysfs, ports: str, device: int) -> str:
+    """A USB device behind hubs, at the ports `ports`; its directory."""
+    bus, _, rest = ports.partition("-")
+    names = [f"{bus}-{'.'.join(rest.split('.')[: n + 1])}" for n in range(rest.count(".") + 1)]
+    home = "/".join((host.pci(BDF, class_code=0x0C0330), f"usb{bus}", *names))
+    host.write(f"{home}/busnum", bus)
+    host.write(f"{home}/devnum", str(device))
+    return home
+
+
+@pytest.mark.parametrize("part", ["sdc", "sdc/sdc1"])
+def test_a_usb_stick_with_a_mounted_file_system_is_used_and_so_is_its_controller(host: FakeSysfs, part: str) -> None:
+    stick = usb(host, "2-1.4", 7)
+    host.block("sdc1", f"{stick}/2-1.4:1.0/host6/target6:0:0/6:0:0:0/block/{part}", "8:33")
+    host.mounted(("8:33", "/boot", "/dev/sdc1"))
+    assert usb_used_by_host(host.files()) == {(2, 7): "the node's file system /boot is on it"}
+    assert used(host) == {BDF: "the node's file system /boot is on it"}
+
+
+def test_a_usb_card_of_the_default_route_is_used(host: FakeSysfs) -> None:
+    host.interface("eth1", f"{usb(host, '1-3', 5)}/1-3:1.0")
+    host.default_route("eth1")
+    assert usb_used_by_host(host.files()) == {(1, 5): "the node's default route goes through it (eth1)"}
+
+
+def test_a_usb_stick_on_a_controller_that_is_not_on_pci_is_used_below_device_mapper(host: FakeSysfs) -> None:
+    home = "/sys/devices/platform/soc/fe9c0000.xhci/usb1/1-1"
+    host.block("sda", f"{home}/1-1:1.0/host0/target0:0:0/0:0:0:0/block/sda", "8:0")
+    host.block("dm-0", "/sys/devices/virtual/block/dm-0", "253:0", slaves=["sda"])
+    host.write(f"{home}/busnum", "1")
+    host.write(f"{home}/devnum", "2")
+    host.mounted(("253:0", "/", "/dev/mapper/root"))
+    assert list(usb_used_by_host(host.files())) == [(1, 2)]
+    assert used(host) == {}
+
+
+def test_what_the_node_has_on_pci_is_no_usb_device(host: FakeSysfs) -> None:
+    host.block("sda", f"{host.pci(BDF)}/ata1/host0/target0:0:0/0:0:0:0/block/sda", "8:0")
+    host.mounted(("8:0", "/", "/dev/sda"))
+    assert usb_used_by_host(host.files()) == {}
+
+
 def test_lines_that_are_cut_short_are_passed_by(host: FakeSysfs) -> None:
     host.write("/proc/self/mountinfo", "36 35\n36 35 8:1 / / rw - ext4\n36 35 8:1 / / rw shared:1 - \n")
     host.write("/proc/net/route", "Iface\neth0 00000000\n")
     host.write("/proc/net/ipv6_route", "00\n")
-    assert used(host) == {}
+    assert used(host) == usb_used_by_host(host.files()) == {}

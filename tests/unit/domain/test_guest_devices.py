@@ -83,6 +83,10 @@ def test_other_variables_are_the_authors_business(name: str) -> None:
     assert told(name, "0000:ff:00.0") == "0000:ff:00.0"
 
 
+def test_the_hosts_numbers_of_a_usb_device_are_not_told_to_the_guest() -> None:
+    assert told("USB_RESOURCE_EXAMPLE_COM_STICK", "1:2") is None
+
+
 def test_json_that_is_too_deep_is_left_out() -> None:
     assert told("PCIDEVICE_X_INFO", '{"a":' * 100_000) is None
 

@@ -122,6 +122,12 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         dataclasses.replace(PLAIN, granted=GRANTED, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
     ),
+    "vdpa_and_huge_pages": (
+        dataclasses.replace(
+            PLAIN, page_bytes=2 << 20, granted=GrantedDevices((VdpaDevice("/dev/vhost-vdpa-0", "example.com/vdpa"),))
+        ),
+        NODE,
+    ),
     "nine_functions": (dataclasses.replace(PLAIN, granted=MANY, disk_bus=DiskBus.VIRTIO), TCG),
     "blocks_beside_virtio_disks": (
         dataclasses.replace(PLAIN, granted=dataclasses.replace(GRANTED, passthrough=()), disk_bus=DiskBus.VIRTIO),

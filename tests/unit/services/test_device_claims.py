@@ -6,7 +6,7 @@ import pytest
 from fakes.background import Background
 from fakes.world import World, container_config, sandbox_config
 
-from virtshim.domain.container import ContainerConfig, ContainerPhase, Resources
+from virtshim.domain.container import ContainerConfig, ContainerPhase, ExitReason, Resources
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.devices import CriDevice
 from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
@@ -75,6 +75,17 @@ def test_a_device_that_is_not_fit_is_not_claimed(world: World) -> None:
     with pytest.raises(WrongState, match="vfio-pci"):
         make(world)
     assert world.records.containers.all() == []
+
+
+def test_a_device_that_went_before_the_start_fails_the_container_and_is_free(world: World) -> None:
+    container = make(world)
+    world.outside.devices.unfit.add(CLAIM)
+    with pytest.raises(WrongState, match="vfio-pci"):
+        world.start(container)
+    failed = world.container(container)
+    assert failed.exit is not None
+    assert (failed.phase, failed.exit.reason) == (ContainerPhase.EXITED, ExitReason.START_ERROR)
+    assert holders(world) == []
 
 
 def test_a_device_of_another_pod_is_refused_with_its_name(world: World) -> None:

@@ -7,6 +7,8 @@
  *   edu 05:00.0 id=010000ed factorial(10)=3628800 dma=equal
  *   nvme 06:00.0 version=1.4.0 serial="..." model="QEMU NVMe Ctrl" controller=1
  *   nic 07:00.0 mac=52:54:00:00:00:01 sent=1 heard="..."
+ *   virtio-net 08:00.0 mac=02:00:00:00:00:01 sent=60 heard="..."
+ *   usb 09:00.0 port=1 speed=4 46f4:0001 serial="..."
  *   device guest: done
  *
  * What does not answer is said with `error=`. Afterwards it sleeps for good and hears no power button. Each kind of device that
@@ -35,7 +37,7 @@ static u32 in32(u16 port)
 
 /* ---- serial port ---- */
 
-static void put(char c)
+void put(char c)
 {
 	while (!(in8(0x3fd) & 0x20))
 		;
@@ -73,7 +75,7 @@ u32 config(u32 function, u32 offset)
 	out32(0xcf8, 1u << 31 | function << 8 | offset);
 	return in32(0xcfc);
 }
-static void set_config(u32 function, u32 offset, u32 value)
+void set_config(u32 function, u32 offset, u32 value)
 {
 	out32(0xcf8, 1u << 31 | function << 8 | offset);
 	out32(0xcfc, value);
@@ -214,6 +216,10 @@ static void report(void)
 			nvme(function);
 		if (id == 0x10ca8086)
 			nic(function);
+		if (id == 0x10411af4)
+			virtio_net(function);
+		if (config(function, 8) >> 8 == 0x0c0330)
+			usb(function);
 		if (!(function & 7) && !(config(function, 0xc) >> 16 & 0x80))
 			function |= 7; /* one function only */
 	}

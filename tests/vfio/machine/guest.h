@@ -7,6 +7,7 @@ typedef unsigned int u32;
 #define MEMORY ((u8 *)0x200000)
 
 /* To the serial port. */
+void put(char c);
 void text(const char *s);
 void hex(u32 value, int digits);
 void decimal(u32 value);
@@ -14,9 +15,12 @@ void decimal(u32 value);
 void name(const char *kind, u32 function);
 
 u32 config(u32 function, u32 offset);
+void set_config(u32 function, u32 offset, u32 value);
 /* Its first BAR, with memory and DMA turned on. */
 volatile u32 *registers(u32 function);
 /* Waits until `where` has one of `bits` set (or, with `want` 0, none); 0 after four seconds, most of what the timer holds. */
 int wait_for(volatile u32 *where, u32 bits, int want);
 
 void nic(u32 function);
+void usb(u32 function);
+void virtio_net(u32 function);

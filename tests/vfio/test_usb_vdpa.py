@@ -1,0 +1,110 @@
+"""USB devices, and a vDPA network card, in VMs: see chapter_usb_vdpa.py for what was done there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import outer
+import pytest
+from chapter_usb_vdpa import MAC, STICK, VARIABLE
+
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+
+GIB = 1 << 30
+# What QEMU's USB sticks are: vendor and product.
+STICKS = "46f4:0001"
+
+
+@pytest.fixture
+def step(request: pytest.FixtureRequest) -> Callable[[str], dict[str, Any]]:
+    why = outer.no_usb_or_vdpa()
+    if why and not outer.missing():
+        pytest.skip(f"NOT TO BE HAD HERE: {why}")
+    return request.getfixturevalue("told")  # type: ignore[no-any-return]
+
+
+def lines(console: list[str], kind: str) -> list[str]:
+    """What the guest said of its devices of that kind."""
+    return [line.strip() for line in console if line.startswith(f"{kind} ")]
+
+
+def test_the_node_has_the_stick_and_the_card_first(step):
+    assert step("usb and vdpa: hardware")["usb_driver"] == "usb-storage"
+    assert step("usb and vdpa: hardware")["vdpa"] == "/dev/vhost-vdpa-0"
+
+
+def test_the_guest_reads_the_descriptors_of_the_stick_that_was_granted(step):
+    (found,) = lines(step("usb and vdpa: granted")["console"], "usb")
+    assert found.endswith(f'port=1 speed=4 {STICKS} serial="{STICK}"')
+
+
+def test_the_guest_finds_the_vdpa_card_where_it_was_foretold_with_its_own_address(step):
+    (found,) = lines(step("usb and vdpa: granted")["console"], "virtio-net")
+    assert found.startswith(f"virtio-net 01:00.0 mac={MAC} ")
+
+
+def test_frames_reach_the_vdpa_card_from_the_guest_and_back(step):
+    granted = step("usb and vdpa: granted")
+    (found,) = lines(granted["console"], "virtio-net")
+    assert found.endswith('sent=60 heard="hello, card"')
+    (frame,) = map(bytes.fromhex, granted["sent"])
+    assert frame[6:12].hex(":") == MAC
+    assert frame[14:].startswith(b"hello, card\0")
+
+
+def test_an_unprivileged_qemu_has_the_usb_devices_node_and_none_of_vdpas(step):
+    granted = step("usb and vdpa: granted")
+    assert granted["uid"] != 0
+    assert granted["usb_owner"] == f"{granted['uid']} 600"
+    assert granted["vdpa_owner"] == "0 600", "libvirt opens it, and hands the descriptor on"
+
+
+def test_a_vm_with_a_vdpa_device_may_lock_its_memory_and_a_gib(step):
+    locked = step("usb and vdpa: granted")["memlock"]
+    assert locked == "unlimited" or int(locked) > GIB
+
+
+def test_the_nodes_driver_lets_go_of_the_stick_while_a_vm_has_it(step):
+    assert step("usb and vdpa: granted")["usb_driver"] == "usbfs"
+
+
+def test_after_the_container_the_node_has_the_stick_and_the_card_as_before(step):
+    removed = step("usb and vdpa: removed")
+    facts = ("usb", "usb_driver", "usb_owner", "vdpa", "vdpa_owner")
+    assert [removed[fact] for fact in facts] == [step("usb and vdpa: hardware")[fact] for fact in facts]
+
+
+def test_freed_devices_are_given_to_the_next_container(step):
+    console = step("usb and vdpa: given again")["console"]
+    assert f'serial="{STICK}"' in lines(console, "usb")[0]
+    assert 'heard="hello, card"' in lines(console, "virtio-net")[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("usb: forged", "INVALID_ARGUMENT", VARIABLE),
+        ("usb: a hub", "FAILED_PRECONDITION", "is a USB hub"),
+        ("usb: not there", "INVALID_ARGUMENT", "/dev/bus/usb/001/127: it is not there"),
+        ("usb: used by the node", "FAILED_PRECONDITION", "the node's swap space is on it"),
+        ("usb: claimed twice", "FAILED_PRECONDITION", "of pod default/one"),
+        ("vdpa: claimed twice", "FAILED_PRECONDITION", "of pod default/one"),
+    ],
+)
+def test_what_no_container_may_have_is_refused_before_there_is_one(step, what, code, words):
+    refused = step(what)
+    assert (refused["of"], refused["code"], refused["left"]) == ("create", code, 0)
+    assert words in refused["message"]
+
+
+def test_devices_that_went_after_the_container_was_created_are_named_when_it_is_started(step):
+    gone = step("usb and vdpa: gone")
+    assert (gone["of"], gone["code"]) == ("start", "FAILED_PRECONDITION")
+    bus, device = gone["usb"].split("/")[-2:]
+    assert f"USB device {bus}/{device} is not there: it was unplugged" in gone["message"]
+    assert f"{gone['vdpa']} is not there" in gone["message"]
+
+
+def test_a_stick_that_comes_back_is_another_device(step):
+    assert step("usb: back")["usb"] != step("usb and vdpa: gone")["usb"]
