@@ -305,7 +305,8 @@ class Attachments:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
         alive = netns.exists(entry.netns)
         work = links.restore
-        if not alive and (entry.nics or entry.functions) and DEL_READS_ADDRESSES.issuperset(entry.conf.types()):
+        made = entry.nics or entry.functions
+        if not alive and made and delegate_records.kinds(entry.conf, entry.pod.sandbox) <= DEL_READS_ADDRESSES:
             log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
             netns.delete(entry.netns)
             netns.create(entry.netns)

@@ -51,7 +51,7 @@ def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
     """All that the plugins of `conf` keep of the sandbox (a checked id), by interface. What cannot be used is logged and left
     out: the kernel tells most of it too, and other pods' networks must not hang on one file."""
     found: dict[str, Delegate] = {}
-    for folder in _directories(conf):
+    for folder in dict.fromkeys(filter(None, map(_directory, conf.plugins))):
         for name in _names(folder, sandbox):
             try:
                 delegate = parse(_content(os.path.join(folder, name)), name, sandbox)
@@ -67,15 +67,21 @@ def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
     return tuple(found.values())
 
 
-def _directories(conf: NetworkConf) -> Sequence[str]:
-    found = []
-    for plugin in conf.plugins:
-        folder = plugin.get("cniDir")
-        if isinstance(folder, str) and folder.startswith("/") and "\0" not in folder:
-            found.append(os.path.join(folder, "results"))
-        elif str(plugin["type"]).startswith("multus"):
-            found.append(os.path.join(_MULTUS_DIR, "results"))
-    return tuple(dict.fromkeys(found))
+def kinds(conf: NetworkConf, sandbox: str) -> frozenset[str]:
+    """The plugins that work in the sandbox's namespace: those of `conf`, and for a meta plugin those that it runs."""
+    delegates = read(conf, sandbox)
+    if not delegates:
+        return frozenset(conf.types())
+    own = {str(plugin["type"]) for plugin in conf.plugins if not _directory(plugin)}
+    return frozenset(own | {kind for delegate in delegates for kind in delegate.kinds})
+
+
+def _directory(plugin: Json) -> str:
+    """Where the plugin keeps its records, "" if it keeps none."""
+    folder = plugin.get("cniDir")
+    if isinstance(folder, str) and folder.startswith("/") and "\0" not in folder:
+        return os.path.join(folder, "results")
+    return os.path.join(_MULTUS_DIR, "results") if str(plugin["type"]).startswith("multus") else ""
 
 
 def _names(folder: str, sandbox: str) -> Sequence[str]:

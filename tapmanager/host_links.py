@@ -78,6 +78,4 @@ def _settle(passing: str, function: NicFunction) -> None:
         ipr.link("set", index=index, ifname=function.link)
         ipr.link("set", index=index, mtu=function.mtu, address=function.mac)
         ipr.link("set", index=index, state="up")
-        for address in function.link_addresses:
-            ip, _, prefix = address.partition("/")
-            ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
+        links.put_addresses(ipr, index, function.link, function.link_addresses)

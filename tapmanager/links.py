@@ -114,7 +114,7 @@ def _route(message: Any, index: int) -> Iterator[KernelRoute]:
 
 def build(nics: Sequence[Nic], tap_owner: int) -> None:
     """Makes bridges and taps; each CNI interface's MAC and addresses become the guest's. Raises NetError, OSError."""
-    _guard_dhcp()
+    _guard_dhcp(nics)
     _quiet_namespace()
     with IPRoute() as ipr:
         for nic in nics:
@@ -161,11 +161,12 @@ def _strip(ipr: Any, link: int, nic: Nic) -> None:
 
 
 @contextlib.contextmanager
-def _gone_is_fine() -> Iterator[None]:
+def _gone_is_fine(*more: int) -> Iterator[None]:
+    """`more`: other errors that are fine as well."""
     try:
         yield
     except NetlinkError as exc:
-        if exc.code not in _GONE:
+        if exc.code not in (*_GONE, *more):
             raise
 
 
@@ -173,7 +174,7 @@ def _route_change(ipr: Any, command: str, route: Route, link: int) -> None:
     extra = {"gateway": route.gateway} if route.gateway else {"scope": _SCOPE_LINK}
     if ipaddress.ip_network(route.destination).version == 6:
         extra.pop("scope", None)
-    with _gone_is_fine():
+    with _gone_is_fine(errno.EEXIST):
         ipr.route(command, dst=route.destination, oif=link, table=_TABLE_MAIN, **extra)
 
 
@@ -237,13 +238,22 @@ def _remove(ipr: Any, name: str) -> None:
 def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
     _set_mac(ipr, link, nic.mac)
     ipr.link("set", index=link, state="up")
-    if any(":" in address for address in nic.link_addresses):
-        _write_sysctl(f"net/ipv6/conf/{nic.link}/disable_ipv6", "0")
-    for address in nic.link_addresses:
-        ip, _, prefix = address.partition("/")
-        ipr.addr("replace", index=link, address=ip, prefixlen=int(prefix))
+    put_addresses(ipr, link, nic.link, nic.link_addresses)
+    for subnet in {str(ipaddress.ip_interface(address).network) for address in nic.link_addresses}:
+        if Route(subnet) not in nic.link_routes:  # the plugin had taken away what the kernel makes with an address
+            _route_change(ipr, "del", Route(subnet), link)
     for route in nic.link_routes:
-        _route_change(ipr, "replace", route, link)
+        # Beside those of other links: several networks' plugins set a default route each.
+        _route_change(ipr, "append" if route.gateway else "replace", route, link)
+
+
+def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> None:
+    """On a link of the pod's namespace, where new ones have no IPv6 since `build`."""
+    if any(":" in address for address in addresses):
+        _write_sysctl(f"net/ipv6/conf/{name}/disable_ipv6", "0")
+    for address in addresses:
+        ip, _, prefix = address.partition("/")
+        ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
 
 
 def _index(ipr: Any, name: str) -> int | None:
@@ -279,8 +289,10 @@ def _write_sysctl(name: str, value: str) -> None:
         raise internal(f"sysctl {name}={value}: {exc.strerror}") from exc
 
 
-def _guard_dhcp() -> None:
-    batch, acknowledgements = nft_batch.dhcp_guard()
+def _guard_dhcp(nics: Sequence[Nic]) -> None:
+    """On a network without IPAM addresses are the network's own matter, and those of its DHCP server."""
+    unguarded = [port for nic in nics if not nic.addresses for port in (nic.link, nic.tap)]
+    batch, acknowledgements = nft_batch.dhcp_guard(unguarded)
     try:
         for code in netlink.exchange(_NETLINK_NETFILTER, batch, acknowledgements):
             _raise_for(code)

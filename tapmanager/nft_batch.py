@@ -4,6 +4,7 @@ The rules, in nft's language:
 
     table bridge virtshim-dhcp {
       chain forward { type filter hook forward priority 0; policy accept;
+        iifname "tap1" accept                                  # both ends of a NIC that has no address of ours to tell
         ether type ip ip protocol udp udp dport 67 drop        # requests stay on the tap
         ether type ip ip protocol udp udp sport 67 drop        # only our offers reach the guest
       }
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Sequence
 
 from tapmanager.netlink import ACK, REQUEST, attribute, message, nested
 
@@ -36,6 +38,7 @@ _REGISTER = 1
 _PAYLOAD_LINK, _PAYLOAD_NETWORK, _PAYLOAD_TRANSPORT = 0, 1, 2
 _ACCEPT, _DROP = 1, 0
 _HOOK_FORWARD = 2
+_IIFNAME = 6  # NFT_META_IIFNAME
 
 
 def _u32(kind: int, value: int) -> bytes:
@@ -62,29 +65,36 @@ def _match(base: int, offset: int, value: bytes) -> bytes:
     return load + compare
 
 
-def _drop() -> bytes:
-    # Register 0 is the verdict; the kernel keeps NF_DROP as a signed number.
-    return _expression("immediate", _u32(1, 0), nested(2, nested(2, _u32(1, _DROP))))
+def _from(interface: str) -> bytes:
+    """Compares the name of the interface that the frame came in by; the kernel keeps it in 16 bytes."""
+    load = _expression("meta", _u32(1, _REGISTER), _u32(2, _IIFNAME))
+    name = interface.encode().ljust(16, b"\0")
+    return load + _expression("cmp", _u32(1, _REGISTER), _u32(2, 0), nested(3, attribute(1, name)))
 
 
-def _rule(sequence: int, port_offset: int) -> bytes:
-    body = (
-        _text(1, TABLE)
-        + _text(2, _CHAIN)
-        + nested(
-            4,
-            _match(_PAYLOAD_LINK, 12, b"\x08\x00"),
-            _match(_PAYLOAD_NETWORK, 9, bytes([socket.IPPROTO_UDP])),
-            _match(_PAYLOAD_TRANSPORT, port_offset, struct.pack("!H", 67)),
-            _drop(),
-        )
-    )
+def _verdict(code: int) -> bytes:
+    # Register 0 is the verdict; the kernel keeps it as a signed number.
+    return _expression("immediate", _u32(1, 0), nested(2, nested(2, _u32(1, code))))
+
+
+def _rule(sequence: int, expressions: bytes) -> bytes:
+    body = _text(1, TABLE) + _text(2, _CHAIN) + nested(4, expressions)
     flags = REQUEST | _CREATE | _APPEND | ACK
     return _message(_NFNL_SUBSYS_NFTABLES << 8 | _NEWRULE, flags, sequence, _NFPROTO_BRIDGE, 0, body)
 
 
-def dhcp_guard() -> tuple[bytes, int]:
-    """The batch, and how many acknowledgements the kernel sends for it if all is well."""
+def _no_dhcp(port_offset: int) -> bytes:
+    return (
+        _match(_PAYLOAD_LINK, 12, b"\x08\x00")
+        + _match(_PAYLOAD_NETWORK, 9, bytes([socket.IPPROTO_UDP]))
+        + _match(_PAYLOAD_TRANSPORT, port_offset, struct.pack("!H", 67))
+        + _verdict(_DROP)
+    )
+
+
+def dhcp_guard(unguarded: Sequence[str] = ()) -> tuple[bytes, int]:
+    """The batch, and how many acknowledgements the kernel sends for it if all is well. `unguarded`: ports of bridges between
+    which DHCP passes."""
     flags = REQUEST | _CREATE | ACK
     subsystem = _NFNL_SUBSYS_NFTABLES << 8
     table = _message(subsystem | _NEWTABLE, flags, 1, _NFPROTO_BRIDGE, 0, _text(1, TABLE))
@@ -95,12 +105,13 @@ def dhcp_guard() -> tuple[bytes, int]:
         + _u32(5, _ACCEPT)
         + _text(7, "filter")
     )
+    accepted = [_from(name) + _verdict(_ACCEPT) for name in unguarded]
+    rules = [*accepted, _no_dhcp(2), _no_dhcp(0)]
     batch = (
         _message(_NFNL_MSG_BATCH_BEGIN, REQUEST, 0, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
         + table
         + _message(subsystem | _NEWCHAIN, flags, 2, _NFPROTO_BRIDGE, 0, chain)
-        + _rule(3, 2)
-        + _rule(4, 0)
-        + _message(_NFNL_MSG_BATCH_END, REQUEST, 5, socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
+        + b"".join(_rule(number, rule) for number, rule in enumerate(rules, start=3))
+        + _message(_NFNL_MSG_BATCH_END, REQUEST, 3 + len(rules), socket.AF_UNSPEC, _NFNL_SUBSYS_NFTABLES, b"")
     )
-    return batch, 4
+    return batch, 2 + len(rules)

@@ -29,7 +29,9 @@ def node_root() -> Iterator[str]:
 def node(node_root: str) -> Iterator[Node]:
     """One node for all tests here; after the last one `virtshim down` must leave the machine as it was before the first."""
     before = Snapshot.take()
-    node = Node(f"{node_root}/n", pod_cidr=free_cidr())
+    # CNI plugins of our own, beside the distribution's.
+    config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
+    node = Node(f"{node_root}/n", pod_cidr=free_cidr(), config=config)
     try:
         node.up()
         # The bridge comes with the first pod and stays until `down`: make it part of every test's picture.

@@ -16,6 +16,7 @@ from fakes import meta_plugin
 from fakes.pcibus import FakePciBus
 from tap_node import PLUGINS, TapNode, sandbox
 
+from tapmanager import links as pod_links
 from tapmanager import netns
 from tapmanager.attachments import Attachments, Limits
 from tapmanager.card_side import CardSide
@@ -198,13 +199,14 @@ def test_a_second_network_at_vfio_has_its_address_beside_an_ordinary_first_one(
 # -- netlink, as far as it goes without a card that has VFs
 
 
-def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_and_mtu(card_node: Node) -> None:
+def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addresses(card_node: Node) -> None:
     path = str(card_node.node.netns_dir / "vst-functions")
     netns.delete(path)
     netns.create(path)
     try:
+        netns.run_inside(path, lambda: pod_links.build((), 0))  # from then on new links have no IPv6
         ip("link", "add", "vstfn1", "type", "veth", "peer", "name", "vstfn1p")
-        function = NicFunction("eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24",))
+        function = NicFunction("eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24", "fd00::7/64"))
         links = NetlinkHostLinks()
         assert not links.is_in("eth0", path)
         links.move_in("vstfn1", function, path)
@@ -212,7 +214,9 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_and_mtu(card_
         shown = ip("-n", "vst-functions", "-o", "link", "show", "eth0")
         assert "0a:58:0a:01:00:07" in shown
         assert "mtu 1400" in shown
-        assert "10.1.0.7/24" in ip("-n", "vst-functions", "-o", "addr", "show", "eth0")
+        shown = ip("-n", "vst-functions", "-o", "addr", "show", "eth0")
+        assert "10.1.0.7/24" in shown
+        assert "fd00::7/64" in shown
         assert "vstfn1:" not in ip("-o", "link")
     finally:
         netns.delete(path)

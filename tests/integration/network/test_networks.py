@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import socket
@@ -16,7 +17,18 @@ from fakes import meta_plugin
 from tap_node import PLUGINS, TapNode, sandbox, until
 from toy_guest import ToyGuest
 
-from tapmanager import protocol
+from tapmanager import links, protocol
+from tapmanager.attachments import Attachments, Limits
+from tapmanager.card_side import CardSide
+from tapmanager.cni import Cni
+from tapmanager.dhcp import frame, packet
+from tapmanager.dhcp.frame import Datagram
+from tapmanager.dhcp.server import DhcpServer
+from tapmanager.host_links import NetlinkHostLinks
+from tapmanager.ledger import Ledger
+from tapmanager.nic_functions import NicFunctions
+from tapmanager.pci_drivers import PciDrivers
+from tapmanager.pod import Nic, Pod
 
 pytestmark = pytest.mark.network
 
@@ -127,8 +139,7 @@ def test_at_del_each_plugin_finds_its_interface_as_it_left_it(networks: Networks
         "10.90.3.0/24 10.90.3.1", "10.90.3.1 on-link", "default 10.90.3.1",
     ]  # fmt: skip
     assert (networks.node.folder / "at.DEL").read_text().splitlines() == at_add
-    rules = subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
-    assert "10.90.3." not in rules
+    assert "10.90.3." not in masquerading()
     networks.nothing_is_left()
 
 
@@ -143,6 +154,62 @@ def test_a_tapmanager_that_was_killed_serves_all_networks_again(networks: Networ
         assert [str(first.boot().yiaddr), str(second.boot().yiaddr)] == [network["ips"][0], "10.90.4.2"]
     networks.node.release(which)
     networks.nothing_is_left()
+
+
+def test_when_the_namespace_is_gone_no_network_leaves_its_rules(networks: Networks) -> None:
+    """ptp and bridge read the addresses that they masquerade off the pod's interface."""
+    networks.configure(networks.delegate(10, "ptp", ipMasq=True))
+    which = sandbox()
+    networks.node.attach(which)
+    assert "10.90.10.2" in masquerading()
+    subprocess.run(["ip", "netns", "del", networks.node.netns_of(which).name], check=True)
+    networks.node.release(which)
+    assert "10.90.10." not in masquerading()
+    networks.nothing_is_left()
+
+
+def masquerading() -> str:
+    return subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = networks.node
+    node.plugin("watched", WATCHED.format(folder=node.folder, plugins=PLUGINS))
+    networks.configure(networks.delegate(11, "watched"), networks.delegate(12, "bridge", bridge=f"b{networks.tag}"))
+    node.stop()
+    in_process = attachments_of(node)
+    build_one, built = links._build_one, []
+
+    def build_all_but_the_last(ipr: object, nic: Nic, owner: int) -> None:
+        if nic.link == "net2":
+            raise SystemExit("killed here")
+        build_one(ipr, nic, owner)
+        built.append(nic.link)
+
+    monkeypatch.setattr(links, "_build_one", build_all_but_the_last)
+    monkeypatch.setattr(in_process, "_undo", lambda entry: None)  # nobody is there to do it
+    which = sandbox()
+    with pytest.raises(SystemExit):
+        in_process.attach(Pod(which, "default", "web-0", "uid-1"), 1e9)
+    assert built == ["eth0", "net1"]
+    node.start()
+    assert node.listed() == [which]
+    node.release(which)
+    at_add = (node.folder / "at.ADD").read_text()
+    assert "default 10.90.11.1" in at_add
+    assert (node.folder / "at.DEL").read_text() == at_add
+    networks.nothing_is_left()
+
+
+def attachments_of(node: TapNode) -> Attachments:
+    ledger = Ledger(str(node.ledger))
+    plugins = (str(node.bin_dir), PLUGINS)
+    limits = Limits(str(node.netns_dir), plugins, os.geteuid(), 30.0)
+    host_links = NetlinkHostLinks()
+    functions = NicFunctions(PciDrivers(), host_links, CardSide(host_links))
+    return Attachments(ledger, Cni(str(node.conf_dir), plugins, 60.0), DhcpServer(), limits, functions)
 
 
 def test_a_network_that_was_asked_to_has_the_default_route(networks: Networks) -> None:
@@ -188,3 +255,51 @@ def test_one_networks_trouble_at_del_is_told_and_the_others_are_free(networks: N
     trouble.unlink()
     networks.node.release(which)
     networks.nothing_is_left()
+
+
+def test_a_network_without_addresses_has_its_own_dhcp_and_the_first_one_still_has_none(networks: Networks) -> None:
+    """A server of the outside answers on the second network; requests on the first do not leave the tap."""
+    plain = f"p{networks.tag}"
+    networks.configure({"name": "plain", "type": "bridge", "bridge": plain})
+    which = sandbox()
+    network = networks.node.attach(which)
+    with networks.guest(which, network) as (first, second), sniffer(plain) as lan, sniffer(networks.node.bridge) as own:
+        first.boot()
+        gateway = IPv4Address(f"{networks.node.subnet}.1")
+        first.ping(first.resolve(gateway), gateway)
+        asked = frame.build(
+            Datagram(second.mac, frame.BROADCAST_MAC, packet.ANY, frame.BROADCAST_IP, 68, 67, b"WHO" * 90)
+        )
+        second.send(asked)
+        until(lambda: any(b"WHO" in data for data in received(lan)), what="the request on the second network")
+        answer = Datagram(
+            b"\x02" + bytes(5), second.mac, IPv4Address("192.0.2.1"), frame.BROADCAST_IP, 67, 68, b"YOU" * 90
+        )
+        lan.send(frame.build(answer))
+        second.wait_for(lambda data: b"YOU" in data)
+        seen = received(own)
+    assert seen
+    assert not [data for data in seen if is_dhcp(data)]
+    networks.node.release(which)
+    networks.nothing_is_left()
+
+
+def is_dhcp(data: bytes) -> bool:
+    return data[12:14] == b"\x08\0" and data[23] == 17 and data[36:38] == b"\0\x43"
+
+
+def received(sock: socket.socket) -> list[bytes]:
+    """What has come, until nothing comes for a moment."""
+    found = []
+    with contextlib.suppress(TimeoutError):
+        while True:
+            found.append(sock.recv(2048))
+    return found
+
+
+def sniffer(link: str) -> socket.socket:
+    """A packet socket on the host's side of `link`."""
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    sock.bind((link, 3))
+    sock.settimeout(0.5)
+    return sock

@@ -195,3 +195,11 @@ def test_one_interface_of_two_networks_is_the_firsts(node: Node, caplog: pytest.
 @pytest.mark.parametrize("plugin", [{"type": "bridge"}, {"type": "multus", "cniDir": "relative"}])
 def test_plugins_without_records_of_their_own_have_none(plugin: dict[str, object]) -> None:
     assert delegate_records.read(NetworkConf("n", "1.0.0", (plugin,)), SANDBOX) == ()
+
+
+def test_a_meta_plugins_delegates_are_the_plugins_that_work_in_the_namespace(node: Node) -> None:
+    conf = NetworkConf("n", "1.0.0", (*node.conf.plugins, {"type": "portmap"}))
+    assert delegate_records.kinds(conf, SANDBOX) == {"multus", "portmap"}
+    node.keep(conf={"plugins": [{"type": "bridge"}, {"type": "tuning"}]})
+    node.keep("fast", interface="net2", conf=SRIOV)
+    assert delegate_records.kinds(conf, SANDBOX) == {"portmap", "bridge", "tuning", "sriov"}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import struct
 
+import pytest
+
 from tapmanager import nft_batch
 
 
-def test_the_batch_is_messages_end_to_end_with_consecutive_numbers() -> None:
-    data, acknowledgements = nft_batch.dhcp_guard()
+@pytest.mark.parametrize("unguarded", [(), ("net1", "tap1")])
+def test_the_batch_is_messages_end_to_end_with_consecutive_numbers(unguarded: tuple[str, ...]) -> None:
+    data, acknowledgements = nft_batch.dhcp_guard(unguarded)
     numbers, asking, at = [], 0, 0
     while at < len(data):
         length, _, flags, number, _ = struct.unpack_from("=IHHII", data, at)
@@ -18,4 +21,4 @@ def test_the_batch_is_messages_end_to_end_with_consecutive_numbers() -> None:
         at += length
     assert at == len(data)
     assert numbers == list(range(len(numbers)))
-    assert asking == acknowledgements
+    assert asking == acknowledgements == 4 + len(unguarded)
