@@ -13,7 +13,7 @@ from tapmanager.pod import Dns, address, cidr, link_name, network
 
 @dataclass(frozen=True, slots=True)
 class CniInterface:
-    """`sandbox` is "" for an interface on the host's side. `mac`, `pci` (CNI 1.1's pciID) and `mtu` are "" and 0 if not said."""
+    """`sandbox` is "" for one that is not in the pod. `mac`, `pci` (CNI 1.1's pciID) and `mtu` "" or 0 if not said."""
 
     name: str
     sandbox: str
@@ -61,10 +61,12 @@ def parse_result(raw: Json) -> CniResult:
 
 
 def _interface(item: Json, where: str) -> CniInterface:
-    mtu = item.get("mtu")
+    mtu, sandbox = item.get("mtu"), text(item, "sandbox", where, "")
     return CniInterface(
         link_name(text(item, "name", where), f"{where}.name"),
-        text(item, "sandbox", where, ""),
+        ""
+        if sandbox.isdecimal()
+        else sandbox,  # AWS's plugin keeps a number for its DEL there, with an interface it never made
         text(item, "mac", where, "").lower(),
         text(item, "pciID", where, "").lower(),
         mtu if isinstance(mtu, int) and 68 <= mtu <= 65535 else 0,

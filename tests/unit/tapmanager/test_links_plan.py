@@ -172,6 +172,19 @@ def test_names_the_plugin_took_are_left_to_it() -> None:
     assert [(nic.tap, nic.bridge) for nic in nics] == [("tap1", "br1")]
 
 
+def test_an_interface_that_aws_s_plugin_only_speaks_of_is_none_of_the_pods() -> None:
+    aws = result(
+        interfaces=[
+            {"name": "eni12ab"},
+            {"name": "eth0", "sandbox": SANDBOX},
+            {"name": "dummy12ab", "mac": "0", "sandbox": "0"},
+        ],
+        ips=[{"address": "192.168.4.7/32", "interface": 1}],
+    )
+    (nic,) = planned(aws, link(addresses=("192.168.4.7/32",)))
+    assert nic.link == "eth0"
+
+
 def test_an_old_result_without_interfaces_is_matched_by_address() -> None:
     old = result(ip4={"ip": "10.88.0.5/16", "gateway": "10.88.0.1", "routes": [{"dst": "0.0.0.0/0"}]})
     (nic,) = planned(old, link("other", addresses=("10.77.0.5/16",)), BRIDGE_LINK)
