@@ -4,6 +4,7 @@ the environment (`VIRTSHIM_LIBVIRT__URI=...`). Unknown keys and bad values are e
 from __future__ import annotations
 
 import ipaddress
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -30,9 +31,9 @@ DEFAULT_FILE = "/etc/virtshim/config.toml"
 _Path = Annotated[str, Field(pattern=r"^/", description="absolute path")]
 
 # An extended resource's name: a domain, not kubernetes.io, and a label's name.
-_RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _LONGEST_SOCKET_PATH = 107  # sun_path, less its closing zero byte
-_HEX_ID = r"^([0-9a-f]{4})?$"
+_HEX_ID = re.compile(r"[0-9a-f]{4}")
 
 
 def _pci(text: str) -> str:
@@ -42,6 +43,24 @@ def _pci(text: str) -> str:
         raise ValueError(str(exc)) from exc
 
 
+def _resource(name: str) -> str:
+    """kubelet keeps the names of Kubernetes' own domain, and of quotas, for itself."""
+    if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
+        raise ValueError(
+            f"{name!r} is not a name that kubelet takes: domain/name, such as example.com/fast-nvme, and not kubernetes.io"
+        )
+    return name
+
+
+def _hex_id(text: str) -> str:
+    if text and not _HEX_ID.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a PCI id: four hex digits in lower case, such as 8086 (lspci -n shows vendor:device)"
+        )
+    return text
+
+
+HexId = Annotated[str, AfterValidator(_hex_id)]
 PciText = Annotated[str, AfterValidator(_pci)]
 
 
@@ -184,9 +203,11 @@ class Devices(_Section):
 class OfferedResource(_Section):
     """[[device_plugin.resources]]: a function that all the criteria which are set say yes to belongs to it."""
 
-    name: Annotated[str, Field(max_length=128, pattern=_RESOURCE, description="domain/name, as pods ask for it")]
-    vendor: str = Field("", pattern=_HEX_ID, description="PCI vendor id, four hex digits")
-    devices: tuple[Annotated[str, Field(pattern=_HEX_ID)], ...] = Field((), description="PCI device ids of that vendor")
+    name: Annotated[
+        str, AfterValidator(_resource), Field(max_length=128, description="domain/name, as pods ask for it")
+    ]
+    vendor: HexId = Field("", description="PCI vendor id, four hex digits")
+    devices: tuple[HexId, ...] = Field((), description="PCI device ids of that vendor")
     drivers: tuple[str, ...] = Field(
         (), description="drivers a healthy one is bound to; default: vfio-pci, its variants"
     )
@@ -306,7 +327,8 @@ def load(file: str | None = None, overrides: dict[str, Any] | None = None) -> Se
         return Settings(**merged(values, overrides or {}))
     except ValidationError as exc:
         faults = "; ".join(
-            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}" for error in exc.errors(include_url=False)
+            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg'].removeprefix('Value error, ')}"
+            for error in exc.errors(include_url=False)
         )
         raise InvalidRequest(f"configuration {path}: {faults}. `virtshim config schema` lists all settings") from exc
 

@@ -45,7 +45,7 @@ class FakeDevices:
         for key, value in request.envs.items():
             if key.startswith("PCIDEVICE_") and not key.endswith("_INFO"):
                 for hint in value.split(","):
-                    if f"pci:{hint}" not in granted:
+                    if hint and f"pci:{hint}" not in granted:
                         raise InvalidRequest(f"variable {key}: {hint} was not granted to this container")
         return GrantedDevices(tuple(dict.fromkeys(found)), tuple(blocks))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from types import FrameType
 
@@ -17,7 +17,7 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.domain.device_pools import Candidate, Pool
 from virtshim.domain.devices import PciAddress
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.grpc_socket import SocketLock
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
@@ -44,6 +44,7 @@ def device_plugin_command(file: str | None) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     pools = tuple(pool_of(resource) for resource in wanted.resources)
+    kept = frozenset(map(PciAddress.parse, settings.devices.keep))
     directory = KubeletPlugins(wanted.directory)
     with_cdi = wanted.deliver == "cdi"
 
@@ -52,13 +53,17 @@ def device_plugin_command(file: str | None) -> None:
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
     publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _tell_nobody
-    os.makedirs(settings.paths.run_dir, mode=0o711, exist_ok=True)
-    # Not in kubelet's directory, which kubelet empties when it starts.
-    lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
+    run_dir = settings.paths.run_dir
+    try:
+        os.makedirs(run_dir, mode=0o711, exist_ok=True)
+        # Not in kubelet's directory, which kubelet empties when it starts.
+        lock = SocketLock(f"{run_dir}/device-plugin")
+    except OSError as exc:
+        raise WrongState(f"{run_dir} cannot be used: {exc.strerror}; run this as root") from exc
     try:
         sdnotify.notify("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
-        plugin = DevicePlugin(plugins, pools, lambda: candidates(HostFiles()), publish)
+        plugin = DevicePlugin(plugins, pools, lambda: candidates(HostFiles(), kept), publish)
         plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
     finally:
         lock.release()
@@ -78,8 +83,8 @@ def pool_of(resource: OfferedResource) -> Pool:
     )
 
 
-def candidates(files: HostFiles) -> Sequence[Candidate]:
-    """All functions of the node but bridges, which are no devices."""
+def candidates(files: HostFiles, kept: Collection[PciAddress] = ()) -> Sequence[Candidate]:
+    """All functions of the node but bridges, which are no devices. `kept`: what no VM gets."""
     return [
         Candidate(
             address=facts.address,
@@ -87,6 +92,7 @@ def candidates(files: HostFiles) -> Sequence[Candidate]:
             device=f"{facts.device:04x}",
             driver=facts.driver,
             is_vfio=facts.is_vfio,
+            is_kept=facts.address in kept,
             is_busy=not facts.is_vfio and not facts.is_idle,
             group=facts.group,
             numa=facts.node,

@@ -79,7 +79,7 @@ def check(
 
 @app.command("device-plugin")
 def device_plugin(config: _ConfigFile = None) -> None:
-    """Offer PCI functions of this node to kubelet, as [[device_plugin.resources]] says."""
+    """Offer PCI functions of this node to kubelet, as device_plugin.resources in the settings says."""
     from virtshim.cli.device_plugin import device_plugin_command
 
     device_plugin_command(config)

@@ -50,7 +50,8 @@ class CriDevice:
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
     """What CreateContainer says about devices. `cdi`: fully qualified names, from the field and from the container's own
-    annotations (never the pod's, which its author writes). `envs`: hints about order, no more."""
+    annotations (never the pod's, which its author writes). `envs`: hints about order, no more; the values
+    of a variable that is there twice are joined by a comma."""
 
     namespace: str
     pod: str

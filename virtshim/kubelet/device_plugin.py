@@ -77,6 +77,7 @@ class ResourcePlugin:
         kubelet = self._plugins.kubelet()
         if kubelet is None:
             self._registered = None
+            self._tell("plugin.waits", f"{self._plugins.directory}/kubelet.sock is not there: kubelet does not run")
             return
         try:
             if self._server is None or _identity(self._path) != self._socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from virtshim.domain import guest_devices
@@ -36,7 +37,7 @@ class DeviceClaims:
             container=name.name,
             devices=config.devices,
             cdi=config.cdi,
-            envs={name: value.decode(errors="replace") for name, value in config.envs},
+            envs=_joined(config.envs),
         )
         granted = _with_nics(self.devices.resolve(request), sandbox.network)
         guest_devices.refuse_too_many(granted)
@@ -72,6 +73,14 @@ class DeviceClaims:
             f"{', '.join(claims)} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
             "device, one virtual machine. It is free when that container has ended or was removed"
         )
+
+
+def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:
+    """By name; of one that is there twice both values: kubelet appends a pod author's to a device plugin's."""
+    values: dict[str, list[str]] = {}
+    for name, value in envs:
+        values.setdefault(name, []).append(value.decode(errors="replace"))
+    return {name: ",".join(several) for name, several in values.items()}
 
 
 def _with_nics(granted: GrantedDevices, network: PodNetwork | None) -> GrantedDevices:

@@ -17,8 +17,9 @@ from fakes.sysfs import BRIDGE, NVME, FakeSysfs
 
 from virtshim import config
 from virtshim.cli.device_plugin import candidates, device_plugin_command, pool_of
-from virtshim.domain.device_pools import offers
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.device_pools import Pool, offers
+from virtshim.domain.devices import PciAddress
+from virtshim.domain.errors import InvalidRequest, WrongState
 
 
 @pytest.fixture
@@ -59,13 +60,27 @@ def test_a_function_whose_group_the_node_uses_otherwise_is_not_offered_as_health
     assert "0000:65:02.0 too, which is bound to virtio-pci" in offer.fault
 
 
+def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> None:
+    """The runtime would refuse it to every pod that kubelet sends here for it."""
+    sysfs = FakeSysfs(tmp_path / "host")
+    sysfs.pci("0000:65:01.0", 7, driver="vfio-pci", vendor=0x1B36)
+    sysfs.pci("0000:65:02.0", 8, driver="vfio-pci", vendor=0x1B36)
+    found = candidates(sysfs.files(), {PciAddress.parse("0000:65:02.0")})
+    assert [offer.fault for offer in offers(Pool("a.b/nvme", vendor="1b36"), found)] == [
+        "",
+        "0000:65:02.0 is kept for the node (devices.keep)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("resource", "fault"),
     [
-        ('name = "nvme"\nvendor = "8086"', "name: String should match pattern"),
+        ('name = "nvme"\nvendor = "8086"', "name: 'nvme' is not a name that kubelet takes: domain/name"),
+        ('name = "node.kubernetes.io/nvme"\nvendor = "8086"', "is not a name that kubelet takes"),
+        ('name = "requests.a.b/c"\nvendor = "8086"', "is not a name that kubelet takes"),
         ('name = "a.b/c"', "set vendor, pfs or addresses"),
-        ('name = "a.b/c"\nvendor = "0x8086"', "vendor: String should match pattern"),
-        ('name = "a.b/c"\npfs = ["65:00"]', "pfs.0: Value error, not a PCI address"),
+        ('name = "a.b/c"\nvendor = "0x8086"', "vendor: '0x8086' is not a PCI id: four hex digits"),
+        ('name = "a.b/c"\npfs = ["65:00"]', "pfs.0: not a PCI address"),
         ('name = "a.b/c"\naddresses = ["65:00.0"]\ndevices = ["37c9"]', "set vendor too"),
     ],
 )
@@ -80,6 +95,13 @@ def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
     twice = '[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n' * 2
     with pytest.raises(InvalidRequest, match=r"these are there twice: a\.b/c"):
         settings_with(tmp_path, twice)
+
+
+def test_without_its_run_directory_the_plugin_says_what_to_do(tmp_path: Path) -> None:
+    text = '[paths]\nrun_dir = "/dev/null/run"\n[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n'
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(WrongState, match=r"/dev/null/run cannot be used: Not a directory; run this as root"):
+        device_plugin_command(str(tmp_path / "c.toml"))
 
 
 def test_resources_that_would_set_one_variable_are_refused(tmp_path: Path) -> None:

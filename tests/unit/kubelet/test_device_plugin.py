@@ -8,9 +8,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -89,6 +90,11 @@ def plugin_and_kubelet(directory: Path, deliver: str = "nodes") -> Iterator[tupl
     finally:
         node.stop()
         kubelet.stop()
+
+
+def told(logs: list[MutableMapping[str, Any]], event: str) -> list[tuple[str, str]]:
+    """(resource, reason) each."""
+    return [(entry["resource"], entry["reason"]) for entry in logs if entry["event"] == event]
 
 
 def test_kubelet_learns_of_each_resource_and_its_devices(directory) -> None:
@@ -208,7 +214,13 @@ def test_a_removed_socket_is_made_anew(directory) -> None:
 
 def test_a_plugin_waits_for_its_kubelet_and_outlives_a_refusal(directory) -> None:
     node, kubelet = Node(directory, "nodes"), FakeKubelet(directory)
-    node.start()
+    with capture_logs() as logs:
+        node.start()
+        wait_until(lambda: told(logs, "plugin.waits"), "it says that there is no kubelet")
+    assert told(logs, "plugin.waits")[0] == (
+        "qat.intel.com/generic",
+        f"{directory}/kubelet.sock is not there: kubelet does not run",
+    )
     try:
         kubelet.refuse = "the runtime is not ready"
         kubelet.start()
@@ -250,10 +262,9 @@ def test_a_refusal_is_told_once_and_not_every_second(directory) -> None:
         wait_until(lambda: kubelet.registrations >= 6, "it goes on trying")
         node.stop()
     kubelet.stop()
-    told = [(entry["resource"], entry["reason"]) for entry in logs if entry["event"] == "plugin.not_registered"]
-    assert sorted(told) == [
-        ("example.com/nvme", "INVALID_ARGUMENT no"),
+    assert told(logs, "plugin.not_registered") == [
         ("qat.intel.com/generic", "INVALID_ARGUMENT no"),
+        ("example.com/nvme", "INVALID_ARGUMENT no"),
     ]
 
 

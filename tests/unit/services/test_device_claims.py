@@ -70,6 +70,12 @@ def test_a_forged_variable_brings_an_error_and_nothing_else(world: World) -> Non
     assert world.create(sandbox, config=with_device())
 
 
+@pytest.mark.parametrize("values", [(ADDRESS, ""), ("", ADDRESS)])
+def test_of_a_variable_that_is_there_twice_both_values_count(world: World, values: tuple[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="PCIDEVICE_X"):
+        world.create(world.run(), config=container_config(envs=tuple(("PCIDEVICE_X", v.encode()) for v in values)))
+
+
 def test_a_device_that_is_not_fit_is_not_claimed(world: World) -> None:
     world.outside.devices.unfit.add(CLAIM)
     with pytest.raises(WrongState, match="vfio-pci"):
