@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fakes.spdy import SpdyClient, close_all, spdy
+from guest import BOOT
 from node import Node
 from podclient import PodClient, container_config, pod_config
 
@@ -44,7 +45,7 @@ def echoing(node: Node, image_url: str, name: str, **annotations: str) -> Iterat
         serve = "(while nc -l -p 7777 -e cat; do :; done) </dev/null >/dev/null 2>&1 & "
         listens = "until grep -q :1E61 /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"  # 7777
         echo = ["sh", "-c", serve + listens]
-        assert cri.runtime.ExecSync(pb.ExecSyncRequest(container_id=made, cmd=echo), timeout=120).exit_code == 0
+        assert cri.exec_sync(made, *echo, timeout=int(BOOT)).exit_code == 0
         yield Vm(cri, pod, made)
         cri.remove_pod(pod)
 

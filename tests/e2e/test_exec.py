@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import grpc
 import pytest
 from fakes.spdy import SpdyClient, close_all, spdy
-from guest import answers
+from guest import BOOT, answers
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -32,11 +32,15 @@ class Vm:
 
     def run(self, *words: str, timeout: int = 0) -> pb.ExecSyncResponse:
         request = pb.ExecSyncRequest(container_id=self.container, cmd=words, timeout=timeout)
-        return self.cri.runtime.ExecSync(request, timeout=120)
+        return self.cri.runtime.ExecSync(request, timeout=120 + timeout)
 
     def sh(self, script: str, timeout: int = 0) -> tuple[int, bytes, bytes]:
         answer = self.run("sh", "-c", script, timeout=timeout)
         return answer.exit_code, answer.stdout, answer.stderr
+
+    def comes_up(self) -> bytes:
+        """What a command says that waits for the guest to boot."""
+        return self.run("echo", "up", timeout=int(BOOT)).stdout
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def vm(node: Node, image_url: str) -> Iterator[Vm]:
         vm = Vm(cri, made)
         with refused(Code.DEADLINE_EXCEEDED, "qemu-guest-agent"):
             vm.run("true", timeout=1)  # a probe's patience ends before the boot does
-        assert vm.run("echo", "up").stdout == b"up\n"
+        assert vm.comes_up() == b"up\n"
         yield vm
         cri.remove_pod(pod)
 
@@ -233,7 +237,7 @@ def test_a_guest_without_an_agent_is_told_how_to_get_one(cri: PodClient, node: N
         vm.run("true", timeout=2)
 
 
-def booted(cri: PodClient, node: Node, image: str, ready: Callable[[Vm], object] = lambda vm: vm.run("true")) -> Vm:
+def booted(cri: PodClient, node: Node, image: str, ready: Callable[[Vm], object] = Vm.comes_up) -> Vm:
     config = pod_config("exec-two", f"{node.directory}/logs/exec-two")
     pod = cri.run_pod(config)
     made = cri.create(pod, container_config(cri.pull(image)), config)
