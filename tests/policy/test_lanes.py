@@ -1,6 +1,7 @@
 """`make test` runs every test file, in one lane each, and no lane may skip what the machine could have run."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_every_test_file_is_in_one_lane_of_make_test(project: Any, lanes: list[L
 
 def test_in_no_lane_an_area_is_skipped_that_the_machine_could_have_run(lanes: list[Lane]) -> None:
     assert [lane.words for lane in lanes if "--strict-areas" not in lane.words] == []
+
+
+def test_only_what_runs_apart_is_out_of_the_leak_checks_sight(project: Any) -> None:
+    """A process of another PID namespace is not seen by tests/leaks.py."""
+    makes_one = re.compile(r"\b(CLONE_NEWPID|unshare\b.*\W(--pid|-[a-zA-Z]*p))\b")
+    programs = [path for path in project.files("virtshim", "tapmanager", "vmwrapper", "deploy", "tests")
+                if path.suffix in {".py", ".sh", ""} and path != Path(__file__)]  # fmt: skip
+    found = {project.name(path) for path in programs if makes_one.search(path.read_text(errors="ignore"))}
+    assert found == {"tests/apart.sh"}
 
 
 @pytest.mark.parametrize(
