@@ -62,6 +62,7 @@ from virtshim.services.device_claims import DeviceClaims
 from virtshim.services.device_health import DeviceHealth
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
+from virtshim.services.function_facts import FunctionFacts
 from virtshim.services.guest_care import CareForGuests
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import Inflight, PodLocks
@@ -329,6 +330,7 @@ def _node(settings: Settings, a: Adapters, bench: Workbench) -> NodeStatus:
         records=a.records,
         unfinished=bench.unfinished,
         layout=settings.layout(),
+        functions=FunctionFacts(a.drivers),
     )
 
 

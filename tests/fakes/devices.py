@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from virtshim.domain.card_function import CardFunction
 from virtshim.domain.devices import (
     BlockDevice,
     DeviceErrors,
@@ -13,7 +14,7 @@ from virtshim.domain.devices import (
     PciAddress,
     PciFunction,
 )
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, WrongState
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
 
 
 class FakeDevices:
@@ -59,7 +60,8 @@ class FakeDevices:
 
 class FakeDeviceDrivers:
     """Implements `virtshim.ports.devices.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
-    `broken` drivers take none, `gone` functions were unplugged, `no_reset` ones cannot be reset."""
+    `broken` drivers take none, `gone` functions were unplugged, `no_reset` ones cannot be reset. `cards`: network cards' VFs, by
+    address. `why_not`: tapmanager is away. `asked`: how often it was asked about functions."""
 
     def __init__(self) -> None:
         self.drivers: dict[str, str] = {}
@@ -67,11 +69,20 @@ class FakeDeviceDrivers:
         self.gone: set[str] = set()
         self.no_reset: set[str] = set()
         self.resets: list[str] = []
+        self.cards: dict[str, CardFunction] = {}
+        self.why_not = ""
+        self.asked = 0
 
     def driver(self, address: PciAddress, timeout: float) -> str:
         if str(address) in self.gone:
             raise NotFound(f"there is no PCI device {address} on this node")
         return self.drivers.get(str(address), "vfio-pci")
+
+    def function(self, address: PciAddress, timeout: float) -> CardFunction:
+        self.asked += 1
+        if self.why_not:
+            raise Unavailable(self.why_not)
+        return self.cards.get(str(address)) or CardFunction(self.driver(address, timeout))
 
     def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
         self.driver(address, timeout)

@@ -110,7 +110,7 @@ CONTAINER = Container(
     frozen=True,
     granted=GrantedDevices(
         (
-            PciFunction(PciAddress(0x10000, 0x3B, 0, 1), "intel.com/vf"),
+            PciFunction(PciAddress(0x10000, 0x3B, 0, 1), "intel.com/vf", "VF 1 of ens1f0"),
             MediatedDevice("6b3c3c0e-5e8a-4a52-8a5f-1c6f1b0d0f11", "nvidia.com/x"),
             UsbDevice(1, 2, "usb"),
             VdpaDevice("/dev/vhost-vdpa-0", "vdpa"),

@@ -10,17 +10,23 @@ from virtshim.cli.check import print_lines
 from virtshim.cli.ps import columns
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.errors import ShimError
+from virtshim.podnet.client import PodNetworkClient
+from virtshim.podnet.drivers import DeviceDriverClient
+from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.finding import Finding, Level, warning
 from virtshim.store.claims_seen import claims_seen
 
 
-def check_devices(config: str | None, *, as_json: bool = False, files: HostFiles | None = None) -> int:
+def check_devices(
+    config: str | None, *, as_json: bool = False, files: HostFiles | None = None, drivers: DeviceDrivers | None = None
+) -> int:
     """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read."""
     settings = settings_table.load(config)
     files = files or HostFiles()
     claims, trouble = _claims(settings.layout().database)
-    candidates = device_facts.candidates(settings, files, claims)
+    drivers = drivers or DeviceDriverClient(PodNetworkClient(settings.tapmanager.socket))
+    candidates = device_facts.candidates(settings, files, claims, drivers)
     found = devices.findings(candidates, device_facts.surroundings(settings, files, claims)) + trouble
     rows = devices.rows(candidates)
     if as_json:

@@ -182,7 +182,7 @@ class RuntimeServicer(
     ) -> pb.PodSandboxStatusResponse:
         del context
         sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
-        info = _sandbox_info(sandbox) if request.verbose else {}
+        info = {"info": json.dumps(self._do.node.sandbox_facts(sandbox))} if request.verbose else {}
         return pb.PodSandboxStatusResponse(status=to_proto.sandbox_status(sandbox), info=info)
 
     def ListPodSandbox(
@@ -297,17 +297,3 @@ class RuntimeServicer(
         facts = {**self._do.node.container_facts(container), "qemuPid": self._do.usage.process_id(container)}
         told = self._do.exec_command.guest_facts(container)
         return {"info": json.dumps(facts), **({"toldByGuest": json.dumps(told)} if told else {})}
-
-
-def _sandbox_info(sandbox: Sandbox) -> Mapping[str, str]:
-    network = sandbox.network
-    facts = {
-        "phase": sandbox.phase.value,
-        "reason": sandbox.reason,
-        "netns": network.netns if network else "",
-        "interfaces": [
-            {"name": i.name, "mac": i.mac, "mtu": i.mtu, "addresses": list(i.addresses)}
-            for i in (network.interfaces if network else ())
-        ],
-    }
-    return {"info": json.dumps(facts)}

@@ -116,6 +116,22 @@ class PciBus:
             parts=tuple(name for name in names if is_uuid(name) or _VDPA.fullmatch(name)),
         )
 
+    def place(self, facts: PciFacts) -> str:
+        """`VF 3 of ens1f0`, as `ip link` and the card's owner call it; "" for what is no network card's VF."""
+        if facts.physical is None:
+            return ""
+        card, files = f"{FUNCTIONS}/{facts.physical}", self._files
+        # In switchdev mode the interfaces that stand for the functions (pf0vf3, pf0sf8) hang on the card, too.
+        own = [
+            name
+            for name in files.names(f"{card}/net")
+            if not re.search("[vs]f", files.text(f"{card}/net/{name}/phys_port_name"))
+        ]
+        for name in files.names(card) if own else ():
+            if name.startswith("virtfn") and last_address(files.target(f"{card}/{name}")) == facts.address:
+                return f"VF {name.removeprefix('virtfn')} of {own[0]}"
+        return ""
+
     def members(self, group: int) -> list[str]:
         """Names in an IOMMU group: PCI addresses and UUIDs of mediated devices. [] if there is no such group."""
         return self._files.names(f"{GROUPS}/{group}/devices")

@@ -18,7 +18,16 @@ from virtshim.devices.classify import Meaning, Nothing, Refused, classify
 from virtshim.devices.granted import Gathering, resources
 from virtshim.devices.hints import Hint, hints
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices import BlockDevice, CriDevice, DeviceRequest, GrantedDevices, KubeletGrant
+from virtshim.devices.pci import PciBus
+from virtshim.domain.devices import (
+    BlockDevice,
+    CriDevice,
+    DeviceRequest,
+    GrantedDevices,
+    KubeletGrant,
+    Passthrough,
+    PciFunction,
+)
 from virtshim.domain.errors import InvalidRequest, Unavailable
 from virtshim.ports.devices import PodResources
 
@@ -75,11 +84,19 @@ class Resolver:
         names = resources(answer.grants, authority)
         only = answer.grants[0].resource if len({grant.resource for grant in answer.grants}) == 1 else ""
         devices = [
-            dataclasses.replace(device, resource=names.get(device.claim, only)) for device in chosen(authority, hinted)
+            self._placed(dataclasses.replace(device, resource=names.get(device.claim, only)))
+            for device in chosen(authority, hinted)
         ]
         if not devices and any(node.host_path == "/dev/vfio/vfio" for node, _ in nodes):
             log.warning("devices.vfio_without_device", namespace=request.namespace, pod=request.pod)
         return GrantedDevices(in_order(devices), _blocks(nodes))
+
+    def _placed(self, device: Passthrough) -> Passthrough:
+        bus = PciBus(self._files)
+        facts = bus.function(device.address) if isinstance(device, PciFunction) else None
+        return (
+            dataclasses.replace(device, place=bus.place(facts)) if facts and isinstance(device, PciFunction) else device
+        )
 
     def _ask(
         self, request: DeviceRequest, nodes: Sequence[tuple[CriDevice, Meaning]], hinted: Sequence[Hint]

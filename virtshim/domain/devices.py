@@ -74,10 +74,12 @@ class KubeletGrant:
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """A PCI function for the VM. `resource`: kubelet's name for what it was granted as, "" if nobody said."""
+    """A PCI function for the VM. `resource`: kubelet's name for what it was granted as, "" if nobody said. `place`: which VF of
+    which network card it is, for people; "" for others."""
 
     address: PciAddress
     resource: str = ""
+    place: str = field(default="", compare=False)
 
     @property
     def claim(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from virtshim.domain.card_function import CardFunction
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InternalError
 from virtshim.podnet.client import PodNetworkClient
@@ -19,6 +22,14 @@ class DeviceDriverClient:
             raise InternalError("tapmanager's answer has no text 'driver'")
         return found
 
+    def function(self, address: PciAddress, timeout: float) -> CardFunction:
+        """See the port."""
+        answer = self._client.ask("function", {"address": str(address)}, timeout, f"asking about {address}")
+        driver, card, number = answer.get("driver"), answer.get("card", ""), answer.get("number", 0)
+        if not (isinstance(driver, str) and isinstance(card, str) and isinstance(number, int)):
+            raise InternalError("tapmanager's answer has no text 'driver', or wrong 'card' or 'number'")
+        return CardFunction(driver, card, number, _settings(answer.get("settings", {})))
+
     def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
         """See the port."""
         args = {"address": str(address), "driver": driver}
@@ -30,3 +41,10 @@ class DeviceDriverClient:
             self._client.ask("reset", {"address": str(address)}, timeout, f"resetting device {address}").get("reset")
             is True
         )
+
+
+def _settings(told: object) -> Mapping[str, str | int | bool]:
+    """Whatever there is, also what a newer tapmanager knows: it is for people."""
+    if not isinstance(told, dict):
+        raise InternalError("tapmanager's answer has wrong 'settings'")
+    return {str(name): value for name, value in told.items() if isinstance(value, str | int)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from virtshim.domain.card_function import CardFunction
 from virtshim.domain.devices import (
     BorrowedDevice,
     DeviceErrors,
@@ -48,6 +49,9 @@ class DeviceDrivers(Protocol):
 
     def driver(self, address: PciAddress, timeout: float) -> str:
         """Its name, "" if it has none."""
+
+    def function(self, address: PciAddress, timeout: float) -> CardFunction:
+        """With what is set for it on its network card, if it is a VF of one."""
 
     def bind(self, address: PciAddress, driver: str, timeout: float) -> None:
         """From now on it has that driver; "" for none. Nothing changes if it has it."""

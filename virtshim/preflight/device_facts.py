@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from virtshim.config import Settings
 from virtshim.devices.attachable import Attachable
@@ -11,21 +12,50 @@ from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.pci import PciBus, PciFacts
+from virtshim.domain.devices import PciAddress
+from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
+from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight.devices import Candidate, Surroundings
 from virtshim.wiring.devices import device_rules
 
+# Seconds for tapmanager to tell of one function.
+_ASKING = 1.0
 _UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 
 
-def candidates(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> list[Candidate]:
-    """All functions but the machine's own wiring, by address. `claims`: claim -> container that holds it."""
+def candidates(
+    settings: Settings, files: HostFiles, claims: Mapping[str, str], drivers: DeviceDrivers
+) -> list[Candidate]:
+    """All functions but the machine's own wiring, by address. `claims`: claim -> container that holds it. `drivers`: tells the
+    VLANs of network cards' VFs, as far as it can be asked."""
     used = used_by_host(files)
     attachable = Attachable(files, device_rules(settings, files))
-    return [
-        Candidate(facts, tuple(attachable.function_faults(facts, used)), claims.get(f"pci:{facts.address}", ""))
-        for facts in PciBus(files).functions()
+    bus = PciBus(files)
+    found = [
+        Candidate(
+            facts,
+            tuple(attachable.function_faults(facts, used)),
+            claims.get(f"pci:{facts.address}", ""),
+            bus.place(facts),
+        )
+        for facts in bus.functions()
         if not _is_wiring(facts)
     ]
+    vlans = _vlans([one.facts.address for one in found if one.place], drivers)
+    return [dataclasses.replace(one, vlan=vlans.get(one.facts.address, "")) for one in found]
+
+
+def _vlans(addresses: Sequence[PciAddress], drivers: DeviceDrivers) -> Mapping[PciAddress, str]:
+    """Those that were told until tapmanager could not be asked."""
+    told = {}
+    for address in addresses:
+        try:
+            told[address] = drivers.function(address, _ASKING).vlan
+        except (Unavailable, DeadlineExceeded):
+            break
+        except ShimError:  # about this one
+            continue
+    return told
 
 
 def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> Surroundings:

@@ -40,11 +40,14 @@ _USUAL: Final = frozenset({"has VFs", "in use", "kept"})
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A function with what stands in its way, and the container that has it ("" for none)."""
+    """A function with what stands in its way, and the container that has it ("" for none). `place`: which VF of which network
+    card it is, `vlan`: its VLAN there; "" for others."""
 
     facts: PciFacts
     faults: tuple[Fault, ...] = ()
     holder: str = ""
+    place: str = ""
+    vlan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
             one.facts.driver or "-",
             _or_dash(one.facts.group),
             _or_dash(one.facts.node),
-            _virtual(one.facts),
+            _virtual(one),
             _verdict(one),
             one.holder[:_SHORT] or "-",
         )
@@ -147,7 +150,10 @@ def _verdict(one: Candidate) -> str:
     return "yes" if one.facts.is_vfio else "yes, bound on use"
 
 
-def _virtual(facts: PciFacts) -> str:
+def _virtual(one: Candidate) -> str:
+    facts = one.facts
+    if one.place:
+        return one.place + (f", VLAN {one.vlan}" if one.vlan else "")
     if facts.physical is not None:
         return f"of {facts.physical}"
     return f"{len(facts.virtual)} of {facts.virtual_total}" if facts.virtual_total or facts.virtual else "-"

@@ -68,9 +68,11 @@ class DeviceClaims:
 
     def _held(self, other: Container, claims: list[str]) -> str:
         owner = self.records.sandboxes.get(other.sandbox_id)
+        places = {device.claim: device.place for device in other.granted.passthrough if isinstance(device, PciFunction)}
+        held = ", ".join(f"{claim} ({places[claim]})" if places.get(claim) else claim for claim in claims)
         pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
         return (
-            f"{', '.join(claims)} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
+            f"{held} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
             "device, one virtual machine. It is free when that container has ended or was removed"
         )
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container
 from virtshim.domain.layout import Layout, disk_of
+from virtshim.domain.sandbox import Sandbox
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords
 from virtshim.services.create_container import domain_name
+from virtshim.services.function_facts import FunctionFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class NodeStatus:
     records: StateRecords
     unfinished: Callable[[], Mapping[str, str]]
     layout: Layout
+    functions: FunctionFacts
 
     def conditions(self) -> Sequence[Condition]:
         """kubelet wants both. Never waits for libvirt."""
@@ -54,6 +57,14 @@ class NodeStatus:
             "unfinished": dict(self.unfinished()),
         }
 
+    def sandbox_facts(self, sandbox: Sandbox) -> Mapping[str, object]:
+        return {
+            "phase": sandbox.phase.value,
+            "reason": sandbox.reason,
+            "netns": sandbox.network.netns if sandbox.network else "",
+            "interfaces": self.functions.of_sandbox(sandbox),
+        }
+
     def container_facts(self, container: Container) -> Mapping[str, object]:
         return {
             "sandboxID": container.sandbox_id.value,
@@ -65,4 +76,5 @@ class NodeStatus:
             "consoleLog": self.layout.console_log(container.id),
             "consoleSocket": self.layout.console_socket(container.id),
             "agentSocket": self.layout.agent_socket(container.id),
+            "devices": self.functions.of_container(container),
         }

@@ -2,6 +2,7 @@
 and CDI specifications, with no part of the resolver replaced."""
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.node_devices import NodeDevices
 from virtshim.devices.resolve import Resolver
+from virtshim.domain.card_function import CardFunction
 from virtshim.domain.devices import BlockDevice, GrantedDevices, PciAddress, PciFunction
 from virtshim.kubelet.pod_resources import PodResourcesClient
 
@@ -92,6 +94,21 @@ def test_a_vf_at_its_kernel_driver_is_granted_by_kubelets_list_alone(node: Node)
     node.kubelet.grant("default", "web", "vm", ("intel.com/vfs", [KERNEL_VF]))
     node.create(envs=[pb.KeyValue(key="PCIDEVICE_INTEL_COM_VFS", value=KERNEL_VF.encode())])
     assert node.granted().passthrough == (function(KERNEL_VF, "intel.com/vfs"),)
+
+
+def test_a_vf_of_a_network_card_is_called_by_its_number_there_and_inspected_with_what_is_set_for_it(node: Node) -> None:
+    node.host.interface("ens1", f"/sys/devices/pci0000:00/{PF}")
+    node.world.outside.drivers.cards[VF] = CardFunction("vfio-pci", "ens1", 0, {"vlan": 100, "spoof_check": True})
+    made = node.create("/dev/vfio/vfio", "/dev/vfio/41")
+    status = node.client.ContainerStatus(pb.ContainerStatusRequest(container_id=made, verbose=True))
+    assert json.loads(status.info["info"])["devices"] == [
+        {
+            "claim": f"pci:{VF}", "resource": "", "pci": VF, "driver": "vfio-pci", "card": "ens1", "number": 0,
+            "vlan": 100, "spoofCheck": True,
+        }
+    ]  # fmt: skip
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, rf"pci:{VF} \(VF 0 of ens1\) is held by container vm"):
+        node.create("/dev/vfio/vfio", "/dev/vfio/41", sandbox=node.client.run("other"))
 
 
 def test_while_kubelet_is_away_such_a_container_waits_for_it(node: Node) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fakes.devices import FakeDeviceDrivers
 from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
 
 from virtshim.cli.check_devices import check_devices
+from virtshim.domain.card_function import CardFunction
 from virtshim.preflight.finding import Level
 from virtshim.store.claims_seen import claims_seen
 
@@ -110,8 +112,27 @@ def test_programs_get_the_same_as_json(
     assert check_devices(config, as_json=True, files=host.files()) == 0
     told = json.loads(capsys.readouterr().out)
     (vf,) = [row for row in told["devices"] if row["ADDRESS"] == "0000:3b:02.0"]
-    assert (vf["FOR A VM"], vf["VFS"], vf["HELD BY"]) == ("yes", "of 0000:3b:00.0", OWNER[:12])
+    assert (vf["FOR A VM"], vf["VFS"], vf["HELD BY"]) == ("yes", "VF 0 of ens1f0", OWNER[:12])
     assert {finding["level"] for finding in told["findings"]} <= {level.value for level in Level}
+
+
+def test_the_vlan_of_a_network_cards_vf_is_told_if_tapmanager_tells_it(
+    host: FakeSysfs, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server(host)
+    drivers = FakeDeviceDrivers()
+    drivers.cards["0000:3b:02.1"] = CardFunction("iavf", "ens1f0", 1, {"vlan": 100, "protocol": "802.1ad"})
+    assert check_devices(config, as_json=True, files=host.files(), drivers=drivers) == 0
+    shown = {row["ADDRESS"]: row["VFS"] for row in json.loads(capsys.readouterr().out)["devices"]}
+    assert (shown["0000:3b:02.0"], shown["0000:3b:02.1"]) == ("VF 0 of ens1f0", "VF 1 of ens1f0, VLAN 100 (802.1ad)")
+
+
+def test_tapmanager_is_not_asked_twice_when_it_is_not_there(host: FakeSysfs, config: str) -> None:
+    server(host)
+    drivers = FakeDeviceDrivers()
+    drivers.why_not = "it does not run"
+    assert check_devices(config, files=host.files(), drivers=drivers) == 0
+    assert drivers.asked == 1
 
 
 def test_a_database_that_cannot_be_read_takes_away_the_holders_alone(

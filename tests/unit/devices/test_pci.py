@@ -27,6 +27,30 @@ def test_a_vf_is_read_with_all_that_is_known_of_it(host: FakeSysfs) -> None:
     assert bus.members(41) == ["0000:3b:02.0"]
 
 
+def test_a_network_cards_vf_is_called_as_the_cards_owner_calls_it(host: FakeSysfs) -> None:
+    card = host.pci("0000:3b:00.0", 40, driver="mlx5_core", total_vfs=8)
+    host.pci("0000:3b:00.2", 41, vf_of="0000:3b:00.0")
+    host.pci("0000:3b:00.3", 42, vf_of="0000:3b:00.0")
+    for name, port in (("eth0", "pf0vf1"), ("eth1", "c1pf0sf88"), ("eth7", "p0")):
+        host.interface(name, card)
+        host.write(f"{card}/net/{name}/phys_port_name", f"{port}\n")
+    assert placed(host, "0000:3b:00.3") == "VF 1 of eth7"
+    assert placed(host, "0000:3b:00.0") == ""
+
+
+def test_a_vf_of_another_kind_of_device_has_no_such_name(host: FakeSysfs) -> None:
+    host.pci("0000:3d:00.0", 40, driver="4xxx", total_vfs=8)
+    host.pci("0000:3d:00.1", 41, vf_of="0000:3d:00.0")
+    assert placed(host, "0000:3d:00.1") == ""
+
+
+def placed(host: FakeSysfs, address: str) -> str:
+    bus = PciBus(host.files())
+    facts = bus.function(at(address))
+    assert facts is not None
+    return bus.place(facts)
+
+
 def test_a_function_without_driver_group_and_numa_node_has_none(host: FakeSysfs) -> None:
     host.pci("0000:00:1f.2", reset=False)
     facts = PciBus(host.files()).function(at("0000:00:1f.2"))

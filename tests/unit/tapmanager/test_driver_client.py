@@ -15,6 +15,7 @@ from tapmanager import server, verbs
 from tapmanager.card_side import CardSide
 from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
+from virtshim.domain.card_function import CardFunction
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InternalError, NotFound, Unavailable
 from virtshim.podnet.client import PodNetworkClient
@@ -68,6 +69,10 @@ def test_one_without_a_driver_has_none(drivers: DeviceDrivers) -> None:
     assert drivers.driver(BARE, 5.0) == ""
     drivers.bind(BARE, "", 5.0)
     assert drivers.driver(BARE, 5.0) == ""
+
+
+def test_of_what_is_no_network_cards_vf_the_driver_is_told(drivers: DeviceDrivers) -> None:
+    assert drivers.function(ONE, 5.0) == CardFunction("iavf")
 
 
 def test_one_that_is_gone_is_not_found(drivers: DeviceDrivers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -176,3 +177,32 @@ def test_what_is_set_is_what_would_be_read(settings: VfSettings, number: int) ->
 @given(settings=SETTINGS)
 def test_settings_are_kept_in_json(settings: VfSettings) -> None:
     assert VfSettings.from_json(settings.to_json(), "x") == settings
+
+
+def test_a_message_of_a_real_cards_driver_is_read() -> None:
+    """Linux 6.12's igb: two VFs, the second of which was set up."""
+    raw = (Path(__file__).resolve().parents[2] / "fixtures" / "netlink" / "igb-two-vfs.hex").read_text()
+    message = read(bytes.fromhex(raw))
+    assert vf_messages.settings_of(message, 0) == VfSettings(
+        mac="b2:24:71:ef:7c:ee",
+        vlan=0,
+        qos=0,
+        protocol="802.1Q",
+        min_tx_rate=0,
+        max_tx_rate=0,
+        spoof_check=True,
+        link_state="auto",
+        trust=False,
+    )
+    assert vf_messages.settings_of(message, 1) == VfSettings(
+        mac=MAC,
+        vlan=100,
+        qos=3,
+        protocol="802.1Q",
+        min_tx_rate=0,
+        max_tx_rate=100,
+        spoof_check=True,
+        link_state="auto",
+        trust=True,
+    )
+    assert vf_messages.settings_of(message, 2) is None
