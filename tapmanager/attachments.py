@@ -288,7 +288,9 @@ class Attachments:
             self._note_releasing(entry)
         self._dhcp.forget(sandbox)
         alive = self._as_plugins_left_it(entry)
-        give_all_back(self._functions, entry.functions, entry.netns if alive else "")
+        functions = give_all_back(self._functions, entry.functions, entry.netns if alive else "")
+        if functions != entry.functions:
+            self._note_releasing(entry := dataclasses.replace(entry, functions=functions))
         # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
         try:
             self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)

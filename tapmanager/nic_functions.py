@@ -214,10 +214,17 @@ def _unsafe(address: str, place: Place, lost: Unkept) -> NetError:
     )
 
 
-def give_all_back(functions: NicFunctions, wanted: Sequence[NicFunction], netns_path: str) -> None:
-    """What cannot be brought back is logged: DEL must be tried anyway."""
-    for function in wanted:
-        try:
-            functions.give_back(function, netns_path)
-        except (NetError, OSError) as exc:
-            log.warning("function.not_given_back pci=%s link=%s error=%s", function.pci, function.link, exc)
+def give_all_back(functions: NicFunctions, wanted: Sequence[NicFunction], netns_path: str) -> tuple[NicFunction, ...]:
+    """All of them, with `is_back` where that is done. What cannot be brought back is logged: DEL must be tried anyway."""
+    return tuple(_given_back(functions, function, netns_path) for function in wanted)
+
+
+def _given_back(functions: NicFunctions, function: NicFunction, netns_path: str) -> NicFunction:
+    if function.is_back:
+        return function
+    try:
+        functions.give_back(function, netns_path)
+    except (NetError, OSError) as exc:
+        log.warning("function.not_given_back pci=%s link=%s error=%s", function.pci, function.link, exc)
+        return function
+    return dataclasses.replace(function, is_back=True)

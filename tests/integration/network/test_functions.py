@@ -141,6 +141,29 @@ def test_a_function_is_vfios_while_the_pod_is_attached_and_the_plugin_finds_its_
     assert card_node.node.leftovers() == []
 
 
+def test_while_del_fails_a_function_that_is_back_may_be_another_pods(card_node: Node) -> None:
+    works = card_node.node.folder / "del-works"
+    card_node.node.plugin(
+        "stubborn",
+        f"test $CNI_COMMAND = DEL && test -e {works} && exit 0\n"
+        "test $CNI_COMMAND = DEL && exit 1\n"
+        "python3 -c 'import json,sys; print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'\n",
+    )
+    card_node.node.configure(card_node.node.bridge_plugin(), {"type": "stubborn"})
+    pod = card_node.pod()
+    card_node.attachments.attach(pod, UNTIL)
+    with pytest.raises(NetError, match="stubborn"):
+        card_node.attachments.release(pod.sandbox, UNTIL)
+    assert card_node.links.settings == SET
+    card_node.links.settings = dataclasses.replace(SET, vlan=200, mac="02:00:00:00:00:01")
+    card_node.card.written.clear()
+    works.touch()
+    card_node.attachments.release(pod.sandbox, UNTIL)
+    assert (card_node.links.settings.vlan, card_node.links.settings.mac) == (200, "02:00:00:00:00:01")
+    assert card_node.card.written == []
+    assert card_node.node.leftovers() == []
+
+
 def test_an_attach_that_fails_at_the_card_gives_all_back(card_node: Node) -> None:
     card_node.card.broken.add("vfio-pci")
     pod = card_node.pod()

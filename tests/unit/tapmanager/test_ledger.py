@@ -110,6 +110,8 @@ def test_a_functions_record_of_an_earlier_version_tells_its_mac_alone() -> None:
         "net1", "0000:3b:02.1", "iavf", MAC, 1500, (), (), (), VfSettings(mac="02:00:00:00:00:07", vlan=100)
     )
     now = json.loads(json.dumps(function.to_json()))
+    assert now["is_back"] is False
+    assert NicFunction.from_json({**now, "is_back": True}, "x") == dataclasses.replace(function, is_back=True)
     assert NicFunction.from_json(now, "x") == function
     early = {**{name: value for name, value in now.items() if name != "settings"}, "admin_mac": "02:00:00:00:00:07"}
     assert NicFunction.from_json(early, "x").settings == VfSettings(mac="02:00:00:00:00:07")

@@ -130,6 +130,16 @@ def test_one_that_cannot_come_back_does_not_keep_the_others(
     assert "function.not_given_back pci=0000:ff:00.0" in caplog.text
 
 
+def test_one_that_is_back_is_not_touched_again(functions: NicFunctions, card: FakeNetCard) -> None:
+    functions.take(FUNCTION)
+    back = give_all_back(functions, (FUNCTION,), NETNS)
+    assert back == (dataclasses.replace(FUNCTION, is_back=True),)
+    card.give(1, vlan=200)
+    functions.bind(VF, "vfio-pci")
+    assert give_all_back(functions, back, NETNS) == back
+    assert (card.driver(VF), card.settings[1].vlan) == ("vfio-pci", 200)
+
+
 # -- what the card's owner has set
 
 
