@@ -53,7 +53,8 @@ def relay(client: RemoteClient, *, stdin: bool, is_terminal: bool, detachable: b
 def _type(client: RemoteClient, data: bytes, *, detachable: bool) -> bool:
     """False at the end of input."""
     if not data:
-        client.close_channel(STDIN)
+        if not detachable:  # who has keys to leave has not left
+            client.close_channel(STDIN)
         return False
     before, detach, _ = data.partition(DETACH) if detachable else (data, b"", b"")
     if before:

@@ -222,9 +222,12 @@ class ConsoleSession:
             await self._line.type(data)
 
     async def close_stdin(self) -> None:
-        """A serial line has no end of input; the next client may type, unless the pod said stdinOnce."""
+        """A serial line has no end of input; the next client may type, unless the pod said stdinOnce. See
+        `AttachStreams.leaves_with_input`."""
         if self._request.streams.stdin and self._request.stdin_once:
             self._hub.input_is_over(self._request.container)
+        if self._request.leaves_with_input:
+            self.end()
 
     async def resize(self, width: int, height: int) -> None:
         """All clients share one console: the newest size is that of all."""

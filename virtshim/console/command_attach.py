@@ -176,7 +176,13 @@ class CommandSession:
                 self._take([Output(OutStream.STDOUT, why.encode())])
 
     async def close_stdin(self) -> None:
-        """The next client may type, unless the pod said stdinOnce: then the command reads the end of its input."""
+        """The next client may type, unless the pod said stdinOnce: then the command reads the end of its input. See
+        `AttachStreams.leaves_with_input`."""
+        await self._end_input()
+        if self._request.leaves_with_input and self._code is None:
+            self._end(0)
+
+    async def _end_input(self) -> None:
         async with self._turn:
             if self._input_over:
                 return

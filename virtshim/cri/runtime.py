@@ -294,6 +294,6 @@ class RuntimeServicer(
     def _container_info(self, container: Container) -> Mapping[str, str]:
         """What `crictl inspect` shows beside the status; no secrets. Not `pid`, where other runtimes have a process in the
         pod's network: tools enter its namespaces, and QEMU is in the node's own."""
-        facts = {**self._do.node.container_facts(container), "qemuPid": self._do.usage.process_id(container)}
+        facts = {**self._do.node.container_facts(container), "qemuPid": self._do.usage.process_id(container) or 0}
         told = self._do.exec_command.guest_facts(container)
         return {"info": json.dumps(facts), **({"toldByGuest": json.dumps(told)} if told else {})}

@@ -55,6 +55,12 @@ class AttachStreams:
     stdin_once: bool = False
     own_command: bool = False
 
+    @property
+    def leaves_with_input(self) -> bool:
+        """True for a client at a terminal: it closes its input when somebody types the keys to detach (crictl), and
+        then waits for the session to end. Other runtimes end it, too."""
+        return self.streams.stdin and self.streams.tty
+
 
 # Where VNC's first display is by its own rules (RFC 6143, 8.2).
 SCREEN_PORT: Final = 5900

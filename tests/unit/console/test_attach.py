@@ -22,6 +22,7 @@ from virtshim.domain.streaming import AttachStreams, Ended, Output, Streams
 VM = ContainerId("c" * 64)
 BOTH = Streams(stdin=True, stdout=True)
 TTY = Streams(stdin=True, stdout=True, tty=True)
+WATCHED = Streams(stdout=True, tty=True)
 QUIET = ConsoleSizes(lambda *_: None)
 
 
@@ -250,6 +251,23 @@ def test_stdin_once_ends_the_input_with_its_first_client(layout):
                 await hub.attach(request(once=True))
             again = await hub.attach(request(Streams(stdout=True), once=True))
             await again.close()
+
+    run(test)
+
+
+def test_a_terminal_that_closes_its_input_has_detached_and_the_others_stay(layout):
+    async def test() -> None:
+        async with qemu(layout) as vm:
+            hub = ConsoleAttach(layout, QUIET)
+            terminal, piped, watcher = [await hub.attach(request(s)) for s in (TTY, BOTH, WATCHED)]
+            for session in (terminal, piped, watcher):
+                await session.close_stdin()
+            assert await asyncio.wait_for(terminal.read(), 5) == Ended(0)
+            await terminal.close()
+            await vm.says(b"login: ")
+            for session in (piped, watcher):
+                assert await output(session, b"login: ") == b"login: "
+                await session.close()
 
     run(test)
 

@@ -130,6 +130,23 @@ def test_the_way_in_is_opened_by_what_is_typed_and_ends_with_the_client():
     run(test)
 
 
+def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        terminal, piped = await hub.attach(request(TTY)), await hub.attach(request())
+        await terminal.write_stdin(b"typed")
+        await terminal.close_stdin()
+        assert await asyncio.wait_for(all_of(terminal), 5) == ([], 0)
+        await terminal.close()
+        await piped.close_stdin()
+        assert (inputs.typed, inputs.closed, inputs.ended) == (b"typed", 1, [])
+        hub.heard(VM, [Output(OUT, b"on")])
+        hub.ended(VM, 3)
+        assert await all_of(piped) == ([Output(OUT, b"on")], 3)
+        await piped.close()
+
+    run(test)
+
+
 @pytest.mark.parametrize("typed", [b"", b"last words"])
 def test_the_first_client_ends_the_input_if_the_pod_says_once(typed):
     async def test(inputs: Inputs, hub: CommandAttach) -> None:
