@@ -184,7 +184,7 @@ def test_crictl_attaches_to_the_console(vm):
         process.stdin.flush()
         wait_until(lambda: b"crictl 51" in seen, 60, "the console answers")
     finally:
-        process.terminate()
+        process.kill()  # of an attached one SIGTERM is not the end
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         process.wait(20)

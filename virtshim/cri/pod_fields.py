@@ -49,6 +49,15 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
     ]
 
 
+def unimplemented(config: pb.ContainerConfig) -> str:
+    """What is asked for and may come, "" if nothing: to be told apart from what no VM can have."""
+    volumes = [mount.container_path for mount in config.mounts if mount.image.image or mount.image_sub_path]
+    if not volumes:
+        return ""
+    named = ", ".join(f"config.mounts[{path[:200]}].image" for path in volumes[:10])
+    return f"{named}: image volumes are not supported yet; put the files into the VM's image"
+
+
 def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:
     where = f"{_CONTEXT}.namespace_options"
     for field, pod_field in _SHARED.items():
@@ -87,8 +96,6 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
     where = f"config.mounts[{mount.container_path[:200]}]"
     if mount.propagation != pb.PROPAGATION_PRIVATE:
         yield f"{where}.propagation: mounts do not propagate into or out of a virtual machine; use mountPropagation: None"
-    if mount.image.image or mount.image_sub_path:
-        yield f"{where}.image: image volumes are not supported yet; copy the files into the VM's image or a ConfigMap"
     if mount.uidMappings or mount.gidMappings:
         yield f"{where}.uidMappings: user namespaces do not apply to a virtual machine; remove hostUsers: false"
     if mount.recursive_read_only:

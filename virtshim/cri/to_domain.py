@@ -9,7 +9,7 @@ from virtshim.cri import name_fields, pod_fields
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.devices import CriDevice
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InvalidRequest, Unimplemented
 from virtshim.domain.file_path import check_path
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
@@ -148,7 +148,7 @@ def container_name(config: pb.ContainerConfig) -> ContainerName:
 
 
 def container_config(config: pb.ContainerConfig) -> ContainerConfig:
-    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.pod_fields`)."""
+    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.pod_fields`), Unimplemented for what is not yet."""
     faults = _Faults("CreateContainer")
     faults.require(config.image.image, "config.image.image is empty")
     faults.add_all(pod_fields.container_faults(config))
@@ -159,6 +159,8 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     devices = tuple(_device(device, faults) for device in config.devices)
     resources = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
+    if missing := pod_fields.unimplemented(config):
+        raise Unimplemented(f"CreateContainer: {missing}")
     return ContainerConfig(
         image=config.image.image,
         user_image=config.image.user_specified_image,

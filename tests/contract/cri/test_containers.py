@@ -196,7 +196,6 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
         ),
         ({"mounts": [pb.Mount(host_path="/x")]}, "container_path is empty"),
         ({"mounts": [pb.Mount(container_path="/x", propagation=pb.PROPAGATION_BIDIRECTIONAL)]}, "propagat"),
-        ({"mounts": [pb.Mount(container_path="/x", image=pb.ImageSpec(image="i"))]}, "image volumes"),
         ({"log_path": "../../etc/cron.d/x"}, "log_path"),
         ({"log_path": "x" * 256}, "log_path: a path has at most"),
         ({"annotations": {"name": "é" * (256 << 10)}}, "labels and config.annotations hold 524292 bytes"),
@@ -205,6 +204,15 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
 def test_what_a_vm_cannot_have_is_refused(client: Client, changes: dict[str, Any], says: str) -> None:
     with refused(Code.INVALID_ARGUMENT, says):
         client.create(client.run(), **changes)
+    assert client.containers() == []
+
+
+def test_image_volumes_are_told_apart_from_what_no_vm_can_have(client: Client) -> None:
+    volume = pb.Mount(container_path="/x", image=pb.ImageSpec(image="i"), readonly=True)
+    with refused(Code.UNIMPLEMENTED, r"mounts\[/x\]\.image: image volumes are not supported yet"):
+        client.create(client.run(), mounts=[volume])
+    with refused(Code.INVALID_ARGUMENT, "container_path is empty"):
+        client.create(client.run("other"), mounts=[volume, pb.Mount(host_path="/y")])
     assert client.containers() == []
 
 

@@ -60,8 +60,6 @@ def test_a_context_that_a_vm_cannot_honour_is_one_fault_of_sandbox_and_container
     [
         ({"propagation": pb.PROPAGATION_HOST_TO_CONTAINER}, "propagation"),
         ({"propagation": pb.PROPAGATION_BIDIRECTIONAL}, "propagation"),
-        ({"image": pb.ImageSpec(image="x")}, "image"),
-        ({"image_sub_path": "a"}, "image"),
         ({"uidMappings": ONE}, "uidMappings"),
         ({"gidMappings": ONE}, "uidMappings"),
         ({"recursive_read_only": True}, "recursive_read_only"),
@@ -71,6 +69,16 @@ def test_a_mount_that_a_vm_cannot_have_is_refused_by_its_path(changes: dict[str,
     mounts = [pb.Mount(container_path="/fine"), pb.Mount(container_path="/data", **changes)]
     (fault,) = pod_fields.container_faults(container(mounts=mounts))
     assert fault.startswith(f"config.mounts[/data].{field}")
+
+
+def test_image_volumes_may_come_and_are_no_fault() -> None:
+    by_image = pb.Mount(container_path="/data", image=pb.ImageSpec(image="x"))
+    by_path = pb.Mount(container_path="/more", image_sub_path="a")
+    asked = container(mounts=[pb.Mount(container_path="/fine"), by_image, by_path])
+    assert pod_fields.container_faults(asked) == []
+    told = pod_fields.unimplemented(asked)
+    assert told.startswith("config.mounts[/data].image, config.mounts[/more].image: ")
+    assert pod_fields.unimplemented(container(mounts=[pb.Mount(container_path="/fine")])) == ""
 
 
 def test_each_sysctl_is_named() -> None:
