@@ -19,8 +19,6 @@ GUEST_RAM = 128 * MIB
 CGROUP_ONLY = ("container_memory_cache", "container_memory_kernel_usage", "container_pressure_", "container_hugetlb_")
 # These need a request that sets them.
 SPEC = ("container_spec_cpu_",)
-# And these a device of the host's.
-OF_DEVICES = "virtshim_device_"
 
 
 def stats(cri: PodClient, container: str) -> pb.ContainerStats:
@@ -87,9 +85,7 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     # The balloon driver reports every 10 s.
     wait_until(lambda: "virtshim_vm_memory_unused_bytes" in samples(cri), 60, "the guest reports its memory")
     found = samples(cri)
-    assert {
-        name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC, OF_DEVICES))
-    } == set()
+    assert {name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC))} == set()
     assert all(len(m.label_values) == keys[name] for name, every in found.items() for m in every)
     (unused,) = found["virtshim_vm_memory_unused_bytes"]
     assert MIB < unused.value.value < GUEST_RAM

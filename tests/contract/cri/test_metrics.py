@@ -111,10 +111,6 @@ RESOURCES = pb.LinuxContainerResources(
 )
 
 
-# This VM has none.
-OF_DEVICES = {"virtshim_device_fatal_errors_total", "virtshim_device_nonfatal_errors_total"}
-
-
 def descriptors(client: Client) -> dict[str, pb.MetricDescriptor]:
     found = client.ListMetricDescriptors(pb.ListMetricDescriptorsRequest()).descriptors
     by_name = {one.name: one for one in found}
@@ -169,13 +165,13 @@ def test_every_metric_critest_knows_is_described_with_help_and_labels(client: Cl
 
 def test_a_running_vm_in_a_cgroup_has_a_sample_of_every_metric(client: Client, in_cgroup: None) -> None:
     start(client)
-    assert {one.name for one in flat(metrics(client))} == set(descriptors(client)) - OF_DEVICES
+    assert {one.name for one in flat(metrics(client))} == set(descriptors(client))
 
 
 def test_a_vm_without_a_cgroup_has_all_but_what_only_a_cgroup_accounts(client: Client) -> None:
     start(client)
     missing = set(descriptors(client)) - {one.name for one in flat(metrics(client))}
-    assert missing - OF_DEVICES == {"container_memory_cache", "container_memory_kernel_usage"} | {
+    assert missing == {"container_memory_cache", "container_memory_kernel_usage"} | {
         name for name in MAY_MISS if "pressure" in name or "hugetlb" in name
     }
     assert values(client, "container_oom_events_total") == {(): 0}

@@ -68,6 +68,14 @@ def test_the_metrics_are_by_device(world: World) -> None:
     ]
 
 
+def test_a_vm_without_devices_has_one_sample_of_no_errors(world: World) -> None:
+    container = world.create(world.run())
+    world.start(container)
+    (use,) = world.do.usage.containers([world.container(container)])
+    measured = of_container(device_metrics.CONTAINER, world.sandbox(use.container.sandbox_id), use)
+    assert {(one.labels[-1], one.value) for one in measured} == {("", 0)}
+
+
 def resetting(world: World) -> World:
     world.sections["devices"] = Devices(reset=True)
     return world.recovered()
