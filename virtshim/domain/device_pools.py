@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -141,12 +142,15 @@ def preferred(offered: Sequence[Offer], available: Sequence[str], must: Sequence
     node with the fewest left over, so that the big nodes stay whole; by address within."""
     chosen = list(dict.fromkeys(must))
     numa = {offer.id: offer.numa for offer in offered}
-    rest = [device for device in numa if device in available and device not in chosen]
+    free = set(available) - set(chosen)
+    rest = [device for device in numa if device in free]
+    often = Counter(numa[device] for device in rest)
     wanted = size - len(chosen)
     near = {numa[device] for device in chosen if device in numa}
 
-    def rank(device: str) -> tuple[bool, bool, int]:
-        peers = sum(numa[other] == numa[device] for other in rest)
-        return numa[device] not in near if near else False, peers < wanted, peers
+    def rank(device: str) -> tuple[bool, bool, int, int]:
+        node = numa[device]
+        peers = often[node]
+        return node not in near if near else False, peers < wanted, peers, -1 if node is None else node
 
     return tuple([*chosen, *sorted(rest, key=rank)][: max(size, 0)])

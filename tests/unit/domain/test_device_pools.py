@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 
@@ -145,3 +146,18 @@ def test_devices_of_one_numa_node_are_preferred(must, size, chosen) -> None:
 
 def test_only_available_devices_are_preferred() -> None:
     assert preferred(TWO_NODES, ["0000:01:00.1", "not.there"], (), 2) == ("0000:01:00.1",)
+
+
+def test_of_two_nodes_with_as_many_devices_all_come_from_one() -> None:
+    mixed = [offer(f"0000:01:00.{n}", n % 2) for n in range(6)]
+    assert preferred(mixed, [one.id for one in mixed], (), 3) == ("0000:01:00.0", "0000:01:00.2", "0000:01:00.4")
+
+
+def test_of_very_many_devices_the_preferred_ones_are_found_at_once() -> None:
+    """A kubelet that asks about a hundred thousand holds up nobody: it would take minutes to compare each with each."""
+    many = [Offer((PciAddress(0, n >> 8, n >> 3 & 31, n & 7),), n, n % 2) for n in range(3000)]
+    available = [device.id for device in many] + [f"gone-{n}" for n in range(100_000)]
+    begun = time.monotonic()
+    chosen = preferred(many, available, (), 2)
+    assert time.monotonic() - begun < 2.0
+    assert chosen == (many[0].id, many[2].id)
