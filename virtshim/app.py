@@ -36,6 +36,7 @@ from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.standstill import LibvirtStandstill
+from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.images.filestore import ImageFileStore
 from virtshim.observe import machine
 from virtshim.podnet.client import PodNetworkClient
@@ -47,19 +48,17 @@ from virtshim.ports.consoles import CommandLogs, Consoles
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import CommandHearers, GuestAgents, GuestCare, TerminationFiles
-from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing
+from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmCensus
 from virtshim.ports.seeds import GuestSeeds
 from virtshim.ports.standstill import CheckpointFiles, Standstill
 from virtshim.ports.streaming import Streaming
 from virtshim.services.announce import Announcer
-from virtshim.services.borrowed_devices import BorrowedDevices
 from virtshim.services.checkpoint_container import CheckpointContainer
 from virtshim.services.clock import Stamps, SystemClock
 from virtshim.services.container_commands import ContainerCommands
 from virtshim.services.create_container import CreateContainer
-from virtshim.services.device_claims import DeviceClaims
-from virtshim.services.device_health import DeviceHealth
+from virtshim.services.device_care import DeviceCare, DeviceRules, Outside, device_care
 from virtshim.services.exec_command import ExecCommand
 from virtshim.services.exits import Exits
 from virtshim.services.function_facts import FunctionFacts
@@ -115,6 +114,7 @@ class Adapters:
     census: VmCensus
     readings: VmReadings
     resizing: VmResizing
+    unplugging: VmUnplugging
     standstill: Standstill
     networks: KnownNetworks
     groups: VmGroups
@@ -196,17 +196,17 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     timeout = settings.cri.stop_timeout
     sizes = sizes_of(settings)
     logs = Logs(a.consoles, a.command_logs)
-    claims, devices, borrowed = _devices(settings, a)
-    exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout, devices)
+    devices = _devices(settings, a, locks)
+    exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout, devices.health)
     last_words = LastWords(a.records, a.care, a.last_words)
-    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words)
+    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words, devices.unplug)
     agent_timeout = settings.vm.agent_timeout
     commands = ContainerCommands(
         a.records, a.guests, a.command_logs, stop_container, a.clock, locks, agent_timeout, hearers=a.hearers
     )
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
     remove_container = RemoveContainer(
-        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, borrowed, timeout
+        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, devices, timeout
     )
     care = CareForGuests(a.records, a.care, a.clock, locks)
     checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks, care)
@@ -214,7 +214,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         records=a.records,
         clock=a.clock,
         layout=settings.layout(),
-        node=_node(settings, a, bench),
+        node=_node(settings, a, bench, devices),
         run_sandbox=RunSandbox(
             records=a.records,
             networks=a.networks,
@@ -227,16 +227,16 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         ),
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
-        create_container=_create_container(settings, a, images, stamps, locks, claims, borrowed),
+        create_container=_create_container(settings, a, images, stamps, locks, devices),
         start_container=StartContainer(
-            a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands, claims
+            a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands, devices.claims
         ),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
         reopen_log=ReopenLog(logs),
-        usage=Usage(a.records, a.readings, a.networks, a.disks, devices, a.clock),
+        usage=Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock),
         streaming=a.streaming,
         resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
         resize_sandbox=ResizeSandbox(a.records, locks, sizes),
@@ -249,11 +249,12 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     return App(a, services, images, recovering, VmEvents(a.records, exits), watch, announcer, commands, care)
 
 
-def _devices(settings: Settings, a: Adapters) -> tuple[DeviceClaims, DeviceHealth, BorrowedDevices]:
-    own, timeout = settings.devices, settings.cri.stop_timeout
-    health = DeviceHealth(a.records, a.device_errors, a.drivers, timeout, resets=own.reset)
-    claims = DeviceClaims(a.records, a.hypervisor, a.devices)
-    return claims, health, BorrowedDevices(a.records, a.records.borrowed, a.drivers, timeout, binds=own.bind)
+def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceCare:
+    tables = (a.records.borrowed, a.records.device_conditions)
+    outside = Outside(a.hypervisor, a.unplugging, a.devices, a.drivers, a.device_errors, *tables)
+    own = settings.devices
+    rules = DeviceRules(own.bind, own.reset, own.unplug, settings.cri.stop_timeout)
+    return device_care(a.records, outside, a.clock, locks, rules)
 
 
 def _announcer(settings: Settings, a: Adapters) -> Announcer:
@@ -290,13 +291,7 @@ def _watch(
 
 
 def _create_container(
-    settings: Settings,
-    a: Adapters,
-    images: ImageUse,
-    stamps: Stamps,
-    locks: PodLocks,
-    claims: DeviceClaims,
-    borrowed: BorrowedDevices,
+    settings: Settings, a: Adapters, images: ImageUse, stamps: Stamps, locks: PodLocks, devices: DeviceCare
 ) -> CreateContainer:
     return CreateContainer(
         records=a.records,
@@ -314,12 +309,12 @@ def _create_container(
         tapmanager_socket=settings.tapmanager.socket,
         free_hugepages=machine.free_hugepages,
         run_commands=settings.vm.command == "run",
-        claims=claims,
-        borrowed=borrowed,
+        claims=devices.claims,
+        borrowed=devices.borrowed,
     )
 
 
-def _node(settings: Settings, a: Adapters, bench: Workbench) -> NodeStatus:
+def _node(settings: Settings, a: Adapters, bench: Workbench, devices: DeviceCare) -> NodeStatus:
     return NodeStatus(
         version=version("virtshim"),
         node_id=a.records.node_id(),
@@ -329,6 +324,7 @@ def _node(settings: Settings, a: Adapters, bench: Workbench) -> NodeStatus:
         networks=a.networks,
         records=a.records,
         unfinished=bench.unfinished,
+        broken_devices=devices.resets.broken,
         layout=settings.layout(),
         functions=FunctionFacts(a.drivers),
     )
@@ -369,6 +365,7 @@ def built(settings: Settings) -> Iterator[App]:
             census=LibvirtCensus(connection, profile),
             readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
             resizing=LibvirtResizing(connection, profile),
+            unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
             standstill=LibvirtStandstill(connection, profile),
             networks=networks,
             groups=VmGroupClient(networks, own=own_groups(settings)),

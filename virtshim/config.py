@@ -184,8 +184,16 @@ class Devices(_Section):
         True,
         description="give a granted PCI function of another driver to vfio-pci while a VM has it; false: refuse it",
     )
+    unplug: float = Field(
+        2.0,
+        ge=0,
+        le=30,
+        description="seconds a guest gets to let go of its devices before its VM is ended by force; 0: it is not asked",
+    )
     reset: bool = Field(
-        False, description="reset a PCI function when its VM has ended; the kernel does so too, when QEMU lets go of it"
+        True,
+        description="reset a PCI function when its VM has ended, and give none away whose reset failed; false: leave it to the "
+        "kernel, which does so when QEMU lets go of it, and tells nobody of a failure",
     )
     pod_resources_socket: str = Field(
         "/var/lib/kubelet/pod-resources/kubelet.sock",

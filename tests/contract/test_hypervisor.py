@@ -35,7 +35,8 @@ from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.standstill import LibvirtStandstill
-from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing
+from virtshim.hypervisor.unplugging import LibvirtUnplugging
+from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.recovery import VmCensus
 from virtshim.ports.standstill import Standstill
 
@@ -49,6 +50,13 @@ OTHER_NODE = """<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='
 </metadata>""".format(c="c" * 64)
 
 
+# A VM can lose such a port without its guest, and its card with its guest's consent alone.
+SERIAL_PORT = """<channel type='pty'><target type='virtio' name='{alias}'/><alias name='{alias}'/></channel>"""
+CARD = """<rng model='virtio'><backend model='builtin'/><alias name='{alias}'/></rng>"""
+
+_Connected = tuple[Connection, LibvirtHypervisor, LibvirtUnplugging]
+
+
 @dataclasses.dataclass
 class World:
     hypervisor: Hypervisor
@@ -60,6 +68,8 @@ class World:
     resizing: VmResizing
     standstill: Standstill
     census: VmCensus
+    unplugging: VmUnplugging
+    plug_in: Callable[[uuid.UUID, str, str], None]
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
         return self.readings.usage({spec.uuid: spec.name for spec in specs})
@@ -93,6 +103,12 @@ class World:
 
 def _fake_world(directory: Path) -> Iterator[World]:
     fake = FakeHypervisor()
+
+    def plug_in(domain: uuid.UUID, device: str, alias: str) -> None:
+        fake.domains[domain].plugged += (alias,)
+        if device == CARD:
+            fake.clinging.add(domain)
+
     yield World(
         fake,
         directory,
@@ -103,6 +119,8 @@ def _fake_world(directory: Path) -> Iterator[World]:
         FakeResizing(fake),
         fake,
         fake,
+        fake,
+        plug_in,
     )
     fake.close()
 
@@ -112,20 +130,21 @@ def _profile(kind: DomainType) -> NodeProfile:
 
 
 @contextlib.contextmanager
-def _connected(uri: str, kind: DomainType) -> Iterator[tuple[Connection, LibvirtHypervisor]]:
+def _connected(uri: str, kind: DomainType) -> Iterator[_Connected]:
     connection = Connection(uri)
     hypervisor = LibvirtHypervisor(connection, _profile(kind))
+    unplugging = LibvirtUnplugging(connection, _profile(kind), hypervisor.watching)
     connection.start()
     assert connection.wait_open(PATIENCE), connection.trouble()
-    yield connection, hypervisor
+    yield connection, hypervisor, unplugging
     hypervisor.close()
     connection.close()
 
 
 def _libvirt_world(
-    beside: libvirt.virConnect, kind: DomainType, connected: tuple[Connection, LibvirtHypervisor], directory: Path
+    beside: libvirt.virConnect, kind: DomainType, connected: _Connected, directory: Path
 ) -> Iterator[World]:
-    connection, hypervisor = connected
+    connection, hypervisor, unplugging = connected
     uri = beside.getURI()
     there = {domain.UUIDString() for domain in beside.listAllDomains()}
 
@@ -134,6 +153,9 @@ def _libvirt_world(
             beside.defineXML(FOREIGN.format(type=kind.value, name=name, uuid=domain, metadata=metadata)).create()
 
         return add
+
+    def plug_in(domain: uuid.UUID, device: str, alias: str) -> None:
+        beside.lookupByUUID(domain.bytes).attachDeviceFlags(device.format(alias=alias), libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
     try:
         yield World(
@@ -146,6 +168,8 @@ def _libvirt_world(
             LibvirtResizing(connection, _profile(kind)),
             LibvirtStandstill(connection, _profile(kind)),
             LibvirtCensus(connection, _profile(kind)),
+            unplugging,
+            plug_in,
         )
     finally:
         for domain in beside.listAllDomains():
@@ -156,7 +180,7 @@ def _libvirt_world(
 
 
 @pytest.fixture(scope="session")
-def embedded() -> Iterator[tuple[libvirt.virConnect, tuple[Connection, LibvirtHypervisor]]]:
+def embedded() -> Iterator[tuple[libvirt.virConnect, _Connected]]:
     """One for all tests: a process can have one root, and open it a few times only (libvirt's table of drivers fills up).
     Below /var/tmp, where QEMU's user may go."""
     with tempfile.TemporaryDirectory(prefix="hv-", dir="/var/tmp") as root:
@@ -561,3 +585,73 @@ def test_the_census_tells_ours_and_leaves_the_others_out(world: World) -> None:
     census = world.census.take()
     assert [(found.uuid, found.state.power) for found in census.owned] == [(domain, Power.RUNNING)]
     assert not census.unreadable
+
+
+def test_a_vm_without_devices_of_the_host_has_nothing_to_let_go_of(world: World) -> None:
+    spec = world.spec()
+    world.hypervisor.define(spec)
+    assert not world.unplugging.unplug(spec.uuid, A, PATIENCE)
+    world.hypervisor.start(spec.uuid)
+    assert not world.unplugging.unplug(spec.uuid, A, PATIENCE)
+    assert not world.unplugging.unplug(uuid.uuid4(), A, PATIENCE)
+    assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
+
+
+def test_what_a_guest_lets_go_of_is_the_vms_no_more(world: World, request: pytest.FixtureRequest) -> None:
+    if "test-driver" in request.node.name:
+        return  # it plugs nothing
+    domain = world.running()
+    for alias in ("ua-host-pci1", "ua-host-pci2"):
+        world.plug_in(domain, SERIAL_PORT, alias)
+    assert not world.unplugging.unplug(domain, ContainerId("b" * 64), PATIENCE), "another container's"
+    begun = time.monotonic()
+    assert not world.unplugging.unplug(domain, A, PATIENCE)
+    assert time.monotonic() - begun < PATIENCE / 2, "the guest is not waited for any longer"
+    assert world.hypervisor.power(domain).power is Power.RUNNING
+
+
+def test_a_guest_that_does_not_let_go_costs_the_time_and_no_more(world: World, request: pytest.FixtureRequest) -> None:
+    if "test-driver" in request.node.name:
+        return
+    domain = world.running()
+    world.plug_in(domain, CARD, "ua-host-pci1")
+    for _ in range(2):  # asked again before it has answered
+        begun = time.monotonic()
+        assert list(world.unplugging.unplug(domain, A, 0.5)) == ["ua-host-pci1"]
+        assert time.monotonic() - begun < 5
+    world.hypervisor.destroy(domain, A)
+    assert not world.unplugging.unplug(domain, A, PATIENCE)
+
+
+def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.FixtureRequest) -> None:
+    if "test-driver" in request.node.name:
+        return
+    domain = world.running()
+    world.plug_in(domain, SERIAL_PORT, "ua-host-pci1")
+    world.standstill.pause(domain)
+    begun = time.monotonic()
+    assert list(world.unplugging.unplug(domain, A, PATIENCE)) == ["ua-host-pci1"]
+    assert time.monotonic() - begun < PATIENCE / 2
+    world.standstill.resume(domain)
+    assert not world.unplugging.unplug(domain, A, PATIENCE)
+
+
+def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(world: World, request: pytest.FixtureRequest) -> None:
+    if "qemu" not in request.node.name:
+        return  # only a real process can be stopped
+    spec = world.spec()
+    domain = world.running()
+    world.plug_in(domain, SERIAL_PORT, "ua-host-pci1")
+    process = world.usage_of(spec)[domain].process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        assert list(world.unplugging.unplug(domain, A, 0.5)) == ["ua-host-pci1"]
+        assert time.monotonic() - begun < 5
+        world.hypervisor.destroy(domain, A)
+        assert time.monotonic() - begun < 20
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+    assert not world.hypervisor.power(domain).is_on

@@ -16,6 +16,7 @@ from virtshim.domain.container import (
     Resources,
     RunAs,
 )
+from virtshim.domain.device_condition import DeviceCondition
 from virtshim.domain.devices import (
     BlockDevice,
     BorrowedDevice,
@@ -120,6 +121,7 @@ CONTAINER = Container(
     claims=("pci:10000:3b:00.1", "usb:001/002"),
 )
 BORROWED = BorrowedDevice(PciAddress(0, 0x3B, 0, 1), "iavf")
+CONDITION = DeviceCondition(PciAddress(0, 0x3B, 0, 2), 9, "the device did not come out of it", 2)
 IMAGE = Image(
     digest=ImageDigest(f"sha256:{'2' * 64}"),
     tags=("a:1", "b:2"),
@@ -137,6 +139,7 @@ def fill(records: SqliteRecords) -> None:
     records.containers.add(CONTAINER)
     records.images.put(IMAGE)
     records.borrowed.put(BORROWED)
+    records.device_conditions.put(CONDITION)
 
 
 def sandbox(n: int, **changes: Any) -> Sandbox:

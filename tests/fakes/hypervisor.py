@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
+from virtshim.domain.guest_devices import buses
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
 from virtshim.ports.recovery import Census, Remembered
@@ -20,22 +21,25 @@ _PATIENCE = 30.0
 
 @dataclass
 class FakeDomain:
-    """`spec` is None for a foreign domain. `boots` counts starts."""
+    """`spec` is None for a foreign domain. `boots` counts starts. `plugged`: the host's devices that it has while it runs."""
 
     name: str
     spec: VmSpec | None
     state: PowerState = PowerState(Power.OFF)
     boots: int = 0
+    plugged: tuple[str, ...] = ()
 
 
 class FakeHypervisor:
     """Implements `virtshim.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
     (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable.
+    They let go of devices unless their UUID is in `clinging`.
     `unreadable` are names of domains that a census cannot read, `other_nodes` and `other_sandboxes` what it sees of others."""
 
     def __init__(self) -> None:
         self.domains: dict[uuid.UUID, FakeDomain] = {}
         self.deaf: set[uuid.UUID] = set()
+        self.clinging: set[uuid.UUID] = set()
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
@@ -72,6 +76,8 @@ class FakeHypervisor:
             if there.state.is_on:
                 raise WrongState(f"VM {domain} is running already")
             there.boots += 1
+            if there.spec is not None:
+                there.plugged = tuple(f"ua-host-pci{bus}" for bus, _ in buses(there.spec.granted.passthrough))
         self._change(domain, PowerState(Power.RUNNING))
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
@@ -83,6 +89,17 @@ class FakeHypervisor:
         self._reach("destroy")
         if self._is_of(domain, container):
             self._end(domain, OffReason.DESTROYED)
+
+    def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
+        """Implements `virtshim.ports.hypervisor.VmUnplugging`."""
+        self._reach("unplug")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None or not self._is_of(domain, container) or not there.state.is_on:
+                return ()
+            if there.state.power is Power.RUNNING and domain not in self.clinging:
+                there.plugged = ()
+            return there.plugged
 
     def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         self._reach("undefine")

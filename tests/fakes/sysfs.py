@@ -96,6 +96,10 @@ class FakeSysfs:
             self._virtual(home, vf_of)
         return home
 
+    def registers(self, address: str, head: bytes) -> None:
+        """What reading its configuration space gives."""
+        self.path(f"/sys/bus/pci/devices/{address}/config").write_bytes(head)
+
     def bind(self, address: str, driver: str) -> None:
         self.path(f"/sys/bus/pci/drivers/{driver}").mkdir(parents=True, exist_ok=True)
         self.link(f"/sys/bus/pci/devices/{address}/driver", f"/sys/bus/pci/drivers/{driver}")

@@ -52,7 +52,7 @@ class WatchedRecords:
 
     def __init__(self, records: SqliteRecords, journal: Journal) -> None:
         self.real = records
-        for table in ("sandboxes", "containers", "images", "borrowed"):
+        for table in ("sandboxes", "containers", "images", "borrowed", "device_conditions"):
             setattr(
                 self, table, Watched(f"records.{table}", getattr(records, table), journal, ("get", "all", "on_change"))
             )
@@ -117,6 +117,7 @@ class World:
             readings=out.readings,
             standstill=cast("Any", Watched("vms", out.standstill or out.vms, journal)),
             networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
+            unplugging=cast("Any", Watched("vms", out.vms, journal)),
             resizing=cast("Any", Watched("resizing", out.resizing, journal, ("memory_in_use",))),
             groups=cast("Any", Watched("groups", out.groups, journal)),
             files=cast("Any", Watched("files", out.files, journal, ("path",))),

@@ -30,7 +30,7 @@ class _Records:
 
     def __init__(self, records: Any, steps: Steps) -> None:
         self._records = records
-        for table in ("sandboxes", "containers", "images", "borrowed"):
+        for table in ("sandboxes", "containers", "images", "borrowed", "device_conditions"):
             setattr(self, table, Stepping(f"records.{table}", getattr(records, table), steps, ("get", "all")))
 
     def __getattr__(self, attribute: str) -> Any:

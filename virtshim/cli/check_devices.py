@@ -9,13 +9,14 @@ from virtshim import config as settings_table
 from virtshim.cli.check import print_lines
 from virtshim.cli.ps import columns
 from virtshim.devices.host_files import HostFiles
+from virtshim.domain.device_condition import DeviceCondition
 from virtshim.domain.errors import ShimError
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.drivers import DeviceDriverClient
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.finding import Finding, Level, warning
-from virtshim.store.claims_seen import claims_seen
+from virtshim.store.state_seen import claims_seen, conditions_seen
 
 
 def check_devices(
@@ -24,9 +25,9 @@ def check_devices(
     """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read."""
     settings = settings_table.load(config)
     files = files or HostFiles()
-    claims, trouble = _claims(settings.layout().database)
+    claims, conditions, trouble = _state(settings.layout().database)
     drivers = drivers or DeviceDriverClient(PodNetworkClient(settings.tapmanager.socket))
-    candidates = device_facts.candidates(settings, files, claims, drivers)
+    candidates = device_facts.candidates(settings, files, claims, conditions, drivers)
     found = devices.findings(candidates, device_facts.surroundings(settings, files, claims)) + trouble
     rows = devices.rows(candidates)
     if as_json:
@@ -39,10 +40,10 @@ def check_devices(
     return int(any(finding.level is Level.ERROR for finding in found))
 
 
-def _claims(database: str) -> tuple[dict[str, str], list[Finding]]:
-    """Claim -> id of the container that holds it; what the table shows is right without, too."""
+def _state(database: str) -> tuple[dict[str, str], dict[str, DeviceCondition], list[Finding]]:
+    """By claim: the id of the container that holds it; what resets have shown. The table is right without, too."""
     try:
-        return claims_seen(database), []
+        return claims_seen(database), conditions_seen(database), []
     except ShimError as exc:
         text, _, remedy = str(exc).partition("; ")
-        return {}, [warning("claims", text, remedy)]
+        return {}, {}, [warning("claims", text, remedy)]

@@ -13,6 +13,8 @@ import structlog
 
 from virtshim import config, sdnotify
 from virtshim.config import OfferedResource
+from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.function_health import FunctionHealth
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.domain.device_pools import Candidate, Pool
@@ -23,6 +25,7 @@ from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
 from virtshim.observe.logsetup import set_up_logging
+from virtshim.store.state_seen import conditions_seen
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +66,9 @@ def device_plugin_command(file: str | None) -> None:
     try:
         sdnotify.notify("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
-        plugin = DevicePlugin(plugins, pools, lambda: candidates(HostFiles(), kept), publish)
+        files = HostFiles()
+        health = FunctionHealth(AerCounts(files), partial(conditions_seen, settings.layout().database))
+        plugin = DevicePlugin(plugins, pools, lambda: candidates(files, health, kept), publish)
         plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
     finally:
         lock.release()
@@ -83,8 +88,10 @@ def pool_of(resource: OfferedResource) -> Pool:
     )
 
 
-def candidates(files: HostFiles, kept: Collection[PciAddress] = ()) -> Sequence[Candidate]:
+def candidates(files: HostFiles, health: FunctionHealth, kept: Collection[PciAddress] = ()) -> Sequence[Candidate]:
     """All functions of the node but bridges, which are no devices. `kept`: what no VM gets."""
+    functions = [facts for facts in PciBus(files).functions() if not facts.is_bridge]
+    trouble = health.look(functions)
     return [
         Candidate(
             address=facts.address,
@@ -98,9 +105,9 @@ def candidates(files: HostFiles, kept: Collection[PciAddress] = ()) -> Sequence[
             numa=facts.node,
             physfn=facts.physical,
             has_node=facts.group is not None and files.exists(f"/dev/vfio/{facts.group}"),
+            trouble=trouble.get(facts.address, ""),
         )
-        for facts in PciBus(files).functions()
-        if not facts.is_bridge
+        for facts in functions
     ]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from virtshim.cri.runtime import Services
 
 CONTAINER_FAMILIES: Final = (*container_metrics.CONTAINER, *vm_metrics.CONTAINER, *device_metrics.CONTAINER)
-POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD)
+POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD, *device_metrics.POD)
 
 _TYPE: Final[Mapping[Kind, pb.MetricType.ValueType]] = {Kind.COUNTER: pb.COUNTER, Kind.GAUGE: pb.GAUGE}
 

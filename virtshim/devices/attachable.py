@@ -12,6 +12,7 @@ from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import usb_used_by_host, used_by_host
 from virtshim.devices.memory_lock import EXTRA
 from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
+from virtshim.domain.device_condition import DOES_NOT_ANSWER, WAKE_IT, DeviceCondition
 from virtshim.domain.devices import (
     MediatedDevice,
     Passthrough,
@@ -81,6 +82,9 @@ class Attachable:
         where = f"{FUNCTIONS}/{facts.address}"
         if facts.is_bridge:
             yield Fault("a bridge", "is a PCI bridge, which no VM can have", "grant what is behind it")
+            return
+        if not facts.answers:
+            yield Fault("no answer", DOES_NOT_ANSWER, WAKE_IT.format(address=facts.address))
             return
         if facts.address in self._rules.keep:
             yield Fault("kept", "is kept for the node (devices.keep)", _SELECTION)
@@ -185,6 +189,12 @@ class Attachable:
                 f"{_mib(limit)} MiB; set LimitMEMLOCK=infinity in the unit of libvirt's daemon (the embedded driver: of "
                 "virtshim)"
             )
+
+
+def condition_faults(condition: DeviceCondition | None) -> Iterator[Fault]:
+    """What resets have shown of a function. Not among `function_faults`: who gives it to a VM tries a reset first."""
+    if condition is not None and condition.fault:
+        yield Fault("reset failed", condition.fault, condition.remedy)
 
 
 def _words(device: Passthrough) -> str:

@@ -44,6 +44,8 @@ _VFIO_DRIVERS: Final = frozenset(
 _IDLE_DRIVERS: Final = frozenset({"", "pci-stub", "pcieport", "shpchp"})
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VDPA: Final = re.compile(r"vdpa[0-9]+")
+# Bytes of a function's configuration space that all have, and that everybody may read.
+_HEADER: Final = 64
 _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
@@ -51,7 +53,8 @@ _ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 class PciFacts:
     """One function. `class_code`: 24 bits. `driver`: "" for none. `group`: None without an IOMMU. `node`: NUMA, None if the
     machine does not say. `physical`: of which function this is a VF. `virtual`: its VFs. `parts`: mediated and vDPA devices
-    that were made of it."""
+    that were made of it. `answers`: false if what reads its registers gets nothing but ones, as from a device that has fallen
+    off the bus."""
 
     address: PciAddress
     vendor: int
@@ -67,6 +70,7 @@ class PciFacts:
     interfaces: tuple[str, ...]
     has_reset: bool
     parts: tuple[str, ...]
+    answers: bool
 
     @property
     def is_bridge(self) -> bool:
@@ -114,6 +118,7 @@ class PciBus:
             interfaces=tuple(files.names(f"{directory}/net")),
             has_reset="reset" in names,
             parts=tuple(name for name in names if is_uuid(name) or _VDPA.fullmatch(name)),
+            answers=self._answers(directory),
         )
 
     def place(self, facts: PciFacts) -> str:
@@ -149,6 +154,11 @@ class PciBus:
     def mdev_group(self, uuid: str) -> int | None:
         group = _last(self._files.target(f"{MDEVS}/{uuid}/iommu_group"))
         return int(group) if group.isdecimal() else None
+
+    def _answers(self, directory: str) -> bool:
+        """All of the header is looked at: the vendor of a VF reads as ones by the specification of SR-IOV."""
+        head = self._files.head(f"{directory}/config", _HEADER)
+        return len(head) < _HEADER or head.strip(b"\xff") != b""
 
     def _addresses(self, directory: str) -> list[PciAddress]:
         found = []

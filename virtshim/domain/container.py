@@ -136,7 +136,8 @@ class Container:
     `trouble`: why a running one does not get on, for people. `pod_disk`: the name of its root disk, if that is the pod's
     and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM.
     `command` is what runs in the guest as the container's own, () if nothing does; `command_begun`: the agent was told to
-    run it; `ending` is written before its VM is ended because of it: then that is how the container ended. `frozen`: the
+    run it; `ending` is written before its VM is ended because of that, or its devices are taken from it: then that is how
+    the container ended, and the VM ends whatever happens. `frozen`: the
     guest was, or was to be, told to keep its file systems still, and has not said yet that they move again. `granted`: the
     devices its VM was defined with; `claims` those that are its own now: nobody else's VM may have them."""
 

@@ -16,7 +16,7 @@ class Candidate:
     """A function as sysfs shows it. `vendor` and `device`: four hex digits in lower case. `driver` "": none bound; `is_vfio`: it
     hands the function to user space; `is_busy`: it uses the function for the node, so that VFIO gives away nothing of the group.
     `group` None: no IOMMU. `numa` None: not said. `physfn`: the PF that a VF is of. `has_node`: /dev/vfio/<group> is there.
-    `is_kept`: no VM gets it."""
+    `is_kept`: no VM gets it. `trouble`: what is wrong with the device itself, "" if nothing is known."""
 
     address: PciAddress
     vendor: str
@@ -29,6 +29,7 @@ class Candidate:
     has_node: bool = False
     is_busy: bool = False
     is_kept: bool = False
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,8 @@ def _offer(pool: Pool, members: Sequence[Candidate], busy: Sequence[Candidate]) 
 def _fault(pool: Pool, facts: Candidate) -> str:
     if facts.is_kept:
         return f"{facts.address} is kept for the node (devices.keep)"
+    if facts.trouble:
+        return f"{facts.address} {facts.trouble}"
     if facts.group is None:
         return f"{facts.address} has no IOMMU group: switch the IOMMU on in firmware and kernel (intel_iommu=on)"
     if not (facts.driver in pool.drivers if pool.drivers else facts.is_vfio):

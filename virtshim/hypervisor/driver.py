@@ -162,6 +162,11 @@ class LibvirtHypervisor:
     def _subscribe(self, conn: libvirt.virConnect) -> None:
         self._warm_up(conn)
         conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
+        for event in (
+            libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED,
+            libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVAL_FAILED,
+        ):
+            conn.domainEventRegisterAny(None, event, self._on_device, None)
 
     def _tell_after_settling(self) -> None:
         """After libvirt was started, its threads look for each VM's QEMU again; until then a VM counts as running, and
@@ -187,6 +192,10 @@ class LibvirtHypervisor:
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
             self._ends.stopped(which)
         self._events.happened(which)
+
+    def _on_device(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
+        """libvirt's event thread: hands over, to who waits for a guest to let go of a device."""
+        self._events.wake(uuid.UUID(domain.UUIDString()))
 
     def _make_room(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
         """Removes an earlier definition of ours with this UUID; refuses when UUID or name belong to something

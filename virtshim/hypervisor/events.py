@@ -59,7 +59,7 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:
-        """An event that is set at each life-cycle event of `domain` until the block is left."""
+        """An event that is set at each life-cycle event of `domain`, and with `wake`, until the block is left."""
         event = threading.Event()
         with self._changed:
             self._waiters.setdefault(domain, []).append(event)
@@ -88,6 +88,12 @@ class Lifecycle:
             if self._callbacks:
                 self._pending[domain] = None
                 self._changed.notify_all()
+
+    def wake(self, domain: uuid.UUID) -> None:
+        """Something about it has changed, but not its life. Called on libvirt's thread."""
+        with self._changed:
+            for event in self._waiters.get(domain, ()):
+                event.set()
 
     def some_were_lost(self) -> None:
         """Wakes every waiter and tells the callbacks about every domain."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from virtshim.domain.card_function import CardFunction
+from virtshim.domain.device_condition import DeviceCondition
 from virtshim.domain.devices import (
     BorrowedDevice,
     DeviceErrors,
@@ -70,6 +71,18 @@ class BorrowedTable(Protocol):
     def get(self, key: str) -> BorrowedDevice | None: ...
 
     def all(self) -> Sequence[BorrowedDevice]: ...
+
+
+class ConditionTable(Protocol):
+    """What is known against functions, by claim; kept as `virtshim.ports.Table` keeps records."""
+
+    def put(self, record: DeviceCondition) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+    def get(self, key: str) -> DeviceCondition | None: ...
+
+    def all(self) -> Sequence[DeviceCondition]: ...
 
 
 class DeviceErrorCounts(Protocol):

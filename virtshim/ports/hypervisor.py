@@ -51,6 +51,15 @@ class Hypervisor(Protocol):
         """Why VMs cannot be run now, for people; "" if they can. Answers at once, from memory."""
 
 
+class VmUnplugging(Protocol):
+    """Devices of the host that a VM has. Errors: as Hypervisor."""
+
+    def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
+        """Asks the guest to let go of all its devices on PCI, and waits at most `timeout` seconds; what it lets go of is the
+        VM's no more. Returns names of those it still has, for people: () if there were none, or it went off. A guest that
+        stands still is not asked. May be called again, also while the guest has not answered yet."""
+
+
 class VmReadings(Protocol):
     """What VMs use. Raises nothing: numbers that cannot be had are left out."""
 

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from virtshim.config import Settings
-from virtshim.devices.attachable import Attachable
+from virtshim.devices.attachable import Attachable, condition_faults
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.pci import PciBus, PciFacts
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.device_condition import DeviceCondition
+from virtshim.domain.devices import PciAddress, PciFunction
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight.devices import Candidate, Surroundings
@@ -24,23 +25,23 @@ _UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 
 
 def candidates(
-    settings: Settings, files: HostFiles, claims: Mapping[str, str], drivers: DeviceDrivers
+    settings: Settings,
+    files: HostFiles,
+    claims: Mapping[str, str],
+    conditions: Mapping[str, DeviceCondition],
+    drivers: DeviceDrivers,
 ) -> list[Candidate]:
-    """All functions but the machine's own wiring, by address. `claims`: claim -> container that holds it. `drivers`: tells the
-    VLANs of network cards' VFs, as far as it can be asked."""
+    """All functions but the machine's own wiring, by address. By claim: the container that holds it; what resets have shown.
+    `drivers`: tells the VLANs of network cards' VFs, as far as it can be asked."""
     used = used_by_host(files)
     attachable = Attachable(files, device_rules(settings, files))
     bus = PciBus(files)
-    found = [
-        Candidate(
-            facts,
-            tuple(attachable.function_faults(facts, used)),
-            claims.get(f"pci:{facts.address}", ""),
-            bus.place(facts),
-        )
-        for facts in bus.functions()
-        if not _is_wiring(facts)
-    ]
+    found = []
+    for facts in bus.functions():
+        if not _is_wiring(facts):
+            claim = PciFunction(facts.address).claim
+            faults = (*attachable.function_faults(facts, used), *condition_faults(conditions.get(claim)))
+            found.append(Candidate(facts, faults, claims.get(claim, ""), bus.place(facts)))
     vlans = _vlans([one.facts.address for one in found if one.place], drivers)
     return [dataclasses.replace(one, vlan=vlans.get(one.facts.address, "")) for one in found]
 

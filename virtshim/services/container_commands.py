@@ -81,8 +81,9 @@ class ContainerCommands:
         self._threads: dict[ContainerId, threading.Thread] = {}
 
     def follow(self, container: Container) -> None:
-        """From now on the command of this running container, if it has one, is cared for. Returns at once."""
-        if not container.command:
+        """From now on the command of this running container, if it has one, is cared for; or its end, if that is written down
+        already. Returns at once."""
+        if not container.command and container.ending is None:
             return
         thread = threading.Thread(
             target=self._attend, args=(container.id,), name=f"command-{container.id.short}", daemon=True

@@ -17,6 +17,7 @@ from virtshim.domain.vm import VmSize
 from virtshim.ports.devices import Devices
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
+from virtshim.services.device_resets import DeviceResets
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class DeviceClaims:
     records: Records
     hypervisor: Hypervisor
     devices: Devices
+    resets: DeviceResets
 
     def resolve(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> GrantedDevices:
         """What is behind the request. Raises InvalidRequest, Unavailable."""
@@ -47,6 +49,7 @@ class DeviceClaims:
         """WrongState if one of them cannot be attached now."""
         if granted.passthrough:
             self.devices.check(granted.passthrough, guest_memory=size.max_memory_bytes)
+            self.resets.refuse_broken(granted)
 
     def add(self, container: Container, sandbox: Sandbox) -> None:
         """Writes the new container's record, and its claims with it. WrongState, naming who has it, for a device that is

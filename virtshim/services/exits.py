@@ -17,7 +17,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
-from virtshim.services.device_health import DeviceHealth
+from virtshim.services.device_health import DeviceHealth, with_devices
 from virtshim.services.inflight import PodLocks
 from virtshim.services.logs import Logs
 
@@ -56,14 +56,15 @@ class Exits:
             domain = uuid.UUID(found.domain_uuid)
             state = self.hypervisor.power(domain)
             if not state.has_ended:
-                return self._standing(found, trouble_of(state))
+                return self._standing(found, with_devices(trouble_of(state), [self.devices.trouble(found)]))
             if state.is_on:  # it panicked, and its QEMU waits
                 self.hypervisor.destroy(domain, container)
             self.finish_log(found)
             message = message or self.ended_by_us.pop(container, "")
             vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
-            self.devices.ended(found)
-            ended = found.exited(how_it_ended(found, vm))
+            how = how_it_ended(found, vm)
+            how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.ended(found)]))
+            ended = found.exited(how)
             self.records.containers.replace(ended)
             self.streaming.end_container(container)
             self._drop_group(ended)
@@ -71,7 +72,7 @@ class Exits:
                 "container.exited",
                 container=container.short,
                 code=ended.exit.code if ended.exit else None,
-                message=message,
+                message=how.message,
             )
             return ended
 

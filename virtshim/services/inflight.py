@@ -69,12 +69,27 @@ class PodLocks:
 
     @contextmanager
     def held(self, sandbox: SandboxId) -> Iterator[None]:
+        with self._known(sandbox) as lock, lock:
+            yield
+
+    @contextmanager
+    def held_soon(self, sandbox: SandboxId, seconds: float) -> Iterator[bool]:
+        """False, and not held, if it could not be had within that time."""
+        with self._known(sandbox) as lock:
+            held = lock.acquire(timeout=seconds)
+            try:
+                yield held
+            finally:
+                if held:
+                    lock.release()
+
+    @contextmanager
+    def _known(self, sandbox: SandboxId) -> Iterator[threading.RLock]:
         with self._lock:
             lock, users = self._locks.get(sandbox, (threading.RLock(), 0))
             self._locks[sandbox] = (lock, users + 1)
         try:
-            with lock:
-                yield
+            yield lock
         finally:
             with self._lock:
                 lock, users = self._locks[sandbox]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
+from virtshim.domain.devices import PciAddress
 from virtshim.domain.layout import Layout, disk_of
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports.hypervisor import Hypervisor
@@ -36,6 +37,7 @@ class NodeStatus:
     unfinished: Callable[[], Mapping[str, str]]
     layout: Layout
     functions: FunctionFacts
+    broken_devices: Callable[[], Mapping[PciAddress, str]]
 
     def conditions(self) -> Sequence[Condition]:
         """kubelet wants both. Never waits for libvirt."""
@@ -48,13 +50,15 @@ class NodeStatus:
         )
 
     def facts(self) -> Mapping[str, object]:
-        """`unreadable`: records that cannot be read; `unfinished`: repairs that could not be made yet. Both by name, with why."""
+        """`unreadable`: records that cannot be read; `unfinished`: repairs that could not be made yet; `brokenDevices`: functions
+        that no VM gets. All by name, with why."""
         return {
             "version": self.version,
             "nodeId": self.node_id,
             "stateDir": self.layout.state_dir,
             "unreadable": dict(self.records.unreadable()),
             "unfinished": dict(self.unfinished()),
+            "brokenDevices": {str(address): why for address, why in self.broken_devices().items()},
         }
 
     def sandbox_facts(self, sandbox: Sandbox) -> Mapping[str, object]:

@@ -16,6 +16,7 @@ import structlog
 from virtshim.domain.errors import ShimError
 from virtshim.ports.clock import Clock
 from virtshim.ports.recovery import StateRecords
+from virtshim.services.device_resets import DeviceResets
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.recover import Survey
@@ -40,6 +41,7 @@ class Reconcile:
     locks: PodLocks
     clock: Clock
     interval: float
+    resets: DeviceResets
     _seen: dict[str, float] = field(default_factory=dict)
 
     def run(self, stopping: threading.Event) -> None:
@@ -69,6 +71,7 @@ class Reconcile:
         for repair in found:
             if now - self._seen[repair.name] >= _AGE:
                 left = self._make(repair, left)
+        self.resets.try_again()
 
     def _differences(self) -> Iterator[Repair]:
         found = self.survey.take()

@@ -9,6 +9,7 @@ import structlog
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords, VmCensus
+from virtshim.services.device_resets import DeviceResets
 from virtshim.services.images import ImageUse
 from virtshim.services.rebuild import Rebuild
 from virtshim.services.recover_plan import Found, Plan, plan
@@ -60,6 +61,7 @@ class Recover:
     repairs: Repairs
     workbench: Workbench
     images: ImageUse
+    resets: DeviceResets
 
     def run(self, *, rebooted: bool, lost: bool = False) -> None:
         """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
@@ -79,6 +81,8 @@ class Recover:
         if not (lost or found.in_doubt):  # a VM that could not be read may have them
             for repair in self.repairs.idle_devices():
                 left = self.workbench.make(repair, left)
+        if rebooted:
+            self.resets.forget()
         self.images.collect_all()
         log.info(
             "recovered",

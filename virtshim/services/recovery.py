@@ -33,8 +33,9 @@ def recovery(
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
     survey = Survey(repairs.records, census, repairs.networks, repairs.disks, repairs.timeout)
+    resets = repairs.remove_container.devices.resets
     rebuild = Rebuild(repairs.records, census, repairs.networks, repairs.timeout)
     return Recovery(
-        Recover(survey, rebuild, repairs, bench, images),
-        Reconcile(repairs.records, survey, repairs, bench, images, locks, repairs.clock, interval),
+        Recover(survey, rebuild, repairs, bench, images, resets),
+        Reconcile(repairs.records, survey, repairs, bench, images, locks, repairs.clock, interval, resets),
     )

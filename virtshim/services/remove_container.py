@@ -15,7 +15,7 @@ from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
-from virtshim.services.borrowed_devices import BorrowedDevices
+from virtshim.services.device_care import DeviceCare
 from virtshim.services.images import ImageUse
 from virtshim.services.inflight import PodLocks
 from virtshim.services.logs import Logs
@@ -36,7 +36,7 @@ class RemoveContainer:
     locks: PodLocks
     guests: GuestAgents
     groups: VmGroups
-    borrowed: BorrowedDevices
+    devices: DeviceCare
     timeout: float
 
     def remove(self, wanted: Container) -> None:
@@ -48,8 +48,11 @@ class RemoveContainer:
             domain = uuid.UUID(container.domain_uuid)
             removing = container.removing()
             self.records.containers.replace(removing)
+            self.devices.unplug.before_removal(container)
             self.hypervisor.destroy(domain, container.id)
             self.guests.forget(container.id)
+            if container.started_at:
+                self.devices.health.ended(container)
             try:
                 self.logs.finish(container)
             except ShimError as exc:  # a full disk, say: removal is what makes room
@@ -61,6 +64,6 @@ class RemoveContainer:
             self.groups.remove(container.id, container.cgroup_parent, self.timeout)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)
-        self.borrowed.give_back_of(container)
+        self.devices.borrowed.give_back_of(container)
         self.images.collect(container.image)
         log.info("container.removed", container=container.id.short)

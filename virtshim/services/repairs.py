@@ -94,7 +94,7 @@ class Repairs:
 
     def idle_devices(self) -> Iterator[Repair]:
         """Devices that were borrowed for containers which have gone: after all others, which may set them free."""
-        borrowed = self.remove_container.borrowed
+        borrowed = self.remove_container.devices.borrowed
         for device in borrowed.idle():
             yield Repair("borrowed device", device, borrowed.give_back, frozenset({device.claim}), None)
 

@@ -17,6 +17,7 @@ from virtshim.ports.records import Records
 from virtshim.services.exits import Exits
 from virtshim.services.inflight import PodLocks
 from virtshim.services.last_words import LastWords
+from virtshim.services.unplug_devices import UnplugDevices
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class StopContainer:
         clock: Clock,
         locks: PodLocks,
         last_words: LastWords,
+        unplug: UnplugDevices,
     ) -> None:
         self._records = records
         self._hypervisor = hypervisor
@@ -51,6 +53,7 @@ class StopContainer:
         self._clock = clock
         self._locks = locks
         self._last_words = last_words
+        self._unplug = unplug
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
 
@@ -77,8 +80,9 @@ class StopContainer:
                 raise running.error
 
     def kill(self, container: Container, message: str) -> None:
-        """Ends its VM now, whoever else is stopping it. Waits for nobody, so it may be called with the pod's lock held;
+        """Ends its VM now, whoever else is stopping it. Waits for no other stop, so it may be called with the pod's lock held;
         `stop` may not: the stop that it joins needs that lock."""
+        self._unplug.before_kill(container, message)
         self._hypervisor.destroy(uuid.UUID(container.domain_uuid), container.id)
         self._settled(container, message)
 
@@ -105,6 +109,7 @@ class StopContainer:
             )
             log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
             self._exits.announce(container.id, message)
+            self._unplug.before_kill(container, message)
             self._hypervisor.destroy(domain, container.id)
         self._settled(container, message)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.devices import DeviceErrors, PciAddress
+from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
@@ -31,7 +31,7 @@ from virtshim.ports.hypervisor import VmReadings
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.records import Records
 from virtshim.services.create_container import domain_name
-from virtshim.services.device_health import DeviceHealth
+from virtshim.services.device_health import DeviceHealth, DeviceUse
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +41,8 @@ _NETWORK_LIMIT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ContainerUse:
-    """`taken_at` in ns is the time of all that has no time of its own. Of a container that does not run, only the disk is
-    known; of one that runs, each part that could be read."""
+    """`taken_at` in ns is the time of all that has no time of its own. Of a container that does not run, only the disk and the
+    devices that it had are known; of one that runs, each part that could be read."""
 
     container: Container
     taken_at: int
@@ -50,7 +50,7 @@ class ContainerUse:
     memory: MemoryUse | None = None
     disk: DiskUse | None = None
     domain: DomainUsage = DomainUsage()
-    device_errors: Mapping[PciAddress, DeviceErrors] = field(default_factory=dict)
+    devices: Mapping[PciAddress, DeviceUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Usage:
             memory=memory_of(domain, container.config.resources.memory_limit_bytes),
             disk=self._disk(container),
             domain=domain,
-            device_errors=self._devices.errors(container),
+            devices=self._devices.of(container),
         )
 
     def _disk(self, container: Container) -> DiskUse | None:

@@ -59,7 +59,7 @@ class WatchPods:
 
     def look(self) -> None:
         """One round. A part that cannot be read now is left to the next round."""
-        for part in (self._machines, self._networks, self.devices.look):
+        for part in (self.devices.look, self._machines, self._networks):
             self._try(part)
 
     def _try(self, part: Callable[[], None]) -> None:
@@ -80,7 +80,8 @@ class WatchPods:
             if container.checkpointing or container.frozen:  # no harm if it is under way
                 self._try(lambda one=container: self.checkpoints.finish_left(one))  # type: ignore[misc]
             domain = domains.get(container.id)
-            if domain is None or domain.state.has_ended or container.trouble or domain.state.power is Power.PAUSED:
+            troubled = container.trouble or self.devices.trouble(container)
+            if domain is None or domain.state.has_ended or troubled or domain.state.power is Power.PAUSED:
                 self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
 
     def _look_closer(self, container: Container, domain: OwnedDomain | None) -> None:

@@ -43,6 +43,7 @@ def _salvage(aside: str, records: SqliteRecords) -> None:
         "containers": _copy(aside, "containers", rows.container_from, records.containers.put),
         "images": _copy(aside, "images", rows.image_from, records.images.put),
         "borrowed": _copy(aside, "borrowed", rows.borrowed_from, records.borrowed.put),
+        "device_conditions": _copy(aside, "device_conditions", rows.condition_from, records.device_conditions.put),
     }
     log.warning("database.salvaged", **counts)
 

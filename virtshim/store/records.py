@@ -13,6 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 
 from virtshim.domain.container import Container
+from virtshim.domain.device_condition import DeviceCondition
 from virtshim.domain.devices import BorrowedDevice
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
@@ -47,6 +48,7 @@ class SqliteRecords:
             drop_ownerless(self._engine)
             self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
             self.borrowed: SqliteTable[str, BorrowedDevice] = SqliteTable(self._writing, _BORROWED)
+            self.device_conditions: SqliteTable[str, DeviceCondition] = SqliteTable(self._writing, _CONDITIONS)
         except DatabaseError as exc:
             self._engine.dispose()
             raise database_trouble(exc) from exc
@@ -70,7 +72,7 @@ class SqliteRecords:
         return {key: why for table in self._tables() for key, why in list(table.unreadable.items())}
 
     def _tables(self) -> Sequence[SqliteTable[Any, Any]]:
-        return (self.sandboxes, self.containers, self.images, self.borrowed)
+        return (self.sandboxes, self.containers, self.images, self.borrowed, self.device_conditions)
 
     def to_text(self, sandbox: Sandbox, container: Container) -> str:
         """See the port."""
@@ -188,4 +190,14 @@ _BORROWED = Mapping[str, BorrowedDevice](
     parse=rows.borrowed_from,
     order="claim",
     unknown=lambda _row, _why: None,  # nobody can tell whose it was
+)
+_CONDITIONS = Mapping[str, DeviceCondition](
+    table=schema.device_conditions,
+    what="device condition",
+    key_of=lambda condition: condition.claim,
+    key_text=str,
+    columns=lambda condition: {"claim": condition.claim, "document": rows.condition_document(condition)},
+    parse=rows.condition_from,
+    order="claim",
+    unknown=lambda _row, _why: None,  # the next reset tells
 )

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.device_condition import DeviceCondition
 from virtshim.domain.devices import BorrowedDevice
 from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import UNKNOWN_IMAGE, Image
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 
-_R = TypeVar("_R", Sandbox, Container, Image, BorrowedDevice)
+_R = TypeVar("_R", Sandbox, Container, Image, BorrowedDevice, DeviceCondition)
 _V = TypeVar("_V")
 
 # Environment values are bytes (CRI since 1.36.2): JSON holds them as base64. The config reaches nested dataclasses only
@@ -26,6 +27,7 @@ _SANDBOX: TypeAdapter[tuple[Sandbox]] = TypeAdapter(tuple[Sandbox], config=_CONF
 _CONTAINER: TypeAdapter[tuple[Container]] = TypeAdapter(tuple[Container], config=_CONFIG)
 _IMAGE: TypeAdapter[tuple[Image]] = TypeAdapter(tuple[Image], config=_CONFIG)
 _BORROWED: TypeAdapter[tuple[BorrowedDevice]] = TypeAdapter(tuple[BorrowedDevice], config=_CONFIG)
+_CONDITION: TypeAdapter[tuple[DeviceCondition]] = TypeAdapter(tuple[DeviceCondition], config=_CONFIG)
 
 _BOTH: TypeAdapter[tuple[Sandbox, Container]] = TypeAdapter(tuple[Sandbox, Container], config=_CONFIG)
 
@@ -46,6 +48,10 @@ def borrowed_document(device: BorrowedDevice) -> str:
     return _BORROWED.dump_json((device,)).decode()
 
 
+def condition_document(condition: DeviceCondition) -> str:
+    return _CONDITION.dump_json((condition,)).decode()
+
+
 def sandbox_from(document: str) -> Sandbox:
     return _read(_SANDBOX, document, "sandbox")
 
@@ -60,6 +66,10 @@ def image_from(document: str) -> Image:
 
 def borrowed_from(document: str) -> BorrowedDevice:
     return _read(_BORROWED, document, "borrowed device")
+
+
+def condition_from(document: str) -> DeviceCondition:
+    return _read(_CONDITION, document, "device condition")
 
 
 def unknown_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:

@@ -58,6 +58,14 @@ borrowed = Table(
     Column("document", Text, nullable=False),
 )
 
+# device_conditions: what is known against PCI functions between two VMs.
+device_conditions = Table(
+    "device_conditions",
+    metadata,
+    Column("claim", Text, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
 # node: facts about this node that must outlive the process (its id, the boot it last ran in).
 node = Table(
     "node",

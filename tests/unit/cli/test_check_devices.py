@@ -13,11 +13,15 @@ from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
 
 from virtshim.cli.check_devices import check_devices
 from virtshim.domain.card_function import CardFunction
+from virtshim.domain.device_condition import DeviceCondition
+from virtshim.domain.devices import PciAddress
 from virtshim.preflight.finding import Level
-from virtshim.store.claims_seen import claims_seen
+from virtshim.store import rows
+from virtshim.store.state_seen import claims_seen, conditions_seen
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "check_devices"
 OWNER = "4f" * 32
+BROKEN = DeviceCondition(PciAddress.parse("0000:3d:00.0"), 1_800_000_000 * 10**9, "it did not come out of it")
 
 
 @pytest.fixture
@@ -38,6 +42,9 @@ def hold(tmp_path: Path) -> Iterator[Callable[..., None]]:
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
         database.execute("pragma journal_mode = wal")
         database.execute("create table claims (claim text primary key, container_id text not null)")
+        database.execute("create table device_conditions (claim text primary key, document text not null)")
+        document = rows.condition_document(BROKEN)
+        database.execute("insert into device_conditions values (?, ?)", (BROKEN.claim, document))
 
         def hold(*claims: str) -> None:
             database.executemany("insert into claims values (?, ?)", [(claim, OWNER) for claim in claims])
@@ -58,7 +65,8 @@ def no_iommu(host: FakeSysfs) -> tuple[str, ...]:
 
 
 def server(host: FakeSysfs) -> tuple[str, ...]:
-    """A bit of everything: the node's own card and disk, VFs at either driver, a GPU, a group that is shared, a lost claim."""
+    """A bit of everything: the node's own card and disk, VFs at either driver, a GPU, a group that is shared, a lost claim, a
+    function that could not be reset, and one that is dead."""
     host.vfio()
     host.pci("0000:00:00.0", 0, class_code=HOST_BRIDGE)
     host.pci("0000:00:1f.0", 2, class_code=0x060100, driver="lpc_ich")
@@ -77,6 +85,8 @@ def server(host: FakeSysfs) -> tuple[str, ...]:
     host.pci("0000:5e:00.0", 32, driver="nvme", vendor=0x144D, device=0xA824, class_code=NVME)
     host.pci("0000:65:00.0", 7, driver="vfio-pci", vendor=0x10DE, device=0x2204, class_code=GPU, node=1)
     host.pci("0000:65:00.1", 7, driver="snd_hda_intel", vendor=0x10DE, device=0x1AEF, class_code=0x040300, node=1)
+    host.pci("0000:66:00.0", 41, driver="vfio-pci", vendor=0x10DE, device=0x2204, class_code=GPU, node=1)
+    host.registers("0000:66:00.0", b"\xff" * 256)
     host.pci("10000:e1:00.0", 40, driver="vfio-pci", class_code=NVME, vfio_node=False)
     host.write("/var/lib/kubelet/pod-resources/kubelet.sock", "")
     host.write("/etc/cdi/good.yaml", "{cdiVersion: 1.0.0, kind: a.b/c, devices: [{name: x}]}")
@@ -150,6 +160,7 @@ def test_a_database_of_before_there_were_claims_has_none(tmp_path: Path) -> None
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
         database.execute("create table containers (id text)")
     assert claims_seen(str(tmp_path / "state.db")) == {}
+    assert conditions_seen(str(tmp_path / "state.db")) == {}
 
 
 def test_vfio_without_an_iommu_is_an_error_that_says_why(

@@ -17,6 +17,9 @@ from fakes.sysfs import BRIDGE, NVME, FakeSysfs
 
 from virtshim import config
 from virtshim.cli.device_plugin import candidates, device_plugin_command, pool_of
+from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.function_health import FunctionHealth
+from virtshim.domain.device_condition import DeviceCondition
 from virtshim.domain.device_pools import Pool, offers
 from virtshim.domain.devices import PciAddress
 from virtshim.domain.errors import InvalidRequest, WrongState
@@ -34,6 +37,10 @@ def settings_with(tmp_path: Path, text: str) -> config.Settings:
     return config.load(str(tmp_path / "c.toml"))
 
 
+def health_of(sysfs: FakeSysfs, *conditions: DeviceCondition) -> FunctionHealth:
+    return FunctionHealth(AerCounts(sysfs.files()), lambda: {one.claim: one for one in conditions})
+
+
 def test_a_pool_offers_the_vfs_of_its_pf_as_sysfs_shows_them(tmp_path) -> None:
     sysfs = FakeSysfs(tmp_path / "root")
     sysfs.pci("0000:65:00.0", 20, driver="nvme", class_code=NVME, vendor=0x144D, total_vfs=2)
@@ -43,7 +50,7 @@ def test_a_pool_offers_the_vfs_of_its_pf_as_sysfs_shows_them(tmp_path) -> None:
     (resource,) = settings_with(
         tmp_path, '[[device_plugin.resources]]\nname = "a.b/nvme"\npfs = ["65:00.0"]\n'
     ).device_plugin.resources
-    first, second = offers(pool_of(resource), candidates(sysfs.files()))
+    first, second = offers(pool_of(resource), candidates(sysfs.files(), health_of(sysfs)))
     assert (first.id, first.group, first.numa, first.fault) == ("0000:65:00.1", 21, 1, "")
     assert (second.id, second.fault) == ("0000:65:00.2", "0000:65:00.2 is bound to nvme, not to vfio-pci")
 
@@ -56,7 +63,7 @@ def test_a_function_whose_group_the_node_uses_otherwise_is_not_offered_as_health
     (resource,) = settings_with(
         tmp_path, '[[device_plugin.resources]]\nname = "a.b/nvme"\naddresses = ["65:01.0"]\n'
     ).device_plugin.resources
-    (offer,) = offers(pool_of(resource), candidates(sysfs.files()))
+    (offer,) = offers(pool_of(resource), candidates(sysfs.files(), health_of(sysfs)))
     assert "0000:65:02.0 too, which is bound to virtio-pci" in offer.fault
 
 
@@ -65,7 +72,7 @@ def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> 
     sysfs = FakeSysfs(tmp_path / "host")
     sysfs.pci("0000:65:01.0", 7, driver="vfio-pci", vendor=0x1B36)
     sysfs.pci("0000:65:02.0", 8, driver="vfio-pci", vendor=0x1B36)
-    found = candidates(sysfs.files(), {PciAddress.parse("0000:65:02.0")})
+    found = candidates(sysfs.files(), health_of(sysfs), {PciAddress.parse("0000:65:02.0")})
     assert [offer.fault for offer in offers(Pool("a.b/nvme", vendor="1b36"), found)] == [
         "",
         "0000:65:02.0 is kept for the node (devices.keep)",

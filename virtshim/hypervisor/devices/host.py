@@ -27,6 +27,9 @@ from virtshim.domain.devices import (
 from virtshim.hypervisor.devices.disk import target_name
 from virtshim.hypervisor.xmltext import absolute_path
 
+# What the aliases of devices on PCI begin with. `ua-` is for users: libvirt makes none of its own with it.
+ON_PCI = "ua-host-pci"
+
 _PORTS_A_SLOT = 8
 _FIRST_SLOT = 1
 
@@ -62,7 +65,7 @@ def build(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
 
 def _on_pci(device: Passthrough, bus: int) -> etree._Element:
     element = _source_of(device)
-    etree.SubElement(element, "alias", name=f"ua-host-pci{bus}")
+    etree.SubElement(element, "alias", name=f"{ON_PCI}{bus}")
     element.append(_address(PciAddress(0, bus, 0, 0)))
     return element
 

@@ -1,0 +1,97 @@
+"""Devices of the host taken from a guest that runs: implements `virtshim.ports.hypervisor.VmUnplugging`.
+
+libvirt asks QEMU, QEMU asks the guest, and the guest lets go when its driver is through; or never. Events say that something has
+changed, no more: what a VM still has is read from its live definition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import cast
+
+import libvirt
+import structlog
+from lxml import etree
+
+from virtshim.domain.errors import DeadlineExceeded, NotFound
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import Power
+from virtshim.hypervisor import ours
+from virtshim.hypervisor.bounded import BoundedCalls
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.host import ON_PCI
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.errors import words_of
+from virtshim.hypervisor.power import to_power
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugged:
+    """Aliases of the host's devices that a VM has. `answers`: its guest runs."""
+
+    aliases: tuple[str, ...] = ()
+    answers: bool = False
+
+
+class LibvirtUnplugging:
+    """`watching`: the hypervisor's, which hears of devices too. Thread-safe."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        profile: NodeProfile,
+        watching: Callable[[uuid.UUID], AbstractContextManager[threading.Event]],
+    ) -> None:
+        self._connection = connection
+        self._profile = profile
+        self._asking = BoundedCalls("unplug devices from")
+        self._watching = watching
+
+    def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
+        """See the port."""
+        until = time.monotonic() + timeout
+        with self._watching(domain) as changed:
+            there = self._plugged(domain, container)
+            if not there.aliases or not there.answers:
+                return there.aliases
+            try:
+                self._asking.call(domain, lambda: self._ask(domain, container, there.aliases), timeout)
+            except DeadlineExceeded:  # QEMU hangs: its devices go with it
+                return there.aliases
+            while True:
+                changed.clear()  # before it is read: what happens after that is not missed
+                there, left = self._plugged(domain, container), until - time.monotonic()
+                if not there.aliases or not there.answers or left <= 0:
+                    return there.aliases
+                changed.wait(left)
+
+    def _ask(self, domain: uuid.UUID, container: ContainerId, aliases: Sequence[str]) -> None:
+        """For all before any is waited for: each guest driver takes its own time."""
+        with self._connection.using(f"unplug devices from VM {domain}") as conn:
+            found = ours.find(conn, domain, self._profile.node, container)
+            for alias in aliases:
+                try:
+                    found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+                except libvirt.libvirtError as exc:
+                    # Asked for already, or gone meanwhile; and one that cannot go does not keep the others.
+                    log.info("vm.unplug.refused", domain=str(domain), device=alias, error=words_of(exc))
+
+    def _plugged(self, domain: uuid.UUID, container: ContainerId) -> _Plugged:
+        """Nothing for a VM that is off or gone."""
+        with contextlib.suppress(NotFound), self._connection.using(f"read the devices of VM {domain}") as conn:
+            found = ours.find(conn, domain, self._profile.node, container)
+            state, reason = cast("list[int]", found.state())  # libvirt-python's annotation says str
+            power = to_power(state, reason)
+            if power.is_on:
+                names = etree.fromstring(found.XMLDesc().encode()).xpath("devices/*/alias/@name")
+                aliases = tuple(str(name) for name in cast("list[str]", names) if str(name).startswith(ON_PCI))
+                return _Plugged(aliases, power.power is Power.RUNNING)
+        return _Plugged()
