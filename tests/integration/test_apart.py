@@ -1,9 +1,10 @@
 """What tests that run apart have is neither seen by the others nor left by them; the others' own is."""
 
+import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,44 +14,48 @@ from podclient import wait_until
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 APART = str(Path(__file__).parents[1] / "apart.sh")
-# Called as one of ours, it says that it runs and stays.
-_LINGERS = "echo $$; exec -a qemu-system-that-was-left sleep 600"
+_NAME = "qemu-system-that-was-left"
 
 
-def lingering(*before: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([*before, "bash", "-c", _LINGERS], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    return process
+@contextlib.contextmanager
+def lingering(*before: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A program that is called as one of ours and stays: what was started, by way of `before`, and its process id."""
+    with subprocess.Popen([*before, "bash", "-c", f"exec -a {_NAME} sleep 600"]) as process:
+        try:
+            wait_until(lambda: len(those_left()) == 1, 30, "it runs")
+            yield process, those_left()[0]
+        finally:
+            process.kill()
+
+
+def those_left() -> list[int]:
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_left(pid)]
+
+
+def is_left(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_NAME.encode())
+    except OSError:
+        return False
 
 
 def left_of(before: Snapshot) -> Sequence[str]:
-    return [found for found in before.left() if "qemu-system-that-was-left" in found]
+    return [found for found in before.left() if _NAME in found]
 
 
 def test_a_process_that_a_test_left_is_seen() -> None:
     before = Snapshot.take()
-    with lingering() as process:
-        wait_until(lambda: len(left_of(before)) == 1, 10, "it is seen")
-        process.kill()
+    with lingering():
+        assert len(left_of(before)) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_what_runs_apart_is_not_seen_and_goes_with_who_started_it(how: signal.Signals) -> None:
     before = Snapshot.take()
-    with lingering(APART) as process:
-        inside = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_left(pid)]
-        assert len(inside) == 1
+    with lingering(APART) as (process, inside):
         assert left_of(before) == []
         process.send_signal(how)
-    wait_until(lambda: not runs(inside[0]), 10, "it has gone too")
-
-
-def is_left(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"qemu-system-that-was-left")
-    except OSError:
-        return False
+        wait_until(lambda: not runs(inside), 30, "it has gone too")
 
 
 def test_what_runs_apart_has_a_network_and_temporary_files_of_its_own() -> None:

@@ -20,7 +20,7 @@ from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as plugin_pb
 from criproto.runtime_v1 import api_pb2 as pb
 
 # What takes a second elsewhere takes ten.
-PATIENCE = 200.0
+PATIENCE = 600.0
 MEMORY = 32 << 20
 
 _PLUGIN = """

@@ -9,7 +9,7 @@ import outer
 import pytest
 from chapter_usb_vdpa import MAC, STICK, VARIABLE
 
-pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 GIB = 1 << 30
 # What QEMU's USB sticks are: vendor and product.
