@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class Cluster:
         self._directory = directory
 
     def sandbox(self, name: str) -> Sandbox:
-        pod = pod_config(name, f"{self._directory}/logs/{name}")
+        # A directory of its own: the log of another chapter's pod of that name would be read for its.
+        pod = pod_config(name, f"{self._directory}/logs/{name}-{uuid.uuid4().hex[:8]}")
         return Sandbox(self._client, pod, self._client.run_pod(pod))
 
     def container(
