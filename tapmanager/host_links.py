@@ -77,5 +77,7 @@ def _settle(passing: str, function: NicFunction) -> None:
         index = int(ipr.link_lookup(ifname=passing)[0])
         ipr.link("set", index=index, ifname=function.link)
         ipr.link("set", index=index, mtu=function.mtu, address=function.mac)
+        if function.alias:
+            ipr.link("set", index=index, ifalias=function.alias)
         ipr.link("set", index=index, state="up")
         links.put_addresses(ipr, index, function.link, function.link_addresses)

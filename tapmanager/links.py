@@ -63,6 +63,7 @@ def read() -> list[KernelLink]:
                 routes=tuple(found for one in routes for found in _route(one, link["index"])),
                 parent=_pci_parent(link),
                 leads_out=_leads_out(link),
+                alias=link.get_attr("IFLA_IFALIAS") or "",
             )
             for link in links
         ]

@@ -28,7 +28,7 @@ class KernelRoute:
 class KernelLink:
     """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
     PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
-    beneath it, is in another namespace."""
+    beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host."""
 
     name: str
     kind: str
@@ -38,6 +38,7 @@ class KernelLink:
     routes: tuple[KernelRoute, ...] = ()
     parent: str = ""
     leads_out: bool = False
+    alias: str = ""
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:
@@ -96,6 +97,7 @@ def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> N
         addresses=addresses,
         routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),
         link_addresses=link.addresses if driver else (),
+        alias=link.alias,
     )
 
 

@@ -227,8 +227,8 @@ class NicFunction:
     `link` is what the plugin calls it in the pod, `pci` its address on the host. `driver`, `mac`, `mtu` (bytes) are those of its
     link there. A plugin that found it at VFIO already made no link: then `driver` is "", and the plugin's result told the rest.
     `settings`: what was set for it from the card's side (None: not known). `addresses` and `routes` are the guest's;
-    `link_addresses` are put back on the link before CNI DEL, where plugins look for them. `is_back`: that was done, and it may be
-    another pod's by now.
+    `link_addresses` and `alias` are put back on the link before CNI DEL, where plugins look for them. `is_back`: that was done,
+    and it may be another pod's by now.
     """
 
     link: str
@@ -241,6 +241,7 @@ class NicFunction:
     link_addresses: tuple[str, ...] = ()
     settings: VfSettings | None = None
     is_back: bool = False
+    alias: str = ""
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> NicFunction:
@@ -260,6 +261,7 @@ class NicFunction:
             if settings is None
             else VfSettings.from_json(as_object(settings, f"{where}.settings"), f"{where}.settings"),
             is_back=obj.get("is_back") is True,
+            alias=text(obj, "alias", where, ""),
         )
 
     def to_json(self) -> Json:

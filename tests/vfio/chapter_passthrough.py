@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hardware
-from cluster import PATIENCE, device_plugin, kill_daemon
+from cluster import PATIENCE, device_plugin, kill_daemons
 from fakes.kubelet import Plugin
 from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
 from node import Node
@@ -84,7 +84,7 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
 
     with report.step("daemon killed") as facts:
         (running,) = node.qemu_pids()
-        kill_daemon(node, client)
+        kill_daemons(node, client, "virtshim")
         facts["drivers"] = hardware.drivers()
         facts["same"] = node.qemu_pids() == {running}
         facts["states"] = [pb.ContainerState.Name(container.state) for container in client.containers()]

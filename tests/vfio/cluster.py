@@ -142,11 +142,17 @@ def device_plugin(kubelet: FakeKubelet, deliver: str, resources: Mapping[str, st
         process.wait(60)
 
 
-def kill_daemon(node: Node, client: PodClient) -> None:
-    """SIGKILL for virtshim. Returns when it serves again."""
-    served = node.log().count("cri.serving")
-    os.kill(node.daemons()["virtshim"], signal.SIGKILL)
-    wait_until(lambda: node.log().count("cri.serving") > served and _serves(client), PATIENCE, "virtshim is back")
+def kill_daemons(node: Node, client: PodClient, *names: str) -> None:
+    """SIGKILL. Returns when they serve again."""
+    signs = {"tapmanager": "tapmanager.ready", "virtshim": "cri.serving"}
+    before = {name: node.log().count(signs[name]) for name in names}
+    for name in names:
+        os.kill(node.daemons()[name], signal.SIGKILL)
+    wait_until(
+        lambda: all(node.log().count(signs[name]) > count for name, count in before.items()) and _serves(client),
+        PATIENCE,
+        f"{', '.join(names)} serve again",
+    )
 
 
 def _serves(client: PodClient) -> bool:

@@ -18,6 +18,7 @@ EDU = "0000:00:03.0"
 SHARED_EDU, SHARED_RNG = "0000:02:01.0", "0000:02:02.0"
 # What the device plugin calls them.
 EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE = "example.com/edu", "example.com/nvme-vf", "example.com/shared"
+CARD_RESOURCE = "example.com/card-vf"
 
 _PCI = Path("/sys/bus/pci")
 _ADMIN_COMMAND = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD, linux/nvme_ioctl.h

@@ -45,6 +45,14 @@ _USB = (
 _STICK_BYTES = 1 << 20
 _FOR_USB_AND_VDPA = ("xhci-pci", "usb-storage", "sd_mod", "vdpa", "vduse", "vhost_vdpa")
 
+# Where QEMU and the kernel have it: a network card with virtual functions, and one at the other end of its wire.
+_CARD = (
+    "pcie-root-port,id=network,chassis=2,slot=2",
+    "igb,bus=network,netdev=card,mac=52:54:00:0c:00:00",
+    "virtio-net-pci,netdev=wire,mac=52:54:00:0c:00:ff,romfile=",
+)
+_WIRE = ("hubport,id=card,hubid=1", "hubport,id=wire,hubid=1")
+
 # In a mount namespace of its own: the root file system and the project, which may be mounted apart, both read-only.
 _SERVE = """
 set -e
@@ -76,6 +84,14 @@ def no_usb_or_vdpa() -> str:
     if lacks:
         return f"the machine's kernel has no {', '.join(lacks)} (machine/packages.sh could not bring one that has)"
     return "" if shutil.which("vdpa") else "no program vdpa (package iproute2)"
+
+
+def no_card() -> str:
+    """What the machine lacks for its network card with virtual functions, "" if nothing."""
+    if not list((_BUILT / "modules").glob("kernel/drivers/net/ethernet/intel/igb/igb.ko*")):
+        return "the kernel has no driver for it (machine/packages.sh could not bring one that has)"
+    asked = subprocess.run([*_emulator(), "-device", "igb,help"], capture_output=True, check=False)
+    return "" if asked.stdout else "QEMU has no such card (it is older than 8.0)"
 
 
 def run_story(seconds: float) -> dict[str, dict[str, Any]]:
@@ -144,6 +160,11 @@ def _qemu(directory: Path) -> list[str]:
     ]  # fmt: skip
     for device in _DEVICES:
         arguments += ["-device", device]
+    if not no_card():
+        for end in _WIRE:
+            arguments += ["-netdev", end]
+        for device in _CARD:
+            arguments += ["-device", device]
     if not no_usb_or_vdpa():
         stick = directory / "stick"
         stick.touch()

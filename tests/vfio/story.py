@@ -16,6 +16,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT / part) for part in ("", "deploy", "tests", "tests/e2e", "tests/vfio")]
 
+import chapter_nic  # noqa: E402
 import chapter_passthrough  # noqa: E402
 import chapter_usb_vdpa  # noqa: E402
 import hardware  # noqa: E402
@@ -30,6 +31,7 @@ from telling import Report, Stage  # noqa: E402
 
 # Each in a file of its own, judged by the test file of that name. Each but the last leaves no pod behind.
 CHAPTERS: dict[str, Callable[[Stage], None]] = {
+    "nic": chapter_nic.tell,
     "usb_vdpa": chapter_usb_vdpa.tell,
     "passthrough": chapter_passthrough.tell,
 }

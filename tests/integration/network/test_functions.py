@@ -1,6 +1,6 @@
 """A network card's function on its way into a VM and back, with real namespaces, links and CNI plugins. The card is of our own
 making: on unbind its link vanishes from the pod, on bind a new one appears on the host. What a card's driver itself does with a
-MAC, a VLAN or a reset only real SR-IOV hardware shows; no kernel feature stands in for it on machines without."""
+MAC, a VLAN or a reset is seen in tests/vfio."""
 
 from __future__ import annotations
 
@@ -229,7 +229,9 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addre
     try:
         netns.run_inside(path, lambda: pod_links.build((), 0))  # from then on new links have no IPv6
         ip("link", "add", "vstfn1", "type", "veth", "peer", "name", "vstfn1p")
-        function = NicFunction("eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24", "fd00::7/64"))
+        function = NicFunction(
+            "eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24", "fd00::7/64"), alias="vf7"
+        )
         links = NetlinkHostLinks()
         assert not links.is_in("eth0", path)
         links.move_in("vstfn1", function, path)
@@ -237,6 +239,7 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addre
         shown = ip("-n", "vst-functions", "-o", "link", "show", "eth0")
         assert "0a:58:0a:01:00:07" in shown
         assert "mtu 1400" in shown
+        assert "alias vf7" in shown
         shown = ip("-n", "vst-functions", "-o", "addr", "show", "eth0")
         assert "10.1.0.7/24" in shown
         assert "fd00::7/64" in shown

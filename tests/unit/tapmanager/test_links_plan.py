@@ -12,7 +12,7 @@ from tapmanager import links_plan, networks_plan
 from tapmanager.cni_result import CniResult, parse_result
 from tapmanager.errors import NetError
 from tapmanager.links_plan import KernelLink, KernelRoute
-from tapmanager.pod import Dns, Nic, Route
+from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 SANDBOX = "/run/netns/x"
 
@@ -234,6 +234,7 @@ VF_LINK = link(
     routes=(KernelRoute("10.1.0.0/24", None), KernelRoute("10.0.0.0/8", "10.1.0.1")),
     parent=VF,
     leads_out=True,
+    alias="enp59s0v1",
 )
 
 
@@ -247,6 +248,8 @@ def test_a_function_goes_into_the_vm_with_what_its_link_had() -> None:
     assert (function.mac, function.mtu, function.addresses) == ("0a:58:0a:58:00:05", 1450, ("10.1.0.7/24",))
     assert function.routes == (Route("10.0.0.0/8", "10.1.0.1"),)
     assert beside(found, VF_LINK, among={"net1": VF}) == ()
+    assert function.alias == "enp59s0v1", "where host-device looks for the name that the link had on the host"
+    assert NicFunction.from_json(json.loads(json.dumps(function.to_json())), "function") == function
 
 
 def test_a_function_beside_an_ordinary_nic_is_found_without_a_word_in_the_result() -> None:

@@ -19,18 +19,19 @@ enum { BASE = 0x0, BASE_HIGH = 0x4, LENGTH = 0x8, SPLIT = 0xc, HEAD = 0x10, TAIL
 #define RESET (1u << 26) /* of CONTROL */
 #define ENABLE (1u << 25) /* of QUEUE */
 #define LINK_UP 2u /* of STATUS */
-/* Of MAILBOX: a message is there for the card, was taken by us, is being written; then the card's side; a reset is over. */
+/* Of MAILBOX: a message is there for the card, was taken by us, is being written; then the card's side; the card is being reset. */
 #define REQUEST 1u
 #define TAKEN 2u
 #define OURS 4u
 #define ANSWERED 0x10u
 #define HEARD 0x20u
-#define RESET_DONE 0x80u
+#define NOT_YET 0xc0u
 /* Of messages. */
 #define RESET_MESSAGE 1u
 #define ACKNOWLEDGED 0x80000000u
 
 #define ENTRIES 8
+#define BUFFERS 4
 #define DONE 1u
 #define ETHERTYPE 0x88b5 /* IEEE 802: for local experiments */
 #define FRAME 60
@@ -55,9 +56,9 @@ static int mailbox(u32 bits)
 static const char *begin(u8 *mac)
 {
 	r[CONTROL / 4] = RESET;
-	seen = 0;
-	if (!mailbox(RESET_DONE))
+	if (!wait_for(r + MAILBOX / 4, NOT_YET, 0))
 		return "reset";
+	seen = 0;
 	r[MAILBOX / 4] = OURS;
 	if (!mailbox(OURS))
 		return "mailbox";
@@ -92,7 +93,7 @@ static int queue(u32 at, volatile u32 *ring)
 void nic(u32 function)
 {
 	volatile u32 *send = (u32 *)(MEMORY + 0x10000), *receive = (u32 *)(MEMORY + 0x11000);
-	u8 *frame = MEMORY + 0x12000, *answer = MEMORY + 0x13000, mac[6];
+	u8 *frame = MEMORY + 0x12000, *answers = MEMORY + 0x13000, *answer = 0, mac[6];
 	const char *words = "device guest", *wrong;
 
 	r = registers(function);
@@ -118,8 +119,9 @@ void nic(u32 function)
 		text(" error=queue\n");
 		return;
 	}
-	receive[0] = (u32)answer;
-	r[(RECEIVE + TAIL) / 4] = 1;
+	for (int i = 0; i < BUFFERS; i++)
+		receive[4 * i] = (u32)answers + 0x800 * i;
+	r[(RECEIVE + TAIL) / 4] = BUFFERS;
 
 	for (int i = 0; i < FRAME; i++)
 		frame[i] = i < 6 ? 0xff : i < 12 ? mac[i - 6] : 0;
@@ -136,9 +138,13 @@ void nic(u32 function)
 		return;
 	}
 	text(" sent=1");
-	if (!wait_for(receive + 2, DONE, 1)) {
-		text(" error=receive\n");
-		return;
+	/* A card may give a frame to all also to who sent it. */
+	for (int i = 0; i < BUFFERS && (!answer || answer[11] == mac[5]); i++) {
+		if (!wait_for(receive + 4 * i + 2, DONE, 1)) {
+			text(" error=receive\n");
+			return;
+		}
+		answer = answers + 0x800 * i;
 	}
 	text(" heard=\"");
 	answer[FRAME] = 0;

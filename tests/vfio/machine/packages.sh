@@ -54,13 +54,10 @@ for meta in linux-image-amd64 linux-image-generic; do
   break
 done
 [ ${#wanted[@]} -gt 0 ] || die "no kernel package with all drivers in the package lists"
-case $(qemu-system-x86_64 -device help) in
-  *'name "igb"'*) ;;
-  *)
-    [ "$from" = own ] || die "this distribution's QEMU is older than 8.0"
-    wanted+=(qemu-system-x86 qemu-system-common qemu-system-data)
-    ;;
-esac
+if [ -z "$(qemu-system-x86_64 -device igb,help 2>/dev/null)" ]; then
+  [ "$from" = own ] || die "this distribution's QEMU is older than 8.0"
+  wanted+=(qemu-system-x86 qemu-system-common qemu-system-data)
+fi
 printf 'vfio machine: downloading %s\n' "${wanted[*]}"
 "$from" apt-get download -qq "${wanted[@]}" || die "a package could not be downloaded"
 rm -rf apt

@@ -9,7 +9,7 @@ mkdir -p /run/netns
 mount --bind --make-shared /run/netns /run/netns
 modprobe -a vfio-pci tun bridge veth
 # As udev would.
-modprobe -q -a $(sort -u /sys/bus/pci/devices/*/modalias)
+modprobe -q -a $(sort -u /sys/bus/pci/devices/*/modalias /sys/bus/virtio/devices/*/modalias)
 stty -F /dev/ttyS1 raw
 # VFIO_CHAPTERS=NAME,... make e2e-vfio tells these alone.
 for word in $(cat /proc/cmdline); do

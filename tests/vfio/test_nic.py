@@ -1,0 +1,100 @@
+"""A network card's virtual functions are guests' own NICs: chapter_nic.py tells what was done, with QEMU's igb and Linux' drivers
+for it."""
+
+from __future__ import annotations
+
+import card
+import outer
+import pytest
+from chapter_nic import ADDRESSES, MACS, MTU, VLAN
+
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+
+
+@pytest.fixture(autouse=True)
+def _with_a_card(told):
+    if why := outer.no_card():
+        pytest.skip(f"NOT TO BE HAD HERE: a network card with virtual functions: {why}")
+
+
+def nics(console: list[str]) -> list[str]:
+    """What the guest said of its network functions."""
+    return [line.strip() for line in console if line.startswith("nic ")]
+
+
+def test_a_function_that_a_plugin_moved_is_vfios_and_its_addresses_are_the_pods(told):
+    moved = told("nic: moved")
+    assert moved["ip"] == ADDRESSES[0].partition("/")[0]
+    assert moved["state"]["driver"] == "vfio-pci"
+    assert moved["state"]["link"]["ifname"] is None, "no interface on the host, nor in the pod"
+
+
+def test_the_guest_has_the_function_as_its_own_nic_with_its_mac_at_the_address_foretold(told):
+    assert nics(told("nic: in the guest")["console"]) == [f'nic 01:00.0 mac={MACS[0]} sent=1 heard="{card.ANSWER}"']
+    assert told("nic: in the guest")["passed"] == [card.FUNCTIONS[0]]
+
+
+def test_what_the_guest_sends_is_on_the_wire_with_the_vlan_that_the_card_has_for_it(told):
+    assert told("nic: in the guest")["frames"] == [{"source": MACS[0], "tag": VLAN, "words": "device guest"}]
+
+
+def test_settings_of_the_card_hold_while_a_guest_has_the_function(told):
+    assert told("nic: moved")["state"]["attributes"] == told("nic: functions")["states"][0]["attributes"]
+
+
+def test_a_vm_keeps_its_function_while_both_daemons_die_and_come_back(told):
+    after = told("nic: daemons killed")
+    assert after["same"], "the QEMU of before"
+    assert after["states"] == ["CONTAINER_RUNNING"]
+    assert after["state"] == told("nic: moved")["state"]
+
+
+def test_a_removed_pod_gives_the_host_its_function_back_as_it_was(told):
+    before, after = told("nic: functions")["states"][0], told("nic: removed")["state"]
+    assert before["link"] == {"ifname": "vf0", "address": MACS[0], "mtu": MTU}
+    assert after == before
+
+
+def test_a_function_whose_card_was_told_no_address_keeps_its_own_while_it_is_lent_and_may_choose_again_afterwards(told):
+    before, facts = told("nic: functions")["states"][2], told("nic: no address set")
+    assert before["attributes"]["address"] == "00:00:00:00:00:00"
+    assert facts["lent"]["driver"] == "vfio-pci"
+    assert facts["lent"]["attributes"]["address"] == before["link"]["address"]
+    assert (facts["state"]["driver"], facts["state"]["link"]) == ("igbvf", before["link"])
+    assert facts["may choose"]
+
+
+def test_the_plugin_found_the_function_where_it_had_put_it(told):
+    log = told("nic: removed")["log"]
+    assert "command=DEL plugin=host-device status=0" in log
+    assert "function.not_given_back" not in log
+
+
+def test_without_devices_bind_a_function_at_its_kernel_driver_is_refused_and_keeps_it(told):
+    refused = told("nic: not bound")
+    assert (refused["of"], refused["code"], refused["left"]) == ("create", "FAILED_PRECONDITION", 0)
+    assert card.FUNCTIONS[2] in refused["message"]
+    assert "igbvf, not at vfio-pci" in refused["message"]
+    assert "devices.bind" in refused["message"]
+    assert refused["state"] == told("nic: no address set")["state"]
+
+
+def test_a_function_at_vfio_that_a_plugin_names_and_kubelet_grants_is_attached_once(told):
+    facts = told("nic: named, and granted too")
+    assert len(facts["devices"]) == 2, "its group's node, and /dev/vfio/vfio"
+    assert facts["passed"] == [card.FUNCTIONS[1]]
+    assert nics(facts["console"]) == [f'nic 01:00.0 mac={MACS[1]} sent=1 heard="{card.ANSWER}"']
+    assert facts["frames"] == [{"source": MACS[1], "tag": 0, "words": "device guest"}]
+
+
+def test_cloud_init_finds_the_nic_by_its_mac_and_gives_it_the_networks_addresses(told):
+    facts = told("nic: named, and granted too")
+    assert facts["ip"] == ADDRESSES[1].partition("/")[0]
+    assert f"macaddress: {MACS[1]}" in facts["network config"].replace("'", "").replace('"', "")
+    assert ADDRESSES[1] in facts["network config"]
+
+
+def test_nothing_was_rebound_without_devices_bind(told):
+    assert told("nic: both gone")["state"] == told("nic: functions")["states"][1]
+    first, second, _ = told("nic: functions")["states"]
+    assert told("nic: both gone")["states"] == [first, second, told("nic: no address set")["state"]]
