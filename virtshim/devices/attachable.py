@@ -10,7 +10,7 @@ from typing import Final
 from virtshim.devices.granted import addresses_of
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import usb_used_by_host, used_by_host
-from virtshim.devices.memory_lock import EXTRA
+from virtshim.devices.memory_lock import EXTRA, times_locked
 from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
 from virtshim.domain.device_condition import DOES_NOT_ANSWER, WAKE_IT, DeviceCondition
 from virtshim.domain.devices import (
@@ -71,9 +71,7 @@ class Attachable:
                 faults.append(
                     f"{words} belongs to {claimed[device.claim]}; delete that pod, or look why both were granted it"
                 )
-        if any(not isinstance(device, UsbDevice) for device in devices):
-            faults += self._memory(guest_memory)
-        return faults
+        return [*faults, *self._memory(guest_memory * times_locked(devices))]
 
     def function_faults(
         self, facts: PciFacts, used: Mapping[PciAddress, str], together: Collection[PciAddress] = ()
@@ -181,11 +179,11 @@ class Attachable:
         if self._files.node(device.path).kind is not NodeKind.CHARACTER:
             yield Fault("gone", "is not there", "modprobe vhost_vdpa, or delete the pod if the device was removed")
 
-    def _memory(self, guest_memory: int) -> Iterator[str]:
-        limit = self._rules.lockable() if guest_memory else None
-        if limit is not None and guest_memory + EXTRA > limit:
+    def _memory(self, locked: int) -> Iterator[str]:
+        limit = self._rules.lockable() if locked else None
+        if limit is not None and locked + EXTRA > limit:
             yield (
-                f"QEMU has to lock the guest's memory, {_mib(guest_memory)} MiB and {_mib(EXTRA)} more, and may lock "
+                f"QEMU has to lock the guest's memory, {_mib(locked)} MiB and {_mib(EXTRA)} more, and may lock "
                 f"{_mib(limit)} MiB; set LimitMEMLOCK=infinity in the unit of libvirt's daemon (the embedded driver: of "
                 "virtshim)"
             )

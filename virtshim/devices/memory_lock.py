@@ -1,4 +1,4 @@
-"""How much memory QEMU may lock: VFIO pins all of a guest's memory. libvirt raises the limit for each VM, if it may itself."""
+"""How much memory QEMU may lock: VFIO and vDPA pin all of a guest's memory. libvirt raises the limit for each VM, if it may."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from virtshim.devices.host_files import HostFiles
+from virtshim.domain.devices import MediatedDevice, Passthrough, PciFunction, VdpaDevice
 
 # libvirt on x86 asks for the guest's memory and this, for the devices' own.
 EXTRA: Final = 1 << 30
@@ -15,6 +16,13 @@ _SYS_RESOURCE: Final = 1 << 24
 _LIMIT: Final = re.compile(r"^Max locked memory\s+\S+\s+(\S+)", re.MULTILINE)
 _CAPABILITIES: Final = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE)
 _DAEMONS: Final = ("/run/virtqemud.pid", "/run/libvirtd.pid")
+
+
+def times_locked(devices: Sequence[Passthrough]) -> int:
+    """How often the kernel counts a guest's memory against the limit, and libvirt asks for it: once for VFIO, and once for each
+    vDPA device. USB devices do not reach it. Pure."""
+    alone = sum(isinstance(device, VdpaDevice) for device in devices)
+    return alone + any(isinstance(device, PciFunction | MediatedDevice) for device in devices)
 
 
 def lockable(files: HostFiles, uri: str) -> int | None:

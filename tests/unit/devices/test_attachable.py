@@ -169,6 +169,19 @@ def test_a_usb_device_locks_no_memory(host: FakeSysfs) -> None:
     assert faults(host, UsbDevice(1, 4), memory=GIB, limit=1) == []
 
 
+def test_each_vdpa_device_locks_all_memory_for_itself(host: FakeSysfs) -> None:
+    host.pci(BDF, 9, driver="vfio-pci")
+    host.pci(SIBLING, 10, driver="vfio-pci")
+    cards = [VdpaDevice(f"/dev/vhost-vdpa-{number}") for number in (0, 1)]
+    for card in cards:
+        host.node(card.path)
+    assert faults(host, *cards, memory=GIB, limit=3 * GIB) == []
+    assert "2048 MiB and 1024 more, and may lock 2048 MiB" in only(faults(host, *cards, memory=GIB, limit=2 * GIB))
+    functions = [PciFunction(PciAddress.parse(address)) for address in (BDF, SIBLING)]
+    assert faults(host, *cards, *functions, memory=GIB, limit=4 * GIB) == []
+    assert "3072 MiB and 1024 more" in only(faults(host, *cards, *functions, memory=GIB, limit=3 * GIB))
+
+
 def test_mediated_devices_are_looked_for_with_group_and_node(host: FakeSysfs) -> None:
     device = MediatedDevice(UUID, "nvidia.com/GRID")
     assert f"mediated device {UUID} (nvidia.com/GRID) is not there" in only(faults(host, device))
