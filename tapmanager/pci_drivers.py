@@ -33,7 +33,7 @@ class PciDrivers:
         is_open: Callable[[str], bool] | None = None,
     ) -> None:
         self._bus = os.path.join(sysfs, "bus/pci")
-        self._write_once = write or _write_once
+        self._write_once = write or write_once
         self._is_open = is_open or _is_open
 
     def driver(self, address: str) -> str:
@@ -121,7 +121,8 @@ class PciDrivers:
             raise internal(f"{path} cannot be written: {exc.strerror}") from exc
 
 
-def _write_once(path: str, text: str) -> None:
+def write_once(path: str, text: str) -> None:
+    """One write(2), for sysfs takes a value whole. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())

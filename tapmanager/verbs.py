@@ -16,6 +16,7 @@ driver   {"address"}         -> {"driver"}    of a PCI function of the host; "" 
 bind     {"address", "driver"}  -> {}         it has that driver from now on; "" for none                      root
 function {"address"}         -> {"driver"}, of a network card's VF also {"card", "number", "settings"}    as it is now    root
 reset    {"address"}         -> {"reset"}     False if it has no way to be reset                               root
+usb      {"bus", "device"}   -> {"interfaces"}    of a USB device, those that got the driver which they lacked    root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
 
@@ -37,6 +38,7 @@ from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
 from tapmanager.peer import Peer
 from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
+from tapmanager.usb_drivers import UsbDrivers
 
 # The longest a caller may ask us to work on one request, in seconds.
 _LONGEST = 3600.0
@@ -58,6 +60,7 @@ class Owned:
     groups: VmGroups
     drivers: PciDrivers
     functions: NicFunctions
+    usb: UsbDrivers = field(default_factory=UsbDrivers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,12 @@ def _reset(owned: Owned, call: _Call) -> Answer:
     return Answer({"reset": owned.drivers.reset(text(call.args, "address", "args"))})
 
 
+def _usb(owned: Owned, call: _Call) -> Answer:
+    known(call.args, ("bus", "device"), "args")
+    place = (number(call.args, name, "args", 1, 999) for name in ("bus", "device"))
+    return Answer({"interfaces": owned.usb.probe(*place)})
+
+
 def _sandbox(args: Json) -> str:
     return sandbox_id(text(args, "sandbox", "args"), "args.sandbox")
 
@@ -249,6 +258,7 @@ _TABLE: Mapping[str, _Verb] = {
     "driver": _Verb(_driver),
     "bind": _Verb(_bind),
     "reset": _Verb(_reset),
+    "usb": _Verb(_usb),
     "function": _Verb(_function),
     "counters": _Verb(_counters),
 }

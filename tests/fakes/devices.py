@@ -13,6 +13,7 @@ from virtshim.domain.devices import (
     Passthrough,
     PciAddress,
     PciFunction,
+    UsbDevice,
 )
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Unavailable, WrongState
 
@@ -61,7 +62,8 @@ class FakeDevices:
 class FakeDeviceDrivers:
     """Implements `virtshim.ports.devices.DeviceDrivers`. `drivers`: what functions have, by address; vfio-pci if it is not said.
     `broken` drivers take none, `gone` functions were unplugged, `no_reset` ones cannot be reset. `cards`: network cards' VFs, by
-    address. `why_not`: tapmanager is away. `asked`: how often it was asked about functions."""
+    address. `why_not`: tapmanager is away. `asked`: how often it was asked about functions.
+    `driverless`: interfaces of USB devices, by claim, that a driver wants."""
 
     def __init__(self) -> None:
         self.drivers: dict[str, str] = {}
@@ -72,6 +74,7 @@ class FakeDeviceDrivers:
         self.cards: dict[str, CardFunction] = {}
         self.why_not = ""
         self.asked = 0
+        self.driverless: dict[str, list[str]] = {}
 
     def driver(self, address: PciAddress, timeout: float) -> str:
         if str(address) in self.gone:
@@ -97,6 +100,12 @@ class FakeDeviceDrivers:
         self.driver(address, timeout)
         self.resets.append(str(address))
         return str(address) not in self.no_reset
+
+    def probe_usb(self, device: UsbDevice, timeout: float) -> Sequence[str]:
+        if device.claim not in self.driverless:
+            raise NotFound(f"there is no USB device {device.bus:03}/{device.device:03} on this node")
+        found, self.driverless[device.claim] = self.driverless[device.claim], []
+        return found
 
 
 class FakeDeviceErrors:

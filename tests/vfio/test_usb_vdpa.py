@@ -81,6 +81,11 @@ def test_freed_devices_are_given_to_the_next_container(step):
     assert 'heard="hello, card"' in lines(console, "virtio-net")[0]
 
 
+def test_also_a_qemu_that_was_killed_leaves_the_stick_to_the_nodes_driver(step):
+    killed = step("usb and vdpa: killed")
+    assert (killed["usb_driver"], killed["usb_owner"]) == ("usb-storage", "0 600")
+
+
 @pytest.mark.parametrize(
     ("what", "code", "words"),
     [

@@ -1,11 +1,11 @@
-"""Drivers of PCI functions by way of tapmanager: implements `virtshim.ports.devices.DeviceDrivers`."""
+"""Drivers of PCI functions and USB devices by way of tapmanager: implements `virtshim.ports.devices.DeviceDrivers`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from virtshim.domain.card_function import CardFunction
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices import PciAddress, UsbDevice
 from virtshim.domain.errors import InternalError
 from virtshim.podnet.client import PodNetworkClient
 
@@ -41,6 +41,15 @@ class DeviceDriverClient:
             self._client.ask("reset", {"address": str(address)}, timeout, f"resetting device {address}").get("reset")
             is True
         )
+
+    def probe_usb(self, device: UsbDevice, timeout: float) -> Sequence[str]:
+        """See the port."""
+        doing = f"giving USB device {device.bus:03}/{device.device:03} back to its drivers"
+        answer = self._client.ask("usb", {"bus": device.bus, "device": device.device}, timeout, doing)
+        found = answer.get("interfaces")
+        if not isinstance(found, list):
+            raise InternalError("tapmanager's answer has no list 'interfaces'")
+        return [str(interface) for interface in found]
 
 
 def _settings(told: object) -> Mapping[str, str | int | bool]:

@@ -15,6 +15,7 @@ from virtshim.domain.devices import (
     KubeletGrant,
     Passthrough,
     PciAddress,
+    UsbDevice,
 )
 
 
@@ -45,8 +46,8 @@ class Devices(Protocol):
 
 
 class DeviceDrivers(Protocol):
-    """The drivers of this node's PCI functions. Errors: NotFound, WrongState (no such driver is loaded), Unavailable,
-    InternalError (a driver did not take the device), DeadlineExceeded."""
+    """The drivers of this node's PCI functions and USB devices. Errors: NotFound, WrongState (no such driver is loaded),
+    Unavailable, InternalError (a driver did not take the device), DeadlineExceeded."""
 
     def driver(self, address: PciAddress, timeout: float) -> str:
         """Its name, "" if it has none."""
@@ -59,6 +60,10 @@ class DeviceDrivers(Protocol):
 
     def reset(self, address: PciAddress, timeout: float) -> bool:
         """False if it has no way to be reset."""
+
+    def probe_usb(self, device: UsbDevice, timeout: float) -> Sequence[str]:
+        """As if it had just been plugged in: each of its interfaces without a driver gets the one that wants it. Which got
+        one."""
 
 
 class BorrowedTable(Protocol):

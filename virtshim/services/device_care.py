@@ -14,6 +14,7 @@ from virtshim.services.device_health import DeviceHealth
 from virtshim.services.device_resets import DeviceResets
 from virtshim.services.inflight import PodLocks
 from virtshim.services.unplug_devices import UnplugDevices
+from virtshim.services.usb_returns import UsbReturns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def device_care(records: Records, out: Outside, clock: Clock, locks: PodLocks, r
     return DeviceCare(
         claims=DeviceClaims(records, out.hypervisor, out.devices, resets),
         borrowed=BorrowedDevices(records, out.borrowed, out.drivers, rules.timeout, binds=rules.bind),
-        health=DeviceHealth(records, out.errors, resets, resets=rules.reset),
+        health=DeviceHealth(records, out.errors, resets, UsbReturns(out.drivers, rules.timeout), resets=rules.reset),
         resets=resets,
         unplug=UnplugDevices(records, out.unplugging, clock, locks, rules.unplug),
     )

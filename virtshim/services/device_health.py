@@ -13,6 +13,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.ports.devices import DeviceErrorCounts
 from virtshim.ports.records import Records
 from virtshim.services.device_resets import DeviceResets
+from virtshim.services.usb_returns import UsbReturns
 
 log = structlog.get_logger(__name__)
 
@@ -30,10 +31,13 @@ class DeviceUse:
 class DeviceHealth:
     """`resets`: whether functions are reset by us; the kernel does it too, when QEMU lets go of them."""
 
-    def __init__(self, records: Records, counts: DeviceErrorCounts, resetting: DeviceResets, *, resets: bool) -> None:
+    def __init__(
+        self, records: Records, counts: DeviceErrorCounts, resetting: DeviceResets, usb: UsbReturns, *, resets: bool
+    ) -> None:
         self._records = records
         self._counts = counts
         self._resetting = resetting
+        self._usb = usb
         self._resets = resets
         self._seen: Mapping[PciAddress, DeviceErrors] = {}
         self._first: Mapping[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
@@ -84,6 +88,7 @@ class DeviceHealth:
     def ended(self, container: Container) -> str:
         """Its VM is off, and the devices are still its own: nobody else's VM is reset. What was wrong with them, for people;
         "" if nothing was."""
+        self._usb.after(container)
         wrong = [self.trouble(container)]
         if self._resets and container.claims:
             wrong += self._resetting.after(container)

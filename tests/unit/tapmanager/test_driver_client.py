@@ -10,13 +10,15 @@ from typing import Any, cast
 import pytest
 from fakes.devices import FakeDeviceDrivers
 from fakes.pcibus import FakePciBus
+from fakes.usbbus import FakeUsbBus
 
 from tapmanager import server, verbs
 from tapmanager.card_side import CardSide
 from tapmanager.nic_functions import NicFunctions
 from tapmanager.pci_drivers import PciDrivers
+from tapmanager.usb_drivers import UsbDrivers
 from virtshim.domain.card_function import CardFunction
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices import PciAddress, UsbDevice
 from virtshim.domain.errors import InternalError, NotFound, Unavailable
 from virtshim.podnet.client import PodNetworkClient
 from virtshim.podnet.drivers import DeviceDriverClient
@@ -25,12 +27,16 @@ from virtshim.ports.devices import DeviceDrivers
 ONE, BARE, NONE = (PciAddress.parse(f"0000:3b:00.{n}") for n in (1, 2, 7))
 
 
+STICK = UsbDevice(2, 5)
+
+
 def _fake() -> DeviceDrivers:
     fake = FakeDeviceDrivers()
     fake.drivers |= {str(ONE): "iavf", str(BARE): ""}
     fake.gone.add(str(NONE))
     fake.no_reset.add(str(BARE))
     fake.broken.add("broken")
+    fake.driverless[STICK.claim] = ["2-1:1.0"]
     return fake
 
 
@@ -39,6 +45,9 @@ def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDr
     if request.param == "fake":
         yield _fake()
         return
+    usb = FakeUsbBus(tmp_path / "sys")
+    usb.add("2-1", STICK.bus, STICK.device, i0="")
+    usb.homes["2-1:1.0"] = "usb-storage"
     bus = FakePciBus(tmp_path / "sys")
     bus.add_driver("vfio-pci")
     bus.add_driver("broken")
@@ -48,7 +57,7 @@ def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDr
     changing = PciDrivers(str(bus.root), bus.write)
     links = cast("Any", None)  # none of these is a network card's
     functions = NicFunctions(changing, links, CardSide(links, str(bus.root)), str(bus.root))
-    owned = verbs.Owned(cast("Any", None), cast("Any", None), changing, functions)
+    owned = verbs.Owned(cast("Any", None), cast("Any", None), changing, functions, UsbDrivers(str(usb.root), usb.write))
     path = str(tmp_path / "t.sock")
     running = server.Server(
         server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()
@@ -89,6 +98,13 @@ def test_a_driver_that_takes_none_is_an_error(drivers: DeviceDrivers) -> None:
 
 def test_a_reset_tells_whether_there_is_one(drivers: DeviceDrivers) -> None:
     assert (drivers.reset(ONE, 5.0), drivers.reset(BARE, 5.0)) == (True, False)
+
+
+def test_a_usb_device_finds_its_drivers_again(drivers: DeviceDrivers) -> None:
+    assert list(drivers.probe_usb(STICK, 5.0)) == ["2-1:1.0"]
+    assert list(drivers.probe_usb(STICK, 5.0)) == []
+    with pytest.raises(NotFound, match="USB device 002/006"):
+        drivers.probe_usb(UsbDevice(2, 6), 5.0)
 
 
 def test_without_tapmanager_it_is_unavailable(tmp_path: Path) -> None:
