@@ -17,6 +17,9 @@ from typing import Any
 import hardware
 from podclient import wait_until
 
+from tapmanager.card_side import CardSide, Place
+from tapmanager.host_links import NetlinkHostLinks
+
 # Where QEMU's command line (outer.py) puts them. The wire leads to a card of the same machine.
 CARD, WIRE = "0000:03:00.0", "0000:00:06.0"
 FUNCTIONS = ("0000:03:10.0", "0000:03:10.2", "0000:03:10.4")
@@ -113,4 +116,11 @@ def state(number: int) -> dict[str, Any]:
         "driver": hardware.driver(address),
         "link": {key: shown.get(key) for key in ("ifname", "address", "mtu")},
         "attributes": attributes(number),
+        "settings": settings(number),
     }
+
+
+def settings(number: int) -> dict[str, Any]:
+    """The same as tapmanager reads it."""
+    found = CardSide(NetlinkHostLinks()).settings(Place(interface(CARD), number))
+    return {} if found is None else dict(found.to_json())

@@ -127,6 +127,8 @@ def _at_its_kernel_driver(stage: Stage, wire: card.Wire) -> None:
         pod = cluster.sandbox("own-nic")
         facts["ip"] = client.pod_ip(pod.id)
         facts["state"] = card.state(0)
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod.id, verbose=True)
+        facts["inspected"] = json.loads(client.runtime.PodSandboxStatus(request, timeout=PATIENCE).info["info"])
     with report.step("nic: in the guest") as facts:
         wire.frames.clear()
         facts["console"] = pod.run(cluster.container())

@@ -3,6 +3,8 @@ for it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import card
 import outer
 import pytest
@@ -40,6 +42,38 @@ def test_what_the_guest_sends_is_on_the_wire_with_the_vlan_that_the_card_has_for
 
 def test_settings_of_the_card_hold_while_a_guest_has_the_function(told):
     assert told("nic: moved")["state"]["attributes"] == told("nic: functions")["states"][0]["attributes"]
+
+
+def by_ip(attributes: dict[str, Any]) -> dict[str, Any]:
+    """What `ip -json -details link` tells of a VF, by tapmanager's names."""
+    (vlan,) = attributes.get("vlan_list", [{}])  # without a VLAN there is none, or an empty one
+    return {
+        "mac": attributes["address"],
+        "vlan": vlan.get("vlan", 0),
+        "qos": vlan.get("qos", 0),
+        "protocol": vlan.get("protocol", "802.1Q"),
+        "min_tx_rate": attributes["rate"]["min_tx"],
+        "max_tx_rate": attributes["rate"]["max_tx"],
+        "spoof_check": attributes["spoofchk"],
+        "link_state": attributes["link_state"],
+        "trust": attributes["trust"],
+    }
+
+
+def test_what_is_set_for_a_function_is_read_as_ip_tells_it_before_during_and_after(told):
+    for state in (*told("nic: functions")["states"], told("nic: moved")["state"], told("nic: removed")["state"]):
+        assert state["settings"] == by_ip(state["attributes"])
+    set_for_it = told("nic: removed")["state"]["settings"]
+    assert set_for_it == told("nic: functions")["states"][0]["settings"]
+    assert (set_for_it["vlan"], set_for_it["spoof_check"], set_for_it["trust"]) == (VLAN, True, True)
+
+
+def test_inspecting_the_pod_shows_its_nics_function_and_what_is_set_for_it(told):
+    (nic,) = told("nic: moved")["inspected"]["interfaces"]
+    function = nic["function"]
+    assert (function["pci"], function["driver"], function["number"]) == (card.FUNCTIONS[0], "vfio-pci", 0)
+    assert (nic["mtu"], function["mac"], function["vlan"], function["trust"]) == (MTU, MACS[0], VLAN, True)
+    assert (function["spoofCheck"], function["linkState"]) == (True, "auto")
 
 
 def test_a_vm_keeps_its_function_while_both_daemons_die_and_come_back(told):
