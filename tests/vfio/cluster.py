@@ -25,6 +25,7 @@ PATIENCE = 600.0
 MEMORY = 32 << 20
 
 _PLUGIN = """
+paths.state_dir = "/var/tmp/n/state"
 [device_plugin]
 directory = "/run/device-plugins"
 interval = 1.0
@@ -42,8 +43,13 @@ class Cluster:
 
     def __init__(self, client: PodClient, image: str, directory: str) -> None:
         self._client = client
+        self._source = image
         self._image = client.pull(image)
         self._directory = directory
+
+    def with_guest(self, file: str) -> Cluster:
+        """The same, but its containers have another image of the same server."""
+        return Cluster(self._client, f"{self._source.rpartition('/')[0]}/{file}", self._directory)
 
     def sandbox(self, name: str) -> Sandbox:
         # A directory of its own: the log of another chapter's pod of that name would be read for its.
@@ -84,11 +90,14 @@ class Sandbox:
 
     def run(self, config: pb.ContainerConfig) -> list[str]:
         """Creates and starts it, and waits for the guest's word. Its console."""
+        return log_lines(self.client.status(self.started(config)).log_path)
+
+    def started(self, config: pb.ContainerConfig) -> str:
+        """As `run`; the container's id."""
         container = self.client.create(self.id, config, self.config)
         self.client.start(container)
-        log = self.client.status(container).log_path
-        wait_for_log(log, "device guest: done", PATIENCE)
-        return log_lines(log)
+        wait_for_log(self.client.status(container).log_path, "device guest: done", PATIENCE)
+        return container
 
     def refusal(self, config: pb.ContainerConfig, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """What is said against it, and whether when it was created or started. `meanwhile`: done between these two."""

@@ -27,6 +27,24 @@ _QUEUES, _INTERRUPTS = 0, 1
 _ASSIGN, _ONLINE = 8, 9
 
 
+def faulty() -> str:
+    """The function that can report errors: an e1000e of its own port."""
+    (found,) = [path.name for path in (_PCI / "devices").iterdir() if (path / "device").read_text().strip() == "0x10d3"]
+    return found
+
+
+def inject(address: str, uncorrectable: int) -> None:
+    """Has the kernel's aer_inject report an error of the function, as its port would: `struct aer_error_inj`. OSError without
+    that module."""
+    domain, bus, rest = address.split(":")
+    slot, function = rest.split(".")
+    words = struct.pack(
+        "<BBBx7I", int(bus, 16), int(slot, 16), int(function), uncorrectable, 0, 0, 0, 0, 0, int(domain, 16)
+    )
+    with open("/dev/aer_inject", "wb", buffering=0) as file:
+        file.write(words)
+
+
 def make_functions() -> None:
     """The NVMe controller's virtual functions, without drivers, each able to work. A VF of this controller has nothing until
     it is given queues and interrupts and is put online (NVMe base specification, Virtualization Management)."""

@@ -34,6 +34,9 @@ _DEVICES = (
     f"nvme,serial=outer,subsys=subsystem,bus=express,{_SRIOV}",
     "edu,bus=conventional,addr=1",
     "virtio-rng-pci,bus=conventional,addr=2",
+    # A device that can report errors; its port is the last on the root bus, so that it moves no other.
+    "pcie-root-port,id=faulty,chassis=9,slot=9,addr=1e.0",
+    "e1000e,bus=faulty,romfile=",
 )
 
 # Where the kernel has USB: a stick, in a file of its own, and a hub with nothing behind it.

@@ -18,6 +18,7 @@ sys.path[:0] = [str(PROJECT / part) for part in ("", "deploy", "tests", "tests/e
 
 import chapter_nic  # noqa: E402
 import chapter_passthrough  # noqa: E402
+import chapter_unplug  # noqa: E402
 import chapter_usb_vdpa  # noqa: E402
 import hardware  # noqa: E402
 from cluster import PATIENCE, Cluster  # noqa: E402
@@ -33,26 +34,29 @@ from telling import Report, Stage  # noqa: E402
 CHAPTERS: dict[str, Callable[[Stage], None]] = {
     "nic": chapter_nic.tell,
     "usb_vdpa": chapter_usb_vdpa.tell,
+    "unplug": chapter_unplug.tell,
     "passthrough": chapter_passthrough.tell,
 }
 
 _NODE = """
 [devices]
 pod_resources_socket = "/run/pod-resources.sock"
+# Two emulations make a guest slow to answer.
+unplug = %s
 """
 
 
 def tell(report: Report, chapters: list[str], stack: ExitStack) -> None:
     with report.step("hardware") as facts:
         hardware.make_functions()
-        for address in (*hardware.VFS[:2], hardware.EDU, hardware.SHARED_EDU):
+        for address in (*hardware.VFS[:2], hardware.EDU, hardware.SHARED_EDU, hardware.faulty()):
             hardware.bind(address, "vfio-pci")
         hardware.bind(hardware.VFS[2], "")
         facts["drivers"] = hardware.drivers()
         facts["groups"] = {address: hardware.group(address) for address in hardware.drivers()}
     before = Snapshot.take()
 
-    node = Node("/var/tmp/n", "10.99.0.0/16", _NODE, patience=PATIENCE)
+    node = Node("/var/tmp/n", "10.99.0.0/16", _NODE % chapter_unplug.SECONDS, patience=PATIENCE)
     stack.callback(_down, node, before, report)
     with report.step("up") as facts:
         try:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds what the passthrough tests' machine boots: a kernel of the distribution with its modules, and an initramfs whose only
 # work is to mount the root file system. That is this machine's own, read-only (see ../outer.py), so the packages that are
-# tested are those that are installed here, and there is no disk image to make. And the guest inside the machine,
-# devices.qcow2. Kernel, and the QEMU that emulates the machine, are those of packages.sh; where it fails, the kernel for
+# tested are those that are installed here, and there is no disk image to make. And the guests inside the machine,
+# devices.qcow2 and unplugs.qcow2. Kernel, and the QEMU that emulates the machine, are those of packages.sh; where it fails, the kernel for
 # clouds and the QEMU that is installed here do, and what needs more is not tested.
 #
 #   build.sh DIRECTORY      (GUEST_CACHE: where the small guest's build left its packages; default: guest-cache beside it)
@@ -75,20 +75,27 @@ modprobe -d "$work/modules" -S "$version" --show-depends -a virtio_pci virtiofs 
 (cd "$root" && find . -print0 | LC_ALL=C sort -z | cpio --quiet --null -o -H newc -R 0:0 --reproducible) > "$work/initramfs"
 
 as --32 -o "$work/boot.o" "$here/boot.S"
-ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o "$work/disk" "$work/boot.o"
-mkdir "$work/guest"
-for source in "$here"/*.c; do
-  gcc -m32 -march=i686 -Os -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-stack-protector -fcf-protection=none \
-    -fno-asynchronous-unwind-tables -mgeneral-regs-only -c -o "$work/guest/$(basename "$source" .c).o" "$source"
-done
-ld -m elf_i386 -e start --section-start=.start=0x10000 -Ttext 0x10040 --oformat binary -o "$work/devices" "$work"/guest/*.o
-[ "$(stat -c %s "$work/devices")" -le 32768 ] || die "the device guest is too large for its boot sector"
-cat "$work/devices" >> "$work/disk"
-truncate -s 1M "$work/disk"
-qemu-img convert -q -O qcow2 "$work/disk" "$work/devices.qcow2"
+# guest NAME [option of gcc]...: builds the device guest.
+guest() {
+  local name=$1 made=$work/$1
+  shift
+  mkdir "$made"
+  ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o "$made/disk" "$work/boot.o"
+  for source in "$here"/*.c; do
+    gcc -m32 -march=i686 -Os -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-stack-protector -fcf-protection=none "$@" \
+      -fno-asynchronous-unwind-tables -mgeneral-regs-only -c -o "$made/$(basename "$source" .c).o" "$source"
+  done
+  ld -m elf_i386 -e start --section-start=.start=0x10000 -Ttext 0x10040 --oformat binary -o "$made/guest" "$made"/*.o
+  [ "$(stat -c %s "$made/guest")" -le 32768 ] || die "the device guest is too large for its boot sector"
+  cat "$made/guest" >> "$made/disk"
+  truncate -s 1M "$made/disk"
+  qemu-img convert -q -O qcow2 "$made/disk" "$work/$name.qcow2"
+}
+guest devices
+guest unplugs -DLETS_GO
 
 rm -rf "$out/modules" "$out/qemu" "$out/inputs"
-mv "$work/devices.qcow2" "$out/devices.qcow2"
+mv "$work/devices.qcow2" "$work/unplugs.qcow2" "$out/"
 mv "$work/modules/lib/modules/$version" "$out/modules"
 mv "$work/initramfs" "$out/initramfs"
 mv "$kernel" "$out/vmlinuz"

@@ -11,7 +11,8 @@
  *   usb 09:00.0 port=1 speed=4 46f4:0001 serial="..."
  *   device guest: done
  *
- * What does not answer is said with `error=`. Afterwards it sleeps for good and hears no power button. Each kind of device that
+ * What does not answer is said with `error=`. Afterwards it sleeps for good and hears no power button; built with LETS_GO, it
+ * lets go of devices when it is asked to (hotplug.c). Each kind of device that
  * needs more than a screenful has a file of its own.
  */
 #include "guest.h"
@@ -21,14 +22,14 @@ static void report(void);
 __attribute__((section(".start"), naked, used)) void start(void) { __asm__("call %P0\n1: hlt\n jmp 1b" ::"i"(report)); }
 
 static void out8(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "d"(port)); }
-static void out32(u16 port, u32 value) { __asm__ volatile("outl %0, %1" ::"a"(value), "d"(port)); }
+void out32(u16 port, u32 value) { __asm__ volatile("outl %0, %1" ::"a"(value), "d"(port)); }
 static u8 in8(u16 port)
 {
 	u8 value;
 	__asm__ volatile("inb %1, %0" : "=a"(value) : "d"(port));
 	return value;
 }
-static u32 in32(u16 port)
+u32 in32(u16 port)
 {
 	u32 value;
 	__asm__ volatile("inl %1, %0" : "=a"(value) : "d"(port));
@@ -205,6 +206,7 @@ static void report(void)
 				function |= 7; /* no function 0: no device */
 			continue;
 		}
+		remember(function);
 		name("pci", function);
 		hex(id & 0xffff, 4);
 		put(':');
@@ -224,4 +226,7 @@ static void report(void)
 			function |= 7; /* one function only */
 	}
 	text("device guest: done\n");
+#ifdef LETS_GO
+	let_go();
+#endif
 }

@@ -14,6 +14,9 @@ void decimal(u32 value);
 /* The beginning of a line about a PCI function: its kind and address. A function is bus << 8 | device << 3 | function. */
 void name(const char *kind, u32 function);
 
+void out32(u16 port, u32 value);
+u32 in32(u16 port);
+
 u32 config(u32 function, u32 offset);
 void set_config(u32 function, u32 offset, u32 value);
 /* Its first BAR, with memory and DMA turned on. */
@@ -24,3 +27,7 @@ int wait_for(volatile u32 *where, u32 bits, int want);
 void nic(u32 function);
 void usb(u32 function);
 void virtio_net(u32 function);
+
+/* hotplug.c */
+void remember(u32 function);
+void let_go(void);

@@ -1,0 +1,207 @@
+"""Chapter: VMs that are ended by force, and devices that fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import hardware
+from cluster import PATIENCE, Sandbox, device_plugin, kill_daemon
+from hardware import EDU_RESOURCE, NVME_RESOURCE
+from node import VIRTSHIM
+from podclient import log_lines, wait_until
+from telling import Stage
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+# devices.unplug of the node.
+SECONDS = 15.0
+
+_FAULTY = "example.com/faulty"
+_RESOURCES = {
+    EDU_RESOURCE: f'addresses = ["{hardware.EDU}"]',
+    NVME_RESOURCE: f'pfs = ["{hardware.NVME}"]',
+    _FAULTY: 'vendor = "8086"\ndevices = ["10d3"]',
+}
+# Bits of the AER capability's register of uncorrectable errors (PCI Express base specification).
+_COMPLETION_TIMEOUT, _MALFORMED = 1 << 14, 1 << 18
+_METHOD = Path("/sys/bus/pci/devices") / hardware.VFS[0] / "reset_method"
+
+
+def tell(stage: Stage) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(device_plugin(stage.kubelet, "nodes", _RESOURCES))
+        _unplugging(stage)
+        _health(stage)
+        _errors(stage)
+        _killed(stage)
+
+
+def ended(stage: Stage, container: str) -> dict[str, Any]:
+    """What is known of it when it has ended."""
+    status = stage.client.status(container)
+    wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+    # The newest line about it.
+    told = [line for line in stage.node.log().splitlines() if "vm.unplugged" in line and container[:20] in line]
+    return {
+        "state": pb.ContainerState.Name(status.state),
+        "code": status.exit_code,
+        "message": status.message,
+        "console": log_lines(status.log_path),
+        "unplugged": told,
+        "qemus": len(stage.node.qemu_pids()),
+        "drivers": hardware.drivers(),
+    }
+
+
+def stopped(stage: Stage, container: str, grace: int) -> dict[str, Any]:
+    begun = time.monotonic()
+    stage.client.stop(container, grace)
+    return {"took": time.monotonic() - begun, **ended(stage, container)}
+
+
+def granted(stage: Stage, guest: str) -> pb.ContainerConfig:
+    """A container with edu and an NVMe VF."""
+    edu, vf = (stage.kubelet.plugins[resource] for resource in (EDU_RESOURCE, NVME_RESOURCE))
+    return stage.cluster.with_guest(guest).container(edu.allocate(hardware.EDU), vf.allocate(hardware.VFS[0]))
+
+
+def _unplugging(stage: Stage) -> None:
+    report, _client = stage.report, stage.client
+    with report.step("unplug answered") as facts:
+        pod = stage.cluster.sandbox("unplugs")
+        facts.update(stopped(stage, pod.started(granted(stage, "unplugs.qcow2")), 1))
+    with report.step("unplug ignored") as facts:
+        config = granted(stage, "devices.qcow2")
+        config.metadata.attempt = 1
+        facts.update(stopped(stage, pod.started(config), 0))
+    with report.step("unplug: pod removed") as facts:
+        config.metadata.attempt = 2
+        pod.started(config)
+        begun = time.monotonic()
+        pod.remove()
+        facts["took"] = time.monotonic() - begun
+        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        facts["drivers"] = hardware.drivers()
+
+
+def _killed(stage: Stage) -> None:
+    report, client = stage.report, stage.client
+    with report.step("killed while it waits for the guest") as facts:
+        pod = stage.cluster.sandbox("killed")
+        container = pod.started(granted(stage, "devices.qcow2"))
+        asked = stage.node.log().count("vm.destroy")
+        stopping = threading.Thread(target=_stop, args=(stage, container), daemon=True)
+        stopping.start()
+        wait_until(lambda: stage.node.log().count("vm.destroy") > asked, PATIENCE, "the VM is to be ended")
+        kill_daemon(stage.node, client)
+        stopping.join(PATIENCE)
+        wait_until(
+            lambda: client.status(container).state == pb.CONTAINER_EXITED, PATIENCE, "it ends though nobody asks again"
+        )
+        facts.update(ended(stage, container))
+        pod.remove()
+
+
+def _stop(stage: Stage, container: str) -> None:
+    with suppress(grpc.RpcError):  # the daemon is killed meanwhile
+        stage.client.stop(container, 0)
+
+
+def _health(stage: Stage) -> None:
+    report = stage.report
+    first = hardware.VFS[0]
+    vf = stage.kubelet.plugins[NVME_RESOURCE]
+    with report.step("reset") as facts:
+        pod = stage.cluster.sandbox("resets")
+        config = stage.cluster.with_guest("unplugs.qcow2").container(vf.allocate(first))
+        facts.update(stopped(stage, pod.started(config), 0), metrics=_metrics(stage, pod))
+    with report.step("reset fails") as facts:
+        config.metadata.attempt = 1
+        container = pod.started(config)
+        methods = _METHOD.read_text()
+        _METHOD.write_text("\n")  # the kernel refuses to reset it from now on
+        facts.update(stopped(stage, container, 0), methods=methods, metrics=_metrics(stage, pod))
+        wait_until(lambda: vf.lists[-1][first] == "Unhealthy", PATIENCE, "kubelet is told")
+        facts["others"] = vf.lists[-1]
+        facts["check"] = _check()
+    with report.step("broken device refused") as facts:
+        config.metadata.attempt = 2
+        facts.update(pod.refusal(config))
+    with report.step("healed") as facts:
+        _METHOD.write_text("default")
+        facts.update(stopped(stage, pod.started(config), 0), metrics=_metrics(stage, pod))
+        wait_until(lambda: vf.lists[-1][first] == "Healthy", PATIENCE, "kubelet is told")
+        facts["check"] = _check()
+    pod.remove()
+
+
+def _errors(stage: Stage) -> None:
+    """PCI Express errors (AER) as the kernel's own injection makes them."""
+    report, client = stage.report, stage.client
+    address, plugin = hardware.faulty(), stage.kubelet.plugins[_FAULTY]
+    with report.step("errors: before") as facts:
+        facts["address"] = address
+        loaded = subprocess.run(["modprobe", "aer_inject"], capture_output=True, text=True, check=False)
+        facts["missing"] = loaded.stderr
+        facts["offered"] = plugin.lists[-1]
+    if loaded.returncode:
+        return
+    with report.step("errors: nonfatal") as facts:
+        pod = stage.cluster.sandbox("errors")
+        container = pod.started(stage.cluster.container(plugin.allocate(address)))
+        _inject_until_told(stage, address, _COMPLETION_TIMEOUT)
+        facts.update(metrics=_metrics(stage, pod), offered=plugin.lists[-1], message=client.status(container).message)
+    with report.step("errors: fatal") as facts:
+        hardware.inject(address, _MALFORMED)  # one: virtshim has looked at the counts before it
+        wait_until(lambda: plugin.lists[-1][address] == "Unhealthy", PATIENCE, "kubelet is told")
+        wait_until(lambda: "fatal" in client.status(container).message, PATIENCE, "the container's message tells")
+        status = client.status(container)
+        facts.update(metrics=_metrics(stage, pod), message=status.message, state=pb.ContainerState.Name(status.state))
+        facts["log"] = [line for line in stage.node.log().splitlines() if "device.errors" in line]
+    with report.step("errors: reset") as facts:
+        facts.update(stopped(stage, container, 0), metrics=_metrics(stage, pod))
+        wait_until(lambda: plugin.lists[-1][address] == "Healthy", PATIENCE, "kubelet is told")
+        pod.remove()
+
+
+def _inject_until_told(stage: Stage, address: str, error: int) -> None:
+    """What comes before virtshim's first look at the counts is not news."""
+    injected = 0.0
+
+    def told() -> bool:
+        nonlocal injected
+        if time.monotonic() - injected > 5:
+            hardware.inject(address, error)
+            injected = time.monotonic()
+        return "device.errors" in stage.node.log()
+
+    wait_until(told, PATIENCE, "new errors are told")
+
+
+def _check() -> str:
+    """What `virtshim check --devices` says of the first VF."""
+    command = [*VIRTSHIM, "check", "--devices", "--json", "--config", "/run/device-plugin.toml"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    (row,) = [row for row in told["devices"] if row["ADDRESS"] == hardware.VFS[0]]
+    return str(row["FOR A VM"])
+
+
+def _metrics(stage: Stage, pod: Sandbox) -> dict[str, int]:
+    """Of the pod's devices: name and own labels -> value."""
+    (found,) = [
+        one
+        for one in stage.client.runtime.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest()).pod_metrics
+        if one.pod_sandbox_id == pod.id
+    ]
+    return {
+        " ".join((metric.name, *metric.label_values[6:])): metric.value.value
+        for metric in (*found.metrics, *(one for vm in found.container_metrics for one in vm.metrics))
+        if metric.name.startswith("virtshim_device_")
+    }
