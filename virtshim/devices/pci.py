@@ -175,8 +175,18 @@ def is_uuid(text: str) -> bool:
 
 def last_address(path: str) -> PciAddress | None:
     """The function that a path below /sys/devices ends in or passes last: before it come the bridges on its way."""
-    found = [part for part in path.split("/") if _ADDRESS.fullmatch(part)]
-    return PciAddress.parse(found[-1]) if found else None
+    found = _addresses(path)
+    return found[-1] if found else None
+
+
+def first_address(path: str) -> PciAddress | None:
+    """The function on the root bus that such a path begins with: the root port, if it goes on."""
+    found = _addresses(path)
+    return found[0] if found else None
+
+
+def _addresses(path: str) -> list[PciAddress]:
+    return [PciAddress.parse(part) for part in path.split("/") if _ADDRESS.fullmatch(part)]
 
 
 def _last(path: str) -> str:

@@ -48,7 +48,7 @@ CONTAINER = (
     Family(
         "virtshim_device_fatal_errors_total",
         Kind.COUNTER,
-        "Fatal PCI Express errors of a host device in the VM, since the kernel found it.",
+        "Fatal PCI Express errors of a host device in the VM or behind the same root port, since the kernel found it.",
         _errors(lambda errors: errors.fatal),
         ("device",),
     ),

@@ -25,6 +25,19 @@ def test_the_totals_are_read(tmp_path: Path) -> None:
     assert counts(tmp_path, aer_dev_fatal=FATAL, aer_dev_nonfatal=NONFATAL).of(ADDRESS) == DeviceErrors(3, 4)
 
 
+def test_a_fatal_error_that_only_the_root_port_heard_of_counts(tmp_path: Path) -> None:
+    place = tmp_path / "sys/devices/pci0000:3a/0000:3a:01.0" / str(ADDRESS)
+    place.mkdir(parents=True)
+    (place / "aer_dev_fatal").write_text(FATAL)
+    (place / "aer_dev_nonfatal").write_text(NONFATAL)
+    bus = tmp_path / "sys/bus/pci/devices"
+    bus.mkdir(parents=True)
+    for one in (place, place.parent):
+        (bus / one.name).symlink_to(one)
+    (place.parent / "aer_rootport_total_err_fatal").write_text("5\n")
+    assert AerCounts(HostFiles(str(tmp_path))).of(ADDRESS) == DeviceErrors(5, 4)
+
+
 @pytest.mark.parametrize(
     "files",
     [
