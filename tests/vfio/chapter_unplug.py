@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import hardware
-from cluster import PATIENCE, Sandbox, device_plugin, kill_daemon
+from cluster import PATIENCE, Sandbox, device_plugin, kill_daemons
 from hardware import EDU_RESOURCE, NVME_RESOURCE
 from node import VIRTSHIM
 from podclient import log_lines, wait_until
@@ -72,6 +72,12 @@ def granted(stage: Stage, guest: str) -> pb.ContainerConfig:
     return stage.cluster.with_guest(guest).container(edu.allocate(hardware.EDU), vf.allocate(hardware.VFS[0]))
 
 
+def _again(config: pb.ContainerConfig) -> None:
+    """The next attempt, with a log of its own, as kubelet makes it."""
+    config.metadata.attempt += 1
+    config.log_path = f"{config.metadata.name}/{config.metadata.attempt}.log"
+
+
 def _unplugging(stage: Stage) -> None:
     report, _client = stage.report, stage.client
     with report.step("unplug answered") as facts:
@@ -79,10 +85,10 @@ def _unplugging(stage: Stage) -> None:
         facts.update(stopped(stage, pod.started(granted(stage, "unplugs.qcow2")), 1))
     with report.step("unplug ignored") as facts:
         config = granted(stage, "devices.qcow2")
-        config.metadata.attempt = 1
+        _again(config)
         facts.update(stopped(stage, pod.started(config), 0))
     with report.step("unplug: pod removed") as facts:
-        config.metadata.attempt = 2
+        _again(config)
         pod.started(config)
         begun = time.monotonic()
         pod.remove()
@@ -100,7 +106,7 @@ def _killed(stage: Stage) -> None:
         stopping = threading.Thread(target=_stop, args=(stage, container), daemon=True)
         stopping.start()
         wait_until(lambda: stage.node.log().count("vm.destroy") > asked, PATIENCE, "the VM is to be ended")
-        kill_daemon(stage.node, client)
+        kill_daemons(stage.node, client, "virtshim")
         stopping.join(PATIENCE)
         wait_until(
             lambda: client.status(container).state == pb.CONTAINER_EXITED, PATIENCE, "it ends though nobody asks again"
@@ -123,7 +129,7 @@ def _health(stage: Stage) -> None:
         config = stage.cluster.with_guest("unplugs.qcow2").container(vf.allocate(first))
         facts.update(stopped(stage, pod.started(config), 0), metrics=_metrics(stage, pod))
     with report.step("reset fails") as facts:
-        config.metadata.attempt = 1
+        _again(config)
         container = pod.started(config)
         methods = _METHOD.read_text()
         _METHOD.write_text("\n")  # the kernel refuses to reset it from now on
@@ -132,7 +138,7 @@ def _health(stage: Stage) -> None:
         facts["others"] = vf.lists[-1]
         facts["check"] = _check()
     with report.step("broken device refused") as facts:
-        config.metadata.attempt = 2
+        _again(config)
         facts.update(pod.refusal(config))
     with report.step("healed") as facts:
         _METHOD.write_text("default")

@@ -157,11 +157,14 @@ def kill_daemons(node: Node, client: PodClient, *names: str) -> None:
     before = {name: node.log().count(signs[name]) for name in names}
     for name in names:
         os.kill(node.daemons()[name], signal.SIGKILL)
-    wait_until(
-        lambda: all(node.log().count(signs[name]) > count for name, count in before.items()) and _serves(client),
-        PATIENCE,
-        f"{', '.join(names)} serve again",
-    )
+    try:
+        wait_until(
+            lambda: all(node.log().count(signs[name]) > count for name, count in before.items()) and _serves(client),
+            PATIENCE,
+            f"{', '.join(names)} serve again",
+        )
+    except TimeoutError as exc:
+        raise TimeoutError(f"{exc}; their log: {node.log()[-4000:]}") from exc
 
 
 def _serves(client: PodClient) -> bool:

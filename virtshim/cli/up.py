@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from vmwrapper import bundle
 __all__ = ["NodeOptions", "up_command"]
 
 _LOOK_EVERY = 0.5
-_RESTARTS = 5
+_RESTARTS, _WITHIN = 5, 900.0  # seconds
 
 
 def up_command(options: NodeOptions) -> int:
@@ -76,13 +77,14 @@ def _routes() -> list[tuple[str, str]]:
 
 def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Console) -> int:
     """Restarts what dies, until told to stop; gives up on one that keeps dying."""
-    restarts = 0
+    restarts: list[float] = []
     while not stopping.wait(_LOOK_EVERY):
         for daemon in daemons:
             if daemon.is_running or stopping.is_set():
                 continue
-            restarts += 1
-            if restarts > _RESTARTS:
+            now = time.monotonic()
+            restarts = [one for one in restarts if now - one < _WITHIN] + [now]
+            if len(restarts) > _RESTARTS:
                 console.print(f"up: {daemon.name} keeps ending; giving up. The VMs run on")
                 return 1
             console.print(f"up: {daemon.name} ended; starting it again")
