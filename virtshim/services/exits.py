@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.devices import GrantedDevices, PciFunction
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
@@ -56,7 +57,9 @@ class Exits:
             domain = uuid.UUID(found.domain_uuid)
             state = self.hypervisor.power(domain)
             if not state.has_ended:
-                return self._standing(found, with_devices(trouble_of(state), [self.devices.trouble(found)]))
+                return self._standing(
+                    found, with_devices(trouble_of(state, found.granted), [self.devices.trouble(found)])
+                )
             if state.is_on:  # it panicked, and its QEMU waits
                 self.hypervisor.destroy(domain, container)
             self.finish_log(found)
@@ -113,8 +116,9 @@ def how_it_ended(container: Container, vm: Exit) -> Exit:
     return dataclasses.replace(container.ending, finished_at=vm.finished_at) if container.ending else vm
 
 
-def trouble_of(state: PowerState) -> str:
-    """Why a VM that is on does not get on, for people; "" if it does. Pure."""
+def trouble_of(state: PowerState, granted: GrantedDevices) -> str:
+    """Why a VM that is on does not get on, for people; "" if it does. libvirt does not tell why QEMU stopped a VM by itself, as
+    it does when a device in it reports an error that cannot be corrected. Pure."""
     if state.power is not Power.PAUSED:
         return ""
     match state.pause:
@@ -123,6 +127,8 @@ def trouble_of(state: PowerState) -> str:
         case PauseReason.GUEST:
             return "its guest has suspended itself"
         case PauseReason.OTHER:
+            if any(isinstance(device, PciFunction) for device in granted.passthrough):
+                return "paused from outside, or by QEMU for a fault of its PCI device (see its log); virsh resume lets it go on"
             return "paused from outside; virsh resume lets it go on"
 
 

@@ -6,6 +6,7 @@ import pytest
 from fakes.world import World
 
 from virtshim.domain.container import ContainerPhase, ExitReason
+from virtshim.domain.devices import GrantedDevices, PciAddress, PciFunction
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
@@ -56,10 +57,19 @@ def test_a_kill_for_memory_is_told_as_one_and_other_ends_are_not_taken_for_it() 
 
 @pytest.mark.parametrize("power", [Power.RUNNING, Power.SHUTTING_DOWN, Power.OFF, Power.CRASHED])
 def test_only_a_paused_vm_is_in_trouble(power: Power) -> None:
-    assert trouble_of(PowerState(power)) == ""
+    nothing = GrantedDevices()
+    assert trouble_of(PowerState(power), nothing) == ""
     assert all(
-        "paused" in trouble_of(PowerState(Power.PAUSED, pause=w)) for w in (PauseReason.IO_ERROR, PauseReason.OTHER)
+        "paused" in trouble_of(PowerState(Power.PAUSED, pause=why), nothing)
+        for why in (PauseReason.IO_ERROR, PauseReason.OTHER)
     )
+
+
+def test_a_pause_of_a_vm_with_a_pci_device_may_be_that_devices_fault() -> None:
+    granted = GrantedDevices(passthrough=(PciFunction(PciAddress.parse("0000:3b:00.1")),))
+    paused = PowerState(Power.PAUSED, pause=PauseReason.OTHER)
+    assert "or by QEMU for a fault of its PCI device" in trouble_of(paused, granted)
+    assert "device" not in trouble_of(paused, GrantedDevices())
 
 
 def test_a_panic_ends_qemu_and_the_container(world: World) -> None:
