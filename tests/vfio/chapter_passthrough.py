@@ -71,6 +71,8 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
         facts["devices"] = [device.host_path for device in config.devices]
     with report.step("passthrough") as facts:
         pod = cluster.sandbox("one")
+        volume = hardware.make_block_device()
+        config.devices.add(container_path="/dev/volume", host_path=volume, permissions="rw")
         facts["console"] = pod.run(config)
         facts["drivers"] = hardware.drivers()
         facts.update(of_qemu(node))
@@ -105,6 +107,7 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
 
     with report.step("removed") as facts:
         pod.remove()
+        hardware.remove_block_device(volume)
         wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
         facts["drivers"] = hardware.drivers()
         facts["qemus"] = len(node.qemu_pids())

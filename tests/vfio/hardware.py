@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import subprocess
 from pathlib import Path
 
 from podclient import wait_until
@@ -67,6 +68,17 @@ def _manage(controller: int, function: int, resource: int, action: int, count: i
     status = fcntl.ioctl(controller, _ADMIN_COMMAND, command)
     if status:
         raise OSError(f"{NVME}: Virtualization Management for function {function}: status {status:#x}")
+
+
+def make_block_device() -> str:
+    """As a volume plugin makes it for a raw block volume; its path."""
+    file = Path("/run/volume")
+    file.write_bytes(bytes(1 << 20))
+    return subprocess.check_output(["losetup", "--find", "--show", str(file)], text=True).strip()
+
+
+def remove_block_device(path: str) -> None:
+    subprocess.run(["losetup", "--detach", path], check=True)
 
 
 def bind(address: str, driver: str) -> None:

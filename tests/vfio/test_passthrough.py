@@ -12,6 +12,7 @@ from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 FIRST, SECOND, THIRD = hardware.VFS
+_DISK = "1af4:1042"  # virtio
 
 
 def lines(console: list[str], kind: str) -> list[str]:
@@ -56,6 +57,14 @@ def test_the_guest_reaches_registers_and_memory_through_a_granted_device(told):
 def test_the_guest_drives_a_virtual_function_of_the_nvme_controller(told):
     found = lines(told("passthrough")["console"], "nvme")
     assert 'serial="outer" model="QEMU NVMe Ctrl" controller=1' in found[-1]
+
+
+def test_a_block_volume_beside_granted_functions_is_a_disk_and_they_are_none(told):
+    disks = [
+        sum(line.endswith(_DISK) for line in lines(told(step)["console"], "pci"))
+        for step in ("passthrough", "given again")
+    ]
+    assert disks[0] == disks[1] + 1
 
 
 def test_a_function_at_a_kernel_driver_is_lent_to_the_vm(told):

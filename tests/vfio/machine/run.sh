@@ -7,7 +7,7 @@ mount -t cgroup2 none /sys/fs/cgroup
 ip link set lo up
 mkdir -p /run/netns
 mount --bind --make-shared /run/netns /run/netns
-modprobe -a vfio-pci tun bridge veth
+modprobe -a vfio-pci tun bridge veth loop
 # As udev would.
 modprobe -q -a $(sort -u /sys/bus/pci/devices/*/modalias /sys/bus/virtio/devices/*/modalias)
 stty -F /dev/ttyS1 raw
