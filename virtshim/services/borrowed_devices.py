@@ -47,9 +47,8 @@ class BorrowedDevices:
         address = device.address
         if self._table.get(device.claim) is None:
             driver = self._drivers.driver(address, self._timeout)
-            if (
-                "vfio" in driver
-            ):  # a plugin, or the machine's own set-up, has bound it: maybe to a variant of its vendor's
+            # A plugin, or the machine's own set-up, has bound it: maybe to a variant of its vendor's.
+            if "vfio" in driver:
                 return
             self._table.add(BorrowedDevice(address, driver))
         self._drivers.bind(address, _VFIO, self._timeout)

@@ -27,7 +27,7 @@ IMPOSSIBLE: Final = "impossible"
 
 class DeviceResets:
     """`timeout`: seconds for each call to tapmanager. Thread-safe: who tries a broken device again must not meet who is about
-    to give it away; a device that was a VM's is kept from both by its claim."""
+    to give it away; a device that was a VM's is kept from both by its claim. One whose reset hangs holds up no other."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class DeviceResets:
         self._errors = errors
         self._clock = clock
         self._timeout = timeout
-        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
         self._counting = threading.Lock()
         self._counts: Counter[tuple[PciAddress, str]] = Counter()
 
@@ -58,19 +58,20 @@ class DeviceResets:
 
     def refuse_broken(self, granted: GrantedDevices) -> None:
         """WrongState for a function whose last reset failed, and fails again now."""
-        with self._lock:
-            wrong = [
-                f"PCI function {device.address} {broken.fault}; {broken.remedy}"
-                for device in granted.passthrough
-                if isinstance(device, PciFunction) and (broken := self._tried_again(device.claim)) is not None
-            ]
+        wrong = []
+        for device in granted.passthrough:
+            if isinstance(device, PciFunction):
+                with self._lock(device.claim):
+                    broken = self._tried_again(device.claim)
+                if broken is not None:
+                    wrong.append(f"PCI function {device.address} {broken.fault}; {broken.remedy}")
         if wrong:
             raise WrongState("; ".join(wrong))
 
     def try_again(self) -> None:
         """Those that could not be reset, and that no container holds."""
         for condition in self._table.all():
-            with self._lock:
+            with self._lock(condition.claim):
                 held = any(condition.claim in container.claims for container in self._records.containers.all())
                 if not held:
                     self._tried_again(condition.claim)
@@ -90,7 +91,7 @@ class DeviceResets:
         return {condition.address: condition.fault for condition in self._table.all() if condition.fault}
 
     def _tried_again(self, claim: str) -> DeviceCondition | None:
-        """What is against it still. The lock is held."""
+        """What is against it still. Its lock is held."""
         condition = self._table.get(claim)
         if condition is None or not condition.fault:
             return None
@@ -118,6 +119,9 @@ class DeviceResets:
         counted = self._errors.of(address)
         self._note(before, DeviceCondition(address, fatal=counted.fatal if counted else 0))
         return []
+
+    def _lock(self, claim: str) -> threading.Lock:
+        return self._locks.setdefault(claim, threading.Lock())
 
     def _count(self, address: PciAddress, result: str) -> None:
         with self._counting:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import structlog
+from fakes.background import Background
 from fakes.world import World, container_config
 
 from virtshim.domain.devices import CriDevice, DeviceErrors
@@ -83,6 +84,20 @@ def test_it_is_tried_again_now_and_then_and_told_when_it_works(world: World) -> 
     before = world.journal.count("drivers.reset")
     world.app.recovery.reconcile.look()
     assert world.journal.count("drivers.reset") == before, "what is well is left alone"
+
+
+def test_a_reset_that_hangs_holds_up_no_pod_with_another_device(world: World) -> None:
+    ended(world, error=BROKEN)
+    world.outside.devices.add_function("/dev/vfio/8", "0000:3b:00.2")
+    gate = world.journal.hold("drivers.reset")
+    look = Background(world.app.recovery.reconcile.look)
+    gate.wait()
+    config = container_config(devices=(CriDevice("/dev/vfio/8", "/dev/vfio/8"),))
+    created = Background(lambda: world.create(world.run("other"), config=config))
+    assert created.done()
+    gate.open()
+    look.done()
+    assert broken(world) == []
 
 
 def test_a_device_that_a_container_holds_is_not_tried(world: World) -> None:
