@@ -10,18 +10,19 @@ import sys
 import threading
 from functools import partial
 
-from tapmanager import netns, sdnotify, server, settings, verbs
+from tapmanager import sdnotify, server, settings, verbs
 from tapmanager.attachments import Attachments, Limits
-from tapmanager.card_side import CardSide
-from tapmanager.cgroups import VmGroups, hierarchies
-from tapmanager.cni import Cni
+from tapmanager.cgroups.tree import VmGroups, hierarchies
+from tapmanager.cni.plugins import Cni
 from tapmanager.dhcp.server import DhcpServer
+from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import NetError
-from tapmanager.host_links import NetlinkHostLinks
 from tapmanager.ledger import Ledger
-from tapmanager.nic_functions import NicFunctions
-from tapmanager.pci_drivers import PciDrivers
+from tapmanager.links import netns
 from tapmanager.settings import QemuUser, Settings
+from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.host_links import NetlinkHostLinks
+from tapmanager.sriov.nic_functions import NicFunctions
 
 log = logging.getLogger("tapmanager")
 

@@ -21,17 +21,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tapmanager import cni_conf, counters, delegate_records, links, links_plan, netns, networks_plan, protocol, tap
-from tapmanager.cni import Cni
-from tapmanager.cni_result import parse_result
-from tapmanager.counters import Counters
+from tapmanager import protocol
+from tapmanager.cni import conf as cni_conf
+from tapmanager.cni import delegate_records
+from tapmanager.cni.plugins import Cni
+from tapmanager.cni.result import parse_result
 from tapmanager.dhcp import server as dhcp_server
 from tapmanager.dhcp.lease_plan import Lease, lease_for
 from tapmanager.errors import NetError, deadline, internal
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
-from tapmanager.nic_functions import NicFunctions, give_all_back
+from tapmanager.links import counters, netns, pod_links, tap
+from tapmanager.links import networks as networks_plan
+from tapmanager.links import plan as links_plan
+from tapmanager.links.counters import Counters
 from tapmanager.pod import Nic, Pod
+from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +213,7 @@ class Attachments:
             self._ledger.write(entry)
             for function in entry.functions:
                 self._functions.take(function)
-            netns.run_inside(entry.netns, lambda: links.build(entry.nics, self._limits.tap_owner))
+            netns.run_inside(entry.netns, lambda: pod_links.build(entry.nics, self._limits.tap_owner))
             self._start_dhcp(entry)
             attached = dataclasses.replace(entry, phase=Phase.ATTACHED)
             self._ledger.write(attached)
@@ -230,10 +235,10 @@ class Attachments:
             result = parse_result(entry.result or {})
         except BadField as exc:
             raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
-        there = netns.run_inside(entry.netns, links.read)
+        there = netns.run_inside(entry.netns, pod_links.read)
         networks = networks_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
         functions = self._functions.planned(networks, there)
-        nics = networks_plan.nics_of(networks, there, links.random_mac, {function.link for function in functions})
+        nics = networks_plan.nics_of(networks, there, pod_links.random_mac, {function.link for function in functions})
         nics, functions = networks_plan.with_one_default(networks, nics, functions)
         for what in networks_plan.not_given(networks, (*nics, *functions)):
             log.warning("interface.not_given sandbox=%s %s", entry.pod.sandbox, what)
@@ -306,13 +311,13 @@ class Attachments:
     def _as_plugins_left_it(self, entry: Entry) -> bool:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
         alive = netns.exists(entry.netns)
-        work = links.restore
+        work = pod_links.restore
         made = entry.nics or entry.functions
         if not alive and made and delegate_records.kinds(entry.conf, entry.pod.sandbox) <= DEL_READS_ADDRESSES:
             log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
             netns.delete(entry.netns)
             netns.create(entry.netns)
-            alive, work = True, links.stand_in
+            alive, work = True, pod_links.stand_in
         if alive and entry.nics:
             for trouble in netns.run_inside(entry.netns, lambda: work(entry.nics)):
                 log.warning("pod.link_not_restored sandbox=%s error=%s", entry.pod.sandbox, trouble)

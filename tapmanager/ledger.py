@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapmanager.cni_conf import NetworkConf, conf_from_json
+from tapmanager.cni.conf import NetworkConf, conf_from_json
 from tapmanager.errors import NetError, internal
 from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, address, sandbox_id

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
-from tapmanager.vf_settings import VfSettings
+from tapmanager.sriov.vf_settings import VfSettings
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")

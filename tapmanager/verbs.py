@@ -27,18 +27,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tapmanager import networks_plan
 from tapmanager.attachments import Attachments
-from tapmanager.cgroup_plan import Limits, group_path
-from tapmanager.cgroups import VmGroups
+from tapmanager.cgroups.plan import Limits, group_path
+from tapmanager.cgroups.tree import VmGroups
+from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers.usb import UsbDrivers
 from tapmanager.errors import NetError, invalid
 from tapmanager.fields import BadField, Json, as_object, known, number, text
 from tapmanager.ledger import Entry, Placement
-from tapmanager.nic_functions import NicFunctions
-from tapmanager.pci_drivers import PciDrivers
+from tapmanager.links import networks as networks_plan
 from tapmanager.peer import Peer
 from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
-from tapmanager.usb_drivers import UsbDrivers
+from tapmanager.sriov.nic_functions import NicFunctions
 
 # The longest a caller may ask us to work on one request, in seconds.
 _LONGEST = 3600.0

@@ -10,38 +10,61 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
+from virtshim import machine
+from virtshim.attach.attachments import Attachments
+from virtshim.attach.console import ConsoleAttach
+from virtshim.attach.console_size import ConsoleSizes
+from virtshim.attach.entrypoint import CommandAttach
 from virtshim.config import Settings
-from virtshim.console.attach import ConsoleAttach
-from virtshim.console.attachments import Attachments
-from virtshim.console.command_attach import CommandAttach
-from virtshim.console.command_log import CommandLogFiles
-from virtshim.console.follower import ConsoleLogs
-from virtshim.console.size import ConsoleSizes
-from virtshim.cri.image import ImageServicer
-from virtshim.cri.people import PeopleServicer
+from virtshim.cri.admin import PeopleServicer
+from virtshim.cri.images import ImageServicer
 from virtshim.cri.runtime import RuntimeServicer, Services
 from virtshim.cri.server import CriServer
+from virtshim.crilog.entrypoint_log import CommandLogFiles
+from virtshim.crilog.follower import ConsoleLogs
 from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.host_files import HostFiles
+from virtshim.disks.checkpoint_archives import CheckpointArchives
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
-from virtshim.hypervisor.bulk_stats import BulkStats, read_all
-from virtshim.hypervisor.census import LibvirtCensus
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.inventory import LibvirtCensus
+from virtshim.hypervisor.pause import LibvirtStandstill
 from virtshim.hypervisor.plugging import LibvirtPorts
 from virtshim.hypervisor.qemu_process import pid_directory
-from virtshim.hypervisor.readings import LibvirtReadings
 from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.hypervisor.standstill import LibvirtStandstill
+from virtshim.hypervisor.stats.bulk import BulkStats, read_all
+from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.images.filestore import ImageFileStore
-from virtshim.observe import machine
-from virtshim.podnet.client import PodNetworkClient
-from virtshim.podnet.drivers import DeviceDriverClient
-from virtshim.podnet.groups import VmGroupClient
+from virtshim.lifecycle.checkpoint_container import CheckpointContainer
+from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.create_container import CreateContainer
+from virtshim.lifecycle.entrypoints import ContainerCommands
+from virtshim.lifecycle.exec_ports import PlugPort
+from virtshim.lifecycle.exec_sync import ExecCommand
+from virtshim.lifecycle.guest_freeze import CareForGuests
+from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.record_exit import Exits
+from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.lifecycle.remove_sandbox import RemoveSandbox
+from virtshim.lifecycle.reopen_container_log import ReopenLog
+from virtshim.lifecycle.run_sandbox import RunSandbox
+from virtshim.lifecycle.start_container import StartContainer
+from virtshim.lifecycle.stop_container import StopContainer
+from virtshim.lifecycle.stop_sandbox import StopSandbox
+from virtshim.lifecycle.termination_message import LastWords
+from virtshim.lifecycle.update_container_resources import ResizeContainer
+from virtshim.lifecycle.update_sandbox_resources import ResizeSandbox
+from virtshim.lifecycle.vm_events import VmEvents
+from virtshim.metrics.usage import Usage
+from virtshim.passthrough.assembly import DeviceCare, DeviceRules, Outside, device_care
+from virtshim.passthrough.inspection import FunctionFacts
 from virtshim.ports.cgroups import VmGroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import CommandLogs, Consoles
@@ -49,47 +72,24 @@ from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import CommandHearers, GuestAgents, GuestCare, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
+from virtshim.ports.pause import CheckpointFiles, Standstill
 from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmCensus
 from virtshim.ports.seeds import GuestSeeds
-from virtshim.ports.standstill import CheckpointFiles, Standstill
 from virtshim.ports.streaming import Streaming
-from virtshim.services.announce import Announcer
-from virtshim.services.checkpoint_container import CheckpointContainer
-from virtshim.services.clock import Stamps, SystemClock
-from virtshim.services.container_commands import ContainerCommands
-from virtshim.services.create_container import CreateContainer
-from virtshim.services.device_care import DeviceCare, DeviceRules, Outside, device_care
-from virtshim.services.exec_command import ExecCommand
-from virtshim.services.exits import Exits
-from virtshim.services.function_facts import FunctionFacts
-from virtshim.services.guest_care import CareForGuests
-from virtshim.services.images import ImageUse
-from virtshim.services.inflight import Inflight, PodLocks
-from virtshim.services.last_words import LastWords
-from virtshim.services.logs import Logs
-from virtshim.services.node_status import NodeStatus
-from virtshim.services.plug_port import PlugPort
-from virtshim.services.pod_changes import PodChanges
-from virtshim.services.recovery import Recovery, recovery, workbench
-from virtshim.services.remove_container import RemoveContainer
-from virtshim.services.remove_sandbox import RemoveSandbox
-from virtshim.services.reopen_log import ReopenLog
-from virtshim.services.repairs import Repairs, Workbench
-from virtshim.services.resize_container import ResizeContainer
-from virtshim.services.resize_sandbox import ResizeSandbox
-from virtshim.services.run_sandbox import RunSandbox
-from virtshim.services.start_container import StartContainer
-from virtshim.services.stop_container import StopContainer
-from virtshim.services.stop_sandbox import StopSandbox
-from virtshim.services.usage import Usage
-from virtshim.services.vm_events import VmEvents
-from virtshim.services.watch_pods import WatchPods
+from virtshim.primitives.clock import Stamps, SystemClock
+from virtshim.primitives.inflight import Inflight, PodLocks
+from virtshim.queries.container_events import Announcer
+from virtshim.queries.node_status import NodeStatus
+from virtshim.queries.record_changes import PodChanges
+from virtshim.recovery.assembly import Recovery, recovery, workbench
+from virtshim.recovery.repairs import Repairs, Workbench
+from virtshim.recovery.watch_pods import WatchPods
 from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
-from virtshim.volumes.checkpoint import CheckpointArchives
-from virtshim.volumes.root import RootDiskStore
-from virtshim.volumes.termination_file import TerminationFileStore
+from virtshim.tapclient.cgroups import VmGroupClient
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
 from virtshim.wiring.devices import node_devices
 from virtshim.wiring.hypervisor import libvirt_uri, node_profile, own_groups, systemd_cgroups
 from virtshim.wiring.images import image_settings

@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from virtshim.domain.device_pools import socket_of, variable_of
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.pools import socket_of, variable_of
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout
 

@@ -32,9 +32,9 @@ from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.domain.vm import Disk, DiskBus, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
-from virtshim.podnet.client import PodNetworkClient
 from virtshim.ports.network import AttachRequest
 from virtshim.store.records import SqliteRecords
+from virtshim.tapclient.networks import PodNetworkClient
 
 PODS = 200
 _IMAGE = ImageDigest(f"sha256:{hashlib.sha256(b'').hexdigest()}")

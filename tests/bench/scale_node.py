@@ -27,7 +27,7 @@ from fakes.world import Outside, World, container_config, sandbox_config  # noqa
 from virtshim.config import Cri  # noqa: E402
 from virtshim.domain.container import Container  # noqa: E402
 from virtshim.domain.ids import ContainerId, SandboxId  # noqa: E402
-from virtshim.podnet.client import PodNetworkClient  # noqa: E402
+from virtshim.tapclient.networks import PodNetworkClient  # noqa: E402
 
 
 class Networks(FakePodNetworks):

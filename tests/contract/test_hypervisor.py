@@ -26,19 +26,19 @@ from virtshim.domain.image import DiskFormat
 from virtshim.domain.usage import DomainUsage
 from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSpec
 from virtshim.hypervisor import embed, qemu_process
-from virtshim.hypervisor.bulk_stats import BulkStats, read_all
-from virtshim.hypervisor.census import LibvirtCensus
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.readings import LibvirtReadings
+from virtshim.hypervisor.inventory import LibvirtCensus
+from virtshim.hypervisor.pause import LibvirtStandstill
 from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.hypervisor.standstill import LibvirtStandstill
+from virtshim.hypervisor.stats.bulk import BulkStats, read_all
+from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
+from virtshim.ports.pause import Standstill
 from virtshim.ports.recovery import VmCensus
-from virtshim.ports.standstill import Standstill
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 PATIENCE = 30.0

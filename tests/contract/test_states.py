@@ -17,7 +17,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.standstill import LibvirtStandstill
+from virtshim.hypervisor.pause import LibvirtStandstill
 
 URI = "test:///default"
 QEMU = "/usr/bin/qemu-system-x86_64"

@@ -15,7 +15,7 @@ from guest import BOOT, READY
 from podclient import container_config, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from tapmanager import cgroups
+from tapmanager.cgroups import tree as cgroups
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 

@@ -17,7 +17,7 @@ from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.config import Cri
-from virtshim.cri.image import ImageServicer
+from virtshim.cri.images import ImageServicer
 from virtshim.cri.runtime import RuntimeServicer
 
 SERVICES = [pb.DESCRIPTOR.services_by_name[name] for name in ("RuntimeService", "ImageService")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from virtshim.domain.card_function import CardFunction
-from virtshim.domain.devices import (
+from virtshim.domain.devices.card_function import CardFunction
+from virtshim.domain.devices.granted import (
     BlockDevice,
     DeviceErrors,
     DeviceRequest,

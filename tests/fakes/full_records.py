@@ -16,8 +16,8 @@ from virtshim.domain.container import (
     Resources,
     RunAs,
 )
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import (
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import (
     BlockDevice,
     BorrowedDevice,
     CriDevice,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from virtshim.domain.errors import InternalError
-from virtshim.guestagent import guest_scripts, main_scripts
+from virtshim.guestagent import entrypoint_scripts, exec_scripts
 
 # Names in the environment of a process whose guest it runs in.
 _OWNER = "VIRTSHIM_TEST_GUEST"
@@ -175,7 +175,7 @@ class HostGuest:
         self._agent = _Agent(directory / "agent.sock", self)
 
     def plug(self, number: int) -> None:
-        """As `virtshim.services.plug_port.VmPorts.plug_in`, which leaves a file behind when there is no room."""
+        """As `virtshim.lifecycle.exec_ports.VmPorts.plug_in`, which leaves a file behind when there is no room."""
         if len(self._ports) >= self.slots:
             Path(f"{self.sockets}/exec-{number}.sock").touch()
             raise InternalError("no free slot")
@@ -239,7 +239,7 @@ class HostGuest:
         return {"return": {}}
 
     def _inside(self, word: str) -> str:
-        return word.replace(main_scripts.DIRECTORY, f"{self.run}/virtshim-command")
+        return word.replace(entrypoint_scripts.DIRECTORY, f"{self.run}/virtshim-command")
 
     def _file(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name == "guest-file-open":
@@ -275,10 +275,10 @@ class HostGuest:
         if "env" in arguments:
             env = dict(setting.split("=", 1) for setting in arguments["env"])
         argv = [*self.shell, *words]
-        if guest_scripts.KILL in words and guest_scripts.tag() in words:
+        if exec_scripts.KILL in words and exec_scripts.tag() in words:
             self.swept += 1
             argv = ["/bin/true"]  # "whatever an earlier virtshim left": on this machine that may be another test's
-        if guest_scripts.TAKEN_UP in words:  # it has no /sys of its own
+        if exec_scripts.TAKEN_UP in words:  # it has no /sys of its own
             missing = sum(1 << index for index, number in enumerate(words[3:]) if int(number) in self.deaf)
             argv = ["/bin/sh", "-c", f"exit {missing}"]
         null = subprocess.DEVNULL

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from virtshim.domain.errors import ShimError, Unavailable
-from virtshim.domain.guest_command import CommandResult, GuestCommand
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.streaming import Output, Streams
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.main_command import News, ReadTo
-from virtshim.domain.streaming import Output, Streams
 from virtshim.ports.streaming import StreamSession
 
 Run = Callable[[GuestCommand, float, threading.Event], CommandResult]

@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from virtshim.domain.devices.guest_view import buses
 from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
-from virtshim.domain.guest_devices import buses
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
 from virtshim.ports.recovery import Census, Remembered

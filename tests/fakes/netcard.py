@@ -11,7 +11,7 @@ from fakes.pcibus import FakePciBus
 
 from tapmanager.errors import internal
 from tapmanager.pod import NicFunction
-from tapmanager.vf_settings import NO_MAC, VfSettings
+from tapmanager.sriov.vf_settings import NO_MAC, VfSettings
 
 PF = "0000:3b:00.0"
 PHYSICAL = "enp59s0"

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from virtshim.domain.errors import ShimError
+from virtshim.domain.guest.streaming import AttachStreams, Ended, ExecRequest, Output, OutStream
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, OutStream
 
 
 class FakeSession:

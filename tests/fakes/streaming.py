@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from virtshim.domain.guest.streaming import StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.streaming import StreamRequest
 
 
 class FakeStreaming:

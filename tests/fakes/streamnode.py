@@ -5,9 +5,9 @@ from __future__ import annotations
 from fakes.clock import FakeClock
 from fakes.sessions import FakeSessions
 
+from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
-from virtshim.streaming.reception import Limits
+from virtshim.streaming.connection import Limits
 from virtshim.streaming.server import StreamingServer
 
 CONTAINER = ContainerId("c" * 64)

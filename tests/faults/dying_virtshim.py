@@ -15,7 +15,7 @@ from dying import Stepping, Steps
 from virtshim import app as composition
 from virtshim import process
 from virtshim.cli.serve import serve_command
-from virtshim.volumes import root
+from virtshim.disks import root_disks
 
 _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
@@ -55,7 +55,7 @@ def main() -> None:
     if boot := os.environ.get("VIRTSHIM_TEST_BOOT"):
         composition.machine.boot_id = lambda: boot
     process._ENVIRONMENT["PATH"] = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{process._ENVIRONMENT['PATH']}"
-    limits: Any = root
+    limits: Any = root_disks
     limits._CREATE_TIMEOUT = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])
     serve_command(sys.argv[2])
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.devices import CriDevice
+from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InternalError, ShimError
 from virtshim.domain.vm import OffReason
 

@@ -12,12 +12,12 @@ from fakes.netcard import FRESH, VFS, FakeNetCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapmanager.card_side import CardSide
+from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import NetError
-from tapmanager.nic_functions import NicFunctions
-from tapmanager.pci_drivers import PciDrivers
 from tapmanager.pod import NicFunction
-from tapmanager.vf_settings import LINK_STATES, VfSettings
+from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.vf_settings import LINK_STATES, VfSettings
 
 MAC, NETNS = "0a:58:0a:01:00:07", "/run/netns/x"
 

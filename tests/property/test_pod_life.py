@@ -17,8 +17,8 @@ from virtshim.domain.errors import InternalError, Kind, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import OffReason
-from virtshim.services.lookup import find_container, find_sandbox
-from virtshim.services.queries import Filter, list_containers, list_sandboxes
+from virtshim.queries.lists import Filter, list_containers, list_sandboxes
+from virtshim.queries.lookup import find_container, find_sandbox
 
 TROUBLE = [
     *("networks.attach", "networks.release", "disks.create", "disks.delete", "seeds.create"),

@@ -17,10 +17,10 @@ from podclient import wait_until
 from telling import Stage
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import ShimError
-from virtshim.podnet.client import PodNetworkClient
-from virtshim.podnet.drivers import DeviceDriverClient
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
 
 _RESOURCES = {
     EDU_RESOURCE: f'addresses = ["{hardware.EDU}"]',

@@ -9,14 +9,14 @@ from virtshim import config as settings_table
 from virtshim.cli.check import print_lines
 from virtshim.cli.ps import columns
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.device_condition import DeviceCondition
+from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError
-from virtshim.podnet.client import PodNetworkClient
-from virtshim.podnet.drivers import DeviceDriverClient
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.finding import Finding, Level, warning
 from virtshim.store.state_seen import claims_seen, conditions_seen
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
 
 
 def check_devices(

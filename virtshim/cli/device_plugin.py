@@ -17,14 +17,14 @@ from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.function_health import FunctionHealth
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
-from virtshim.domain.device_pools import Candidate, Pool
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.pools import Candidate, Pool
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.grpc_socket import SocketLock
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
-from virtshim.observe.logsetup import set_up_logging
+from virtshim.logsetup import set_up_logging
 from virtshim.store.state_seen import conditions_seen
 
 log = structlog.get_logger(__name__)

@@ -17,9 +17,9 @@ from virtshim.cli.node_dir import NodeDir, remove_unstarted, use_own_paths
 from virtshim.cli.up import holder, take_lock
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
-from virtshim.observe.logsetup import set_up_logging
+from virtshim.logsetup import set_up_logging
+from virtshim.primitives.clock import SystemClock
 from virtshim.process import run
-from virtshim.services.clock import SystemClock
 
 _STOP_LIMIT = 60.0
 _POD_LIMIT = 120.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from virtshim.cli.names import running_vm
 from virtshim.cli.relay import relay
 from virtshim.cri.client import connected
-from virtshim.domain.streaming import Streams
+from virtshim.domain.guest.streaming import Streams
 from virtshim.streaming import client as streaming
 
 

@@ -17,7 +17,7 @@ def serve_command(file: str | None) -> None:
     _share_one_heap()
     # structlog takes rich, where it is installed, for tracebacks in colour, which the daemon's log never shows: 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-    from virtshim.observe.logsetup import set_up_logging
+    from virtshim.logsetup import set_up_logging
     from virtshim.serve import serve
 
     settings = config.load(file)

@@ -11,8 +11,8 @@ from typing import Final
 from virtshim.cli.names import running_vm
 from virtshim.cri.client import VmSeen, connected
 from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.guest_user import check_user
-from virtshim.domain.ssh_key import parse_keys
+from virtshim.domain.guest.ssh_key import parse_keys
+from virtshim.domain.guest.user import check_user
 
 _SSH: Final = "/usr/bin/ssh"
 _SHORT: Final = 20

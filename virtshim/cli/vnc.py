@@ -18,9 +18,9 @@ from typing import Final
 
 from virtshim.cli.names import running_vm
 from virtshim.cri.client import VmSeen, connected
-from virtshim.domain.annotations import SCREEN
+from virtshim.domain.annotations.parse import SCREEN
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
-from virtshim.domain.streaming import SCREEN_PORT
+from virtshim.domain.guest.streaming import SCREEN_PORT
 from virtshim.streaming import client as streaming
 
 _READ: Final = 32 << 10

@@ -9,7 +9,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
-from virtshim.services.lookup import get_container
+from virtshim.queries.lookup import get_container
 
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services

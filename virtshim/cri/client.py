@@ -12,11 +12,11 @@ import grpc
 from criproto.people_v1 import people_pb2, people_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri.status import STATUS
+from virtshim.cri.error_codes import STATUS
 from virtshim.domain import errors
-from virtshim.domain.annotations import SCREEN
+from virtshim.domain.annotations.parse import SCREEN
 from virtshim.domain.errors import NotFound, ShimError, Unavailable
-from virtshim.domain.streaming import Streams
+from virtshim.domain.guest.streaming import Streams
 
 _SECONDS: Final = 30.0
 # What the node gives a guest's agent to answer.

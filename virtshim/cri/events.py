@@ -11,7 +11,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_proto
-from virtshim.services.announce import Announcer
+from virtshim.queries.container_events import Announcer
 
 # Seconds that a client that fell behind has to read what gRPC holds for it, and then why its stream ends. One that reads
 # nothing at all is cut off then: until it reads, its thread waits in the middle of a message.

@@ -9,8 +9,8 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.guest_command import CommandResult
-from virtshim.services.lookup import get_container
+from virtshim.domain.guest.command import CommandResult
+from virtshim.queries.lookup import get_container
 
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services

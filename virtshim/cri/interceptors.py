@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 import structlog
 
-from virtshim.cri.status import STATUS
+from virtshim.cri.error_codes import STATUS
 from virtshim.domain.errors import Kind, ShimError
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.batches import batches
-from virtshim.services import container_metrics, device_metrics, vm_metrics
-from virtshim.services.metric_family import Kind, Measured, of_container, of_pod
-from virtshim.services.queries import Filter, list_sandboxes
-from virtshim.services.usage import SandboxUse
+from virtshim.metrics import container_metrics, device_metrics, vm_metrics
+from virtshim.metrics.family import Kind, Measured, of_container, of_pod
+from virtshim.metrics.usage import SandboxUse
+from virtshim.queries.lists import Filter, list_sandboxes
 
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services

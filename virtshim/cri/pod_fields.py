@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.termination import termination_file
+from virtshim.domain.guest.termination_message import termination_file
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}

@@ -9,7 +9,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain
 from virtshim.domain.errors import InvalidRequest
-from virtshim.services.lookup import get_container, get_sandbox
+from virtshim.queries.lookup import get_container, get_sandbox
 
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services

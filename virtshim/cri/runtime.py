@@ -17,36 +17,36 @@ from virtshim.cri.checkpoint import CheckpointCalls
 from virtshim.cri.events import EventCalls
 from virtshim.cri.exec import ExecCalls
 from virtshim.cri.list_items import ListItems, WholeAnswer
+from virtshim.cri.log_once import ToldOnce
 from virtshim.cri.metrics import MetricsCalls
 from virtshim.cri.resources import ResourceCalls
 from virtshim.cri.stats import StatsCalls
 from virtshim.cri.streaming import StreamingCalls
-from virtshim.cri.told_once import ToldOnce
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout
 from virtshim.domain.sandbox import Sandbox
+from virtshim.lifecycle.checkpoint_container import CheckpointContainer
+from virtshim.lifecycle.create_container import CreateContainer
+from virtshim.lifecycle.exec_sync import ExecCommand
+from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.lifecycle.remove_sandbox import RemoveSandbox
+from virtshim.lifecycle.reopen_container_log import ReopenLog
+from virtshim.lifecycle.run_sandbox import RunSandbox
+from virtshim.lifecycle.start_container import StartContainer
+from virtshim.lifecycle.stop_container import StopContainer
+from virtshim.lifecycle.stop_sandbox import StopSandbox
+from virtshim.lifecycle.update_container_resources import ResizeContainer
+from virtshim.lifecycle.update_sandbox_resources import ResizeSandbox
+from virtshim.metrics.usage import Usage
 from virtshim.ports.clock import Clock
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
-from virtshim.services.announce import Announcer
-from virtshim.services.checkpoint_container import CheckpointContainer
-from virtshim.services.create_container import CreateContainer
-from virtshim.services.exec_command import ExecCommand
-from virtshim.services.lookup import find_container, find_sandbox, get_container, get_sandbox
-from virtshim.services.node_status import NodeStatus
-from virtshim.services.queries import Filter, list_containers, list_sandboxes
-from virtshim.services.remove_container import RemoveContainer
-from virtshim.services.remove_sandbox import RemoveSandbox
-from virtshim.services.reopen_log import ReopenLog
-from virtshim.services.resize_container import ResizeContainer
-from virtshim.services.resize_sandbox import ResizeSandbox
-from virtshim.services.run_sandbox import RunSandbox
-from virtshim.services.start_container import StartContainer
-from virtshim.services.stop_container import StopContainer
-from virtshim.services.stop_sandbox import StopSandbox
-from virtshim.services.usage import Usage
+from virtshim.queries.container_events import Announcer
+from virtshim.queries.lists import Filter, list_containers, list_sandboxes
+from virtshim.queries.lookup import find_container, find_sandbox, get_container, get_sandbox
+from virtshim.queries.node_status import NodeStatus
 
 log = structlog.get_logger(__name__)
 

@@ -10,9 +10,9 @@ import structlog
 
 from criproto.people_v1 import people_pb2_grpc
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri.image import ImageServicer
+from virtshim.cri.admin import PeopleServicer
+from virtshim.cri.images import ImageServicer
 from virtshim.cri.interceptors import Calls
-from virtshim.cri.people import PeopleServicer
 from virtshim.cri.runtime import RuntimeServicer
 from virtshim.grpc_socket import listen
 

@@ -10,8 +10,8 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.batches import batches
 from virtshim.cri.stats_to_proto import container_stats, sandbox_stats
-from virtshim.services.lookup import get_container, get_sandbox
-from virtshim.services.queries import Filter, list_containers, list_sandboxes
+from virtshim.queries.lists import Filter, list_containers, list_sandboxes
+from virtshim.queries.lookup import get_container, get_sandbox
 
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.to_proto import container_metadata, sandbox_metadata
 from virtshim.domain.usage import CpuUse, DiskUse, InterfaceUsage, MemoryUse, Pressure
-from virtshim.services.usage import ContainerUse, SandboxUse
+from virtshim.metrics.usage import ContainerUse, SandboxUse
 
 
 def container_stats(use: ContainerUse) -> pb.ContainerStats:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.annotations import FORWARD, SCREEN
+from virtshim.domain.annotations.parse import FORWARD, SCREEN
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import WrongState
+from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import screen_socket
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
-from virtshim.services.lookup import get_container, get_sandbox
+from virtshim.queries.lookup import get_container, get_sandbox
 
 if TYPE_CHECKING:
     from virtshim.cri.runtime import Services

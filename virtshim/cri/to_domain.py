@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim import machine
 from virtshim.cri import name_fields, pod_fields
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
-from virtshim.domain.devices import CriDevice
+from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest, Unimplemented
 from virtshim.domain.file_path import check_path
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, SandboxConfig, Scope
 from virtshim.domain.sizing import faults as resource_faults
-from virtshim.observe import machine
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
 _SCOPES = {pb.POD: Scope.POD, pb.CONTAINER: Scope.CONTAINER}  # the others are refused

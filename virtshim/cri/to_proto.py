@@ -10,7 +10,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUse, Image
 from virtshim.domain.sandbox import Namespaces, Sandbox, Scope
-from virtshim.services.announce import Change, PodChange
+from virtshim.queries.container_events import Change, PodChange
 
 _CONTAINER_STATE = {
     ContainerPhase.CREATING: pb.CONTAINER_CREATED,

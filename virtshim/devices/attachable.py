@@ -12,15 +12,8 @@ from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import usb_used_by_host, used_by_host
 from virtshim.devices.memory_lock import EXTRA, times_locked
 from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
-from virtshim.domain.device_condition import DOES_NOT_ANSWER, WAKE_IT, DeviceCondition
-from virtshim.domain.devices import (
-    MediatedDevice,
-    Passthrough,
-    PciAddress,
-    PciFunction,
-    UsbDevice,
-    VdpaDevice,
-)
+from virtshim.domain.devices.condition import DOES_NOT_ANSWER, WAKE_IT, DeviceCondition
+from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
 
 _USB: Final = "/sys/bus/usb/devices"
 _HUB: Final = "09"

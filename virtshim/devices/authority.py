@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from virtshim.devices.hints import Hint
-from virtshim.domain.devices import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
+from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import structlog
 
 from virtshim.devices.cdi_spec import MOST_BYTES, CdiDevice, CdiSpec, parse_spec, split_name
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices import CriDevice, PciAddress
+from virtshim.domain.devices.granted import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)

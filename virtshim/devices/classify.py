@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import use_of_block
 from virtshim.devices.pci import is_uuid, last_address
-from virtshim.domain.devices import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
+from virtshim.domain.devices.granted import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import FUNCTIONS, first_address
-from virtshim.domain.devices import DeviceErrors, PciAddress
+from virtshim.domain.devices.granted import DeviceErrors, PciAddress
 
 
 class AerCounts:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from virtshim.devices.pci import PciFacts
-from virtshim.domain.device_condition import DOES_NOT_ANSWER, DeviceCondition
-from virtshim.domain.devices import PciAddress, PciFunction
+from virtshim.domain.devices.condition import DOES_NOT_ANSWER, DeviceCondition
+from virtshim.domain.devices.granted import PciAddress, PciFunction
 from virtshim.domain.errors import ShimError
 from virtshim.ports.devices import DeviceErrorCounts
 

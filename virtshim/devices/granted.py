@@ -10,7 +10,7 @@ from virtshim.devices.authority import Authority
 from virtshim.devices.classify import Meaning, VfioDirectory, VfioFunction, VfioGroup, VfioMdev
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus, is_uuid, last_address
-from virtshim.domain.devices import KubeletGrant, PciAddress, UsbDevice, VdpaDevice
+from virtshim.domain.devices.granted import KubeletGrant, PciAddress, UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from virtshim.devices.pci import is_uuid
-from virtshim.domain.devices import MediatedDevice, PciAddress, PciFunction, UsbDevice
+from virtshim.domain.devices.granted import MediatedDevice, PciAddress, PciFunction, UsbDevice
 from virtshim.domain.errors import InvalidRequest
 
 # sriov-network-device-plugin, whose *_INFO holds JSON for programs; KubeVirt's and NVIDIA's plugins; Intel's QAT plugin, whose

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices import MediatedDevice, Passthrough, PciFunction, VdpaDevice
+from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciFunction, VdpaDevice
 
 # libvirt on x86 asks for the guest's memory and this, for the devices' own.
 EXTRA: Final = 1 << 30

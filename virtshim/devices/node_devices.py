@@ -10,7 +10,7 @@ from virtshim.devices.attachable import Attachable
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices import DeviceRequest, GrantedDevices, Passthrough, PciFunction
+from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, Passthrough, PciFunction
 from virtshim.domain.errors import WrongState
 
 log = structlog.get_logger(__name__)

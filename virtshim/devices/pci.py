@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import InvalidRequest
 
 FUNCTIONS: Final = "/sys/bus/pci/devices"

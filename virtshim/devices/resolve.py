@@ -19,7 +19,7 @@ from virtshim.devices.granted import Gathering, resources
 from virtshim.devices.hints import Hint, hints
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
-from virtshim.domain.devices import (
+from virtshim.domain.devices.granted import (
     BlockDevice,
     CriDevice,
     DeviceRequest,

@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from virtshim.domain.devices import CriDevice, GrantedDevices
+from virtshim.domain.devices.granted import CriDevice, GrantedDevices
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.vm import VmSize

@@ -13,7 +13,7 @@
       Aborted                    ABORTED              another call on the same object won; repeat
       InternalError              INTERNAL             an outside program failed in a way nobody can act on by asking again
 
-`virtshim.cri.status` is the one place that turns kinds into gRPC codes.
+`virtshim.cri.error_codes` is the one place that turns kinds into gRPC codes.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.cgroup import Limits
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.vm import VmSize
-from virtshim.domain.vm_options import VmOptions
 
 DEFAULT_PERIOD = 100_000
 

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from virtshim.domain.cgroup import Limits
-from virtshim.domain.devices import GrantedDevices
+from virtshim.domain.devices.granted import GrantedDevices
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 
@@ -57,7 +57,7 @@ class VmSpec:
     listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
     which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod. `screen_socket`: where
     QEMU's VNC server listens, in a directory of its own; "" for a VM without a video card. `granted`: devices of the host, in
-    the order of their addresses in the guest (see `virtshim.domain.guest_devices`)."""
+    the order of their addresses in the guest (see `virtshim.domain.devices.guest_view`)."""
 
     uuid: uuid.UUID
     name: str

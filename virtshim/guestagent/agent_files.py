@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from virtshim.domain.errors import InternalError, ShimError
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, mapping, whole_number
-from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.wait import Patience
 
 _MOST_HANDLE = 1 << 62
 

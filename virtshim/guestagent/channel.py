@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
-from virtshim.guestagent.patience import Patience
 from virtshim.guestagent.replies import BadReply, Refused, ReplyReader, Returned, command_line, sync_line
+from virtshim.guestagent.wait import Patience
 
 log = structlog.get_logger(__name__)
 

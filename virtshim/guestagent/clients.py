@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from virtshim.domain.errors import DeadlineExceeded, WrongState
-from virtshim.domain.guest_command import CommandResult, GuestCommand
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.domain.main_command import News, ReadTo
-from virtshim.domain.streaming import Streams
-from virtshim.guestagent.care import AgentCare
 from virtshim.guestagent.collecting import Collector
-from virtshim.guestagent.facts import ask_facts
+from virtshim.guestagent.entrypoint import MainCommand
+from virtshim.guestagent.entrypoint_input import OwnInput
+from virtshim.guestagent.guest_info import ask_facts
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
 from virtshim.guestagent.live_session import LiveSession
-from virtshim.guestagent.main_command import MainCommand
-from virtshim.guestagent.own_input import OwnInput
-from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.operations import AgentCare
+from virtshim.guestagent.wait import Patience
 from virtshim.ports.streaming import StreamSession
 
 # kubelet and critest run a command right after the start: the guest gets this long to boot.

@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 
 from virtshim.domain.errors import ShimError, Unavailable
-from virtshim.domain.guest_command import CommandResult
-from virtshim.domain.streaming import OutStream
+from virtshim.domain.guest.command import CommandResult
+from virtshim.domain.guest.streaming import OutStream
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
-from virtshim.guestagent.patience import Patience
-from virtshim.guestagent.vigil import Vigil
+from virtshim.guestagent.silence import Vigil
+from virtshim.guestagent.wait import Patience
 
 _PIECE = 1 << 18
 # Asking whether a command still runs must not hold up its output for long.

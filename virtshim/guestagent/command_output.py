@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ShimError, WrongState
-from virtshim.domain.streaming import Output, OutStream
+from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.guestagent.session_stream import BadStream, Record, SessionStream
 
 _CODE = re.compile(r"[0-9]{1,3}")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.domain.annotations.options import MAX_EXEC_PORTS
 from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable, WrongState
-from virtshim.domain.guest_command import exec_port
-from virtshim.domain.vm_options import MAX_EXEC_PORTS
-from virtshim.guestagent.patience import Patience
+from virtshim.domain.guest.command import exec_port
+from virtshim.guestagent.wait import Patience
 
 log = structlog.get_logger(__name__)
 

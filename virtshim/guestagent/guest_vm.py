@@ -14,13 +14,13 @@ from typing import Any
 import structlog
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
-from virtshim.domain.guest_command import GuestCommand
-from virtshim.domain.streaming import OutStream
-from virtshim.guestagent import guest_scripts
+from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.guest.streaming import OutStream
+from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled, VmEnded, mapping, whole_number
 from virtshim.guestagent.command_output import CommandOutput
 from virtshim.guestagent.exec_ports import ExecPort, ExecPorts
-from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.wait import Patience
 
 log = structlog.get_logger(__name__)
 
@@ -157,7 +157,7 @@ class GuestVm:
     def _end_earlier_sessions(self, patience: Patience) -> None:
         """Once: what a virtshim before this one left running holds ports, and nobody reads its output."""
         if not self._swept:
-            self.run_script(guest_scripts.KILL, ("all", guest_scripts.tag()), patience)
+            self.run_script(exec_scripts.KILL, ("all", exec_scripts.tag()), patience)
             self._swept = True
 
     @contextmanager
@@ -174,7 +174,7 @@ class GuestVm:
     def _taken_up(self, numbers: Sequence[int]) -> Collection[int]:
         """Those of these new ports that the guest has. Errors: those of `AgentChannel.ask`."""
         patience = Patience.of(_SCRIPT_SECONDS, self._ended)
-        missing = self.run_script(guest_scripts.TAKEN_UP, [str(number) for number in numbers], patience)
+        missing = self.run_script(exec_scripts.TAKEN_UP, [str(number) for number in numbers], patience)
         return [number for index, number in enumerate(numbers) if not missing & (1 << index)]
 
     def _connect(self, running: RunningCommand, wanted: Wanted) -> None:
@@ -199,7 +199,7 @@ class GuestVm:
         become = (user.user, group, groups, "1" if user.own_groups else "", size)
         envs, odd = environment(command.envs)
         argv = (*(("env", *odd) if odd else ()), *command.argv)
-        script = guest_scripts.run_script(running.token)
+        script = exec_scripts.run_script(running.token)
         request: dict[str, Any] = {
             "path": _SHELL,
             "arg": ["-c", script, "virtshim-exec", *settings, *become, *argv],
@@ -235,7 +235,7 @@ class GuestVm:
     def _made_gone(self, running: RunningCommand, kill: str) -> bool:
         patience = Patience.of(_SCRIPT_SECONDS, self._ended)
         if kill:
-            self.run_script(guest_scripts.KILL, (kill, guest_scripts.tag(running.token)), patience)
+            self.run_script(exec_scripts.KILL, (kill, exec_scripts.tag(running.token)), patience)
         patience = patience.at_most(_GONE_SECONDS)
         while not self.is_gone(running, patience):
             patience.cancelled.wait(patience.slice("the command's end"))

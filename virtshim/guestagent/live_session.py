@@ -15,12 +15,12 @@ from typing import TypeVar
 import structlog
 
 from virtshim.domain.errors import ShimError, Unavailable
-from virtshim.domain.streaming import Ended, Output, OutStream
-from virtshim.guestagent import guest_scripts
+from virtshim.domain.guest.streaming import Ended, Output, OutStream
+from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.collecting import VM_ENDED
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
-from virtshim.guestagent.patience import Patience
-from virtshim.guestagent.vigil import Vigil
+from virtshim.guestagent.silence import Vigil
+from virtshim.guestagent.wait import Patience
 
 log = structlog.get_logger(__name__)
 
@@ -152,7 +152,7 @@ class LiveSession:
             words = (self._running.output.tty, str(rows), str(columns))
             patience = Patience.of(_RESIZE_SECONDS)
             try:
-                await self._in_thread(partial(self._vm.run_script, guest_scripts.RESIZE, words, patience))
+                await self._in_thread(partial(self._vm.run_script, exec_scripts.RESIZE, words, patience))
             except ShimError as exc:
                 log.info("exec.resize.failed", error=str(exc))
 

@@ -20,7 +20,7 @@ from lxml import etree
 from virtshim.domain.errors import InternalError, ShimError, Unavailable
 from virtshim.hypervisor.errors import code_of, talking_to_libvirt, translated, words_of
 from virtshim.hypervisor.events import start_event_loop
-from virtshim.hypervisor.handover import QemuIds
+from virtshim.hypervisor.file_owner import QemuIds
 
 _log = logging.getLogger(__name__)
 

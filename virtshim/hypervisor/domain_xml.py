@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from lxml import etree
 
-from virtshim.domain.devices import UsbDevice, VdpaDevice
+from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import DiskBus, VmSpec
-from virtshim.hypervisor import mark
-from virtshim.hypervisor.devices import cpu, disk, host, platform, screen, serial
+from virtshim.hypervisor import owner_mark
+from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, serial, vnc
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
 
@@ -54,8 +54,8 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     _text(domain, "uuid", str(spec.uuid))
     if spec.title:
         _text(domain, "title", printable(spec.title, "title"))
-    owner = mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
-    domain.append(mark.to_element(owner, spec.record))
+    owner = owner_mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
+    domain.append(owner_mark.to_element(owner, spec.record))
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)
@@ -142,16 +142,16 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.emulator, "emulator"))
     devices.extend(disk.build(spec.disks, spec.disk_bus))
-    devices.extend(host.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0))
-    devices.extend(host.root_ports(granted.passthrough))
+    devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0))
+    devices.extend(hostdev.root_ports(granted.passthrough))
     devices.append(platform.virtio_serial())
-    devices.append(host.usb_controller() if has_usb else platform.no_usb())
-    devices.extend(host.build(granted.passthrough))
+    devices.append(hostdev.usb_controller() if has_usb else platform.no_usb())
+    devices.extend(hostdev.build(granted.passthrough))
     devices.append(serial.console(spec.console_socket, spec.console_log))
     devices.append(serial.agent(spec.agent_socket))
     devices.extend(serial.exec_ports(spec.exec_sockets))
     if spec.screen_socket:
-        devices.extend(screen.build(spec.screen_socket))
+        devices.extend(vnc.build(spec.screen_socket))
     devices.append(platform.balloon(holds_back=_most_memory(spec) > spec.memory_bytes, pinned=granted.pins_memory))
     devices.append(platform.entropy())
     devices.append(platform.panic())

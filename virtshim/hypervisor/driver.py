@@ -20,20 +20,20 @@ import libvirt
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
-from virtshim.hypervisor import domain_xml, mark, ours
+from virtshim.hypervisor import domain_xml, owner_mark, ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices import screen
+from virtshim.hypervisor.devices import vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of, words_of
 from virtshim.hypervisor.events import Lifecycle
-from virtshim.hypervisor.handover import hand_over
+from virtshim.hypervisor.exit_watcher import QemuEnds
+from virtshim.hypervisor.file_owner import hand_over
 from virtshim.hypervisor.power import ABSENT, to_power
-from virtshim.hypervisor.qemu_ends import QemuEnds
 from virtshim.hypervisor.qemu_process import pid_directory
-from virtshim.hypervisor.screen_directory import opened_to_qemu
 from virtshim.hypervisor.start_failure import start_failed
+from virtshim.hypervisor.vnc_directory import opened_to_qemu
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class LibvirtHypervisor:
                 raise WrongState(f"VM {domain} is running already")
             self._ends.forget(domain)
             try:
-                socket = screen.socket_in(found.XMLDesc())
+                socket = vnc.socket_in(found.XMLDesc())
                 with opened_to_qemu(socket, self._connection.qemu_ids() if socket else None):
                     found.create()
             except libvirt.libvirtError as exc:
@@ -252,24 +252,24 @@ class LibvirtHypervisor:
     def _find(
         self, conn: libvirt.virConnect, domain: uuid.UUID, container: ContainerId | None = None
     ) -> libvirt.virDomain:
-        return ours.find(conn, domain, self._profile.node, container)
+        return ownership.find(conn, domain, self._profile.node, container)
 
     def _is_ours(self, domain: libvirt.virDomain) -> bool:
-        return ours.is_ours(domain, self._profile.node)
+        return ownership.is_ours(domain, self._profile.node)
 
     def _owned(self, domain: libvirt.virDomain, stats: Mapping[str, Any]) -> OwnedDomain | None:
         """None for a foreign domain, one that has just gone, and one whose mark is damaged."""
-        text = ours.mark_text(domain)
+        text = ownership.mark_text(domain)
         if text is None:
             return None
         try:
-            owner = mark.from_text(text)
+            owner = owner_mark.from_text(text)
         except InvalidRequest as exc:
             _log.warning("libvirt domain %s has a damaged owner mark and is left alone: %s", domain.name(), exc)
             return None
         if owner.node != self._profile.node:
             return None
-        return ours.owned(domain, owner, stats)
+        return ownership.owned(domain, owner, stats)
 
 
 def _lookup(by: Callable[[_Key], libvirt.virDomain], key: _Key) -> libvirt.virDomain | None:

@@ -14,7 +14,7 @@ import libvirt
 
 from virtshim.domain.cgroup import Limits
 from virtshim.domain.errors import WrongState
-from virtshim.hypervisor import ours
+from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, live_cpu, live_memory
@@ -56,7 +56,7 @@ class LibvirtResizing:
 
     def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         with self._connection.using(f"add vCPUs to VM {domain}") as conn:
-            found = ours.find(conn, domain, self._profile.node)
+            found = ownership.find(conn, domain, self._profile.node)
             most = found.vcpusFlags(_CONFIG | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)
             if count > most:
                 raise WrongState(f"VM {domain} can have {most} vCPUs, not {count}; make it anew")
@@ -66,7 +66,7 @@ class LibvirtResizing:
 
     def _set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
         with self._connection.using(f"change the memory of VM {domain}") as conn:
-            found = ours.find(conn, domain, self._profile.node)
+            found = ownership.find(conn, domain, self._profile.node)
             most = found.maxMemory() << 10
             if memory_bytes > most:
                 raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; make it anew")
@@ -92,7 +92,7 @@ class LibvirtResizing:
 
     def _memory_in_use(self, domain: uuid.UUID) -> int | None:
         with self._connection.using(f"read the memory of VM {domain}") as conn:
-            found = ours.find(conn, domain, self._profile.node)
+            found = ownership.find(conn, domain, self._profile.node)
             if not found.isActive():
                 return None
             stats = cast("dict[str, int]", found.memoryStats())  # libvirt-python's annotation says str
@@ -110,7 +110,7 @@ class LibvirtResizing:
 
     def _set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
         with self._connection.using(f"change the limits of VM {domain}") as conn:
-            found = ours.find(conn, domain, self._profile.node)
+            found = ownership.find(conn, domain, self._profile.node)
             for scope in _scopes(found):
                 found.setSchedulerParametersFlags(live_cpu(limits, self._profile.cgroups), scope)
                 found.setMemoryParameters(live_memory(limits, self._profile.cgroups), scope)

@@ -22,10 +22,10 @@ from lxml import etree
 from virtshim.domain.errors import DeadlineExceeded, NotFound
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import Power
-from virtshim.hypervisor import ours
+from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices.host import ON_PCI
+from virtshim.hypervisor.devices.hostdev import ON_PCI
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import words_of
 from virtshim.hypervisor.power import to_power
@@ -76,7 +76,7 @@ class LibvirtUnplugging:
     def _ask(self, domain: uuid.UUID, container: ContainerId, aliases: Sequence[str]) -> None:
         """For all before any is waited for: each guest driver takes its own time."""
         with self._connection.using(f"unplug devices from VM {domain}") as conn:
-            found = ours.find(conn, domain, self._profile.node, container)
+            found = ownership.find(conn, domain, self._profile.node, container)
             for alias in aliases:
                 try:
                     found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -87,7 +87,7 @@ class LibvirtUnplugging:
     def _plugged(self, domain: uuid.UUID, container: ContainerId) -> _Plugged:
         """Nothing for a VM that is off or gone."""
         with contextlib.suppress(NotFound), self._connection.using(f"read the devices of VM {domain}") as conn:
-            found = ours.find(conn, domain, self._profile.node, container)
+            found = ownership.find(conn, domain, self._profile.node, container)
             state, reason = cast("list[int]", found.state())  # libvirt-python's annotation says str
             power = to_power(state, reason)
             if power.is_on:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
-from virtshim.domain.device_pools import Offer, Pool
+from virtshim.domain.devices.pools import Offer, Pool
 
 _VERSION: Final = "0.6.0"
 

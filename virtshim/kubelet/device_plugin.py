@@ -21,7 +21,7 @@ import structlog
 
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as pb
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2_grpc
-from virtshim.domain.device_pools import Candidate, Offer, Pool, offers, overlap, socket_of
+from virtshim.domain.devices.pools import Candidate, Offer, Pool, offers, overlap, socket_of
 from virtshim.domain.errors import ShimError
 from virtshim.grpc_socket import listen
 from virtshim.kubelet.resource_server import ResourceServer

@@ -11,7 +11,7 @@ import grpc
 
 from criproto.podresources_v1 import podresources_pb2 as pb
 from criproto.podresources_v1 import podresources_pb2_grpc
-from virtshim.domain.devices import KubeletGrant
+from virtshim.domain.devices.granted import KubeletGrant
 from virtshim.domain.errors import Unavailable
 
 # kubelet's limit for an answer, and how long its answer is waited for: it waits for nothing itself.

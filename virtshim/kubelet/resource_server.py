@@ -15,7 +15,7 @@ import structlog
 
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as pb
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2_grpc
-from virtshim.domain.device_pools import Offer, Pool, preferred
+from virtshim.domain.devices.pools import Offer, Pool, preferred
 
 log = structlog.get_logger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.streaming import Output
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.main_command import ReadTo
-from virtshim.domain.streaming import Output
 
 
 class Consoles(Protocol):

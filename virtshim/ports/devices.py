@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from virtshim.domain.card_function import CardFunction
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import (
+from virtshim.domain.devices.card_function import CardFunction
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import (
     BorrowedDevice,
     DeviceErrors,
     DeviceRequest,

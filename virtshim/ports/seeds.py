@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
-from virtshim.domain.vm_options import VmOptions
 
 
 @dataclass(frozen=True, slots=True)

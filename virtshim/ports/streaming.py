@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from virtshim.domain.guest.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest
 
 
 class StreamSession(Protocol):

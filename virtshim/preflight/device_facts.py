@@ -12,8 +12,8 @@ from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.pci import PciBus, PciFacts
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import PciAddress, PciFunction
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import PciAddress, PciFunction
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight.devices import Candidate, Surroundings

@@ -13,8 +13,8 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 
 from virtshim.domain.container import Container
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import BorrowedDevice
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import BorrowedDevice
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import UNKNOWN_IMAGE, Image

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from virtshim.domain.device_condition import DeviceCondition
+from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.store import rows
 

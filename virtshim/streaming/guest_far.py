@@ -7,8 +7,8 @@ from typing import Final
 
 import structlog
 
+from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.streaming import Ended, Output, OutStream
 from virtshim.ports.streaming import Execs, StreamSession
 from virtshim.streaming.splice import Dial, Far, ForwardFailed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from virtshim.domain.streaming import OutStream, Streams
+from virtshim.domain.guest.streaming import OutStream, Streams
 from virtshim.streaming.channel import ByteChannel
 from virtshim.streaming.spdy.frames import Status
 from virtshim.streaming.spdy_peer import SpdyPeer, SpdyStream

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 from wsproto.frame_protocol import CloseReason
 
-from virtshim.domain.streaming import OutStream, Streams
+from virtshim.domain.guest.streaming import OutStream, Streams
 from virtshim.streaming.channel import put
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
 from virtshim.streaming.pipe import Pipe

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from virtshim.domain.errors import ShimError
-from virtshim.domain.streaming import Ended, Output, OutStream
+from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.ports.streaming import StreamSession
 from virtshim.streaming.channel import Gone
 from virtshim.streaming.racing import and_then_wait, unless

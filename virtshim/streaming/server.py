@@ -13,12 +13,12 @@ from typing import Final
 import structlog
 
 from virtshim.domain.errors import InternalError, Unimplemented, WrongState
+from virtshim.domain.guest.streaming import ExecRequest, ForwardRequest, StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.streaming import ExecRequest, ForwardRequest, StreamRequest
 from virtshim.ports.clock import Clock
 from virtshim.ports.streaming import Attaches, Execs
-from virtshim.streaming.door import Door
-from virtshim.streaming.reception import KINDS, Limits, Reception, owner
+from virtshim.streaming.connection import KINDS, Limits, Reception, owner
+from virtshim.streaming.listener import Door
 from virtshim.streaming.tokens import Tokens
 
 log = structlog.get_logger(__name__)

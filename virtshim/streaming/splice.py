@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from virtshim.domain.errors import ShimError
-from virtshim.domain.streaming import SCREEN_PORT
+from virtshim.domain.guest.streaming import SCREEN_PORT
 from virtshim.streaming.channel import PIECE, Gone
 
 # Seconds until a pod that does not answer counts as unreachable.

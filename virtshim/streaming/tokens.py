@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.errors import ResourceExhausted
-from virtshim.domain.streaming import StreamRequest
+from virtshim.domain.guest.streaming import StreamRequest
 
 LIFETIME: Final = 60.0
 MOST_PENDING: Final = 1000

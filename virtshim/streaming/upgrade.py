@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from wsproto.utilities import generate_accept_token
 
-from virtshim.domain.streaming import ForwardRequest, StreamRequest
+from virtshim.domain.guest.streaming import ForwardRequest, StreamRequest
 from virtshim.streaming import forward_spdy, forward_websocket, remote_spdy, remote_websocket
 from virtshim.streaming.http_head import Head, Refused
 

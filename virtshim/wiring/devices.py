@@ -11,7 +11,7 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.node_devices import NodeDevices
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
 from virtshim.kubelet.pod_resources import PodResourcesClient
 
 

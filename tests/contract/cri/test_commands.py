@@ -9,9 +9,9 @@ from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import WrongState
+from virtshim.domain.guest.entrypoint import News, Place, ReadTo
+from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.main_command import News, Place, ReadTo
-from virtshim.domain.streaming import Output, OutStream
 
 pytestmark = pytest.mark.cri
 

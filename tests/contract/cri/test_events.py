@@ -17,7 +17,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.config import Cri
 from virtshim.cri import events
 from virtshim.domain.vm import OffReason
-from virtshim.services import announce
+from virtshim.queries import container_events
 
 pytestmark = pytest.mark.cri
 
@@ -142,7 +142,7 @@ BIG = {"example.com/big": "x" * (511 << 10)}
 def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announce, "_ROOM", 8)
+    monkeypatch.setattr(container_events, "_ROOM", 8)
     with following(client) as slow, following(client) as quick:
         expected = []
         for n in range(12):
@@ -157,7 +157,7 @@ def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it
 
 
 def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "_ROOM", 2)
+    monkeypatch.setattr(container_events, "_ROOM", 2)
     monkeypatch.setattr(events, "_LAST_CHANCE", 0.05)
     with served(tmp_path, cri={"max_calls": 8}) as (world, client, _), contextlib.ExitStack() as stack:
         for n in range(8):  # as many as there are threads

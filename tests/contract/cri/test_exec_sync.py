@@ -14,7 +14,7 @@ from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import Aborted, DeadlineExceeded, WrongState
-from virtshim.domain.guest_command import CommandResult
+from virtshim.domain.guest.command import CommandResult
 
 pytestmark = pytest.mark.cri
 

@@ -6,7 +6,7 @@ from fakes.world import World
 
 from virtshim.cri.client import connected
 from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.streaming import Streams
+from virtshim.domain.guest.streaming import Streams
 
 OUT = Streams(stdout=True)
 

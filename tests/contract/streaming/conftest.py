@@ -9,7 +9,7 @@ import pytest
 from fakes.spdy import close_all
 from fakes.streamnode import StreamNode
 
-from virtshim.streaming.reception import Limits
+from virtshim.streaming.connection import Limits
 
 
 @pytest.fixture

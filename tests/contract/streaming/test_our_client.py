@@ -17,7 +17,7 @@ from fakes.sessions import FakeSession
 from fakes.streamnode import StreamNode
 
 from virtshim.domain.errors import Unavailable
-from virtshim.streaming.reception import Limits
+from virtshim.streaming.connection import Limits
 
 LIMIT = 20.0
 

@@ -10,7 +10,7 @@ import pytest
 from fakes.spdy import SECONDS, connected, dialled, head_of, spdy
 
 from virtshim.domain.errors import ResourceExhausted, WrongState
-from virtshim.streaming.reception import MOST_STRANGERS
+from virtshim.streaming.connection import MOST_STRANGERS
 from virtshim.streaming.server import StreamingServer
 
 

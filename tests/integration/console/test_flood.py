@@ -16,11 +16,11 @@ import pytest
 from fakes.cri import Client, served
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.console.follower import ConsoleLogs
-from virtshim.console.tail import Pace
+from virtshim.crilog.follower import ConsoleLogs
+from virtshim.crilog.tail import Pace
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.services.clock import SystemClock
+from virtshim.primitives.clock import SystemClock
 
 FLOOD, QUIET = ContainerId("f" * 64), ContainerId("a" * 64)
 MIB = 1 << 20

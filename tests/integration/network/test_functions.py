@@ -16,20 +16,19 @@ from fakes import meta_plugin
 from fakes.pcibus import FakePciBus
 from tap_node import PLUGINS, TapNode, sandbox
 
-from tapmanager import links as pod_links
-from tapmanager import netns
 from tapmanager.attachments import Attachments, Limits
-from tapmanager.card_side import CardSide
-from tapmanager.cni import Cni
+from tapmanager.cni.plugins import Cni
 from tapmanager.dhcp.server import DhcpServer
+from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import NetError
-from tapmanager.host_links import NetlinkHostLinks
 from tapmanager.ledger import Ledger
-from tapmanager.links_plan import KernelLink
-from tapmanager.nic_functions import NicFunctions
-from tapmanager.pci_drivers import PciDrivers
+from tapmanager.links import netns, pod_links
+from tapmanager.links.plan import KernelLink
 from tapmanager.pod import NicFunction, Pod, Route
-from tapmanager.vf_settings import VfSettings
+from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.host_links import NetlinkHostLinks
+from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.vf_settings import VfSettings
 
 pytestmark = pytest.mark.network
 
@@ -62,7 +61,7 @@ class Card(FakePciBus):
 
     def __init__(self, root: Path, physical: str, links: Links) -> None:
         super().__init__(root)
-        self.pod, self.links = "", links
+        self.pod, self.links = "", pod_links
         self.add_driver("vfio-pci")
         (self.add(PF, "ice") / "net" / physical).mkdir(parents=True)
         self.add_virtual(PF, 0, VF, "iavf")
@@ -232,10 +231,10 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addre
         function = NicFunction(
             "eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24", "fd00::7/64"), alias="vf7"
         )
-        links = NetlinkHostLinks()
-        assert not links.is_in("eth0", path)
-        links.move_in("vstfn1", function, path)
-        assert links.is_in("eth0", path)
+        pod_links = NetlinkHostLinks()
+        assert not pod_links.is_in("eth0", path)
+        pod_links.move_in("vstfn1", function, path)
+        assert pod_links.is_in("eth0", path)
         shown = ip("-n", "vst-functions", "-o", "link", "show", "eth0")
         assert "0a:58:0a:01:00:07" in shown
         assert "mtu 1400" in shown

@@ -17,18 +17,19 @@ from fakes import meta_plugin
 from tap_node import PLUGINS, TapNode, sandbox, until
 from toy_guest import ToyGuest
 
-from tapmanager import links, protocol
+from tapmanager import protocol
 from tapmanager.attachments import Attachments, Limits
-from tapmanager.card_side import CardSide
-from tapmanager.cni import Cni
+from tapmanager.cni.plugins import Cni
 from tapmanager.dhcp import frame, packet
 from tapmanager.dhcp.frame import Datagram
 from tapmanager.dhcp.server import DhcpServer
-from tapmanager.host_links import NetlinkHostLinks
+from tapmanager.drivers.pci import PciDrivers
 from tapmanager.ledger import Ledger
-from tapmanager.nic_functions import NicFunctions
-from tapmanager.pci_drivers import PciDrivers
+from tapmanager.links import pod_links
 from tapmanager.pod import Nic, Pod
+from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.host_links import NetlinkHostLinks
+from tapmanager.sriov.nic_functions import NicFunctions
 
 pytestmark = pytest.mark.network
 
@@ -180,7 +181,7 @@ def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
     networks.configure(networks.delegate(11, "watched"), networks.delegate(12, "bridge", bridge=f"b{networks.tag}"))
     node.stop()
     in_process = attachments_of(node)
-    build_one, built = links._build_one, []
+    build_one, built = pod_links._build_one, []
 
     def build_all_but_the_last(ipr: object, nic: Nic, owner: int) -> None:
         if nic.link == "net2":
@@ -188,7 +189,7 @@ def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
         build_one(ipr, nic, owner)
         built.append(nic.link)
 
-    monkeypatch.setattr(links, "_build_one", build_all_but_the_last)
+    monkeypatch.setattr(pod_links, "_build_one", build_all_but_the_last)
     monkeypatch.setattr(in_process, "_undo", lambda entry: None)  # nobody is there to do it
     which = sandbox()
     with pytest.raises(SystemExit):

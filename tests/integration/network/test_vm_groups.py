@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from tap_node import TapNode, sandbox, until
 
-from tapmanager import cgroups, protocol
-from tapmanager.cgroup_plan import Hierarchy, Limits
+from tapmanager import protocol
+from tapmanager.cgroups import tree as cgroups
+from tapmanager.cgroups.plan import Hierarchy, Limits
 
 pytestmark = pytest.mark.network
 

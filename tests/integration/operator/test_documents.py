@@ -12,12 +12,12 @@ import yaml
 from fakes.sysfs import FakeSysfs
 
 from virtshim.config import Settings
+from virtshim.cri.error_codes import STATUS
 from virtshim.cri.metrics import CONTAINER_FAMILIES, POD_FAMILIES
-from virtshim.cri.status import STATUS
 from virtshim.devices.classify import Nothing, Refused, classify
 from virtshim.devices.host_files import NodeKind
-from virtshim.domain.annotations import _READERS, parse_vm_options
-from virtshim.domain.devices import CriDevice
+from virtshim.domain.annotations.parse import _READERS, parse_vm_options
+from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.preflight import network, virtualization
 

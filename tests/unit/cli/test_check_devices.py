@@ -12,9 +12,9 @@ from fakes.devices import FakeDeviceDrivers
 from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
 
 from virtshim.cli.check_devices import check_devices
-from virtshim.domain.card_function import CardFunction
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.card_function import CardFunction
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import PciAddress
 from virtshim.preflight.finding import Level
 from virtshim.store import rows
 from virtshim.store.state_seen import claims_seen, conditions_seen

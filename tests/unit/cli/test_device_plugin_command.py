@@ -19,9 +19,9 @@ from virtshim import config
 from virtshim.cli.device_plugin import candidates, device_plugin_command, pool_of
 from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.function_health import FunctionHealth
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.device_pools import Pool, offers
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.pools import Pool, offers
 from virtshim.domain.errors import InvalidRequest, WrongState
 
 

@@ -5,7 +5,7 @@ from fakes.cri import container, pod
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import pod_fields
-from virtshim.cri.told_once import ToldOnce
+from virtshim.cri.log_once import ToldOnce
 
 NODE, POD, TARGET = pb.NODE, pb.POD, pb.TARGET
 LOCALHOST = pb.SecurityProfile(profile_type=pb.SecurityProfile.Localhost, localhost_ref="my-profile")

@@ -9,7 +9,7 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.node_devices import NodeDevices
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
+from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
 from virtshim.domain.errors import WrongState
 
 BDF, SIBLING = "0000:3b:00.0", "0000:3b:00.1"

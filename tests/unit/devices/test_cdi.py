@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from virtshim.devices.cdi_directories import CdiDirectories, CdiGrant
 from virtshim.devices.cdi_spec import MOST_BYTES, VERSIONS, CdiSpec, parse_spec, split_name
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices import CriDevice, PciAddress
+from virtshim.domain.devices.granted import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest, ShimError
 
 BDF = "0000:3b:00.1"

@@ -13,7 +13,7 @@ from virtshim.devices.classify import (
     classify,
 )
 from virtshim.devices.host_files import NodeKind
-from virtshim.domain.devices import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
+from virtshim.domain.devices.granted import BlockDevice, CriDevice, PciAddress, UsbDevice, VdpaDevice
 
 UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 

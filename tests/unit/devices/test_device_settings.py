@@ -7,7 +7,7 @@ import pytest
 
 from virtshim.config import Devices, Settings
 from virtshim.devices.host_files import HostFiles
-from virtshim.domain.devices import DeviceRequest, GrantedDevices, PciAddress
+from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciAddress
 from virtshim.domain.errors import InvalidRequest, Unavailable
 from virtshim.ports.devices import Devices as DevicesPort
 from virtshim.wiring.devices import device_rules, node_devices

@@ -12,8 +12,8 @@ from fakes.sysfs import FakeSysfs
 from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.function_health import FunctionHealth
 from virtshim.devices.pci import FUNCTIONS, PciBus
-from virtshim.domain.device_condition import DeviceCondition
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.condition import DeviceCondition
+from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import WrongState
 
 TEXT = "0000:3b:00.1"

@@ -15,8 +15,7 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.hints import hints
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.device_pools import Offer, Pool
-from virtshim.domain.devices import (
+from virtshim.domain.devices.granted import (
     BlockDevice,
     CriDevice,
     DeviceRequest,
@@ -28,6 +27,7 @@ from virtshim.domain.devices import (
     UsbDevice,
     VdpaDevice,
 )
+from virtshim.domain.devices.pools import Offer, Pool
 from virtshim.domain.errors import InvalidRequest, Unavailable
 from virtshim.kubelet.cdi_file import qualified_name, write
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from virtshim.domain.device_pools import Candidate, Offer, Pool, offers, overlap, preferred
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.pools import Candidate, Offer, Pool, offers, overlap, preferred
 
 PF = PciAddress.parse("0000:3b:00.0")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.cri.status import STATUS
+from virtshim.cri.error_codes import STATUS
 from virtshim.domain import errors
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, Kind, ShimError

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.sizing import Sizes, faults, limits_for, merged, resized, size_for
 from virtshim.domain.vm import VmSize
-from virtshim.domain.vm_options import VmOptions
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.guest.streaming import ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.streaming import ExecRequest, ForwardRequest, Streams
 
 CONTAINER = ContainerId("c" * 64)
 

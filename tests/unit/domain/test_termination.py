@@ -3,7 +3,7 @@
 import pytest
 
 from virtshim.domain.container import Mount
-from virtshim.domain.termination import PATH_ANNOTATION, TerminationFile, termination_file
+from virtshim.domain.guest.termination_message import PATH_ANNOTATION, TerminationFile, termination_file
 
 MOUNTS = (Mount("/etc/hosts", "/x"), Mount("/dev/termination-log", "/pods/u/containers/vm/1"))
 

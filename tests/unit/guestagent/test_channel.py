@@ -15,7 +15,7 @@ from fakes.guest import Listener
 
 from virtshim.domain.errors import Aborted, DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, VmEnded, whole_number
-from virtshim.guestagent.patience import Patience
+from virtshim.guestagent.wait import Patience
 
 Script = Callable[[socket.socket, list[dict]], None]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ShimError, WrongState
-from virtshim.domain.streaming import Output, OutStream
+from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.guestagent.command_output import CommandOutput
 
 TOKEN = "f" * 32

@@ -22,7 +22,7 @@ from virtshim.domain.errors import (
     Unavailable,
     WrongState,
 )
-from virtshim.domain.guest_command import CommandResult, GuestCommand
+from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.guestagent.clients import AgentClients
 
@@ -279,7 +279,7 @@ def test_a_vm_that_ends_ends_its_commands(make_guest, run):
 
 def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run, monkeypatch):
     """The guest, or its agent, was restarted."""
-    monkeypatch.setattr("virtshim.guestagent.vigil._CHECK", 0.2)
+    monkeypatch.setattr("virtshim.guestagent.silence._CHECK", 0.2)
     guest, mark = make_guest(), os.urandom(8).hex()
     running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
     wait_until(lambda: alive(mark), 20, "it runs")

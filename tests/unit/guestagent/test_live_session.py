@@ -11,9 +11,9 @@ from leaks import runs
 from podclient import wait_until
 
 from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
-from virtshim.domain.guest_command import GuestCommand
+from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.guest.streaming import Ended, Output, OutStream, Streams
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.streaming import Ended, Output, OutStream, Streams
 from virtshim.ports.streaming import StreamSession
 
 CONTAINER = ContainerId("c" * 64)

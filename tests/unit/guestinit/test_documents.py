@@ -11,11 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface, Route
 from virtshim.domain.sandbox import PodKey
-from virtshim.domain.vm_options import VmOptions
 from virtshim.guestinit.documents import seed_documents
 from virtshim.ports.seeds import SeedRequest
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pycdlib
 import pytest
 
+from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat
@@ -19,7 +20,6 @@ from virtshim.domain.layout import Layout
 from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
-from virtshim.domain.vm_options import VmOptions
 from virtshim.guestinit.documents import seed_documents
 from virtshim.guestinit.iso import SeedStore
 from virtshim.ports.seeds import SeedRequest

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from virtshim.domain import guest_devices
 from virtshim.domain.cgroup import Limits
-from virtshim.domain.devices import (
+from virtshim.domain.devices import guest_view
+from virtshim.domain.devices.granted import (
     BlockDevice,
     GrantedDevices,
     MediatedDevice,
@@ -173,7 +173,7 @@ def _emitted_names() -> set[str]:
     """Every element and attribute name that the builders' source can emit: Element, SubElement, _text, _qemu and set."""
     found: set[str] = set()
     package = PROJECT / "virtshim" / "hypervisor"
-    for path in [package / "domain_xml.py", package / "mark.py", *(package / "devices").glob("*.py")]:
+    for path in [package / "domain_xml.py", package / "owner_mark.py", *(package / "devices").glob("*.py")]:
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call):
                 continue
@@ -256,7 +256,7 @@ def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: st
 
 def test_nothing_of_ours_is_on_the_slots_of_the_nics() -> None:
     """Root ports come from slot 1 up, 8 a slot; the NICs start at slot 0x10."""
-    most_ports = disk_device.MOST_DISKS[DiskBus.VIRTIO] + guest_devices.MOST_ON_PCI + guest_devices.MOST_BLOCKS + 8
+    most_ports = disk_device.MOST_DISKS[DiskBus.VIRTIO] + guest_view.MOST_ON_PCI + guest_view.MOST_BLOCKS + 8
     assert 1 + most_ports // 8 < 0x10
 
 

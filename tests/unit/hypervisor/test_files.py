@@ -12,9 +12,9 @@ from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk
-from virtshim.hypervisor import embed, mark
+from virtshim.hypervisor import embed, owner_mark
 from virtshim.hypervisor.embed import QemuUser
-from virtshim.hypervisor.handover import QemuIds, hand_over
+from virtshim.hypervisor.file_owner import QemuIds, hand_over
 
 QEMU = QemuIds(64055, 64108)
 NOBODY = QemuUser("somebody", "somegroup", 64055, 64108)
@@ -91,14 +91,14 @@ def test_an_unknown_qemu_user_is_refused() -> None:
 
 
 def test_the_mark_comes_back_as_it_went() -> None:
-    wanted = mark.OwnerMark("node-1", ContainerId("a" * 64), SandboxId("b" * 64))
+    wanted = owner_mark.OwnerMark("node-1", ContainerId("a" * 64), SandboxId("b" * 64))
     # libvirt drops the namespace declaration.
     text = f'<owner node="node-1" container="{"a" * 64}" sandbox="{"b" * 64}"/>'
-    assert mark.from_text(text) == wanted
-    assert mark.node_of(text) == "node-1"
+    assert owner_mark.from_text(text) == wanted
+    assert owner_mark.node_of(text) == "node-1"
 
 
 @pytest.mark.parametrize("text", ["", "<owner", '<owner node="n"/>', '<owner node="n" container="x" sandbox="y"/>'])
 def test_a_damaged_mark_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        mark.from_text(text)
+        owner_mark.from_text(text)

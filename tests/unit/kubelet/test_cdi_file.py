@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from virtshim.devices.cdi_spec import CdiSpec, parse_spec
-from virtshim.domain.device_pools import Offer, Pool
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.pools import Offer, Pool
 from virtshim.kubelet.cdi_file import specification, write
 
 FIRST, SECOND = PciAddress.parse("0000:3d:01.0"), PciAddress.parse("0000:3d:01.1")

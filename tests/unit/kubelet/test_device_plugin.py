@@ -18,8 +18,8 @@ import pytest
 from fakes.kubelet import FakeKubelet
 from structlog.testing import capture_logs
 
-from virtshim.domain.device_pools import Candidate, Pool
-from virtshim.domain.devices import PciAddress
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.pools import Candidate, Pool
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fakes.pod_resources import FakePodResources, serving
 
-from virtshim.domain.devices import KubeletGrant
+from virtshim.domain.devices.granted import KubeletGrant
 from virtshim.domain.errors import Unavailable
 from virtshim.kubelet.pod_resources import PodResourcesClient
 

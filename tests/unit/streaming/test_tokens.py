@@ -6,8 +6,8 @@ import pytest
 from fakes.clock import FakeClock
 
 from virtshim.domain.errors import ResourceExhausted
+from virtshim.domain.guest.streaming import AttachStreams, Streams
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.streaming import AttachStreams, Streams
 from virtshim.streaming.tokens import Tokens
 
 ONE = AttachStreams(ContainerId("1" * 64), Streams(stdout=True))

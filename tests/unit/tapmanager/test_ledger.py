@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapmanager.cni_conf import NetworkConf
+from tapmanager.cni.conf import NetworkConf
 from tapmanager.errors import NetError
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, from_json, to_json
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, PortMapping, Route
-from tapmanager.vf_settings import VfSettings
+from tapmanager.sriov.vf_settings import VfSettings
 
 SANDBOX = "0123456789abcdef" * 4
 MAC = "0a:58:0a:01:00:07"

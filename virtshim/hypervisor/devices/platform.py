@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lxml import etree
 
-from virtshim.domain.vm_options import MAX_EXEC_PORTS
+from virtshim.domain.annotations.options import MAX_EXEC_PORTS
 
 _BALLOON_STATS_SECONDS = 10
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from lxml import etree
 
-from virtshim.domain.guest_command import exec_port
+from virtshim.domain.guest.command import exec_port
 from virtshim.hypervisor.xmltext import absolute_path, socket_path
 
 AGENT_ALIAS = "ua-agent"

@@ -1,0 +1,166 @@
+"""What a meta plugin keeps of the networks it attached to a pod.
+
+Multus runs the plugins of several networks in one namespace, and returns the first network's result alone. It runs them by
+libcni, which keeps `<cniDir>/results/<network>-<container id>-<interface>` from ADD to DEL: the result, and the configuration,
+into which Multus has put the device that kubelet granted (`deviceID`).
+
+The files are root's. What in them a pod's author may have chosen is used for nothing that is not the author's own: the
+interface's name (checked as any) and addresses. `capabilityArgs`, where the annotation's own `deviceID` ends up, are not read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tapmanager.cni.conf import NetworkConf
+from tapmanager.cni.result import CniResult, parse_result
+from tapmanager.fields import BadField, Json, as_object, objects, text
+from tapmanager.pod import link_name
+
+log = logging.getLogger(__name__)
+
+# Multus's own default. Its daemon's thin end (multus-shim) is given no `cniDir`, and the daemon has this path of the host's.
+_MULTUS_DIR = "/var/lib/cni/multus"
+_KIND = "cniCacheV1"
+# Bytes of a record: a result and a configuration are a few thousand.
+_MOST_BYTES = 1 << 20
+# Records of one pod: more networks than a machine has slots for their cards.
+_MOST_RECORDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """One network of a pod: `interface` is the name that its plugin was given, `device` the one its configuration names, as the
+    device plugin calls it (a PCI address, mostly), "" for none. `kinds`: its chain of plugins."""
+
+    network: str
+    interface: str
+    result: CniResult
+    device: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
+    """All that the plugins of `conf` keep of the sandbox (a checked id), by interface. What cannot be used is logged and left
+    out: the kernel tells most of it too, and other pods' networks must not hang on one file."""
+    found: dict[str, Delegate] = {}
+    for folder in dict.fromkeys(filter(None, map(_directory, conf.plugins))):
+        for name in _names(folder, sandbox):
+            try:
+                delegate = parse(_content(os.path.join(folder, name)), name, sandbox)
+            except (OSError, BadField) as exc:
+                log.warning("record.not_used sandbox=%s file=%s error=%s", sandbox, os.path.join(folder, name), exc)
+                continue
+            first = found.setdefault(delegate.interface, delegate)
+            if first.network != delegate.network:
+                log.warning(
+                    "record.not_used sandbox=%s file=%s error=interface %s is that of network %s, too",
+                    *(sandbox, os.path.join(folder, name), delegate.interface, first.network),
+                )
+    return tuple(found.values())
+
+
+def kinds(conf: NetworkConf, sandbox: str) -> frozenset[str]:
+    """The plugins that work in the sandbox's namespace: those of `conf`, and for a meta plugin those that it runs."""
+    delegates = read(conf, sandbox)
+    if not delegates:
+        return frozenset(conf.types())
+    own = {str(plugin["type"]) for plugin in conf.plugins if not _directory(plugin)}
+    return frozenset(own | {kind for delegate in delegates for kind in delegate.kinds})
+
+
+def _directory(plugin: Json) -> str:
+    """Where the plugin keeps its records, "" if it keeps none."""
+    folder = plugin.get("cniDir")
+    if isinstance(folder, str) and folder.startswith("/") and "\0" not in folder:
+        return os.path.join(folder, "results")
+    return os.path.join(_MULTUS_DIR, "results") if str(plugin["type"]).startswith("multus") else ""
+
+
+def _names(folder: str, sandbox: str) -> Sequence[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if f"-{sandbox}-" in entry.name]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        log.warning("records.not_read sandbox=%s directory=%s error=%s", sandbox, folder, exc)
+        return []
+    if len(names) > _MOST_RECORDS:
+        log.warning("records.too_many sandbox=%s directory=%s count=%d", sandbox, folder, len(names))
+    return sorted(names)[:_MOST_RECORDS]
+
+
+def _content(path: str) -> bytes:
+    """Root's own regular file, no link. Raises OSError, BadField."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadField("not a regular file")
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise BadField("not root's alone to write")
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise BadField(f"more than {_MOST_BYTES} bytes")
+    return data
+
+
+def parse(data: bytes, name: str, sandbox: str) -> Delegate:
+    """`name`: the file's, which must say what is in it. Raises BadField."""
+    raw = as_object(_json(data, "record"), "record")
+    kind = text(raw, "kind", "record", "")
+    if kind != _KIND:
+        raise BadField(f"record.kind: {kind[:40]!r}, {_KIND} is wanted")
+    network, interface = text(raw, "networkName", "record"), link_name(text(raw, "ifName", "record"), "record.ifName")
+    if text(raw, "containerId", "record") != sandbox or name != f"{network}-{sandbox}-{interface}":
+        raise BadField("record: of another attachment than the file's name says")
+    plugins = _plugins(text(raw, "config", "record", ""))
+    result = {} if raw.get("result") is None else as_object(raw["result"], "record.result")
+    return Delegate(
+        network=network,
+        interface=interface,
+        result=parse_result(_whole(result)),
+        device=next((device for device in map(_device, plugins) if device), ""),
+        kinds=tuple(text(plugin, "type", "record.config", "") for plugin in plugins),
+    )
+
+
+def _whole(result: Json) -> Json:
+    """host-device, for a device at VFIO, names no interface, and says of its addresses that they are the first one's."""
+    if result.get("interfaces") or not result.get("ips"):
+        return result
+    ips = [{key: value for key, value in ip.items() if key != "interface"} for ip in objects(result, "ips", "result")]
+    return {**result, "ips": ips}
+
+
+def _plugins(config: str) -> Sequence[Json]:
+    """Of the delegate's configuration: one plugin's, or a chain's. Go writes bytes as base64."""
+    try:
+        decoded = base64.b64decode(config, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise BadField("record.config: not base64") from exc
+    if not decoded:
+        return ()
+    conf = as_object(_json(decoded, "record.config"), "record.config")
+    return objects(conf, "plugins", "record.config") if "plugins" in conf else (conf,)
+
+
+def _device(plugin: Json) -> str:
+    """`deviceID` is the name that Multus and the specification for device plugins agreed on; `pciBusID` its older one."""
+    names: Iterable[str] = (text(plugin, name, "record.config", "") for name in ("deviceID", "pciBusID"))
+    return next((name.lower() for name in names if name), "")
+
+
+def _json(data: bytes, where: str) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise BadField(f"{where}: not JSON: {exc}") from exc

@@ -1,0 +1,214 @@
+"""Runs CNI plugins: the only place in tapmanager that starts other programs.
+
+A plugin gets an argument list of one, an environment made from nothing, a process group of its own and a time limit; at the
+limit the group is killed. Plugins run in the host's namespaces, as the specification wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from tapmanager.cni import conf as cni_conf
+from tapmanager.cni.conf import Attachment, NetworkConf
+from tapmanager.errors import NetError, deadline, internal, unavailable
+from tapmanager.fields import Json
+
+log = logging.getLogger(__name__)
+
+_PIECE = 1 << 16
+# Bytes of a plugin's output that are kept; a result is a few hundred.
+_MOST_WORDS = 1 << 20
+# "Try again later", CNI specification, section 5 (error codes).
+_TRY_AGAIN = 11
+
+
+class Cni:
+    """`plugin_timeout` is the longest one plugin may take, in seconds. All points in time are of time.monotonic()."""
+
+    def __init__(self, conf_dir: str, bin_dirs: Sequence[str], plugin_timeout: float) -> None:
+        self._conf_dir = conf_dir
+        self._bin_dirs = tuple(bin_dirs)
+        self._plugin_timeout = plugin_timeout
+
+    def load(self) -> NetworkConf:
+        """The first configuration by file name, read anew: operators and network add-ons replace these files at any time.
+
+        Raises NetError (unavailable) with the remedy. A broken first file is an error, not a reason to take the second:
+        pods would land on another network.
+        """
+        path = self._first_file()
+        try:
+            with open(path, "rb") as file:
+                return cni_conf.parse_conf(file.read())
+        except OSError as exc:
+            raise unavailable(f"CNI config {path} cannot be read: {exc.strerror}") from exc
+        except ValueError as exc:
+            raise unavailable(
+                f"CNI config {path} is not valid: {exc}; correct the file, it is read anew each time"
+            ) from exc
+
+    def _first_file(self) -> str:
+        remedy = "install a network add-on, or put a .conflist file there"
+        try:
+            names = sorted(os.listdir(self._conf_dir))
+        except OSError as exc:
+            raise unavailable(f"no CNI config: {self._conf_dir}: {exc.strerror}; {remedy}") from exc
+        for name in names:
+            if name.endswith((".conf", ".conflist", ".json")) and not name.startswith("."):
+                return os.path.join(self._conf_dir, name)
+        raise unavailable(f"no CNI config: no .conf, .conflist or .json file in {self._conf_dir}; {remedy}")
+
+    def trouble(self) -> str:
+        """Why no pod can be attached now, for people; "" if one can."""
+        try:
+            self.require_plugins(self.load(), self._bin_dirs)
+        except NetError as exc:
+            return str(exc)
+        return ""
+
+    def require_plugins(self, conf: NetworkConf, bin_dirs: Sequence[str]) -> None:
+        """Raises NetError naming the first plugin that is not installed. Asked before anything is made: a chain that
+        cannot run to its end could not be taken down again either."""
+        for kind in (*conf.types(), *conf.ipam_types()):
+            _find(kind, bin_dirs)
+
+    def add(self, conf: NetworkConf, pod_at: Attachment, until: float) -> Json:
+        """The chain's last result. Raises NetError; whatever it raises, `delete` must follow."""
+        result: Json | None = None
+        for plugin in conf.plugins:
+            out = self._run("ADD", conf, plugin, pod_at, result, until)
+            result = self._parsed(out, conf, plugin)
+        if result is None:
+            raise internal(f'CNI network "{conf.name}" has no plugins')
+        return result
+
+    def delete(self, conf: NetworkConf, pod_at: Attachment, result: Json | None, until: float) -> None:
+        """The chain backwards. All plugins are run even if one fails; then the first failure is raised."""
+        first: NetError | None = None
+        for plugin in reversed(conf.plugins):
+            try:
+                self._run("DEL", conf, plugin, pod_at, cni_conf.result_for_del(conf, result), until)
+            except NetError as exc:
+                log.warning("cni.del.failed sandbox=%s plugin=%s error=%s", pod_at.pod.sandbox, plugin["type"], exc)
+                first = first or exc
+        if first is not None:
+            raise first
+
+    def _parsed(self, out: bytes, conf: NetworkConf, plugin: Json) -> Json:
+        try:
+            raw = json.loads(out)
+        except (ValueError, RecursionError) as exc:
+            raise internal(
+                f'CNI plugin "{plugin["type"]}" of network "{conf.name}" gave no JSON result: {exc}'
+            ) from exc
+        if not isinstance(raw, dict):
+            raise internal(f'CNI plugin "{plugin["type"]}" of network "{conf.name}" gave a result that is no object')
+        return raw
+
+    def _run(
+        self, command: str, conf: NetworkConf, plugin: Json, pod_at: Attachment, previous: Json | None, until: float
+    ) -> bytes:
+        kind = str(plugin["type"])
+        what = f'CNI plugin "{kind}" of network "{conf.name}"'
+        path = _find(kind, pod_at.bin_dirs)
+        started = time.monotonic()
+        limit = min(self._plugin_timeout, until - started)
+        if limit <= 0:
+            raise deadline(f"no time was left to run {what} ({command})")
+        env = cni_conf.environment(command, pod_at)
+        try:
+            status, out, err = _spawn(path, env, cni_conf.stdin(conf, plugin, pod_at.pod, previous), limit)
+        except OSError as exc:
+            raise internal(f"{what}: {path} cannot be run: {exc.strerror}") from exc
+        except subprocess.TimeoutExpired as exc:
+            raise deadline(f"{what} did not finish {command} within {limit:.1f} s and was killed") from exc
+        taken = (time.monotonic() - started) * 1000
+        log.info(
+            "cni.ran sandbox=%s command=%s plugin=%s status=%d ms=%.1f",
+            pod_at.pod.sandbox,
+            command,
+            kind,
+            status,
+            taken,
+        )
+        if status != 0:
+            said = cni_conf.failure(out, err, status)
+            code = f" (CNI error {said.code})" if said.code else ""
+            message = f"{what} failed at {command}: {said.text}{code}"
+            raise NetError("unavailable" if said.code == _TRY_AGAIN else "internal", message)
+        return out
+
+
+def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[int, bytes, bytes]:
+    """Exit status (negative: a signal), and the beginnings of standard output and error. Raises TimeoutExpired after killing
+    the process group."""
+    with (
+        _readable(data) as given,
+        subprocess.Popen(
+            [path],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        ) as plugin,
+    ):
+        try:
+            out, err = _heard(plugin, limit)
+        except subprocess.TimeoutExpired:
+            # The group, not just the plugin: an IPAM plugin it started may be the one that hangs and holds our pipes.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(plugin.pid, signal.SIGKILL)
+            raise
+        return plugin.returncode, out, err
+
+
+def _readable(data: bytes) -> IO[bytes]:
+    """A file in memory, at its beginning."""
+    file = open(os.memfd_create("cni-stdin"), "w+b")  # noqa: SIM115  the caller closes it
+    file.write(data)
+    file.seek(0)
+    return file
+
+
+def _heard(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]:
+    """What it says until it has closed its pipes and ended. Whoever says without end is heard, but not remembered."""
+    assert plugin.stdout is not None
+    assert plugin.stderr is not None
+    until = time.monotonic() + limit
+    out, err = plugin.stdout.fileno(), plugin.stderr.fileno()
+    words = {out: bytearray(), err: bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for stream in words:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            left = until - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(plugin.args, limit)
+            for key, _ in selector.select(left):
+                piece = os.read(key.fd, _PIECE)
+                words[key.fd] += piece[: _MOST_WORDS - len(words[key.fd])]
+                if not piece:
+                    selector.unregister(key.fd)
+    plugin.wait(max(0.0, until - time.monotonic()))
+    return bytes(words[out]), bytes(words[err])
+
+
+def _find(kind: str, bin_dirs: Sequence[str]) -> str:
+    for folder in bin_dirs:
+        path = os.path.join(folder, kind)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    where = ", ".join(bin_dirs)
+    remedy = "install it (containernetworking-plugins, or the network add-on)"
+    raise unavailable(f'CNI plugin "{kind}" is not in {where}; {remedy}')

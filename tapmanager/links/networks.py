@@ -1,0 +1,225 @@
+"""Which of a pod's interfaces belongs to which of its networks, and what the guest gets for each. Pure.
+
+A meta plugin returns the first network's result alone. The others are known by the records it keeps (`delegate_records`), and
+where there is none by the links themselves: each that leads out of the namespace is a way into or out of the pod, and the guest
+is the pod. What leads nowhere (dummy, bridge, a tunnel that the kernel makes in each namespace) is a plugin's own matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tapmanager.cni.conf import IFNAME
+from tapmanager.cni.delegate_records import Delegate
+from tapmanager.cni.result import CniResult, CniRoute
+from tapmanager.errors import NetError, internal
+from tapmanager.fields import Json, objects
+from tapmanager.links import plan as links_plan
+from tapmanager.links.plan import KernelLink
+from tapmanager.pod import Dns, Nic, NicFunction, Route
+
+# These answer to one MAC only, the device's own: frames for a guest behind a bridge would not arrive.
+_ONE_MAC_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
+_NOTHING = CniResult((), (), (), Dns())
+_ALL_FAMILIES = frozenset({4, 6})
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """`name` "" if nobody tells it. `interfaces`: those it has in the pod, made or only spoken of. `device`, `kinds`: see
+    `Delegate`. `defaults`: the address families (4, 6) in which its default route counts."""
+
+    name: str
+    result: CniResult
+    interfaces: tuple[str, ...]
+    device: str = ""
+    kinds: tuple[str, ...] = ()
+    defaults: frozenset[int] = _ALL_FAMILIES
+
+    def pci_of(self, interface: str) -> str:
+        """The PCI address that is said to be behind that interface, "" if none is."""
+        said = (one.pci for one in self.result.interfaces if one.sandbox and one.name == interface)
+        return next(said, "") or self.device
+
+    def words(self, interface: str) -> str:
+        return f'CNI interface "{interface}"' + (f' of network "{self.name}"' if self.name else "")
+
+
+def networks_of(result: CniResult, links: Sequence[KernelLink], delegates: Sequence[Delegate]) -> tuple[Network, ...]:
+    """The pod's networks in the guest's order: the first, whose result the plugin returned, then by interface name."""
+    records = {delegate.interface: delegate for delegate in delegates}
+    first = _first(result, links, records.pop(IFNAME, None))
+    known, others = set(first.interfaces), []
+    for record in records.values():
+        network = _recorded(record, links)
+        if network.interfaces and known.isdisjoint(network.interfaces):
+            known |= set(network.interfaces)
+            others.append(network)
+    others += [Network("", _NOTHING, (link.name,)) for link in links if link.leads_out and link.name not in known]
+    return (first, *sorted(others, key=lambda network: _by_number(network.interfaces[0])))
+
+
+def _first(result: CniResult, links: Sequence[KernelLink], record: Delegate | None) -> Network:
+    """Multus takes the first network's default route away for a pod that wants another network's: in its record, and (not in all
+    its versions) in the namespace. The result it returns still has it."""
+    if record is None:
+        return Network("", result, links_plan.wanted(result, links))
+    defaults = _ALL_FAMILIES - (_with_default(result) - _with_default(record.result))
+    routes = tuple(route for route in result.routes if _family(route) in defaults or not _is_default(route))
+    result = dataclasses.replace(result, routes=routes)
+    interfaces = links_plan.wanted(result, links)
+    return Network(record.network, result, interfaces, record.device, record.kinds, defaults)
+
+
+def _recorded(record: Delegate, links: Sequence[KernelLink]) -> Network:
+    """Plugins that only change what is there (tuning, portmap) make no interface."""
+    names = tuple(dict.fromkeys(one.name for one in record.result.interfaces if one.sandbox))
+    if not names and (record.result.ips or any(link.name == record.interface for link in links)):
+        names = (record.interface,)
+    defaults = frozenset(_with_default(record.result))
+    return Network(record.network, record.result, names, record.device, record.kinds, defaults)
+
+
+def functions_of(
+    networks: Sequence[Network], links: Sequence[KernelLink], functions: Mapping[str, str], drivers: Mapping[str, str]
+) -> tuple[NicFunction, ...]:
+    """The functions of network cards that go into the VM: `functions` by link name -> PCI address; and interfaces without a
+    link whose function is at VFIO, for a plugin that found it there configures it from the card's side only. `drivers`: by PCI
+    address."""
+    by_name = {link.name: link for link in links}
+    found = []
+    for network in networks:
+        for name in network.interfaces:
+            if name in functions:
+                pci = functions[name]
+                found.append(links_plan.function_of(network.result, by_name[name], pci, drivers[pci]))
+            elif name not in by_name and is_vfio(drivers.get(network.pci_of(name), "")):
+                link = links_plan.link_that_never_was(network.result, name)
+                found.append(links_plan.function_of(network.result, link, network.pci_of(name), ""))
+    return tuple(found)
+
+
+def is_vfio(driver: str) -> bool:
+    """vfio-pci and its variants: mlx5_vfio_pci, hisi-acc-vfio-pci."""
+    return "vfio" in driver.replace("-", "_").split("_")
+
+
+def nics_of(
+    networks: Sequence[Network],
+    links: Sequence[KernelLink],
+    random_mac: Callable[[], str],
+    functions: Collection[str] = (),
+) -> tuple[Nic, ...]:
+    """One NIC for each interface but those that are `functions` of a card. Raises NetError."""
+    by_name = {link.name: link for link in links}
+    taken = set(by_name)
+    nics: list[Nic] = []
+    if not networks[0].result.ips:
+        raise internal("the CNI result has no IP address; configure an IPAM plugin in the network's CNI config")
+    for network in networks:
+        for name in network.interfaces:
+            if name in functions:
+                continue
+            link = by_name.get(name)
+            if link is None:
+                if network.pci_of(name) and network is not networks[0]:
+                    continue  # neither a link nor at VFIO (vDPA, InfiniBand): what kubelet granted, the VM has
+                raise _nowhere(network, name)
+            _refuse_unfit(network, link)
+            number = _free_number(taken, len(nics))
+            taken |= {f"br{number}", f"tap{number}"}
+            nics.append(links_plan.nic_of(network.result, link, number, random_mac))
+    if not networks[0].interfaces:
+        raise internal("the CNI result has no interface in the pod, and none in its namespace carries its address")
+    return tuple(nics)
+
+
+def not_given(networks: Sequence[Network], given: Sequence[Nic | NicFunction]) -> Iterator[str]:
+    """Interfaces that are no NIC of the guest, for people."""
+    links = {one.link for one in given}
+    for network in networks:
+        for name in network.interfaces:
+            if name not in links:
+                yield f"{network.words(name)} has no link in the pod; its device {network.pci_of(name)} is the guest's if granted"
+
+
+def _nowhere(network: Network, name: str) -> NetError:
+    device = network.pci_of(name)
+    if device:
+        return internal(
+            f"{network.words(name)} has no Ethernet link in the pod's network namespace, and its device {device} is not at VFIO "
+            "either: bind it to vfio-pci, or to its network driver"
+        )
+    return internal(
+        f"{network.words(name)} is not in the pod's network namespace, and nothing tells which PCI device it is: for SR-IOV "
+        "use Multus with a resource name, or functions at their kernel driver; what is no Ethernet link or PCI device cannot be "
+        "a virtual machine's"
+    )
+
+
+def _refuse_unfit(network: Network, link: KernelLink) -> None:
+    if link.kind in _ONE_MAC_KINDS:
+        message = (
+            f"{network.words(link.name)} is of kind {link.kind}, which cannot carry a virtual machine's frames; "
+            "use a network whose plugin makes a veth pair (bridge, ptp, Calico, Flannel, Cilium) or gives a VF (sriov)"
+        )
+        raise NetError("unimplemented", message)
+
+
+def _free_number(taken: set[str], at_least: int) -> int:
+    number = at_least
+    while {f"br{number}", f"tap{number}"} & taken:
+        number += 1
+    return number
+
+
+def with_one_default(
+    networks: Sequence[Network], nics: Sequence[Nic], functions: Sequence[NicFunction]
+) -> tuple[tuple[Nic, ...], tuple[NicFunction, ...]]:
+    """Of default routes the first network's that has one is kept, in each address family: plugins add theirs beside what is
+    there, and a guest that asks each NIC by DHCP would take any."""
+    by_link: dict[str, Nic | NicFunction] = {nic.link: nic for nic in nics}
+    by_link |= {function.link: function for function in functions}
+    routes: dict[str, tuple[Route, ...]] = {}
+    open_families = _ALL_FAMILIES
+    for network in networks:
+        for name in network.interfaces:
+            if name in by_link:
+                kept = [
+                    route
+                    for route in by_link[name].routes
+                    if not _is_default(route) or _family(route) in open_families & network.defaults
+                ]
+                routes[name] = tuple(kept)
+                open_families -= {_family(route) for route in kept if _is_default(route)}
+    return (
+        tuple(dataclasses.replace(nic, routes=routes[nic.link]) for nic in nics),
+        tuple(dataclasses.replace(function, routes=routes[function.link]) for function in functions),
+    )
+
+
+def _with_default(result: CniResult) -> set[int]:
+    return {_family(route) for route in result.routes if _is_default(route)}
+
+
+def _family(route: Route | CniRoute) -> int:
+    return ipaddress.ip_network(route.destination).version
+
+
+def _is_default(route: Route | CniRoute) -> bool:
+    return ipaddress.ip_network(route.destination).prefixlen == 0
+
+
+def in_guest_order(result: Json, names: Sequence[str]) -> Sequence[str]:
+    """The first network's interfaces, in its `result`'s order, then the others'. Old results name none."""
+    first = [one.get("name") for one in objects(result, "interfaces", "result") if one.get("sandbox")] or [IFNAME]
+    return sorted(names, key=lambda name: (first.index(name) if name in first else len(first), _by_number(name)))
+
+
+def _by_number(name: str) -> tuple[tuple[int, str], ...]:
+    """net2 before net10."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name) if part)

@@ -1,0 +1,194 @@
+"""From one network's CNI result and what the kernel shows in the pod's namespace to the guest's NICs. Pure.
+
+The kernel is the truth about addresses and routes (Calico, ptp and Weave set up more than their results say); the result
+decides which interfaces count, their order, and gateways the kernel does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tapmanager.cni.result import CniInterface, CniResult
+from tapmanager.pod import Dns, Nic, NicFunction, Route
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRoute:
+    """Of the main table, unicast; `gateway` None means on-link."""
+
+    destination: str
+    gateway: str | None
+    metric: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLink:
+    """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
+    PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
+    beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host."""
+
+    name: str
+    kind: str
+    mac: str
+    mtu: int
+    addresses: tuple[str, ...] = ()
+    routes: tuple[KernelRoute, ...] = ()
+    parent: str = ""
+    leads_out: bool = False
+    alias: str = ""
+
+
+def ips_of(result: CniResult) -> tuple[str, ...]:
+    """Bare addresses, primary first."""
+    return tuple(dict.fromkeys(ip.address.partition("/")[0] for ip in result.ips))
+
+
+def dns_of(asked: Dns, result: CniResult) -> Dns:
+    """The pod's own DNS settings, field by field, laid over the plugin's."""
+    return Dns(
+        asked.servers or result.dns.servers,
+        asked.searches or result.dns.searches,
+        asked.options or result.dns.options,
+    )
+
+
+def wanted(result: CniResult, links: Sequence[KernelLink]) -> tuple[str, ...]:
+    """Interface names: those in the pod, in the result's order. Old results name none: then by address."""
+    named = [interface.name for interface in result.interfaces if interface.sandbox]
+    if named:
+        return tuple(dict.fromkeys(named))
+    ours = set(ips_of(result))
+    return tuple(link.name for link in links if ours & {address.partition("/")[0] for address in link.addresses})
+
+
+def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callable[[], str]) -> Nic:
+    """The guest's NIC for that link, of the network with that result; `number` makes the names of its bridge and tap."""
+    addresses = _addresses(result, link)
+    on_link = tuple(_as_on_link(address, link) for address in addresses)
+    return Nic(
+        link=link.name,
+        mac=link.mac,
+        link_mac=random_mac(),
+        bridge=f"br{number}",
+        bridge_mac=random_mac(),
+        tap=f"tap{number}",
+        mtu=link.mtu,
+        addresses=on_link,
+        routes=_routes(result, link, on_link),
+        link_addresses=addresses,
+        link_routes=tuple(Route(route.destination, route.gateway) for route in _sorted(link.routes)),
+    )
+
+
+def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> NicFunction:
+    """The function of a network card whose link that is, which goes into the VM itself."""
+    addresses = _addresses(result, link)
+    if link.routes:
+        addresses = tuple(_as_on_link(address, link) for address in addresses)
+    return NicFunction(
+        link=link.name,
+        pci=pci,
+        driver=driver,
+        mac=link.mac,
+        mtu=link.mtu,
+        addresses=addresses,
+        routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),
+        link_addresses=link.addresses if driver else (),
+        alias=link.alias,
+    )
+
+
+def link_that_never_was(result: CniResult, name: str) -> KernelLink:
+    """What the kernel would show if the plugin had made its interface: one that finds its function at VFIO runs IPAM, and puts
+    the addresses nowhere. `mac` "" and `mtu` 0 if the result does not tell. See CNI's `ipam.ConfigureIface`."""
+    said = next((one for one in result.interfaces if one.sandbox and one.name == name), CniInterface(name, "pod"))
+    mine = [ip for ip in result.ips if _interface_of(ip.interface, result) in (None, name)]
+    gateways: dict[int, str] = {}
+    for ip in mine:
+        if ip.gateway:
+            gateways.setdefault(ipaddress.ip_address(ip.gateway).version, ip.gateway)
+    subnets = [ipaddress.ip_interface(ip.address).network for ip in mine]
+    routes = [KernelRoute(str(subnet), None) for subnet in subnets if subnet.prefixlen < subnet.max_prefixlen]
+    for route in result.routes:
+        gateway = route.gateway or gateways.get(ipaddress.ip_network(route.destination).version)
+        routes.append(KernelRoute(route.destination, gateway))
+    return KernelLink(name, "", said.mac, said.mtu, tuple(ip.address for ip in mine), tuple(routes))
+
+
+def _addresses(result: CniResult, link: KernelLink) -> tuple[str, ...]:
+    """The link's addresses with the result's first, in its order; the result's if the kernel shows none."""
+    order = {ip.address.partition("/")[0]: at for at, ip in enumerate(result.ips)}
+    if link.addresses:
+        return tuple(sorted(link.addresses, key=lambda address: order.get(address.partition("/")[0], len(order))))
+    return tuple(ip.address for ip in result.ips if _interface_of(ip.interface, result) in (None, link.name))
+
+
+def _interface_of(index: int | None, result: CniResult) -> str | None:
+    found: CniInterface | None = None if index is None else result.interfaces[index]
+    return None if found is None else found.name
+
+
+def _as_on_link(address: str, link: KernelLink) -> str:
+    """The prefix becomes a host's (/32, /128) if the namespace had no on-link route for the subnet: ptp and Calico route
+    even neighbours through a gateway, and a guest that asked for them by ARP would get no answer."""
+    interface = ipaddress.ip_interface(address)
+    connected = any(route.gateway is None and route.destination == str(interface.network) for route in link.routes)
+    if connected or not link.addresses:
+        return address
+    return f"{interface.ip}/{interface.max_prefixlen}"
+
+
+def _routes(result: CniResult, link: KernelLink, addresses: Sequence[str]) -> tuple[Route, ...]:
+    """The link's routes without what the addresses imply, then what only the result knows; a gateway that would not be
+    on-link gets a host route before it. Sorted: on-link first, so that each gateway is reachable when it is used."""
+    subnets = [ipaddress.ip_interface(address).network for address in addresses]
+    families = {subnet.version for subnet in subnets}
+    implied = {str(subnet) for subnet in subnets}
+    found: dict[str, str | None] = {}
+    for route in (*_sorted(link.routes), *_extra(result, link)):
+        if route.gateway is None and route.destination in implied:
+            continue
+        if ipaddress.ip_network(route.destination).version in families:
+            found.setdefault(route.destination, route.gateway)
+    for gateway in [gateway for gateway in found.values() if gateway is not None]:
+        if not _reachable(gateway, [*subnets, *(ipaddress.ip_network(to) for to, via in found.items() if via is None)]):
+            host = ipaddress.ip_interface(gateway)
+            found[f"{host.ip}/{host.max_prefixlen}"] = None
+    return tuple(Route(to, via) for to, via in sorted(found.items(), key=_route_order))
+
+
+def _extra(result: CniResult, link: KernelLink) -> list[KernelRoute]:
+    """Routes of the result that the kernel does not have, if one of this link's addresses has a gateway for them."""
+    have = {route.destination for route in link.routes}
+    mine = {address.partition("/")[0] for address in link.addresses}
+    gateways: dict[int, str] = {}
+    for ip in result.ips:
+        owner = _interface_of(ip.interface, result)
+        if ip.gateway and (owner == link.name if owner else ip.address.partition("/")[0] in mine):
+            gateways.setdefault(ipaddress.ip_address(ip.gateway).version, ip.gateway)
+    extra = []
+    for route in result.routes:
+        via = route.gateway or gateways.get(ipaddress.ip_network(route.destination).version)
+        if route.destination not in have and via in gateways.values():
+            extra.append(KernelRoute(route.destination, via))
+    return extra
+
+
+def _sorted(routes: Sequence[KernelRoute]) -> list[KernelRoute]:
+    """On-link before gateway routes, the better metric first."""
+    return sorted(routes, key=lambda route: (route.gateway is not None, route.metric))
+
+
+def _route_order(item: tuple[str, str | None]) -> tuple[bool, int, str]:
+    """On-link first, then the longest prefix; so a default route is last."""
+    destination, gateway = item
+    return gateway is not None, -ipaddress.ip_network(destination).prefixlen, destination
+
+
+def _reachable(gateway: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    address = ipaddress.ip_address(gateway)
+    # fe80::/10 is on-link by definition; routers announce themselves with it.
+    return (address.is_link_local and address.version == 6) or any(address in network for network in networks)

@@ -1,0 +1,222 @@
+"""Clients that are attached to a container's own command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from virtshim.attach.entrypoint import MOST_CLIENTS, MOST_WAITING, CommandAttach, CommandSession
+from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
+from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream, Streams
+from virtshim.domain.ids import ContainerId
+
+VM = ContainerId("c" * 64)
+BOTH = Streams(stdin=True, stdout=True, stderr=True)
+TTY = Streams(stdin=True, stdout=True, tty=True)
+OUT, ERR = OutStream.STDOUT, OutStream.STDERR
+
+
+class Way:
+    """Into the command. Implements `virtshim.ports.StreamSession`."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._over = asyncio.Event()
+
+    async def read(self) -> Output | Ended:
+        await self._over.wait()
+        return Ended(0)
+
+    async def write_stdin(self, data: bytes) -> None:
+        self._inputs.typed += data
+
+    async def close_stdin(self) -> None:
+        self._over.set()
+
+    async def resize(self, width: int, height: int) -> None: ...
+
+    async def close(self) -> None:
+        self._inputs.closed += 1
+
+
+class Inputs:
+    """Implements `virtshim.ports.guests.CommandInputs`."""
+
+    def __init__(self) -> None:
+        self.typed = b""
+        self.opened = self.closed = 0
+        self.ended: list[ContainerId] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.sized = threading.Event()
+        self.error: Exception | None = None
+
+    async def open(self, container: ContainerId) -> Way:
+        if self.error is not None:
+            raise self.error
+        self.opened += 1
+        return Way(self)
+
+    def end(self, container: ContainerId, timeout: float) -> None:
+        self.ended.append(container)
+
+    def resize(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
+        self.sizes.append((columns, rows))
+        self.sized.set()
+
+
+def run(test: Callable[[Inputs, CommandAttach], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        inputs = Inputs()
+        with contextlib.closing(CommandAttach(inputs)) as hub:
+            await asyncio.wait_for(test(inputs, hub), 20)
+
+    asyncio.run(whole())
+
+
+def request(streams: Streams = BOTH, *, once: bool = False) -> AttachStreams:
+    return AttachStreams(VM, streams, once, own_command=True)
+
+
+async def all_of(session: CommandSession) -> tuple[list[Output], int]:
+    said = []
+    while isinstance(event := await session.read(), Output):
+        said.append(event)
+    return said, event.code
+
+
+def test_all_clients_hear_what_the_command_says_and_how_it_ended():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        assert not hub.anybody(VM)
+        first, second = await hub.attach(request()), await hub.attach(request(Streams(stdout=True)))
+        assert hub.anybody(VM)
+        said = [Output(OUT, b"out"), Output(ERR, b"err")]
+        await asyncio.to_thread(hub.heard, VM, said)
+        await asyncio.to_thread(hub.heard, ContainerId("d" * 64), [Output(OUT, b"another's")])
+        await asyncio.to_thread(hub.ended, VM, 3)
+        assert await all_of(first) == (said, 3)
+        assert await all_of(second) == (said[:1], 3)
+        await first.close()
+        await second.close()
+        assert not hub.anybody(VM)
+
+    run(test)
+
+
+def test_a_terminal_has_one_output():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        session = await hub.attach(request(TTY))
+        hub.heard(VM, [Output(OUT, b"a"), Output(ERR, b"b")])
+        hub.ended(VM, 0)
+        assert await all_of(session) == ([Output(OUT, b"a"), Output(OUT, b"b")], 0)
+        await session.close()
+
+    run(test)
+
+
+def test_the_way_in_is_opened_by_what_is_typed_and_ends_with_the_client():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        silent, typist = await hub.attach(request()), await hub.attach(request())
+        await typist.write_stdin(b"one ")
+        await typist.write_stdin(b"two")
+        await silent.close()
+        await typist.close()
+        assert (inputs.typed, inputs.opened, inputs.closed, inputs.ended) == (b"one two", 1, 1, [])
+
+    run(test)
+
+
+def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        terminal, piped = await hub.attach(request(TTY)), await hub.attach(request())
+        await terminal.write_stdin(b"typed")
+        await terminal.close_stdin()
+        assert await asyncio.wait_for(all_of(terminal), 5) == ([], 0)
+        await terminal.close()
+        await piped.close_stdin()
+        assert (inputs.typed, inputs.closed, inputs.ended) == (b"typed", 1, [])
+        hub.heard(VM, [Output(OUT, b"on")])
+        hub.ended(VM, 3)
+        assert await all_of(piped) == ([Output(OUT, b"on")], 3)
+        await piped.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("typed", [b"", b"last words"])
+def test_the_first_client_ends_the_input_if_the_pod_says_once(typed):
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        session = await hub.attach(request(once=True))
+        if typed:
+            await session.write_stdin(typed)
+        await session.close_stdin()
+        await session.write_stdin(b"too late")
+        assert (inputs.typed, inputs.ended) == (typed, [VM])
+        await session.close()
+        assert inputs.ended == [VM]
+        with pytest.raises(WrongState, match="stdinOnce"):
+            await hub.attach(request(once=True))
+        listener = await hub.attach(request(Streams(stdout=True), once=True))
+        await listener.close()
+        hub.forget(VM)
+        await (await hub.attach(request())).close()
+
+    run(test)
+
+
+def test_input_that_reaches_no_command_is_told_once_and_output_goes_on():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        inputs.error = Unavailable("no guest agent answers")
+        session = await hub.attach(request())
+        await session.write_stdin(b"a")
+        await session.write_stdin(b"b")
+        hub.heard(VM, [Output(OUT, b"still here")])
+        hub.ended(VM, 0)
+        (why, said), _ = await all_of(session)
+        assert b"no guest agent answers" in why.data
+        assert said.data == b"still here"
+        await session.close()
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_loses_its_oldest_output_and_is_told():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        session = await hub.attach(request())
+        for number in range(12):
+            hub.heard(VM, [Output(OUT, bytes([number]) * (MOST_WAITING // 8))])
+        hub.ended(VM, 0)
+        await asyncio.sleep(0)
+        said, _ = await all_of(session)
+        assert f"{4 * MOST_WAITING // 8} bytes lost".encode() in said[0].data
+        assert [piece.data[0] for piece in said[1:]] == list(range(4, 12))
+        await session.close()
+
+    run(test)
+
+
+def test_the_size_of_a_clients_terminal_is_the_commands():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        session = await hub.attach(request(TTY))
+        await session.resize(132, 50)
+        await asyncio.to_thread(inputs.sized.wait, 10)
+        assert inputs.sizes == [(132, 50)]
+        await session.close()
+
+    run(test)
+
+
+def test_there_are_not_more_clients_than_a_node_can_serve():
+    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+        sessions = [await hub.attach(request()) for _ in range(MOST_CLIENTS)]
+        with pytest.raises(ResourceExhausted):
+            await hub.attach(request())
+        for session in sessions:
+            await session.close()
+        await (await hub.attach(request())).close()
+
+    run(test)

@@ -1,0 +1,255 @@
+"""Root disks: an overlay of the right size on the right base; removal that touches nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
+from virtshim.domain.ids import ContainerId, ImageDigest
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.layout import Layout, screen_socket
+from virtshim.domain.vm import Disk
+
+ID = ContainerId("ab" * 32)
+OTHER = ContainerId("cd" * 32)
+MIB = 1 << 20
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(str(tmp_path / "state"), str(tmp_path / "run"))
+
+
+@pytest.fixture
+def disks(layout: Layout) -> RootDiskStore:
+    return RootDiskStore(layout)
+
+
+@pytest.fixture(params=list(DiskFormat))
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Image, str]:
+    path = tmp_path / "base"
+    subprocess.run(["qemu-img", "create", "-q", "-f", request.param.value, path, "16M"], check=True)
+    digest = ImageDigest(f"sha256:{'0' * 64}")
+    return Image(digest, (), (), path.stat().st_size, 16 * MIB, request.param, 0), str(path)
+
+
+def info(path: str) -> Any:
+    return json.loads(
+        subprocess.run(["qemu-img", "info", "--output=json", path], check=True, capture_output=True).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size"), [(0, 16 * MIB), (MIB, 16 * MIB), (32 * MIB, 32 * MIB), (16 * MIB + 1, 16 * MIB + 512)]
+)
+def test_a_disk_is_an_overlay_that_only_grows(disks, layout, base, wanted: int, size: int) -> None:
+    image, path = base
+    disk = disks.create(ID, image, path, wanted)
+    assert disk == Disk(layout.root_disk(ID), DiskFormat.QCOW2, "root")
+    found = info(disk.path)
+    assert found["virtual-size"] == size
+    assert found["format"] == "qcow2"
+    assert found["full-backing-filename"] == path
+    assert found["backing-filename-format"] == image.format.value
+
+
+def test_the_directory_is_searchable_and_the_disk_private(disks, layout, base) -> None:
+    disk = disks.create(ID, *base, 0)
+    assert os.stat(disk.path).st_mode & 0o777 == 0o600
+    assert os.stat(layout.container_dir(ID)).st_mode & 0o777 == 0o711
+    assert os.stat(layout.containers).st_mode & 0o777 == 0o711
+
+
+def test_a_half_made_disk_is_replaced(disks, layout, base) -> None:
+    Path(layout.container_dir(ID)).mkdir(parents=True)
+    Path(layout.root_disk(ID)).write_text("half")
+    assert info(disks.create(ID, *base, 0).path)["virtual-size"] == 16 * MIB
+
+
+def test_a_raw_base_that_looks_like_something_else_is_not_probed(disks, tmp_path: Path) -> None:
+    path = tmp_path / "disguised"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "64M"], check=True)
+    size = path.stat().st_size // 512 * 512
+    os.truncate(path, size)
+    image = Image(ImageDigest(f"sha256:{'0' * 64}"), (), (), size, size, DiskFormat.RAW, 0)
+    assert info(disks.create(ID, image, str(path), 0).path)["virtual-size"] == size
+
+
+def test_a_missing_base_says_what_to_do(disks, base, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="pull the image again"):
+        disks.create(ID, base[0], str(tmp_path / "gone"), 0)
+
+
+def test_an_impossible_size_is_refused(disks, base) -> None:
+    with pytest.raises(InvalidRequest, match="at most"):
+        disks.create(ID, *base, 1 << 60)
+
+
+def test_a_base_that_cannot_be_opened_leaves_no_disk(disks, layout, tmp_path: Path) -> None:
+    path = tmp_path / "base"
+    path.write_bytes(b"no qcow2")
+    image = Image(ImageDigest(f"sha256:{'0' * 64}"), (), (), 8, 512, DiskFormat.QCOW2, 0)
+    with pytest.raises(InternalError, match="qcow2"):
+        disks.create(ID, image, str(path), 0)
+    assert not Path(layout.root_disk(ID)).exists()
+
+
+def test_delete_takes_disk_and_sockets_and_may_be_repeated(disks, layout, base) -> None:
+    disks.create(ID, *base, 0)
+    disks.create(OTHER, *base, 0)
+    Path(layout.container_dir(ID), "sub").mkdir()
+    assert Path(layout.socket_dir(ID)).is_dir()
+    Path(layout.agent_socket(ID)).write_text("")
+    screen = Path(screen_socket(layout, ID))
+    screen.parent.mkdir(parents=True)
+    screen.write_text("")
+    for _ in range(2):
+        disks.delete(ID)
+        assert not Path(layout.container_dir(ID)).exists()
+        assert not Path(layout.socket_dir(ID)).exists()
+        assert not screen.parent.exists()
+    assert disks.existing() == {OTHER}
+    assert Path(base[1]).exists()
+
+
+def test_delete_never_follows_a_link(disks, layout, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("x")
+    Path(layout.container_dir(OTHER)).mkdir(parents=True)
+    Path(layout.container_dir(OTHER), "link").symlink_to(precious)
+    Path(layout.container_dir(ID)).symlink_to(precious)
+    for container in (ID, OTHER):
+        disks.delete(container)
+        assert not os.path.lexists(layout.container_dir(container))
+    assert (precious / "file").read_text() == "x"
+
+
+def test_delete_bears_others_who_remove_files_meanwhile(disks, layout) -> None:
+    directory = Path(layout.container_dir(ID))
+    directory.mkdir(parents=True)
+    names = [directory / str(number) for number in range(500)]
+    for name in names:
+        name.write_text("")
+    other = threading.Thread(target=lambda: [name.unlink(missing_ok=True) for name in reversed(names)])
+    other.start()
+    disks.delete(ID)
+    other.join()
+    assert not directory.exists()
+
+
+def test_existing_lists_directories_with_ids_only(disks, layout, base) -> None:
+    assert disks.existing() == frozenset()
+    disks.create(ID, *base, 0)
+    containers = Path(layout.containers)
+    (containers / "notes").mkdir()
+    (containers / OTHER.value).write_text("a file")
+    assert disks.existing() == {ID}
+
+
+def test_a_mount_below_a_container_is_not_emptied(disks, layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = Path(layout.container_dir(ID), "mounted")
+    mounted.mkdir(parents=True)
+    (mounted / "precious").write_text("x")
+    real = os.stat
+
+    def on_another_device(path: Any, **options: Any) -> os.stat_result:
+        found = real(path, **options)
+        return found if path != "mounted" else os.stat_result((*found[:2], found.st_dev + 1, *found[3:]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", on_another_device)
+        with pytest.raises(InternalError, match="mount point"):
+            disks.delete(ID)
+    assert (mounted / "precious").exists()
+
+
+def test_the_use_of_a_container_is_what_its_files_take_without_holes(disks: RootDiskStore, layout: Layout) -> None:
+    assert disks.use(ID) is None
+    directory = Path(layout.container_dir(ID))
+    directory.mkdir(parents=True)
+    empty = disks.use(ID)
+    assert empty is not None
+    with (directory / "root.qcow2").open("wb") as disk:
+        disk.truncate(1 << 30)
+        disk.write(bytes(1 << 20))
+    written = disks.use(ID)
+    assert written is not None
+    assert 1 << 20 <= written.used_bytes - empty.used_bytes < 2 << 20
+    assert written.inodes_used - empty.inodes_used == 1
+    assert written.taken_at > empty.taken_at
+    assert written.directory == layout.containers
+    assert written.filesystem_bytes > written.used_bytes
+    assert written.filesystem_inodes >= written.filesystem_inodes_free
+
+
+# --- disks that stay for a pod's life
+
+NAME = f"{'a' * 64}/{'b' * 64}"
+
+
+def test_a_kept_disk_is_made_once_and_found_again(disks, base) -> None:
+    assert disks.kept(NAME) is None
+    made = disks.create_kept(NAME, *base, 32 * MIB)
+    assert disks.kept(NAME) == made
+    assert info(made.path)["virtual-size"] == 32 * MIB
+    with pytest.raises(InternalError):
+        disks.create_kept(NAME, *base, 32 * MIB)
+    assert disks.kept(NAME) == made
+    assert disks.pods_kept() == {"a" * 64}
+    assert [path.name for path in Path(made.path).parent.iterdir()] == [Path(made.path).name]
+
+
+def test_the_use_of_a_container_holds_the_kept_disk_that_it_runs_on(disks, base) -> None:
+    disks.make_directory(ID)
+    disk = disks.create_kept(NAME, *base, 0)
+    with open(disk.path, "ab") as file:
+        file.write(bytes(range(256)) * 4096)
+    own, all_of_it = disks.use(ID), disks.use(ID, NAME)
+    assert all_of_it.used_bytes - own.used_bytes == os.stat(disk.path).st_blocks * 512 > 1 << 20
+    assert all_of_it.inodes_used == own.inodes_used + 1
+    assert disks.use(ID, f"{'c' * 64}/{'d' * 64}").used_bytes == own.used_bytes, "one that has just been removed"
+
+
+def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, base, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", dies)
+        with pytest.raises(KeyboardInterrupt):
+            disks.create_kept(NAME, *base, 0)
+    assert disks.kept(NAME) is None
+    assert disks.pods_kept() == {"a" * 64}
+    assert disks.kept(NAME) != disks.create_kept(NAME, *base, 0)
+
+
+def test_the_disks_of_a_pod_go_together_and_twice_is_no_error(disks, base) -> None:
+    for container in "cd":
+        disks.create_kept(f"{'a' * 64}/{container * 64}", *base, 0)
+    disks.create_kept(f"{'f' * 64}/{'c' * 64}", *base, 0)
+    for _ in range(2):
+        disks.delete_kept("a" * 64)
+    assert disks.pods_kept() == {"f" * 64}
+
+
+def test_a_container_takes_no_disk_of_its_pod_with_it(disks, base) -> None:
+    disks.create_kept(NAME, *base, 0)
+    disks.create(ID, *base, 0)
+    disks.delete(ID)
+    assert disks.kept(NAME) is not None
+
+
+def test_a_container_on_a_disk_of_its_pod_has_the_same_directories_as_any(disks, layout, base) -> None:
+    disks.create(ID, *base, 0)
+    disks.make_directory(OTHER)
+    for place in (layout.container_dir, layout.socket_dir):
+        assert Path(place(OTHER)).stat().st_mode == Path(place(ID)).stat().st_mode

@@ -1,0 +1,210 @@
+"""A container's own command: the real scripts, run by this machine's shell in place of a guest's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from podclient import wait_until
+
+from virtshim.domain.container import RunAs
+from virtshim.domain.errors import DeadlineExceeded, ShimError, WrongState
+from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.streaming import OutStream
+from virtshim.domain.ids import ContainerId
+from virtshim.guestagent.clients import AgentClients
+
+CONTAINER = ContainerId("c" * 64)
+PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)
+OUT, ERR = OutStream.STDOUT, OutStream.STDERR
+
+
+def shell(script: str, **changes: object) -> GuestCommand:
+    return GuestCommand(("sh", "-c", script), **{"envs": PATH} | changes)
+
+
+@pytest.fixture(params=["dash", "bash", "busybox sh"])
+def guest(request, make_guest):
+    """The scripts keep to what these shells have in common."""
+    guest = make_guest()
+    guest.shell = request.param.split()
+    return guest
+
+
+class Reader:
+    def __init__(self, clients: AgentClients) -> None:
+        self.clients = clients
+        self.read_to = ReadTo()
+        self.seen = {OUT: b"", ERR: b""}
+        self.last = News((), ReadTo())
+
+    def look(self) -> bool:
+        """True when the command has ended and all is read."""
+        self.last = self.clients.news(CONTAINER, self.read_to)
+        self.read_to = self.last.read_to
+        for piece in self.last.output:
+            self.seen[piece.stream] += piece.data
+        return self.last.ended and self.read_to.over
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(lambda: self.look() or condition(), 20, what)
+
+    def to_the_end(self) -> News:
+        wait_until(self.look, 20, "the command's end")
+        return self.last
+
+
+@pytest.fixture
+def reader(clients) -> Reader:
+    return Reader(clients)
+
+
+def begin(clients: AgentClients, command: GuestCommand) -> None:
+    clients.begin(CONTAINER, command, 10.0, threading.Event())
+
+
+def test_streams_come_apart_and_the_exit_code_is_exact(guest, clients, reader):
+    begin(clients, shell("echo out $A; echo err >&2; pwd; exit 3", envs=(*PATH, ("A", b"b c")), working_dir="/usr"))
+    assert reader.to_the_end().code == 3
+    assert reader.seen == {OUT: b"out b c\n/usr\n", ERR: b"err\n"}
+
+
+def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one_stopped(
+    guest, clients, reader, layout
+):
+    go = guest.run / "go"
+    begin(clients, shell(f"echo one; until [ -e {go} ]; do sleep 0.01; done; echo two; exit 4"))
+    reader.until(lambda: reader.seen[OUT] == b"one\n", "the first line")
+    assert not reader.last.ended
+    guest.restart_agent()
+    second = AgentClients(layout, guest.plug)  # as after a restart of virtshim
+    clients.close()
+    reader.clients = second
+    begin(second, shell("echo it must not run twice"))
+    go.touch()
+    assert reader.to_the_end().code == 4
+    assert reader.seen[OUT] == b"one\ntwo\n"
+    second.close()
+
+
+def test_it_is_there_while_it_runs_and_when_it_has_ended(make_guest, clients, reader):
+    guest = make_guest()
+    begin(clients, shell(f"until [ -e {guest.run}/go ]; do sleep 0.01; done; exit 5"))
+    wait_until(lambda: clients.is_there(CONTAINER), 20, "it has begun")
+    (guest.run / "go").touch()
+    assert reader.to_the_end().code == 5
+    assert clients.is_there(CONTAINER)
+
+
+def test_output_that_nobody_reads_waits_and_none_is_lost(make_guest, clients, reader):
+    guest = make_guest()
+    begin(clients, shell("head -c 6000000 /dev/urandom >data; cat data; touch done", working_dir=str(guest.run)))
+    base = guest.run / f"virtshim-command-{CONTAINER.short}"
+    wait_until((base / "stdout.7").exists, 20, "eight pieces")
+    assert sum(path.stat().st_size for path in base.glob("stdout.*")) <= 8 * 64 * 4096
+    assert not (base / "stdout.8").exists()
+    assert not (guest.run / "done").exists(), "it waits for its reader"
+    assert reader.to_the_end().code == 0
+    assert reader.seen[OUT] == (guest.run / "data").read_bytes()
+
+
+def test_why_it_cannot_start_is_told(make_guest, clients, reader):
+    make_guest()
+    begin(clients, shell("true", working_dir="/no/such"))
+    news = reader.to_the_end()
+    assert (news.code, reader.seen[OUT]) == (None, b"")
+    assert "working directory /no/such is not in the guest" in news.failure
+
+
+def test_an_unknown_user_is_told(make_guest, clients, reader):
+    make_guest()
+    begin(clients, shell("true", user=RunAs("nobody-of-that-name")))
+    assert "no user nobody-of-that-name" in reader.to_the_end().failure
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_it_runs_as_the_wanted_user(guest, clients, reader):
+    begin(clients, shell("id -u; id -g", user=RunAs("65534", 1)))
+    reader.to_the_end()
+    assert reader.seen[OUT] == b"65534\n1\n"
+
+
+def test_a_program_that_is_not_there_is_127(make_guest, clients, reader):
+    make_guest()
+    begin(clients, GuestCommand(("no-such-program",), PATH))
+    assert reader.to_the_end().code == 127
+
+
+def test_a_command_that_was_lost_is_not_there(make_guest, clients):
+    guest = make_guest()
+    assert not clients.is_there(CONTAINER)
+    begin(clients, shell("sleep 5"))
+    pid = guest.run / f"virtshim-command-{CONTAINER.short}" / "pid"
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), 20, "it runs")
+    os.kill(int(pid.read_text()), 9)
+    os.waitpid(int(pid.read_text()), 0)  # as the agent does
+    assert not clients.is_there(CONTAINER)
+
+
+def test_an_agent_that_may_not_read_files_is_found_out_before_the_command_runs(make_guest, clients):
+    guest = make_guest()
+    guest.disabled.add("guest-file-open")
+    with pytest.raises(WrongState, match="does not allow guest-file-open"):
+        begin(clients, shell("true"))
+    assert guest.running() == 0
+
+
+def test_without_an_agent_the_wait_is_bounded(make_guest, clients):
+    guest = make_guest()
+    guest.lies["guest-sync-delimited"] = -1
+    with pytest.raises(DeadlineExceeded, match="install the package qemu-guest-agent"):
+        clients.begin(CONTAINER, shell("true"), 0.05, threading.Event())
+
+
+@pytest.mark.parametrize("lie", [{"buf-b64": "!"}, {"buf-b64": "A" * 200_000}, 7, {}])
+def test_a_guest_that_lies_about_its_files_is_not_believed(make_guest, clients, reader, lie):
+    guest = make_guest()
+    begin(clients, shell("true"))
+    reader.to_the_end()
+    guest.lies["guest-file-read"] = lie
+    reader.read_to = ReadTo()
+    try:
+        assert reader.look() is False
+        assert reader.seen[OUT] == b""
+    except ShimError as exc:
+        assert "usable" in str(exc) or "more of a file" in str(exc)
+
+
+def test_the_directory_is_for_root_alone(make_guest, clients, reader):
+    guest = make_guest()
+    begin(clients, shell("true"))
+    reader.to_the_end()
+    assert Path(guest.run, f"virtshim-command-{CONTAINER.short}").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_for_its_termination_message_is_there_empty_and_anybodys(guest, clients, reader, tmp_path: Path):
+    report = tmp_path / "deeper" / "termination-log"
+    begin(clients, shell(f"ls -l {report}; echo it failed > {report}; exit 1", report=str(report)))
+    assert reader.to_the_end().code == 1
+    assert reader.seen[OUT].startswith(b"-rw-rw-rw-")
+    assert clients.care.read_tail(CONTAINER, str(report), 4096, 10) == b"it failed\n"
+
+
+def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path: Path):
+    old = tmp_path / "old"
+    old.write_text("from the attempt before")
+    begin(clients, shell("exit 0", report=str(old)))
+    reader.to_the_end()
+    assert old.read_text() == ""
+
+
+def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, reader, tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    begin(clients, shell("exit 0", report=str(fifo)))
+    assert reader.to_the_end().code == 0
+    assert fifo.is_fifo()

@@ -1,0 +1,125 @@
+"""The input and the terminal of a container's own command: the real scripts, run by this machine's shells."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+from podclient import wait_until
+
+from virtshim.domain.errors import InternalError
+from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.streaming import Ended, OutStream
+from virtshim.domain.ids import ContainerId
+from virtshim.guestagent.clients import AgentClients
+from virtshim.ports.streaming import StreamSession
+
+CONTAINER = ContainerId("c" * 64)
+PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), ("TERM", b"xterm"))
+
+
+@pytest.fixture(params=["dash", "bash", "busybox sh"])
+def guest(request, make_guest):
+    guest = make_guest()
+    guest.shell = request.param.split()
+    return guest
+
+
+class Running:
+    """The command, and all that it has written."""
+
+    def __init__(self, clients: AgentClients, script: str, **changes: object) -> None:
+        self.clients = clients
+        self.said = b""
+        self.code: int | None = None
+        self._read_to = ReadTo()
+        command = GuestCommand(("sh", "-c", script), **{"envs": PATH, "stdin": True} | changes)
+        clients.begin(CONTAINER, command, 10.0, threading.Event())
+
+    def look(self) -> bool:
+        news = self.clients.news(CONTAINER, self._read_to)
+        self._read_to, self.code = news.read_to, news.code
+        self.said += b"".join(piece.data for piece in news.output if piece.stream is OutStream.STDOUT)
+        return news.ended and news.read_to.over
+
+    def until(self, text: bytes) -> None:
+        wait_until(lambda: self.look() or text in self.said, 20, f"it says {text!r}")
+        assert text in self.said
+
+    def to_the_end(self) -> int | None:
+        wait_until(self.look, 20, "its end")
+        return self.code
+
+
+def typing(clients: AgentClients, talk: Callable[[StreamSession], Awaitable[None]]) -> None:
+    async def session() -> None:
+        opened = await clients.own_input.open(CONTAINER)
+        try:
+            await talk(opened)
+        finally:
+            await opened.close()
+
+    asyncio.run(asyncio.wait_for(session(), 30))
+
+
+async def types(session: StreamSession, text: bytes) -> None:
+    """And leaves when it has been passed on."""
+    await session.write_stdin(text)
+    await session.close_stdin()
+    while not isinstance(await session.read(), Ended):
+        pass
+
+
+def test_clients_type_one_after_another_and_the_end_is_told_apart(guest, clients):
+    running = Running(clients, "read a; echo got-$a; read b; echo got-$b; cat; echo over; exit 5")
+    typing(clients, lambda session: types(session, b"one\n"))
+    running.until(b"got-one\n")
+    typing(clients, lambda session: types(session, b"two\nrest"))
+    running.until(b"got-two\nrest")
+    clients.own_input.end(CONTAINER, 10)
+    assert running.to_the_end() == 5
+    assert running.said == b"got-one\ngot-two\nrestover\n"
+
+
+def test_much_input_arrives_whole(guest, clients):
+    data = bytes(range(256)) * 2000
+    running = Running(clients, "head -c 512000 | cksum")
+    typing(clients, lambda session: types(session, data))
+    assert running.to_the_end() == 0
+    assert b" 512000" in running.said
+
+
+def test_an_input_that_nobody_typed_into_can_be_ended(guest, clients):
+    running = Running(clients, "cat; echo over")
+    clients.own_input.end(CONTAINER, 10)
+    assert running.to_the_end() == 0
+    assert running.said == b"over\n"
+
+
+def test_a_command_without_input_reads_its_end(guest, clients):
+    running = Running(clients, "cat; echo over", stdin=False)
+    assert running.to_the_end() == 0
+    clients.own_input.end(CONTAINER, 10)
+
+
+def test_a_terminal_has_a_size_that_clients_change_and_signals(guest, clients):
+    script = 'tty | sed s,[0-9]*$,,; stty size; read go; stty size; echo "a b" \'c\'"\'"; exec sleep 100'
+    running = Running(clients, script, tty=True)
+    running.until(b"24 80\r\n")
+    assert running.said.startswith(b"/dev/pts/\r\n")
+    clients.own_input.resize(CONTAINER, 132, 50, 10)
+    typing(clients, lambda session: types(session, b"go\r"))
+    running.until(b"50 132\r\na b c'\r\n")
+    typing(clients, lambda session: types(session, b"\x03"))  # ctrl-c
+    assert running.to_the_end() == 130
+
+
+def test_a_command_without_terminal_has_no_size(guest, clients):
+    running = Running(clients, "cat")
+    with pytest.raises(InternalError):
+        clients.own_input.resize(CONTAINER, 132, 50, 10)
+    clients.own_input.end(CONTAINER, 10)
+    running.to_the_end()

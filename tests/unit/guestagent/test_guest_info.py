@@ -1,0 +1,65 @@
+"""What a guest says of itself is made small, whatever it says."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtshim.domain.ids import ContainerId
+from virtshim.guestagent.guest_info import _QUESTIONS
+
+CONTAINER = ContainerId("c" * 64)
+
+
+def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_guest):
+    guest = make_guest()
+    guest.lies = {
+        "guest-get-host-name": {"host-name": "web-0"},
+        "guest-get-osinfo": {"id": "debian", "version-id": "12", "pretty-name": "Debian\n12", "more": 1},
+        "guest-network-get-interfaces": [
+            {
+                "name": "eth0",
+                "hardware-address": "52:54:00:00:00:01",
+                "ip-addresses": [{"ip-address": "10.0.0.2", "prefix": 24, "ip-address-type": "ipv4"}],
+            }
+        ],
+        "guest-get-fsinfo": [{"mountpoint": "/", "type": "ext4", "name": "vda1", "used-bytes": 5, "total-bytes": 9}],
+    }
+    assert clients.facts(CONTAINER, 10) == {
+        "hostname": "web-0",
+        "system": {"pretty-name": "Debian?12", "id": "debian", "version-id": "12"},
+        "interfaces": [{"name": "eth0", "mac": "52:54:00:00:00:01", "addresses": ["10.0.0.2/24"]}],
+        "filesystems": [{"mountpoint": "/", "type": "ext4", "device": "vda1", "usedBytes": 5, "totalBytes": 9}],
+    }
+
+
+def test_without_an_answer_there_is_nothing_to_tell(clients):
+    started = time.monotonic()
+    assert clients.facts(CONTAINER, 0.2) == {}
+    assert time.monotonic() - started < 5
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.sampled_from(["name", "ip-addresses", "users", "host-name"]), inner)
+    ),
+)
+
+
+@given(st.sampled_from(sorted(_QUESTIONS)), _JSON)
+def test_any_answer_is_read_without_an_error(question, answer):
+    json.dumps(_QUESTIONS[question][1](answer))
+
+
+@pytest.mark.parametrize("question", sorted(_QUESTIONS))
+def test_a_huge_answer_becomes_a_small_one(question):
+    text = "x" * 100_000
+    address = {"ip-address": text, "prefix": 1 << 70}
+    item = {"name": text, "mountpoint": text, "user": text, "type": text, "ip-addresses": [address] * 1000}
+    for answer in (dict.fromkeys(("id", "pretty-name", "host-name", "version"), text), [item] * 1000):
+        assert len(json.dumps(_QUESTIONS[question][1](answer))) < 50_000

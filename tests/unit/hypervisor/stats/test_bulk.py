@@ -1,0 +1,132 @@
+"""The one call for all VMs, and what happens when it does not return."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from virtshim.domain.errors import Unavailable
+from virtshim.hypervisor.stats.bulk import BulkStats
+from virtshim.hypervisor.stats.counters import Stats
+
+A, B = uuid.UUID(int=1), uuid.UUID(int=2)
+PATIENCE = 0.02
+
+
+class Libvirt:
+    """Each VM in `hung` keeps the first call that asks it, for ever; later ones pass it by, as with NOWAIT."""
+
+    def __init__(self) -> None:
+        self.hung: set[uuid.UUID] = set()
+        self.held: set[uuid.UUID] = set()
+        self.dead = False
+        self.released = threading.Event()
+        self.calls = 0
+
+    def read(self) -> Mapping[uuid.UUID, Stats]:
+        self.calls += 1
+        if self.dead:
+            self.released.wait()
+        for domain in sorted(self.hung - self.held):
+            self.held.add(domain)
+            self.released.wait()
+        return {A: {"cpu.time": 1}, B: {"cpu.time": 2}}
+
+
+@pytest.fixture
+def libvirt() -> Iterator[Libvirt]:
+    made = Libvirt()
+    yield made
+    made.released.set()
+
+
+def latest(stats: BulkStats) -> Mapping[uuid.UUID, Stats]:
+    return stats.latest()[1]
+
+
+def test_one_call_brings_all(libvirt: Libvirt) -> None:
+    before = time.time_ns()
+    taken_at, rows = BulkStats(libvirt.read).latest()
+    assert set(rows) == {A, B}
+    assert before <= taken_at <= time.time_ns()
+    assert libvirt.calls == 1
+
+
+def test_a_vm_that_hangs_costs_one_late_call_and_no_numbers(libvirt: Libvirt) -> None:
+    libvirt.hung = {A}
+    stats = BulkStats(libvirt.read, PATIENCE)
+    assert set(latest(stats)) == {A, B}
+    assert libvirt.calls == 2
+    assert set(latest(stats)) == {A, B}
+    assert libvirt.calls == 3, "the call that hangs is not waited for again"
+
+
+def test_two_vms_that_hang_cost_two(libvirt: Libvirt) -> None:
+    libvirt.hung = {A, B}
+    stats = BulkStats(libvirt.read, PATIENCE)
+    assert set(latest(stats)) == {A, B}
+    assert libvirt.calls == 3
+
+
+def test_a_call_that_is_only_slow_is_still_the_answer(libvirt: Libvirt) -> None:
+    first = threading.Event()
+
+    def read() -> Mapping[uuid.UUID, Stats]:
+        if first.is_set():
+            libvirt.released.wait()  # later calls are slower
+            return {}
+        first.set()
+        threading.Event().wait(1.5 * PATIENCE)
+        return {A: {"cpu.time": 1}}
+
+    assert set(latest(BulkStats(read, PATIENCE))) == {A}
+
+
+def test_many_callers_at_once_all_get_numbers(libvirt: Libvirt) -> None:
+    together = threading.Barrier(8)
+
+    def ask() -> set[uuid.UUID]:
+        together.wait()
+        return set(latest(stats))
+
+    stats = BulkStats(libvirt.read)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [future.result() for future in [pool.submit(ask) for _ in range(8)]]
+    assert answers == [{A, B}] * 8
+
+
+def test_when_libvirt_hangs_the_answer_comes_without_numbers_and_calls_do_not_pile_up(libvirt: Libvirt) -> None:
+    libvirt.dead = True
+    stats = BulkStats(libvirt.read, PATIENCE)
+    for _ in range(3):
+        assert latest(stats) == {}
+    assert libvirt.calls == 3
+    started = time.monotonic()
+    assert latest(stats) == {}
+    assert time.monotonic() - started < PATIENCE, "nobody waits again for what is known to hang"
+
+
+def test_when_libvirt_answers_again_so_do_we(libvirt: Libvirt) -> None:
+    libvirt.dead = True
+    stats = BulkStats(libvirt.read, PATIENCE)
+    assert latest(stats) == {}
+    libvirt.dead = False
+    libvirt.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "vm-statistics":
+            thread.join(10)
+    assert set(latest(stats)) == {A, B}
+
+
+def test_an_error_is_an_answer_without_numbers_at_once() -> None:
+    def fail() -> Mapping[uuid.UUID, Stats]:
+        raise Unavailable("libvirt is gone")
+
+    stats = BulkStats(fail, patience=60)
+    for _ in range(5):
+        assert latest(stats) == {}

@@ -1,0 +1,224 @@
+"""QEMU's end, told at once; why it ended, only where that is certain. The QEMUs here are sleeping shells."""
+
+import os
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from virtshim.domain.vm import OffReason, Power, PowerState
+from virtshim.hypervisor.exit_watcher import QemuEnds
+
+VM = uuid.UUID("5fcca100-659f-5f99-9d53-0178ad853389")
+PATIENCE = 20.0
+
+
+class Node:
+    """A directory as libvirt keeps it, and who was told of what."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.told = threading.Event()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def ends(self, *, is_embedded: bool = True) -> QemuEnds:
+        return QemuEnds(str(self.directory), lambda _: self.told.set(), is_embedded=is_embedded)
+
+    def run(self, state: str = "running", domain: uuid.UUID = VM, name: str = "vm") -> subprocess.Popen[bytes]:
+        script = "echo; read line"
+        process = subprocess.Popen(["sh", "-c", script, str(domain)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.processes.append(process)
+        assert process.stdout is not None
+        process.stdout.read(1)  # it is up: its command line can be read
+        (self.directory / f"{name}.pid").write_text(f"{process.pid}\n")
+        self.write(state, name)
+        return process
+
+    def write(self, state: str, name: str = "vm") -> None:
+        (self.directory / f"{name}.xml").write_text(
+            f"<!-- made by libvirt -->\n<domstatus state='{state}' reason='x' pid='1'>"
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    for process in node.processes:
+        process.kill()
+        process.communicate()
+
+
+def followed(node: Node, **options: bool) -> Iterator[QemuEnds]:
+    ends = node.ends(**options)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def ends(node: Node) -> Iterator[QemuEnds]:
+    yield from followed(node)
+
+
+@pytest.fixture
+def remote(node: Node) -> Iterator[QemuEnds]:
+    yield from followed(node, is_embedded=False)
+
+
+def end(node: Node, process: subprocess.Popen[bytes]) -> None:
+    """It ends, and stays a zombie: what is told needs no parent that looks."""
+    process.kill()
+    assert node.told.wait(PATIENCE)
+
+
+def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuEnds) -> None:
+    process = node.run()
+    ends.follow(VM, "vm")
+    assert ends.over(VM) is None
+    end(node, process)
+    assert ends.over(VM) == PowerState(Power.OFF, OffReason.CRASHED)
+
+
+@pytest.mark.parametrize(("by_host", "why"), [(False, OffReason.SHUTDOWN), (True, OffReason.DESTROYED)])
+def test_a_qemu_that_shut_down_is_known_by_what_libvirt_told_before(
+    node: Node, ends: QemuEnds, by_host: bool, why: OffReason
+) -> None:
+    process = node.run()
+    ends.follow(VM, "vm")
+    node.write("shutdown")
+    ends.shutting_down(VM, by_host=by_host)
+    ends.shutting_down(VM, by_host=True)  # libvirt's own signal to a QEMU that has nothing more to do
+    end(node, process)
+    assert ends.over(VM) == PowerState(Power.OFF, why)
+    assert ends.corrected(VM, PowerState(Power.OFF, OffReason.SHUTDOWN)) == PowerState(Power.OFF, why)
+
+
+def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: QemuEnds) -> None:
+    process = node.run("shutdown")
+    ends.follow(VM, "vm")
+    process.kill()
+    ends.shutting_down(VM, by_host=True)
+    assert node.told.wait(PATIENCE)
+    assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
+
+
+def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
+    node: Node, ends: QemuEnds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtshim.hypervisor.exit_watcher._EVENT_COMES", 0.01)
+    silent = node.run("shutdown")
+    ends.follow(VM, "vm")
+    silent.kill()
+    silent.wait()
+    other = uuid.uuid4()
+    process = node.run(domain=other, name="other")
+    ends.follow(other, "other")
+    node.write("shutdown", "other")
+    ends.shutting_down(other, by_host=False)
+    end(node, process)
+    assert ends.over(VM) is None
+    assert ends.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
+
+
+def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: QemuEnds) -> None:
+    """Also of a VM whose process could not be followed."""
+    shutdown = PowerState(Power.OFF, OffReason.SHUTDOWN)
+    crashed, running = PowerState(Power.OFF, OffReason.CRASHED), PowerState(Power.RUNNING)
+    assert ends.corrected(VM, shutdown) == shutdown
+    ends.shutting_down(VM, by_host=True)
+    assert ends.corrected(VM, shutdown) == PowerState(Power.OFF, OffReason.DESTROYED)
+    assert [ends.corrected(VM, other) for other in (crashed, running)] == [crashed, running]
+    ends.forget(VM)
+    assert ends.corrected(VM, shutdown) == shutdown
+
+
+def test_what_we_destroy_is_destroyed_even_if_it_said_something_on_its_way(node: Node, ends: QemuEnds) -> None:
+    process = node.run()
+    ends.follow(VM, "vm")
+    ends.destroying(VM)
+    node.write("shutdown")
+    end(node, process)
+    assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
+
+
+def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: QemuEnds) -> None:
+    silent = node.run()
+    remote.follow(VM, "vm")
+    silent.kill()
+    silent.wait()
+    other = uuid.uuid4()
+    process = node.run("shutdown", other)
+    remote.follow(other, "vm")
+    remote.shutting_down(other, by_host=False)
+    end(node, process)  # ends are told in order: the first one has been judged by now
+    assert remote.over(VM) is None
+    assert remote.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
+
+
+def test_once_libvirt_has_told_it_is_asked_again(node: Node, ends: QemuEnds) -> None:
+    process = node.run()
+    ends.follow(VM, "vm")
+    end(node, process)
+    ends.stopped(VM)
+    assert ends.over(VM) is None
+
+
+def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuEnds) -> None:
+    process = node.run()
+    ends.follow(VM, "vm")
+    end(node, process)
+    ends.forget(VM)
+    assert ends.over(VM) is None
+    node.told.clear()
+    process = node.run()
+    ends.follow(VM, "vm")
+    ends.follow(VM, "vm")
+    end(node, process)
+    assert ends.over(VM) is not None
+
+
+def test_lost_events_mean_that_libvirt_is_asked(node: Node, ends: QemuEnds) -> None:
+    process = node.run()
+    ends.follow(VM, "vm")
+    end(node, process)
+    ends.forget_ends()
+    assert ends.over(VM) is None
+
+
+@pytest.mark.parametrize("found", ["nothing", "nonsense", "a process that has ended", "another's process"])
+def test_a_qemu_that_cannot_be_found_is_left_to_libvirt(node: Node, ends: QemuEnds, found: str) -> None:
+    if found == "nonsense":
+        (node.directory / "vm.pid").write_text("x")
+    elif found == "a process that has ended":
+        process = node.run()
+        process.kill()
+        process.wait()
+    elif found == "another's process":
+        node.run(domain=uuid.uuid4())
+    ends.follow(VM, "vm")
+    ends.destroying(VM)
+    ends.stopped(VM)
+    assert ends.over(VM) is None
+
+
+def test_without_a_directory_nothing_is_followed() -> None:
+    ends = QemuEnds("", lambda _: None, is_embedded=True)
+    ends.follow(VM, "vm")
+    assert ends.over(VM) is None
+    ends.close()
+
+
+def test_closing_gives_the_descriptors_back_and_may_be_repeated(node: Node) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    ends = node.ends()
+    node.run()
+    ends.follow(VM, "vm")
+    pipes = 2
+    assert len(os.listdir("/proc/self/fd")) == before + pipes + 3, "one to poll, one to wake it, one a QEMU"
+    ends.close()
+    ends.close()
+    ends.follow(VM, "vm")
+    assert len(os.listdir("/proc/self/fd")) == before + pipes

@@ -1,0 +1,102 @@
+"""Who is there: what carries another node's mark, and what cannot be read, over libvirt's test driver."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from virtshim.domain.errors import Unavailable
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.inventory import LibvirtCensus
+
+DOMAIN = """<domain type='test'><name>{name}</name><metadata>{metadata}</metadata>
+<memory>65536</memory><os><type>hvm</type></os><devices><serial type='pty'>{log}</serial></devices></domain>"""
+OWNER = "<v:owner xmlns:v='https://virtshim.io/domain/1' node='{node}' container='{c}' sandbox='{s}'/>"
+C, S = "c" * 64, "5" * 64
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    connection = Connection("test:///default")
+    connection.start()
+    assert connection.wait_open(10)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def beside() -> Iterator[libvirt.virConnect]:
+    conn = libvirt.open("test:///default")
+    before = {domain.UUIDString() for domain in conn.listAllDomains()}
+    yield conn
+    for domain in conn.listAllDomains():
+        if domain.UUIDString() not in before:
+            domain.undefine()
+    conn.close()
+
+
+@pytest.fixture
+def census(connection: Connection) -> LibvirtCensus:
+    return LibvirtCensus(connection, NodeProfile("this", DomainType.TEST, "/q", "/q", Cgroups.OFF))
+
+
+def add(beside: libvirt.virConnect, name: str, metadata: str, log: str = "") -> uuid.UUID:
+    return uuid.UUID(beside.defineXML(DOMAIN.format(name=name, metadata=metadata, log=log)).UUIDString())
+
+
+def test_another_nodes_vms_are_told_by_what_they_name(census: LibvirtCensus, beside: libvirt.virConnect) -> None:
+    add(beside, "other", OWNER.format(node="other", c=C, s=S))
+    found = census.take()
+    assert found.owned == []
+    assert found.other_nodes == {ContainerId(C): "other"}
+    assert found.other_sandboxes == frozenset({SandboxId(S)})
+
+
+@pytest.mark.parametrize("damaged", [OWNER.format(node="this", c="short", s=S), OWNER.format(node="this", c=C, s="")])
+def test_a_damaged_mark_is_told_and_does_not_hide_the_others(
+    census: LibvirtCensus, beside: libvirt.virConnect, damaged: str
+) -> None:
+    add(beside, "damaged", damaged)
+    ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S))
+    found = census.take()
+    assert [domain.uuid for domain in found.owned] == [ours]
+    assert list(found.unreadable) == ["damaged"]
+
+
+def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_others(
+    census: LibvirtCensus, beside: libvirt.virConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S))
+    bad = add(beside, "bad", OWNER.format(node="this", c="d" * 64, s=S))
+    real = libvirt.virDomain.metadata
+
+    def metadata(domain: libvirt.virDomain, *args: object) -> str:
+        if domain.UUIDString() == str(bad):
+            raise libvirt.libvirtError("XML error")
+        return str(real(domain, *args))
+
+    monkeypatch.setattr(libvirt.virDomain, "metadata", metadata)
+    found = census.take()
+    assert [domain.uuid for domain in found.owned] == [ours]
+    assert list(found.unreadable) == ["bad"]
+
+
+def test_that_a_vm_has_run_is_seen_by_its_consoles_log(
+    census: LibvirtCensus, beside: libvirt.virConnect, tmp_path: Path
+) -> None:
+    log = tmp_path / "console.log"
+    domain = add(beside, "ours", OWNER.format(node="this", c=C, s=S), f"<log file='{log}'/>")
+    assert not census.remembered(domain).has_run
+    log.touch()
+    assert census.remembered(domain).has_run
+
+
+def test_without_libvirt_there_is_no_census_at_all(connection: Connection, census: LibvirtCensus) -> None:
+    connection.close()
+    with pytest.raises(Unavailable):
+        census.take()

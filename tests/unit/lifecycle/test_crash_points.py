@@ -1,0 +1,288 @@
+"""The process dies at every step of every use case; the next one makes good.
+
+Each use case is run once to count its calls to the outside, then again and again, dying at the first, the second, ... call:
+before it has an effect, half-way through it, and after its effect. A new daemon starts over the same database and the same
+outside, recovers, and must tell the truth, finish the work when the call is repeated, and leave nothing behind.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.journal import Crash, When
+from fakes.world import IMAGE, World, container_config
+
+from virtshim.cri.to_proto import container_state, sandbox_state
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.devices.granted import CriDevice
+from virtshim.domain.errors import ShimError
+from virtshim.domain.sandbox import SandboxPhase
+from virtshim.queries.lookup import find_container, find_sandbox
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of kubelet's. `prepare` makes what it needs; `make` is the call, as kubelet repeats it; `done` tells whether it
+    has had its effect."""
+
+    prepare: Callable[[World], Any]
+    make: Callable[[World, Any], Any]
+    done: Callable[[World, Any], bool]
+
+
+def ids(world: World, prepared: Any) -> tuple[str, str]:
+    return prepared[0].value, prepared[1].value
+
+
+def stop_container(world: World, prepared: Any) -> None:
+    found = find_container(world.records, ids(world, prepared)[1])
+    if found is not None:
+        world.do.stop_container.stop(found, 2)
+
+
+def start_container(world: World, prepared: Any) -> None:
+    found = find_container(world.records, ids(world, prepared)[1])
+    assert found is not None
+    if found.phase is ContainerPhase.CREATED:  # kubelet looks before it starts
+        world.do.start_container.start(found)
+
+
+def remove_container(world: World, prepared: Any) -> None:
+    found = find_container(world.records, ids(world, prepared)[1])
+    if found is not None:
+        world.do.remove_container.remove(found)
+
+
+def stop_sandbox(world: World, prepared: Any) -> None:
+    found = find_sandbox(world.records, ids(world, prepared)[0])
+    if found is not None:
+        world.do.stop_sandbox.stop(found, world.deadline())
+
+
+def remove_sandbox(world: World, prepared: Any) -> None:
+    found = find_sandbox(world.records, ids(world, prepared)[0])
+    if found is not None:
+        world.do.remove_sandbox.remove(found, world.deadline())
+
+
+def container_phase(world: World, prepared: Any) -> ContainerPhase | None:
+    found = world.records.containers.get(prepared[1])
+    return found.phase if found else None
+
+
+def made_pod(world: World) -> Any:
+    sandbox = world.run()
+    return sandbox, world.create(sandbox)
+
+
+WITH_DEVICE = container_config(devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7"),))
+
+
+def pod_for_a_device(world: World) -> Any:
+    world.outside.devices.add_function("/dev/vfio/7", "0000:3b:00.1")
+    return world.run()
+
+
+def deaf_pod(world: World) -> Any:
+    pod = world.running()
+    world.outside.vms.shuts_down_after = None
+    return pod
+
+
+def released(world: World, prepared: Any) -> bool:
+    found = world.records.sandboxes.get(prepared[0])
+    return found is None or found.network_released
+
+
+CALLS = {
+    "pull": Call(
+        prepare=lambda world: world.outside.files.publish("registry.test/vm/other:2", b"other disk"),
+        make=lambda world, _: world.pull("registry.test/vm/other:2"),
+        done=lambda world, _: world.images.find("registry.test/vm/other:2") is not None,
+    ),
+    "remove image": Call(
+        prepare=lambda world: None,
+        make=lambda world, _: world.images.remove(IMAGE),
+        done=lambda world, _: world.images.find(IMAGE) is None,
+    ),
+    "run sandbox": Call(
+        prepare=lambda world: None,
+        make=lambda world, _: world.run(),
+        done=lambda world, _: [s.phase for s in world.records.sandboxes.all()] == [SandboxPhase.READY],
+    ),
+    "create": Call(
+        prepare=lambda world: world.run(),
+        make=lambda world, sandbox: world.create(sandbox),
+        done=lambda world, _: [c.phase for c in world.records.containers.all()] == [ContainerPhase.CREATED],
+    ),
+    "create with a device": Call(
+        prepare=pod_for_a_device,
+        make=lambda world, sandbox: world.create(sandbox, config=WITH_DEVICE),
+        done=lambda world, _: [c.claims for c in world.records.containers.all()] == [("pci:0000:3b:00.1",)],
+    ),
+    "start": Call(
+        prepare=made_pod,
+        make=start_container,
+        done=lambda world, pod: container_phase(world, pod) is ContainerPhase.RUNNING,
+    ),
+    "stop": Call(
+        prepare=lambda world: world.running(),
+        make=stop_container,
+        done=lambda world, pod: container_phase(world, pod) is ContainerPhase.EXITED,
+    ),
+    "stop a deaf guest": Call(
+        prepare=deaf_pod,
+        make=stop_container,
+        done=lambda world, pod: container_phase(world, pod) is ContainerPhase.EXITED,
+    ),
+    "remove a running container": Call(
+        prepare=lambda world: world.running(),
+        make=remove_container,
+        done=lambda world, pod: container_phase(world, pod) is None,
+    ),
+    "remove a created container": Call(
+        prepare=made_pod, make=remove_container, done=lambda world, pod: container_phase(world, pod) is None
+    ),
+    "stop sandbox": Call(prepare=lambda world: world.running(), make=stop_sandbox, done=released),
+    "remove sandbox": Call(
+        prepare=lambda world: world.running(),
+        make=remove_sandbox,
+        done=lambda world, pod: world.records.sandboxes.get(pod[0]) is None,
+    ),
+}
+
+
+def steps_of(call: Call, directory: Path) -> int:
+    """How many calls to the outside it makes."""
+    world = World(directory)
+    world.pull()
+    prepared = call.prepare(world)
+    world.journal.calls.clear()
+    call.make(world, prepared)
+    assert call.done(world, prepared)
+    world.close()
+    return len(world.journal.calls)
+
+
+def truth(world: World) -> list[str]:
+    """What lists say that is not so."""
+    lies = []
+    for sandbox in world.records.sandboxes.all():
+        sandbox_state(sandbox)
+        if sandbox.phase in (SandboxPhase.CREATING, SandboxPhase.REMOVING):
+            lies.append(f"sandbox is {sandbox.phase.value} with nobody working on it")
+        if sandbox.is_ready and sandbox.id not in world.outside.networks.networks:
+            lies.append("sandbox is ready without a network")
+    for container in world.records.containers.all():
+        container_state(container)
+        on = world.outside.vms.power(world.domain(container.id)).is_on
+        if on != (container.phase is ContainerPhase.RUNNING):
+            lies.append(f"container is {container.phase.value}, and its VM is {'on' if on else 'off'}")
+        if on != (container.id in world.outside.consoles.following):
+            lies.append(f"console of a VM that is {'on' if on else 'off'} is followed the wrong way")
+        if container.phase in (ContainerPhase.CREATING, ContainerPhase.REMOVING):
+            lies.append(f"container is {container.phase.value} with nobody working on it")
+    return lies + world.leftovers()
+
+
+def take_down(world: World) -> None:
+    for sandbox in world.records.sandboxes.all():
+        stop_sandbox(world, (sandbox.id, sandbox.id))
+        remove_sandbox(world, (sandbox.id, sandbox.id))
+    for image in world.images.all():
+        world.images.remove(image.digest.value)
+
+
+@pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
+@pytest.mark.parametrize("name", list(CALLS))
+def test_a_kill_at_any_step_is_made_good(name: str, when: When, tmp_path: Path) -> None:
+    call = CALLS[name]
+    (tmp_path / "count").mkdir()
+    for step in range(1, steps_of(call, tmp_path / "count") + 1):
+        where = f"{name}, died {when.value} call {step}"
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        world = World(directory)
+        world.pull()
+        prepared = call.prepare(world)
+        world.journal.crash(step, when)
+        with pytest.raises(Crash):
+            call.make(world, prepared)
+        where += f" ({world.journal.calls[-1]})"
+
+        world = world.recovered()
+        assert truth(world) == [], where
+
+        call.make(world, prepared)
+        assert call.done(world, prepared), where
+        assert truth(world) == [], where
+
+        take_down(world)
+        assert world.everything() == [], where
+        assert world.outside.files.files == {}, where
+        world.close()
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_a_kill_and_a_reboot_at_any_step_are_made_good(name: str, tmp_path: Path) -> None:
+    call = CALLS[name]
+    (tmp_path / "count").mkdir()
+    for step in range(1, steps_of(call, tmp_path / "count") + 1):
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        world = World(directory)
+        world.pull()
+        prepared = call.prepare(world)
+        world.journal.crash(step, When.AFTER)
+        with pytest.raises(Crash):
+            call.make(world, prepared)
+        where = f"{name}, died after call {step} ({world.journal.calls[-1]})"
+        world = world.recovered(rebooted=True)
+        assert truth(world) == [], where
+        take_down(world)
+        assert world.everything() == [], where
+        world.close()
+
+
+def test_a_kill_during_recovery_is_made_good_by_the_next_recovery(tmp_path: Path) -> None:
+    """A pod of every kind is there: half-made, running, ended meanwhile, half-removed; and a stray directory."""
+
+    def broken_world(directory: Path) -> World:
+        directory.mkdir()
+        world = World(directory)
+        world.pull()
+        world.running("runs")
+        _, ended = world.running("ended")
+        _, removed = world.running("half-removed")
+        half_made = world.run("half-made")
+        world.journal.fail("disks.delete", ShimError("busy"), times=3)
+        with pytest.raises(ShimError):
+            world.remove(removed)
+        world.journal.fail("records.containers.replace", ShimError("disk full"), times=2)
+        with pytest.raises(ShimError):
+            world.create(half_made)
+        world.journal.crash(2, When.HALF)
+        with pytest.raises(Crash):
+            world.run("half-run")
+        world.outside.vms.destroy(world.domain(ended), ended)
+        return world.restarted()
+
+    def healthy(world: World) -> None:
+        assert truth(world) == []
+        assert len(world.outside.vms.running()) == 1
+        take_down(world)
+        assert world.everything() == []
+        world.close()
+
+    world = broken_world(tmp_path / "count")
+    world.app.recovery.recover.run(rebooted=False)
+    steps = len(world.journal.calls)
+    healthy(world)
+    for step in range(1, steps + 1):
+        world = broken_world(tmp_path / str(step))
+        world.journal.crash(step, When.HALF)
+        with pytest.raises(Crash):
+            world.app.recovery.recover.run(rebooted=False)
+        healthy(world.recovered())

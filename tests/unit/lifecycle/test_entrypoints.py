@@ -1,0 +1,311 @@
+"""The container's own command: begun once, logged, and its end is the container's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fakes.world import LOG_DIRECTORY, World, container_config, sandbox_config
+from podclient import wait_until
+
+from virtshim.config import Vm
+from virtshim.domain.allowance import LOG_BURST, LOG_RATE
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount
+from virtshim.domain.errors import DeadlineExceeded, WrongState
+from virtshim.domain.guest.entrypoint import News, Place, ReadTo
+from virtshim.domain.guest.streaming import Output, OutStream
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason
+
+LOG = f"{LOG_DIRECTORY}/vm/0.log"
+
+
+def said(piece: int, text: str = "", **end: Any) -> News:
+    """What brings a reader to that piece."""
+    over = bool(end)
+    output = (Output(OutStream.STDOUT, text.encode()),) if text else ()
+    return News(output, ReadTo(Place(piece, 0, over), Place(0, 0, over)), **end)
+
+
+def with_command(world: World, annotation: str = "", **changes: Any) -> ContainerId:
+    annotations = {"virtshim.io/command": annotation} if annotation else {}
+    sandbox = world.run(config=sandbox_config(annotations=annotations))
+    config = container_config(**{"command": ("/bin/job",), "args": ("-x",), "envs": (("A", b"1"),)} | changes)
+    return world.create(sandbox, config=config)
+
+
+def ended(world: World, container: ContainerId) -> Exit:
+    wait_until(lambda: world.container(container).phase is ContainerPhase.EXITED, 10, "the end")
+    how = world.container(container).exit
+    assert how is not None
+    return how
+
+
+def until(world: World, container: ContainerId, condition: Callable[[Container], bool]) -> None:
+    wait_until(lambda: condition(world.container(container)), 10, "the record says so")
+
+
+@pytest.mark.parametrize(("code", "reason"), [(0, ExitReason.COMPLETED), (3, ExitReason.ERROR)])
+def test_its_end_ends_the_vm_and_is_the_containers(world: World, code: int, reason: ExitReason) -> None:
+    world.outside.guests.tell(0, said(1, "hello\n"))
+    world.outside.guests.tell(1, said(1, "bye\n", code=code))
+    container = with_command(world)
+    world.start(container)
+    how = ended(world, container)
+    assert (how.code, how.reason, how.message) == (code, reason, "")
+    assert world.outside.vms.running() == []
+    assert len(world.outside.vms.pressed) == 1, "asked by its power button, not killed"
+    assert world.outside.command_logs.logs[LOG] == ["stdout hello\n", "stdout bye\n", "finished"]
+    assert world.outside.consoles.logs == {}, "the console is no part of the log"
+
+
+def test_it_gets_command_and_args_and_the_containers_environment(world: World) -> None:
+    container = with_command(world)
+    world.start(container)
+    until(world, container, lambda found: found.command_begun)
+    (command,) = world.outside.guests.begun[container]
+    assert command.argv == ("/bin/job", "-x")
+    assert dict(command.envs)["A"] == b"1"
+    assert world.outside.consoles.following == {container: ""}, "the console is followed, into no log"
+
+
+def test_a_container_without_command_is_left_alone(world: World) -> None:
+    _, container = world.running()
+    assert world.container(container).command == ()
+    assert world.outside.guests.begun == {}
+
+
+def test_an_annotation_leaves_it_out(world: World) -> None:
+    assert world.container(with_command(world, "ignore")).command == ()
+
+
+def test_the_node_may_leave_it_out_and_a_pod_want_it(tmp_path) -> None:
+    world = World(tmp_path, vm=Vm(command="ignore"))
+    world.pull()
+    without = with_command(world)
+    assert world.container(without).command == ()
+    world.remove_sandbox(world.container(without).sandbox_id)
+    assert world.container(with_command(world, "run")).command == ("/bin/job", "-x")
+    world.close()
+
+
+def test_a_guest_that_does_not_shut_down_is_ended_and_the_code_stays(world: World) -> None:
+    world.outside.vms.shuts_down_after = None
+    world.outside.guests.tell(0, said(0, code=7))
+    container = with_command(world)
+    world.start(container)
+    assert ended(world, container).code == 7
+
+
+def test_a_guest_without_agent_ends_as_a_failed_start(world: World) -> None:
+    world.outside.guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent: install it")
+    container = with_command(world)
+    world.start(container)
+    how = ended(world, container)
+    assert (how.code, how.reason) == (128, ExitReason.START_ERROR)
+    assert "install it" in how.message
+    assert "vm.agent_timeout" in how.message
+    assert world.outside.clock.now_ns() - world.container(container).started_at >= 290e9
+
+
+def test_an_agent_gets_its_time_also_when_the_wall_clock_is_set_forward(world: World) -> None:
+    """As time synchronization does soon after a node has booted."""
+    world.outside.guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent: install it")
+    clock = world.outside.clock
+    clock.at(1, lambda: clock.set_back(-7200))
+    container = with_command(world)
+    began = clock.monotonic()
+    world.start(container)
+    assert ended(world, container).code == 128
+    assert clock.monotonic() - began >= 290
+
+
+def test_an_agent_that_may_not_run_commands_is_not_waited_for(world: World) -> None:
+    world.outside.guests.begin_error = WrongState("the guest agent does not allow guest-exec")
+    container = with_command(world)
+    world.start(container)
+    assert ended(world, container).reason is ExitReason.START_ERROR
+    assert world.outside.clock.now_ns() - world.container(container).started_at < 60e9
+
+
+def test_a_command_that_cannot_start_tells_why(world: World) -> None:
+    world.outside.guests.tell(0, said(0, failure="the working directory /x is not in the guest"))
+    container = with_command(world)
+    world.start(container)
+    how = ended(world, container)
+    assert (how.code, how.reason) == (128, ExitReason.START_ERROR)
+    assert "/x is not in the guest" in how.message
+
+
+def test_a_lost_command_ends_the_container(world: World) -> None:
+    world.outside.guests.still_there = False
+    container = with_command(world)
+    world.start(container)
+    how = ended(world, container)
+    assert (how.code, how.reason) == (255, ExitReason.ERROR)
+    assert "lost" in how.message
+
+
+def test_a_command_is_not_lost_because_its_guest_took_long_to_boot(world: World) -> None:
+    guests = world.outside.guests
+    guests.begin_error = DeadlineExceeded("timed out waiting for the guest agent")
+    guests.still_there = False  # the agent does not wait until what it started shows
+
+    def boots() -> None:
+        guests.begin_error = None
+
+    def shows() -> None:
+        guests.still_there = True
+        guests.tell(0, said(0, "here\n", code=0))
+
+    world.outside.clock.at(60.0, boots)
+    world.outside.clock.at(65.0, shows)
+    container = with_command(world)
+    world.start(container)
+    assert ended(world, container).code == 0
+
+
+def test_streams_held_by_a_daemon_do_not_hold_the_end(world: World) -> None:
+    world.outside.guests.tell(0, News((), ReadTo(), code=2))
+    container = with_command(world)
+    world.start(container)
+    assert ended(world, container).code == 2
+
+
+def test_a_stop_and_a_guest_that_shuts_itself_down_end_it_as_without_command(world: World) -> None:
+    container = with_command(world)
+    world.start(container)
+    until(world, container, lambda found: found.command_begun)
+    world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+    world.outside.vms.deliver()
+    how = ended(world, container)
+    assert (how.code, how.reason) == (0, ExitReason.COMPLETED)
+
+
+def test_the_next_daemon_follows_it_and_does_not_begin_it_again(world: World) -> None:
+    world.outside.guests.tell(0, said(1, "before\n"))
+    container = with_command(world)
+    world.start(container)
+    until(world, container, lambda found: found.command_begun)
+    wait_until(lambda: world.outside.command_logs.read_to(container).out.piece == 1, 10, "it is read")
+    after = world.recovered()
+    after.outside.guests.tell(1, said(1, "after\n", code=9))
+    assert ended(after, container).code == 9
+    assert len(after.outside.guests.begun[container]) == 1
+    assert after.outside.command_logs.logs[LOG][:2] == ["stdout before\n", "stdout after\n"]
+    after.close()
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_an_end_that_was_written_down_is_not_forgotten(world: World, rebooted: bool) -> None:
+    container = with_command(world)
+    world.start(container)
+    until(world, container, lambda found: found.command_begun)
+    world.app.commands.close()
+    how = Exit(6, ExitReason.ERROR, 1)
+    world.records.containers.replace(dataclasses.replace(world.container(container), ending=how))
+    after = world.recovered(rebooted=rebooted)
+    assert ended(after, container).code == 6
+    after.close()
+
+
+def test_a_silent_command_is_looked_at_ever_more_seldom_and_at_once_again_when_it_speaks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread waits on the fake clock, which costs no time: the waits are what counts."""
+    waits: list[float] = []
+    wait = world.outside.clock.wait
+
+    def noted(event: threading.Event, seconds: float) -> bool:
+        if threading.current_thread().name.startswith("command-"):
+            waits.append(seconds)
+        return wait(event, seconds)
+
+    monkeypatch.setattr(world.outside.clock, "wait", noted)
+    container = with_command(world)
+    world.start(container)
+    wait_until(lambda: len(waits) > 12, 10, "it is silent for a while")
+    silent = waits[1:13]  # the first is that of the begin
+    assert silent[0] < 0.2
+    assert all(later == min(earlier * 1.5, 1.0) for earlier, later in itertools.pairwise(silent))
+    assert silent[-1] == 1.0
+    world.outside.guests.tell(0, said(1, "hello\n"))
+    wait_until(lambda: 0.0 in waits[1:], 10, "it is looked at again at once")
+    after = waits.index(0.0, 1)
+    wait_until(lambda: len(waits) > after + 2, 10, "it is silent again")
+    assert waits[after + 1] == silent[0]
+
+
+def test_a_command_that_writes_more_than_its_log_may_grow_is_made_to_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.outside.command_logs, "write", too_much(world))
+    world.outside.guests.tell(0, said(1, "flood\n"))
+    world.outside.guests.tell(1, said(2, "more\n", code=0))
+    container = with_command(world)
+    world.start(container)
+    began = world.outside.clock.monotonic()
+    ended(world, container)
+    assert world.outside.clock.monotonic() - began >= 10, "10 s' worth of log beyond what it may write at once"
+
+
+def too_much(world: World) -> Callable[..., int]:
+    write = world.outside.command_logs.write
+
+    def written(*args: Any) -> int:
+        write(*args)
+        return LOG_BURST + 10 * LOG_RATE
+
+    return written
+
+
+def test_a_log_is_reopened_where_the_command_writes(world: World) -> None:
+    container = with_command(world)
+    world.start(container)
+    del world.outside.command_logs.logs[LOG]
+    world.do.reopen_log.reopen(world.container(container))
+    assert LOG in world.outside.command_logs.logs
+
+
+TERMINATION = {
+    "mounts": (Mount("/dev/termination-log", "/pods/uid/containers/vm/7f"),),
+    "annotations": {"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"},
+}
+
+
+def test_what_it_wrote_as_its_last_words_is_kubelets_before_it_has_ended(world: World) -> None:
+    world.outside.guests.files["/dev/termination-log"] = b"x" * 5000 + b"the end"
+    world.outside.guests.tell(0, said(1, "", code=3))
+    container = with_command(world, **TERMINATION)
+    world.start(container)
+    assert ended(world, container).code == 3
+    assert world.outside.guests.begun[container][0].report == "/dev/termination-log"
+    message = world.outside.last_words.written["/pods/uid/containers/vm/7f"]
+    assert len(message) == 4096
+    assert message.endswith(b"the end")
+
+
+def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
+    world.journal.fail("care.read_tail", DeadlineExceeded("the guest agent broke off"))
+    world.outside.guests.tell(0, said(1, "", code=0))
+    container = with_command(world, **TERMINATION)
+    world.start(container)
+    assert ended(world, container).code == 0
+    assert world.outside.last_words.written == {}
+
+
+def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: World) -> None:
+    world.outside.guests.tell(0, said(1, "hello\n"))
+    world.outside.guests.tell(1, said(1, "bye\n", code=3))
+    container = with_command(world, stdin=True, tty=True)
+    world.start(container)
+    ended(world, container)
+    assert [piece.data for piece in world.outside.hearers.said] == [b"hello\n", b"bye\n"]
+    assert world.outside.hearers.codes == {container: 3}
+    wait_until(lambda: world.outside.hearers.forgotten == [container], 10, "nobody remembers it")
+    begun = world.outside.guests.begun[container][0]
+    assert (begun.stdin, begun.tty, dict(begun.envs)["TERM"]) == (True, True, b"xterm")

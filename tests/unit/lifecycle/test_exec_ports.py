@@ -1,0 +1,38 @@
+"""Where a port for commands is plugged in."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from fakes.world import World
+
+from virtshim.domain.errors import NotFound
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.lifecycle.exec_ports import PlugPort
+
+LAYOUT = Layout("/state", "/run/v")
+
+
+class Plugs:
+    def __init__(self) -> None:
+        self.seen: list[tuple[uuid.UUID, ContainerId, int, str]] = []
+
+    def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
+        self.seen.append((domain, container, number, socket))
+
+
+def test_a_port_goes_into_the_containers_own_vm_with_a_socket_beside_the_others(world: World):
+    _, container = world.running()
+    plugs = Plugs()
+    PlugPort(world.records, plugs, LAYOUT).plug(container, 14)
+    socket = f"/run/v/vm/{container.short}/exec-14.sock"
+    assert plugs.seen == [(world.domain(container), container, 14, socket)]
+
+
+def test_a_container_that_is_gone_gets_none(world: World):
+    plugs = Plugs()
+    with pytest.raises(NotFound):
+        PlugPort(world.records, plugs, LAYOUT).plug(ContainerId("a" * 64), 0)
+    assert not plugs.seen

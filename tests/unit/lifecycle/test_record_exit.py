@@ -1,0 +1,191 @@
+"""How a container ended: the table, and the one place that writes it."""
+
+import uuid
+
+import pytest
+from fakes.world import World
+
+from virtshim.domain.container import ContainerPhase, ExitReason
+from virtshim.domain.devices.granted import GrantedDevices, PciAddress, PciFunction
+from virtshim.domain.errors import Unavailable
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
+from virtshim.lifecycle.record_exit import exit_of, trouble_of
+
+OFF = Power.OFF
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "reason", "says"),
+    [
+        (PowerState(OFF, OffReason.SHUTDOWN), 0, ExitReason.COMPLETED, ""),
+        (PowerState(OFF, OffReason.CRASHED), 137, ExitReason.ERROR, "QEMU was killed or crashed"),
+        (PowerState(Power.CRASHED), 1, ExitReason.ERROR, "the guest panicked"),
+        (PowerState(OFF, OffReason.DESTROYED), 137, ExitReason.ERROR, "from outside"),
+        (PowerState(OFF, OffReason.FAILED), 137, ExitReason.ERROR, "QEMU ended unexpectedly"),
+        (PowerState(OFF, OffReason.UNKNOWN), 255, ExitReason.UNKNOWN, "nobody knows how"),
+        (PowerState(Power.ABSENT), 255, ExitReason.UNKNOWN, "gone from libvirt"),
+    ],
+)
+def test_the_way_a_vm_went_off_decides_code_and_reason(
+    state: PowerState, code: int, reason: ExitReason, says: str
+) -> None:
+    ended = exit_of(state, 17)
+    assert (ended.code, ended.reason, ended.finished_at) == (code, reason, 17)
+    assert says in ended.message
+
+
+@pytest.mark.parametrize("reason", list(OffReason))
+@pytest.mark.parametrize("power", [Power.OFF, Power.CRASHED, Power.ABSENT])
+def test_there_is_an_answer_for_every_way_of_being_off(power: Power, reason: OffReason) -> None:
+    ended = exit_of(PowerState(power, reason), 1)
+    assert (ended.code == 0) == (ended.reason is ExitReason.COMPLETED)
+
+
+def test_what_we_did_ourselves_is_told_instead_of_the_guess() -> None:
+    assert exit_of(PowerState(OFF, OffReason.DESTROYED), 1, "killed: no grace period").message == (
+        "killed: no grace period"
+    )
+
+
+def test_a_kill_for_memory_is_told_as_one_and_other_ends_are_not_taken_for_it() -> None:
+    killed = exit_of(PowerState(OFF, OffReason.CRASHED), 1, oom_killed=True)
+    assert (killed.code, killed.reason) == (137, ExitReason.OOM_KILLED)
+    for reason in (OffReason.SHUTDOWN, OffReason.DESTROYED):
+        assert exit_of(PowerState(OFF, reason), 1, oom_killed=True) == exit_of(PowerState(OFF, reason), 1)
+
+
+@pytest.mark.parametrize("power", [Power.RUNNING, Power.SHUTTING_DOWN, Power.OFF, Power.CRASHED])
+def test_only_a_paused_vm_is_in_trouble(power: Power) -> None:
+    nothing = GrantedDevices()
+    assert trouble_of(PowerState(power), nothing) == ""
+    assert all(
+        "paused" in trouble_of(PowerState(Power.PAUSED, pause=why), nothing)
+        for why in (PauseReason.IO_ERROR, PauseReason.OTHER)
+    )
+
+
+def test_a_pause_of_a_vm_with_a_pci_device_may_be_that_devices_fault() -> None:
+    granted = GrantedDevices(passthrough=(PciFunction(PciAddress.parse("0000:3b:00.1")),))
+    paused = PowerState(Power.PAUSED, pause=PauseReason.OTHER)
+    assert "or by QEMU for a fault of its PCI device" in trouble_of(paused, granted)
+    assert "device" not in trouble_of(paused, GrantedDevices())
+
+
+def test_a_panic_ends_qemu_and_the_container(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.panic(world.domain(container))
+    world.outside.vms.deliver()
+    ended = world.container(container)
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.reason) == (1, ExitReason.ERROR)
+    assert "the guest panicked" in ended.exit.message
+    assert world.outside.vms.running() == []
+    world.outside.vms.deliver()  # the event of its end by us
+    assert world.container(container) == ended
+
+
+def test_a_panic_while_nobody_watched_is_recorded_at_the_next_start(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.panic(world.domain(container))
+    after = world.recovered()
+    ended = after.container(container).exit
+    assert ended is not None
+    assert ended.code == 1
+    assert after.outside.vms.running() == []
+    after.close()
+
+
+@pytest.mark.parametrize(("killed", "reason"), [(True, ExitReason.OOM_KILLED), (False, ExitReason.ERROR)])
+def test_a_qemu_that_the_kernel_killed_for_memory_is_told_from_another(
+    world: World, killed: bool, reason: ExitReason
+) -> None:
+    _, container = world.running()
+    if killed:
+        world.outside.groups.killed.add(container)
+    world.outside.vms.crash(world.domain(container))
+    world.outside.vms.deliver()
+    ended = world.container(container).exit
+    assert ended is not None
+    assert (ended.code, ended.reason) == (137, reason)
+
+
+def test_a_full_disk_is_told_while_the_container_stays_running(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.halt(world.domain(container))
+    world.outside.vms.deliver()
+    paused = world.container(container)
+    assert paused.phase is ContainerPhase.RUNNING
+    assert "no room" in paused.trouble
+    world.outside.vms.resume(world.domain(container))
+    world.outside.vms.deliver()
+    assert world.container(container).trouble == ""
+
+
+def test_a_container_whose_vm_is_on_is_not_settled(world: World) -> None:
+    _, container = world.running()
+    settled = world.app.events.exits.settle(container)
+    assert settled is not None
+    assert settled.phase is ContainerPhase.RUNNING
+
+
+def test_a_container_that_is_gone_settles_to_nothing(world: World) -> None:
+    assert world.app.events.exits.settle(ContainerId("1" * 64)) is None
+
+
+def test_an_unreadable_state_is_no_end(world: World) -> None:
+    _, container = world.running()
+    world.journal.fail("vms.power", Unavailable("libvirt is gone"))
+    with pytest.raises(Unavailable):
+        world.app.events.exits.settle(container)
+    assert world.container(container).phase is ContainerPhase.RUNNING
+
+
+# --- power events
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [(OffReason.SHUTDOWN, 0), (OffReason.CRASHED, 137), (OffReason.FAILED, 137)]
+)
+def test_a_vm_that_ends_by_itself_is_recorded_by_its_event(world: World, reason: OffReason, code: int) -> None:
+    _, container = world.running()
+    world.outside.vms.end(world.domain(container), reason)
+    world.outside.vms.deliver()
+    ended = world.container(container)
+    assert ended.exit is not None
+    assert ended.exit.code == code
+    assert world.outside.consoles.following == {}
+
+
+def test_an_event_is_a_hint_and_the_state_decides(world: World) -> None:
+    _, container = world.running()
+    world.app.events.changed(world.domain(container))
+    assert world.container(container).phase is ContainerPhase.RUNNING
+
+
+def test_an_event_of_a_foreign_domain_changes_and_asks_nothing(world: World) -> None:
+    world.running()
+    world.journal.calls.clear()
+    world.app.events.changed(uuid.uuid4())
+    assert world.journal.calls == []
+
+
+def test_an_event_that_cannot_be_followed_up_does_not_end_the_event_thread(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.deliver()
+    world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+    world.journal.fail("vms.power", Unavailable("libvirt is gone"))
+    world.outside.vms.deliver()
+    assert world.container(container).phase is ContainerPhase.RUNNING
+    world.app.events.changed(world.domain(container))
+    assert world.container(container).phase is ContainerPhase.EXITED
+
+
+def test_a_second_event_does_not_change_the_recorded_end(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+    world.outside.vms.deliver()
+    first = world.container(container)
+    world.outside.clock.advance(10)
+    world.app.events.changed(world.domain(container))
+    assert world.container(container) == first

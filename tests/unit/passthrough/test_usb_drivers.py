@@ -1,0 +1,59 @@
+"""A USB device finds its drivers again when its VM has ended, while it is still its container's."""
+
+import pytest
+import structlog
+from fakes.world import World, container_config
+
+from virtshim.domain.devices.granted import CriDevice, UsbDevice
+from virtshim.domain.errors import Unavailable
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason
+
+STICK = UsbDevice(2, 5)
+NODE = "/dev/bus/usb/002/005"
+
+
+@pytest.fixture
+def world(world: World) -> World:
+    world.outside.devices.nodes[NODE] = (STICK,)
+    world.outside.drivers.driverless[STICK.claim] = ["2-1:1.0"]
+    return world
+
+
+def killed(world: World) -> tuple[ContainerId, list[str]]:
+    """A container whose QEMU was killed, and what the log says of its devices."""
+    container = world.create(world.run(), config=container_config(devices=(CriDevice(NODE, NODE),)))
+    world.start(container)
+    world.journal.calls.clear()
+    with structlog.testing.capture_logs() as logs:
+        world.outside.vms.end(world.domain(container), OffReason.CRASHED)
+        world.outside.vms.deliver()
+    return container, [line["event"] for line in logs if line["event"].startswith("usb.")]
+
+
+def test_what_a_killed_qemu_has_left_without_a_driver_gets_one(world: World) -> None:
+    container, told = killed(world)
+    assert told == ["usb.given_back"]
+    assert world.outside.drivers.driverless == {STICK.claim: []}
+    calls = world.journal.calls
+    assert calls.index("drivers.probe_usb") < calls.index("records.containers.replace")
+    assert world.container(container).claims == ()
+
+
+def test_what_has_its_drivers_is_not_worth_a_word(world: World) -> None:
+    world.outside.drivers.driverless[STICK.claim] = []
+    assert killed(world)[1] == []
+
+
+def test_one_that_was_unplugged_is_nobodys_loss(world: World) -> None:
+    world.outside.drivers.driverless.clear()
+    container, told = killed(world)
+    assert told == []
+    assert world.container(container).exit is not None
+
+
+def test_the_end_is_told_also_without_tapmanager(world: World) -> None:
+    world.journal.fail("drivers.probe_usb", Unavailable("no"))
+    container, told = killed(world)
+    assert told == ["usb.not_given_back"]
+    assert world.container(container).exit is not None

@@ -1,0 +1,207 @@
+"""A repeated call joins the first; calls on one pod take turns."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from fakes.background import Background
+from fakes.journal import PATIENCE
+from fakes.world import World, container_config, pod_key, sandbox_config
+
+from virtshim.domain.container import ContainerName
+from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InternalError
+from virtshim.domain.ids import SandboxId
+from virtshim.primitives.inflight import Inflight, PodLocks
+
+
+class Slow:
+    """A call that waits for its test."""
+
+    def __init__(self, answer: Callable[[], str]) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.times = 0
+        self._answer = answer
+
+    def __call__(self) -> str:
+        self.times += 1
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE)
+        return self._answer()
+
+
+def never() -> str:
+    pytest.fail("the repeat must not run")
+
+
+def test_a_repeat_gets_the_result_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflight, slow, joined = Inflight[str](), Slow(lambda: "made"), threading.Event()
+    join = inflight._join
+    monkeypatch.setattr(inflight, "_join", lambda *what: (joined.set(), join(*what))[1])
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
+    slow.begun.wait(PATIENCE)
+    repeat = Background(lambda: inflight.run("key", "config", never, timeout=PATIENCE))
+    assert joined.wait(PATIENCE)
+    slow.go_on.set()
+    assert (first.done(), repeat.done(), slow.times) == ("made", "made", 1)
+
+
+def test_a_repeat_gets_the_error_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> str:
+        raise InternalError("CNI said no")
+
+    inflight, slow, joined = Inflight[str](), Slow(fails), threading.Event()
+    join = inflight._join
+    monkeypatch.setattr(inflight, "_join", lambda *what: (joined.set(), join(*what))[1])
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
+    slow.begun.wait(PATIENCE)
+    repeat = Background(lambda: inflight.run("key", "config", never, timeout=PATIENCE))
+    assert joined.wait(PATIENCE)
+    slow.go_on.set()
+    for caller in (first, repeat):
+        with pytest.raises(InternalError, match="CNI said no"):
+            caller.done()
+
+
+def test_a_repeat_waits_no_longer_than_its_own_deadline() -> None:
+    inflight, slow = Inflight[str](), Slow(lambda: "made")
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
+    slow.begun.wait(PATIENCE)
+    with pytest.raises(DeadlineExceeded, match="still being made by an earlier call"):
+        inflight.run("key", "config", never, timeout=0)
+    slow.go_on.set()
+    assert first.done() == "made"
+
+
+def test_the_same_key_with_something_different_is_refused_at_once() -> None:
+    inflight, slow = Inflight[str](), Slow(lambda: "made")
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
+    slow.begun.wait(PATIENCE)
+    with pytest.raises(AlreadyExists, match="different configuration"):
+        inflight.run("key", "other", never, timeout=PATIENCE)
+    slow.go_on.set()
+    first.done()
+
+
+def test_other_keys_do_not_wait() -> None:
+    inflight, slow = Inflight[str](), Slow(lambda: "made")
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
+    slow.begun.wait(PATIENCE)
+    assert inflight.run("other", "config", lambda: "quick", timeout=0) == "quick"
+    slow.go_on.set()
+    first.done()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_after_the_first_has_ended_runs_again(fails: bool) -> None:
+    def answer() -> str:
+        if fails:
+            raise InternalError("no")
+        return "first"
+
+    inflight = Inflight[str]()
+    if fails:
+        with pytest.raises(InternalError):
+            inflight.run("key", "config", answer, timeout=0)
+    else:
+        assert inflight.run("key", "config", answer, timeout=0) == "first"
+    assert inflight.run("key", "other", lambda: "second", timeout=0) == "second"
+
+
+def test_a_repeated_run_pod_sandbox_joins_the_first(world: World) -> None:
+    gate = world.journal.hold("networks.attach")
+    first = Background(world.run)
+    gate.wait()
+    repeat = Background(world.run)
+    gate.open()
+    assert first.done() == repeat.done()
+    assert len(world.records.sandboxes.all()) == 1
+
+
+def test_a_run_pod_sandbox_with_another_config_does_not_join(world: World) -> None:
+    gate = world.journal.hold("networks.attach")
+    first = Background(world.run)
+    gate.wait()
+    with pytest.raises(AlreadyExists, match=r"default/web \(uid uid-of-web, attempt 0\) is being made"):
+        world.run(config=sandbox_config(hostname="other"))
+    gate.open()
+    first.done()
+
+
+def test_a_caller_that_gave_up_finds_the_result_later(world: World) -> None:
+    gate = world.journal.hold("networks.attach")
+    first = Background(world.run)
+    gate.wait()
+    with pytest.raises(DeadlineExceeded):
+        world.do.run_sandbox.run(pod_key(), sandbox_config(), world.deadline(0))
+    gate.open()
+    assert first.done() == world.run()
+
+
+def test_a_repeated_create_container_joins_the_first_and_the_message_names_it(world: World) -> None:
+    sandbox = world.run()
+    gate = world.journal.hold("disks.create")
+    first = Background(lambda: world.create(sandbox))
+    gate.wait()
+    repeat = Background(lambda: world.create(sandbox))
+    with pytest.raises(DeadlineExceeded) as late:
+        world.do.create_container.create(sandbox, ContainerName("vm", 0), container_config(), world.deadline(0))
+    assert f"container vm (attempt 0) in sandbox {sandbox}" in str(late.value)
+    gate.open()
+    assert first.done() == repeat.done()
+
+
+def test_a_slow_pod_does_not_hold_up_another(world: World) -> None:
+    gate = world.journal.hold("networks.attach")
+    first = Background(lambda: world.run("slow"))
+    gate.wait()
+    quick = world.run("quick")
+    world.remove_sandbox(quick)
+    gate.open()
+    first.done()
+
+
+# --- one lock a pod
+
+POD, OTHER = SandboxId("a" * 64), SandboxId("b" * 64)
+
+
+def test_calls_on_one_pod_take_turns() -> None:
+    locks, order = PodLocks(), []
+    with locks.held(POD):
+        waiting = threading.Event()
+
+        def second() -> None:
+            waiting.set()
+            with locks.held(POD):
+                order.append("second")
+
+        caller = Background(second)
+        waiting.wait(PATIENCE)
+        order.append("first")
+    caller.done()
+    assert order == ["first", "second"]
+
+
+def test_a_thread_may_take_its_pods_lock_again() -> None:
+    locks = PodLocks()
+    with locks.held(POD), locks.held(POD):
+        pass
+
+
+def test_pods_do_not_wait_for_each_other() -> None:
+    locks = PodLocks()
+
+    def other() -> None:
+        with locks.held(OTHER):
+            pass
+
+    with locks.held(POD):
+        Background(other).done()
+
+
+def test_locks_that_nobody_holds_are_forgotten() -> None:
+    locks = PodLocks()
+    with pytest.raises(InternalError), locks.held(POD):
+        raise InternalError("no")
+    assert locks._locks == {}

@@ -1,0 +1,281 @@
+"""The state database is lost while VMs run: they are found again, by their ids, and live on."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.world import IMAGE, World, container_config, sandbox_config
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.devices.granted import CriDevice
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import UNKNOWN_IMAGE
+from virtshim.domain.sandbox import SandboxPhase
+from virtshim.domain.vm import OffReason, Power
+
+LABELS = {"io.kubernetes.pod.uid": "uid-of-web", "io.kubernetes.pod.name": "web"}
+
+
+@pytest.fixture
+def later() -> Iterator[list[World]]:
+    made: list[World] = []
+    yield made
+    for world in made:
+        world.close()
+
+
+def database_lost(world: World, later: list[World]) -> World:
+    """The next daemon finds none, and has started."""
+    for path in world.directory.glob("state.db*"):
+        path.unlink()
+    after = world.restarted()
+    later.append(after)
+    after.app.recovered()
+    return after
+
+
+def spoilt(world: World, later: list[World], table: str, record: SandboxId | ContainerId) -> World:
+    """The next daemon cannot read that record, and has started."""
+    world.close()
+    with sqlite3.connect(world.directory / "state.db") as database:
+        database.execute(f"update {table} set document = '[{{}}]' where id = ?", (record.value,))
+        database.execute("insert or replace into node values ('boot', (select coalesce(max(value), '') from node))")
+    database.close()
+    after = world.restarted()
+    later.append(after)
+    after.app.recovery.recover.run(rebooted=False)
+    return after
+
+
+def labelled(world: World) -> tuple[SandboxId, ContainerId]:
+    sandbox = world.run(config=sandbox_config(labels=LABELS, annotations={"a": "b"}))
+    container = world.create(sandbox, config=container_config(labels={"io.kubernetes.container.name": "vm"}))
+    world.start(container)
+    return sandbox, container
+
+
+def test_a_running_pod_is_listed_as_it_was(world: World, later: list[World]) -> None:
+    sandbox, container = labelled(world)
+    before = world.sandbox(sandbox), world.container(container)
+    after = database_lost(world, later)
+    assert after.sandbox(sandbox) == before[0]
+    found = after.container(container)
+    assert found.phase is ContainerPhase.RUNNING
+    assert dataclasses.replace(found, started_at=before[1].started_at) == before[1]
+    assert len(after.outside.vms.running()) == 1
+    assert after.outside.vms.domains[after.domain(container)].boots == 1
+
+
+def test_it_is_stopped_and_removed_as_ever_and_nothing_is_left(world: World, later: list[World]) -> None:
+    sandbox, container = world.running()
+    after = database_lost(world, later)
+    assert after.outside.consoles.following != {}
+    after.stop(container, 30)
+    assert after.container(container).phase is ContainerPhase.EXITED
+    after.remove(container)
+    after.remove_sandbox(sandbox)
+    assert after.everything() == []
+
+
+def test_a_vm_that_ended_meanwhile_has_its_exit_code(world: World, later: list[World]) -> None:
+    _, container = world.running()
+    world.outside.vms.end(world.domain(container), OffReason.CRASHED)
+    ended = database_lost(world, later).container(container)
+    assert ended.exit is not None
+    assert ended.exit.code == 137
+
+
+def test_a_vm_that_was_never_started_can_be(world: World, later: list[World]) -> None:
+    container = world.create(world.run())
+    after = database_lost(world, later)
+    assert after.container(container).phase is ContainerPhase.CREATED
+    after.start(container)
+    assert after.container(container).phase is ContainerPhase.RUNNING
+
+
+def test_a_pod_without_its_network_is_not_ready_and_its_vm_is_left_alone(world: World, later: list[World]) -> None:
+    sandbox, container = world.running()
+    world.outside.networks.lose()
+    after = database_lost(world, later)
+    assert after.sandbox(sandbox).phase is SandboxPhase.NOT_READY
+    assert after.container(container).phase is ContainerPhase.RUNNING
+
+
+def test_every_attempt_of_a_pod_comes_back(world: World, later: list[World]) -> None:
+    sandbox, first = world.running()
+    world.stop(first)
+    second = world.create(sandbox, attempt=1)
+    world.start(second)
+    after = database_lost(world, later)
+    assert after.container(first).phase is ContainerPhase.EXITED
+    assert after.container(second).phase is ContainerPhase.RUNNING
+    assert [c.id for c in after.records.containers.all()] == [first, second]
+
+
+def test_images_keep_their_files_and_the_names_that_containers_know(world: World, later: list[World]) -> None:
+    world.running()
+    other = world.pull("registry.test/vm/other:2", b"another disk")
+    before = {image.digest: image for image in world.records.images.all()}
+    after = database_lost(world, later)
+    found = {image.digest: image for image in after.records.images.all()}
+    assert set(found) == set(before)
+    used = after.images.find(IMAGE)
+    assert used is not None
+    assert used == dataclasses.replace(before[used.digest], pulled_at=used.pulled_at)
+    assert found[other].tags == ()
+    assert after.outside.files.files.keys() == before.keys()
+
+
+def test_what_has_no_vm_is_not_touched_by_the_start(world: World, later: list[World]) -> None:
+    """kubelet has had no time yet to ask for it again."""
+    world.run("without-a-vm")
+    world.outside.disks.directories[ContainerId("9" * 64)] = {"root.qcow2"}
+    world.outside.disks.pod_disks["f" * 64 + "/x"] = next(iter(world.outside.files.files))
+    before = dict(world.outside.networks.networks)
+    after = database_lost(world, later)
+    assert after.outside.networks.networks == before
+    assert ContainerId("9" * 64) in after.outside.disks.directories
+    assert after.outside.disks.pod_disks
+
+
+def test_a_start_that_dies_while_it_rebuilds_is_made_good_by_the_next(world: World, later: list[World]) -> None:
+    sandbox, container = world.running()
+    other_sandbox, other = world.running("other")
+    for path in world.directory.glob("state.db*"):
+        path.unlink()
+    half = world.restarted()
+    half.records.node_id()
+    half.journal.crash(5)
+    with pytest.raises(BaseException, match=r"vms\.remembered"):
+        half.app.recovered()
+    after = half.restarted()
+    later.append(after)
+    after.app.recovered()
+    assert {s.id for s in after.records.sandboxes.all()} == {sandbox, other_sandbox}
+    assert {c.id for c in after.records.containers.all()} == {container, other}
+    assert len(after.outside.vms.running()) == 2
+
+
+def test_a_vm_of_an_earlier_version_is_found_by_its_name_and_its_network(world: World, later: list[World]) -> None:
+    sandbox, container = world.running()
+    forget_record(world, container)
+    network = world.sandbox(sandbox).network
+    after = database_lost(world, later)
+    there = after.sandbox(sandbox)
+    assert (there.phase, there.network) == (SandboxPhase.READY, network)
+    assert (there.key.namespace, there.key.name, there.key.uid) == ("default", "web", "uid-of-web")
+    assert there.config.labels["io.kubernetes.pod.uid"] == "uid-of-web"
+    found = after.container(container)
+    assert (found.phase, found.name.name, found.image) == (ContainerPhase.RUNNING, "vm", UNKNOWN_IMAGE)
+    after.stop(container)
+    after.remove_sandbox(sandbox)
+    assert after.everything() == []
+
+
+def test_an_image_that_such_a_vm_may_need_is_not_deleted_while_it_is_there(world: World, later: list[World]) -> None:
+    sandbox, container = world.running()
+    forget_record(world, container)
+    after = database_lost(world, later)
+    (image,) = after.records.images.all()
+    after.images.remove(image.digest.value)
+    assert image.digest in after.outside.files.files
+    after.remove_sandbox(sandbox)
+    after.app.images.collect(image.digest)
+    assert after.outside.files.files == {}
+
+
+@pytest.mark.parametrize("table", ["sandboxes", "containers"])
+def test_a_record_that_cannot_be_read_is_made_anew_from_its_vm(world: World, later: list[World], table: str) -> None:
+    sandbox, container = labelled(world)
+    before = world.sandbox(sandbox), world.container(container)
+    after = spoilt(world, later, table, sandbox if table == "sandboxes" else container)
+    found = after.container(container)
+    assert after.sandbox(sandbox) == before[0]
+    assert dataclasses.replace(found, started_at=before[1].started_at) == before[1]
+    assert after.records.unreadable() == {}
+
+
+def test_a_record_that_stays_unreadable_is_shown_and_nothing_is_done_to_its_vm(
+    world: World, later: list[World]
+) -> None:
+    sandbox, container = world.running()
+    other = world.running("other")[1]
+    hide(world, container)
+    after = spoilt(world, later, "containers", container)
+    assert after.container(container).phase is ContainerPhase.UNKNOWN
+    assert "unreadable" in after.container(container).trouble
+    assert after.container(other).phase is ContainerPhase.RUNNING
+    assert container.value in str(after.do.node.facts()["unreadable"])
+    after.app.recovery.reconcile.look()
+    after.outside.clock.advance(3600)
+    after.app.recovery.reconcile.look()
+    assert len(after.outside.vms.running()) == 2
+    assert container in after.outside.disks.directories
+    after.outside.vms.unreadable.clear()
+    after.stop(container, 10)
+    assert [spec.container_id for spec in after.outside.vms.running()] == [other]
+    after.remove_sandbox(sandbox)
+    assert after.records.containers.get(container) is None
+    assert container not in after.outside.disks.directories
+
+
+def test_while_a_record_is_unreadable_nothing_counts_as_without_a_record(world: World, later: list[World]) -> None:
+    """The id of the unreadable one may be what is damaged."""
+    _, container = world.running()
+    world.outside.disks.directories[ContainerId("9" * 64)] = {"root.qcow2"}
+    hide(world, container)
+    after = spoilt(world, later, "containers", container)
+    assert ContainerId("9" * 64) in after.outside.disks.directories
+
+
+def test_what_vms_of_another_node_name_is_never_a_stray(world: World) -> None:
+    """Two nodes of one libvirt, or the same node under another id."""
+    container, sandbox = ContainerId("9" * 64), world.run("strange")
+    world.records.sandboxes.delete(sandbox)
+    world.outside.disks.directories[container] = {"root.qcow2"}
+    world.outside.vms.other_nodes = {container: "another"}
+    world.outside.vms.other_sandboxes = frozenset({sandbox})
+    after = world.recovered()
+    assert container in after.outside.disks.directories
+    assert sandbox in after.outside.networks.networks
+    after.close()
+
+
+def test_a_new_node_finds_nothing_and_starts(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    world = World(tmp_path / "new")
+    world.app.recovered()
+    assert world.everything() == []
+    world.close()
+
+
+def forget_record(world: World, container: ContainerId) -> None:
+    """As if an earlier version had defined it."""
+    there = world.outside.vms.domains[world.domain(container)]
+    assert there.spec is not None
+    there.spec = dataclasses.replace(there.spec, record="")
+
+
+def hide(world: World, container: ContainerId) -> None:
+    """libvirt cannot read its definition."""
+    record: Container = world.container(container)
+    world.outside.vms.unreadable.add(world.outside.vms.domains[world.domain(record.id)].name)
+
+
+def test_a_vm_that_runs_has_its_devices_and_an_ended_attempt_has_none(world: World, later: list[World]) -> None:
+    world.outside.devices.add_function("/dev/vfio/7", "0000:3b:00.1")
+    config = container_config(devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7"),))
+    sandbox = world.run()
+    ended, runs = [], []
+    for attempt, into in enumerate((ended, runs)):
+        into.append(world.create(sandbox, attempt=attempt, config=config))
+        world.start(into[0])
+        if into is ended:
+            world.stop(into[0])
+    after = database_lost(world, later)
+    assert {c.id: c.claims for c in after.records.containers.all()} == {ended[0]: (), runs[0]: ("pci:0000:3b:00.1",)}
+    assert after.outside.vms.power(after.domain(runs[0])).power is Power.RUNNING

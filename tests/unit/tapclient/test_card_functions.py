@@ -1,0 +1,67 @@
+"""Functions of network cards over the wire: tapmanager with a card of our own, asked by virtshim's client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
+
+from tapmanager import server, verbs
+from tapmanager.drivers.pci import PciDrivers
+from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.nic_functions import NicFunctions
+from virtshim.domain.devices.card_function import CardFunction
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.errors import NotFound, Unavailable
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> FakeNetCard:
+    return FakeNetCard(tmp_path / "sys")
+
+
+@pytest.fixture
+def client(card: FakeNetCard, tmp_path: Path) -> Iterator[DeviceDriverClient]:
+    drivers = PciDrivers(str(card.root), card.write)
+    functions = NicFunctions(drivers, card, CardSide(card, str(card.root), 0.0), str(card.root))
+    owned = verbs.Owned(cast("Any", None), cast("Any", None), drivers, functions)
+    path = str(tmp_path / "t.sock")
+    running = server.Server(
+        server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()
+    )
+    running.start()
+    yield DeviceDriverClient(PodNetworkClient(path))
+    running.stop(5.0)
+
+
+def test_a_cards_vf_is_told_with_what_is_set_for_it(client: DeviceDriverClient, card: FakeNetCard) -> None:
+    card.give(1, vlan=100, qos=3, protocol="802.1ad", rss_query=None)
+    found = client.function(PciAddress.parse(VFS[1]), 5.0)
+    assert (found.driver, found.card, found.number, found.vlan) == ("iavf", PHYSICAL, 1, "100 (802.1ad)")
+    assert found.settings == card.settings[1].to_json()
+    assert "rss_query" not in found.settings, "what the card does not say is neither on nor off"
+
+
+def test_a_vf_without_vlan_has_none(client: DeviceDriverClient, card: FakeNetCard) -> None:
+    assert card.settings[0] == FRESH
+    assert client.function(PciAddress.parse(VFS[0]), 5.0).vlan == ""
+
+
+def test_of_others_the_driver_is_told(client: DeviceDriverClient) -> None:
+    assert client.function(PciAddress.parse(PF), 5.0) == CardFunction("ice")
+
+
+def test_one_that_is_gone_is_not_found(client: DeviceDriverClient) -> None:
+    with pytest.raises(NotFound, match="no PCI device"):
+        client.function(PciAddress.parse("0000:ff:00.0"), 5.0)
+
+
+def test_without_tapmanager_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        DeviceDriverClient(PodNetworkClient(str(tmp_path / "none.sock"))).function(PciAddress.parse(VFS[0]), 1.0)

@@ -1,0 +1,93 @@
+"""VM cgroups over the wire: what virtshim asks for is what tapmanager reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tapmanager import server
+from tapmanager.cgroups.plan import Limits as Read
+from tapmanager.errors import NetError
+from tapmanager.fields import Json
+from tapmanager.peer import Peer
+from tapmanager.verbs import Answer
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.errors import WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.ports.cgroups import VmGroup
+from virtshim.tapclient.cgroups import VmGroupClient
+from virtshim.tapclient.networks import PodNetworkClient
+
+LIMITS = Limits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
+GROUP = VmGroup(SandboxId("a" * 64), ContainerId("b" * 64), "kubepods-pod1.slice", LIMITS, -998)
+
+
+class Tapmanager:
+    """A real server whose verbs write down what they are asked."""
+
+    def __init__(self, path: str) -> None:
+        self.asked: list[tuple[str, Json]] = []
+        self.fails: NetError | None = None
+        self.path = path
+        self.server = server.Server(server.listen(path, os.getegid()), self._perform, os.geteuid())
+        self.server.start()
+
+    def _perform(self, request: Json, peer: Peer, until: float) -> Answer:
+        if self.fails:
+            raise self.fails
+        self.asked.append((str(request["verb"]), request["args"]))  # type: ignore[arg-type]
+        return Answer({})
+
+
+@pytest.fixture
+def tapmanager(tmp_path: Path) -> Iterator[Tapmanager]:
+    running = Tapmanager(str(tmp_path / "t.sock"))
+    yield running
+    running.server.stop(5.0)
+
+
+def client(tapmanager: Tapmanager, *, own: bool = True) -> VmGroupClient:
+    return VmGroupClient(PodNetworkClient(tapmanager.path), own=own)
+
+
+def test_a_group_is_asked_for_below_the_slices_that_its_parent_means(tapmanager: Tapmanager) -> None:
+    client(tapmanager).make(GROUP, 5.0)
+    ((verb, args),) = tapmanager.asked
+    assert verb == "group"
+    assert (args["sandbox"], args["container"]) == ("a" * 64, "b" * 64)
+    assert (args["parent"], args["oom_score_adj"]) == ("/kubepods.slice/kubepods-pod1.slice", -998)
+
+
+def test_every_limit_arrives(tapmanager: Tapmanager) -> None:
+    client(tapmanager).limit(GROUP, 5.0)
+    ((verb, args),) = tapmanager.asked
+    assert verb == "limit"
+    read = Read.from_json(args["limits"], "limits")  # type: ignore[arg-type]
+    expected = Read(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
+    assert read == expected
+
+
+def test_removal_needs_ids_alone_and_a_pod_without_a_parent_has_ours(tapmanager: Tapmanager) -> None:
+    client(tapmanager).remove(GROUP.container, "", 5.0)
+    assert tapmanager.asked == [("ungroup", {"container": "b" * 64, "parent": "/virtshim"})]
+
+
+def test_where_libvirt_makes_the_groups_tapmanager_is_told_of_no_parent(tapmanager: Tapmanager) -> None:
+    client(tapmanager, own=False).make(GROUP, 5.0)
+    assert tapmanager.asked[0][1]["parent"] == ""
+
+
+def test_a_refusal_keeps_its_kind_and_words(tapmanager: Tapmanager) -> None:
+    tapmanager.fails = NetError("failed-precondition", "memory: 9 bytes are in use")
+    with pytest.raises(WrongState, match="9 bytes are in use"):
+        client(tapmanager).limit(GROUP, 5.0)
+
+
+def test_our_own_parent_has_one_name() -> None:
+    from tapmanager.cgroups.plan import OWN_PARENT
+    from virtshim.domain.cgroup import DEFAULT_PARENT
+
+    assert OWN_PARENT == DEFAULT_PARENT

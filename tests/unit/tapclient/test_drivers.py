@@ -1,0 +1,112 @@
+"""Drivers over the wire: the port, held by the fake and by tapmanager with a bus of our own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fakes.devices import FakeDeviceDrivers
+from fakes.pcibus import FakePciBus
+from fakes.usbbus import FakeUsbBus
+
+from tapmanager import server, verbs
+from tapmanager.drivers.pci import PciDrivers
+from tapmanager.drivers.usb import UsbDrivers
+from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.nic_functions import NicFunctions
+from virtshim.domain.devices.card_function import CardFunction
+from virtshim.domain.devices.granted import PciAddress, UsbDevice
+from virtshim.domain.errors import InternalError, NotFound, Unavailable
+from virtshim.ports.devices import DeviceDrivers
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
+
+ONE, BARE, NONE = (PciAddress.parse(f"0000:3b:00.{n}") for n in (1, 2, 7))
+
+
+STICK = UsbDevice(2, 5)
+
+
+def _fake() -> DeviceDrivers:
+    fake = FakeDeviceDrivers()
+    fake.drivers |= {str(ONE): "iavf", str(BARE): ""}
+    fake.gone.add(str(NONE))
+    fake.no_reset.add(str(BARE))
+    fake.broken.add("broken")
+    fake.driverless[STICK.claim] = ["2-1:1.0"]
+    return fake
+
+
+@pytest.fixture(params=["fake", "tapmanager"])
+def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDrivers]:
+    if request.param == "fake":
+        yield _fake()
+        return
+    usb = FakeUsbBus(tmp_path / "sys")
+    usb.add("2-1", STICK.bus, STICK.device, i0="")
+    usb.homes["2-1:1.0"] = "usb-storage"
+    bus = FakePciBus(tmp_path / "sys")
+    bus.add_driver("vfio-pci")
+    bus.add_driver("broken")
+    bus.broken.add("broken")
+    bus.add(str(ONE), "iavf")
+    bus.add(str(BARE), reset=False)
+    changing = PciDrivers(str(bus.root), bus.write)
+    links = cast("Any", None)  # none of these is a network card's
+    functions = NicFunctions(changing, links, CardSide(links, str(bus.root)), str(bus.root))
+    owned = verbs.Owned(cast("Any", None), cast("Any", None), changing, functions, UsbDrivers(str(usb.root), usb.write))
+    path = str(tmp_path / "t.sock")
+    running = server.Server(
+        server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()
+    )
+    running.start()
+    yield DeviceDriverClient(PodNetworkClient(path))
+    running.stop(5.0)
+
+
+def test_a_function_changes_its_driver_and_gets_it_back(drivers: DeviceDrivers) -> None:
+    assert drivers.driver(ONE, 5.0) == "iavf"
+    for wanted in ("vfio-pci", "vfio-pci", "iavf", ""):
+        drivers.bind(ONE, wanted, 5.0)
+        assert drivers.driver(ONE, 5.0) == wanted
+
+
+def test_one_without_a_driver_has_none(drivers: DeviceDrivers) -> None:
+    assert drivers.driver(BARE, 5.0) == ""
+    drivers.bind(BARE, "", 5.0)
+    assert drivers.driver(BARE, 5.0) == ""
+
+
+def test_of_what_is_no_network_cards_vf_the_driver_is_told(drivers: DeviceDrivers) -> None:
+    assert drivers.function(ONE, 5.0) == CardFunction("iavf")
+
+
+def test_one_that_is_gone_is_not_found(drivers: DeviceDrivers) -> None:
+    with pytest.raises(NotFound, match="0000:3b:00"):
+        drivers.driver(NONE, 5.0)
+    with pytest.raises(NotFound):
+        drivers.bind(NONE, "vfio-pci", 5.0)
+
+
+def test_a_driver_that_takes_none_is_an_error(drivers: DeviceDrivers) -> None:
+    with pytest.raises(InternalError, match="broken"):
+        drivers.bind(ONE, "broken", 5.0)
+
+
+def test_a_reset_tells_whether_there_is_one(drivers: DeviceDrivers) -> None:
+    assert (drivers.reset(ONE, 5.0), drivers.reset(BARE, 5.0)) == (True, False)
+
+
+def test_a_usb_device_finds_its_drivers_again(drivers: DeviceDrivers) -> None:
+    assert list(drivers.probe_usb(STICK, 5.0)) == ["2-1:1.0"]
+    assert list(drivers.probe_usb(STICK, 5.0)) == []
+    with pytest.raises(NotFound, match="USB device 002/006"):
+        drivers.probe_usb(UsbDevice(2, 6), 5.0)
+
+
+def test_without_tapmanager_it_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        DeviceDriverClient(PodNetworkClient(str(tmp_path / "none.sock"))).driver(ONE, 1.0)

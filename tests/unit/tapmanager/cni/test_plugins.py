@@ -1,0 +1,282 @@
+"""CNI: configurations, results, and plugins that work, fail, hang, or are not there (shell scripts in a private folder)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leaks import runs
+from podclient import wait_until
+
+from tapmanager.cni import conf as cni_conf
+from tapmanager.cni.conf import Attachment, NetworkConf, parse_conf
+from tapmanager.cni.plugins import Cni
+from tapmanager.cni.result import parse_result
+from tapmanager.errors import NetError
+from tapmanager.fields import BadField
+from tapmanager.pod import Pod, PortMapping
+
+SANDBOX = "ab" * 32
+POD = Pod(SANDBOX, "default", "web-0", "1f-2e", port_mappings=(PortMapping("tcp", 80, 8080), PortMapping("udp", 53, 0)))
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+# -- pure ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_plugin_file_is_a_chain_of_one() -> None:
+    conf = parse_conf('{"cniVersion": "0.4.0", "name": "n", "type": "bridge", "ipam": {"type": "host-local"}}')
+    assert (conf.name, conf.version, conf.types(), conf.ipam_types()) == ("n", "0.4.0", ("bridge",), ("host-local",))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting"),
+        ("[]", "an object"),
+        ('{"type": "bridge"}', "network.name"),
+        ('{"name": "../x", "type": "bridge"}', "network.name"),
+        ('{"name": "n", "type": "../bridge"}', "bare file name"),
+        ('{"name": "n", "type": "a/b"}', "bare file name"),
+        ('{"name": "n", "plugins": []}', "at least one"),
+        ('{"name": "n", "plugins": [{}]}', r"plugins\[0\].type"),
+        ('{"cniVersion": "9.0.0", "name": "n", "type": "x"}', "cniVersion"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_broken_configuration_says_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_conf(text)
+
+
+@given(raw=st.dictionaries(st.sampled_from(["name", "type", "plugins", "cniVersion"]), _JSON))
+def test_any_json_is_a_configuration_or_a_value_error(raw: dict[str, object]) -> None:
+    with contextlib.suppress(ValueError):
+        parse_conf(json.dumps(raw))
+
+
+@given(raw=st.dictionaries(st.sampled_from(["interfaces", "ips", "routes", "dns", "ip4"]), _JSON))
+def test_any_json_is_a_result_or_a_bad_field(raw: dict[str, object]) -> None:
+    with contextlib.suppress(BadField):
+        parse_result(raw)
+
+
+def test_an_address_of_an_interface_that_is_not_there_is_refused() -> None:
+    with pytest.raises(BadField, match=r"ips\[0\].interface"):
+        parse_result({"ips": [{"address": "10.0.0.1/8", "interface": 3}]})
+
+
+def test_a_plugin_gets_what_the_specification_says_and_nothing_of_our_environment() -> None:
+    env = cni_conf.environment("ADD", Attachment(POD, "/run/netns/x", ("/opt/cni/bin", "/usr/lib/cni")))
+    assert env["CNI_ARGS"] == (
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;"
+        f"K8S_POD_INFRA_CONTAINER_ID={SANDBOX};K8S_POD_UID=1f-2e"
+    )
+    assert env["CNI_PATH"] == "/opt/cni/bin:/usr/lib/cni"
+    assert set(env) == {
+        "PATH", "CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH",
+    }  # fmt: skip
+
+
+def test_port_mappings_go_only_to_a_plugin_that_declares_them() -> None:
+    able = {"type": "portmap", "capabilities": {"portMappings": True}}
+    conf = NetworkConf("n", "1.0.0", (able,))
+    given_to = json.loads(cni_conf.stdin(conf, able, POD, None))
+    assert given_to["runtimeConfig"] == {
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}]
+    }
+    assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, {"type": "x"}, POD, None))
+
+
+@pytest.mark.parametrize(("version", "kept"), [("0.3.1", False), ("0.4.0", True), ("1.1.0", True)])
+def test_del_is_given_the_result_from_version_0_4_0_on(version: str, kept: bool) -> None:
+    found = cni_conf.result_for_del(NetworkConf("n", version, ({"type": "x"},)), {"a": 1})
+    assert (found is not None) is kept
+
+
+@pytest.mark.parametrize(("version", "families"), [("0.4.0", ["4", "6"]), ("1.0.0", [None, None])])
+def test_del_is_given_the_result_in_the_configurations_version(version: str, families: list[str | None]) -> None:
+    """A meta plugin prints what its delegate said, in the delegate's version, and reads only its own."""
+    kept = {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/8"}, {"address": "fd00::5/64"}]}
+    found = cni_conf.result_for_del(NetworkConf("n", version, ({"type": "multus"},)), kept)
+    assert found is not None
+    assert found["cniVersion"] == version
+    assert [ip.get("version") for ip in found["ips"]] == families
+    assert [ip["address"] for ip in found["ips"]] == ["10.0.0.5/8", "fd00::5/64"]
+
+
+@pytest.mark.parametrize("field", ["namespace", "name", "uid"])
+@pytest.mark.parametrize("value", ["a;K8S_POD_NAME=b", "a=b", "", "-a", "a\nb", "a b", "a/b", "x" * 254])
+def test_pod_names_that_could_change_the_meaning_of_cni_args_are_refused(field: str, value: str) -> None:
+    pod = {"namespace": "n", "name": "p", "uid": "u", field: value}
+    with pytest.raises(BadField, match=field):
+        Pod.from_json({"sandbox": SANDBOX, "pod": pod}, "args")
+
+
+# -- running -------------------------------------------------------------------------------------------------------------
+
+
+class Place:
+    """A private config and plugin folder; every plugin call is noted in `log`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.conf, self.bin, self.log = folder / "conf", folder / "bin", folder / "log"
+        self.conf.mkdir()
+        self.bin.mkdir()
+        self.cni = Cni(str(self.conf), [str(self.bin)], 5.0)
+        self.at = Attachment(POD, "/run/netns/none", (str(self.bin),))
+
+    def plugin(self, name: str, script: str) -> None:
+        path = self.bin / name
+        path.write_text(f'#!/bin/sh\necho "{name} $CNI_COMMAND" >> {self.log}\n{script}\n')
+        path.chmod(0o755)
+
+    def chain(self, *names: str, version: str = "1.0.0") -> NetworkConf:
+        plugins = [{"type": name} for name in names]
+        (self.conf / "10.conflist").write_text(json.dumps({"cniVersion": version, "name": "n", "plugins": plugins}))
+        return self.cni.load()
+
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def test_the_first_configuration_by_name_is_used_and_read_anew(place: Place) -> None:
+    (place.conf / "20.conf").write_text('{"name": "second", "type": "x"}')
+    (place.conf / "00-not-a-config.txt").write_text("")
+    assert place.cni.load().name == "second"
+    (place.conf / "10.json").write_text('{"name": "first", "type": "x"}')
+    assert place.cni.load().name == "first"
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_no_usable_configuration_is_unavailable_with_a_remedy(place: Place, text: str | None) -> None:
+    if text is not None:
+        (place.conf / "10.conf").write_text(text)
+    with pytest.raises(NetError, match=r"install a network add-on|correct the file") as caught:
+        place.cni.load()
+    assert caught.value.kind == "unavailable"
+    assert place.cni.trouble() == str(caught.value)
+
+
+def test_a_chain_hands_each_plugin_the_result_of_the_one_before(place: Place) -> None:
+    place.plugin("one", 'cat >/dev/null; echo \'{"cniVersion": "1.0.0", "ips": []}\'')
+    place.plugin("two", f"cat > {place.bin}/seen; cat {place.bin}/seen")
+    result = place.cni.add(place.chain("one", "two"), place.at, soon())
+    assert json.loads((place.bin / "seen").read_text())["prevResult"] == {"cniVersion": "1.0.0", "ips": []}
+    assert result["name"] == "n"
+    assert place.calls() == ["one ADD", "two ADD"]
+
+
+def test_del_runs_the_chain_backwards_and_goes_on_after_a_failure(place: Place) -> None:
+    place.plugin("one", "")
+    place.plugin("two", 'echo \'{"code": 7, "msg": "no", "details": "way"}\'; exit 1')
+    with pytest.raises(NetError, match=r'plugin "two" of network "n" failed at DEL: no: way \(CNI error 7\)') as caught:
+        place.cni.delete(place.chain("one", "two"), place.at, None, soon())
+    assert caught.value.kind == "internal"
+    assert place.calls() == ["two DEL", "one DEL"]
+
+
+def test_try_again_later_is_told_as_unavailable(place: Place) -> None:
+    place.plugin("one", 'echo \'{"code": 11, "msg": "later"}\'; exit 1')
+    with pytest.raises(NetError, match="later") as caught:
+        place.cni.add(place.chain("one"), place.at, soon())
+    assert caught.value.kind == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo boom >&2; exit 3", "failed at ADD: boom"),
+        ("exit 3", "exit status 3"),
+        ("kill -9 $$", "killed by signal 9"),
+        ("echo '[1]'", "no object"),
+        ("true", "no JSON result"),
+        ("head -c 100000 /dev/zero; exit 1", "failed at ADD"),
+    ],
+)
+def test_a_plugins_failure_is_told_in_its_own_words(place: Place, script: str, words: str) -> None:
+    place.plugin("one", script)
+    with pytest.raises(NetError, match=words) as caught:
+        place.cni.add(place.chain("one"), place.at, soon())
+    assert caught.value.kind == "internal"
+
+
+def test_a_missing_plugin_is_unavailable_and_nothing_was_run(place: Place) -> None:
+    place.plugin("one", "")
+    conf = place.chain("one", "two")
+    with pytest.raises(NetError, match='"two" is not in') as caught:
+        place.cni.require_plugins(conf, place.at.bin_dirs)
+    assert caught.value.kind == "unavailable"
+    assert '"two" is not in' in place.cni.trouble()
+    assert place.calls() == []
+
+
+def test_a_hanging_plugin_is_killed_with_its_children_at_the_limit(place: Place) -> None:
+    place.plugin("one", f"sleep 600 & echo $! > {place.bin}/child; echo $$ > {place.bin}/self; wait")
+    started = time.monotonic()
+    with pytest.raises(NetError, match="was killed") as caught:
+        place.cni.add(place.chain("one"), place.at, soon(0.5))
+    assert caught.value.kind == "deadline"
+    assert time.monotonic() - started < 5
+    for name in ("self", "child"):
+        wait_until(lambda name=name: not runs(int((place.bin / name).read_text())), 5, f"{name} is gone")
+
+
+def test_a_plugin_that_leaves_a_child_with_our_pipes_is_cut_at_the_limit(place: Place) -> None:
+    place.plugin("one", f"sleep 600 & echo $! > {place.bin}/child; exit 0")
+    with pytest.raises(NetError, match="was killed"):
+        place.cni.add(place.chain("one"), place.at, soon(0.5))
+    wait_until(lambda: not runs(int((place.bin / "child").read_text())), 5, "the child is gone")
+
+
+def test_no_time_left_runs_nothing(place: Place) -> None:
+    place.plugin("one", "")
+    with pytest.raises(NetError, match="no time was left"):
+        place.cni.add(place.chain("one"), place.at, time.monotonic())
+    assert place.calls() == []
+
+
+def test_a_missing_ipam_plugin_is_found_before_anything_is_made(place: Place) -> None:
+    place.plugin("one", "")
+    conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "no-ipam"}},))
+    with pytest.raises(NetError, match='"no-ipam" is not in'):
+        place.cni.require_plugins(conf, place.at.bin_dirs)
+
+
+def test_a_plugin_that_talks_without_end_costs_no_memory_and_is_killed_at_the_limit(place: Place) -> None:
+    place.plugin("one", f"echo $$ > {place.bin}/self; exec yes")
+    tracemalloc.start()
+    try:
+        with pytest.raises(NetError, match="was killed"):
+            place.cni.add(place.chain("one"), place.at, soon(0.5))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20, "0.5 s of it are hundreds of MiB"
+    wait_until(lambda: not runs(int((place.bin / "self").read_text())), 5, "it is gone")
+
+
+def test_a_plugin_that_does_not_read_what_it_is_given_holds_up_nothing(place: Place) -> None:
+    place.plugin("one", "exec < /dev/null; echo '{\"ips\": []}'")
+    conf = NetworkConf("n", "1.0.0", ({"type": "one", "filler": "x" * (1 << 20)},))
+    assert place.cni.add(conf, place.at, soon()) == {"ips": []}

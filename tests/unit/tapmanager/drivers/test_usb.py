@@ -1,0 +1,53 @@
+"""USB devices find their drivers again, on a bus with a kernel of our own."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from fakes.usbbus import FakeUsbBus
+
+from tapmanager.drivers.usb import UsbDrivers
+from tapmanager.errors import NetError
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> FakeUsbBus:
+    bus = FakeUsbBus(tmp_path)
+    bus.add("usb1", 1, 1, i0="hub")
+    bus.add("1-4", 1, 7, i0="", i1="usbhid", i2="")
+    bus.add("1-4.1", 1, 9, i0="")
+    bus.homes |= {"1-4:1.0": "usb-storage", "1-4.1:1.0": "usbhid"}
+    return bus
+
+
+def test_each_interface_without_a_driver_gets_the_one_that_wants_it(bus: FakeUsbBus) -> None:
+    drivers = UsbDrivers(str(bus.root), bus.write)
+    assert drivers.probe(1, 7) == ["1-4:1.0"]
+    assert [bus.driver(f"1-4:1.{number}") for number in (0, 1, 2)] == ["usb-storage", "usbhid", ""]
+    assert drivers.probe(1, 7) == []
+
+
+def test_what_is_plugged_in_behind_it_is_another_device(bus: FakeUsbBus) -> None:
+    UsbDrivers(str(bus.root), bus.write).probe(1, 7)
+    assert bus.written == ["1-4:1.0", "1-4:1.2"]
+    assert bus.driver("1-4.1:1.0") == ""
+
+
+def test_one_that_was_unplugged_is_not_found(bus: FakeUsbBus) -> None:
+    with pytest.raises(NetError, match="there is no USB device 001/008") as caught:
+        UsbDrivers(str(bus.root), bus.write).probe(1, 8)
+    assert caught.value.kind == "not-found"
+
+
+def test_a_kernel_that_refuses_is_told_with_the_interface(bus: FakeUsbBus) -> None:
+    def refuse(path: str, text: str) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with pytest.raises(NetError, match=r"drivers_probe does not take 1-4:1\.0: Invalid argument"):
+        UsbDrivers(str(bus.root), refuse).probe(1, 7)
+
+
+def test_without_any_usb_there_is_no_device(tmp_path: Path) -> None:
+    with pytest.raises(NetError, match="there is no USB device"):
+        UsbDrivers(str(tmp_path)).probe(1, 7)

@@ -1,0 +1,20 @@
+"""Counters of taps are the guest's, seen from the other end."""
+
+from __future__ import annotations
+
+from tapmanager.links import counters
+
+DEV = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0
+  tap0:    1000      10    1    2    7     7          7         7     2000      20    3    4    7     7       7          7
+"""
+
+
+def test_what_a_tap_receives_is_what_the_guest_sent() -> None:
+    assert counters._parsed(DEV)["tap0"] == (2000, 20, 3, 4, 1000, 10, 1, 2)
+
+
+def test_headings_are_no_interfaces() -> None:
+    assert set(counters._parsed(DEV)) == {"lo", "tap0"}

@@ -1,0 +1,21 @@
+"""Netlink by hand."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapmanager.links import netlink
+
+
+def test_the_kernels_error_codes_are_found() -> None:
+    ack = struct.pack("=IHHIIi", 36, 2, 0, 1, 0, 0) + bytes(16)
+    refusal = struct.pack("=IHHIIi", 36, 2, 0, 2, 0, -95) + bytes(16)
+    assert netlink.errors_in(ack + refusal) == [0, 95]
+
+
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_read_to_their_end(data: bytes) -> None:
+    netlink.errors_in(data)

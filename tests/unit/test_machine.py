@@ -1,0 +1,25 @@
+"""What the machine has, from files as the kernel writes them."""
+
+import os
+from pathlib import Path
+
+from virtshim import machine
+
+
+def test_this_machine_has_cpus_and_memory() -> None:
+    assert machine.cpus() >= (os.cpu_count() or 1)
+    assert machine.memory_nodes() >= 1
+
+
+def test_memory_nodes_are_counted_up_to_the_highest_number(tmp_path: Path) -> None:
+    for name in ("node0", "node3", "possible"):
+        (tmp_path / name).mkdir()
+    assert machine.memory_nodes(str(tmp_path)) == 4
+    assert machine.memory_nodes(str(tmp_path / "absent")) == 1
+
+
+def test_free_huge_pages_are_told_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "hugepages-2048kB").mkdir()
+    (tmp_path / "hugepages-2048kB/free_hugepages").write_text("3\n")
+    assert machine.free_hugepages(2 << 20, str(tmp_path)) == 6 << 20
+    assert machine.free_hugepages(1 << 30, str(tmp_path)) == 0

@@ -1,0 +1,239 @@
+"""Attach: the serial consoles' sockets, shared by all clients of a VM. Lives on the streaming loop.
+
+QEMU serves one connection a console, so all clients of a VM share one; it is there only while somebody is attached. Output
+goes to everybody: QEMU is always read at once (a full socket would stop the guest's UART), and a client that does not keep
+up loses its oldest bytes and is told so. Input of all clients goes to the guest as it comes.
+
+A serial line is no pipe: the guest echoes what is typed, and there is no end of input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import termios
+from typing import Final
+
+from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
+from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
+from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+
+MOST_CLIENTS: Final = 16
+
+# Bytes that wait for one client.
+MOST_WAITING: Final = 1 << 20
+
+# Bytes in one read from QEMU, and to one client.
+_PIECE: Final = 64 << 10
+
+# Bytes of input on their way to QEMU, which takes them as fast as the guest reads its UART.
+_INPUT: Final = 4 << 10
+
+_CONNECT: Final = 5.0
+
+# Seconds that the last client's input gets to be read: QEMU drops what it has not taken when the connection closes.
+_LAST_INPUT: Final = 2.0
+_LOOK: Final = 0.02
+
+
+class ConsoleAttach:
+    """Implements `virtshim.ports.Attaches`."""
+
+    def __init__(self, layout: Layout, sizes: ConsoleSizes) -> None:
+        self._layout = layout
+        self._sizes = sizes
+        self._lines: dict[ContainerId, _Line] = {}
+        self._input_over: set[ContainerId] = set()
+
+    async def attach(self, request: AttachStreams) -> ConsoleSession:
+        """Raises Unavailable, WrongState, ResourceExhausted."""
+        container = request.container
+        if request.streams.stdin and self._is_input_over(container):
+            raise WrongState(
+                f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
+            )
+        while True:
+            line = self._lines.setdefault(
+                container, _Line(self._layout.console_socket(container), self._sizes.of(container))
+            )
+            async with line.lock:
+                if self._lines.get(container) is not line:
+                    continue  # the last client left while we waited
+                try:
+                    return await self._joined(line, request)
+                finally:
+                    if not line.is_open:
+                        del self._lines[container]
+
+    async def _joined(self, line: _Line, request: AttachStreams) -> ConsoleSession:
+        if len(line.members) >= MOST_CLIENTS:
+            raise ResourceExhausted(
+                f"{MOST_CLIENTS} clients are attached to container {request.container.short}; one must leave first"
+            )
+        if line.over:
+            raise Unavailable("the VM's console cannot be reached: the VM has ended")
+        if not line.is_open:
+            await line.connect()
+        session = ConsoleSession(self, line, request)
+        line.members.add(session)
+        return session
+
+    async def left(self, session: ConsoleSession, line: _Line, container: ContainerId) -> None:
+        """The last one closes the line."""
+        line.members.discard(session)
+        async with line.lock:
+            if line.members or self._lines.get(container) is not line:
+                return
+            try:
+                await line.close()
+            finally:
+                del self._lines[container]
+
+    def input_is_over(self, container: ContainerId) -> None:
+        self._input_over.add(container)
+
+    def _is_input_over(self, container: ContainerId) -> bool:
+        """Forgets VMs that are gone on the way."""
+        self._input_over = {c for c in self._input_over if os.path.exists(self._layout.console_socket(c))}
+        return container in self._input_over
+
+
+class _Line:
+    """The connection to one VM's console."""
+
+    def __init__(self, path: str, size: ConsoleSize) -> None:
+        self._path = path
+        self.size = size
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self.over = False
+        self.lock = asyncio.Lock()
+        self.members: set[ConsoleSession] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Also while the last client is on its way out."""
+        return self._writer is not None
+
+    async def connect(self) -> None:
+        """Raises Unavailable."""
+        try:
+            async with asyncio.timeout(_CONNECT):
+                self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=_PIECE)
+        except TimeoutError as exc:
+            raise Unavailable("the VM's console does not answer: another program may hold it") from exc
+        except OSError as exc:
+            gone = exc.errno in (errno.ENOENT, errno.ECONNREFUSED)
+            why = "the VM has ended" if gone else exc.strerror
+            raise Unavailable(f"the VM's console cannot be reached: {why}") from exc
+        self._writer.transport.set_write_buffer_limits(high=_INPUT)
+        self._pump = asyncio.create_task(self._fan_out(self._reader))
+
+    async def _fan_out(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_PIECE):
+                for member in self.members:
+                    member.take(data)
+                await asyncio.sleep(0)  # a guest that prints without end must not keep its readers from their turn
+        self.over = True
+        for member in self.members:
+            member.end()
+
+    async def type(self, data: bytes) -> None:
+        """Waits for the guest. Nothing if the VM has ended."""
+        assert self._writer is not None  # connected before the first member
+        with contextlib.suppress(OSError):
+            for at in range(0, len(data), _INPUT):
+                self._writer.write(data[at : at + _INPUT])
+                await self._writer.drain()
+
+    async def close(self) -> None:
+        self.size.close()
+        if self._writer is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_LAST_INPUT):
+                    await self._input_taken(self._writer)
+            self._writer.transport.abort()
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+
+    @staticmethod
+    async def _input_taken(writer: asyncio.StreamWriter) -> None:
+        """Returns when QEMU has read all that was written. Raises OSError."""
+        while not writer.transport.is_closing():
+            waiting = fcntl.ioctl(writer.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0" * 4)
+            if struct.unpack("i", waiting)[0] == 0 and writer.transport.get_write_buffer_size() == 0:
+                return
+            await asyncio.sleep(_LOOK)
+
+
+class ConsoleSession:
+    """One client's share. Implements `virtshim.ports.StreamSession`."""
+
+    def __init__(self, hub: ConsoleAttach, line: _Line, request: AttachStreams) -> None:
+        self._hub = hub
+        self._line = line
+        self._request = request
+        self._waiting = bytearray()
+        self._lost = 0
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    # --- from the line
+
+    def take(self, data: bytes) -> None:
+        if not self._request.streams.stdout:
+            return
+        self._waiting += data
+        if (too_many := len(self._waiting) - MOST_WAITING) > 0:
+            del self._waiting[:too_many]
+            self._lost += too_many
+        self._changed.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    # --- virtshim.ports.StreamSession
+
+    async def read(self) -> Output | Ended:
+        while not (self._waiting or self._lost or self._ended):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._lost:
+            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: read too slowly]\r\n", 0
+            return Output(OutStream.STDOUT, told.encode())
+        if self._waiting:
+            data = bytes(self._waiting[:_PIECE])
+            del self._waiting[: len(data)]
+            return Output(OutStream.STDOUT, data)
+        return Ended(0)
+
+    async def write_stdin(self, data: bytes) -> None:
+        if self._request.streams.stdin:
+            await self._line.type(data)
+
+    async def close_stdin(self) -> None:
+        """A serial line has no end of input; the next client may type, unless the pod said stdinOnce. See
+        `AttachStreams.leaves_with_input`."""
+        if self._request.streams.stdin and self._request.stdin_once:
+            self._hub.input_is_over(self._request.container)
+        if self._request.leaves_with_input:
+            self.end()
+
+    async def resize(self, width: int, height: int) -> None:
+        """All clients share one console: the newest size is that of all."""
+        if self._request.streams.tty:
+            self._line.size.change(width, height)
+
+    async def close(self) -> None:
+        await self.close_stdin()
+        await self._hub.left(self, self._line, self._request.container)

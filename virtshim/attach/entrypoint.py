@@ -1,0 +1,221 @@
+"""Attach to a container's own command: what it says goes to all who listen, what they type goes to its input.
+
+Lives on the streaming loop but for what the command's own thread calls (`virtshim.ports.guests.CommandHearers`). The output is
+that of the log, as it is read from the guest: nobody is shown what was said before. A client that does not keep up loses its
+oldest output and is told so; the command is never stopped for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
+from virtshim.domain.errors import ResourceExhausted, ShimError, WrongState
+from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
+from virtshim.domain.ids import ContainerId
+from virtshim.ports.guests import CommandInputs
+from virtshim.ports.streaming import StreamSession
+
+log = structlog.get_logger(__name__)
+
+MOST_CLIENTS: Final = 16
+# Bytes that wait for one client.
+MOST_WAITING: Final = 1 << 20
+# Seconds: for what was typed last to reach the command, and for the guest to be told that there is no more.
+_LAST_INPUT: Final = 2.0
+_ANSWER: Final = 3.0
+
+
+class CommandAttach:
+    """Implements `virtshim.ports.Attaches` and `virtshim.ports.guests.CommandHearers`."""
+
+    def __init__(self, inputs: CommandInputs) -> None:
+        self.inputs = inputs
+        self._sizes = ConsoleSizes(inputs.resize)
+        self._lock = threading.Lock()
+        self._sessions: dict[ContainerId, list[CommandSession]] = {}
+        self._input_over: set[ContainerId] = set()
+
+    def close(self) -> None:
+        self._sizes.close()
+
+    # --- virtshim.ports.Attaches
+
+    async def attach(self, request: AttachStreams) -> CommandSession:
+        """Raises WrongState, ResourceExhausted."""
+        container = request.container
+        session = CommandSession(self, request, self._sizes.of(container))
+        with self._lock:
+            if request.streams.stdin and container in self._input_over:
+                raise WrongState(
+                    f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
+                )
+            others = self._sessions.setdefault(container, [])
+            if len(others) >= MOST_CLIENTS:
+                raise ResourceExhausted(
+                    f"{MOST_CLIENTS} clients are attached to container {container.short}; one must leave first"
+                )
+            others.append(session)
+        return session
+
+    def left(self, session: CommandSession, container: ContainerId) -> None:
+        with self._lock:
+            others = self._sessions.get(container, [])
+            if session in others:
+                others.remove(session)
+            if not others:
+                self._sessions.pop(container, None)
+
+    def input_is_over(self, container: ContainerId) -> None:
+        with self._lock:
+            self._input_over.add(container)
+
+    # --- virtshim.ports.guests.CommandHearers: any thread
+
+    def anybody(self, container: ContainerId) -> bool:
+        with self._lock:
+            return container in self._sessions
+
+    def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
+        with self._lock:
+            sessions = tuple(self._sessions.get(container, ()))
+        for session in sessions:
+            session.hear(output)
+
+    def ended(self, container: ContainerId, code: int) -> None:
+        with self._lock:
+            sessions = tuple(self._sessions.get(container, ()))
+        for session in sessions:
+            session.end(code)
+
+    def forget(self, container: ContainerId) -> None:
+        """Its sessions are ended by the streaming server."""
+        with self._lock:
+            self._input_over.discard(container)
+
+
+class CommandSession:
+    """One client's share. Implements `virtshim.ports.StreamSession`."""
+
+    def __init__(self, hub: CommandAttach, request: AttachStreams, size: ConsoleSize) -> None:
+        self._hub = hub
+        self._request = request
+        self._size = size
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Output] = deque()
+        self._held = 0
+        self._lost = 0
+        self._code: int | None = None
+        self._changed = asyncio.Event()
+        self._input: StreamSession | None = None
+        self._input_over = not request.streams.stdin
+        self._turn = asyncio.Lock()
+
+    # --- from the command's thread
+
+    def hear(self, output: Sequence[Output]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._take, output)
+
+    def end(self, code: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end, code)
+
+    def _take(self, output: Sequence[Output]) -> None:
+        wanted = self._request.streams
+        for piece in output:
+            # A terminal has one output.
+            if wanted.stdout if piece.stream is OutStream.STDOUT or wanted.tty else wanted.stderr:
+                self._waiting.append(Output(OutStream.STDOUT, piece.data) if wanted.tty else piece)
+                self._held += len(piece.data)
+        while self._held > MOST_WAITING and len(self._waiting) > 1:
+            oldest = len(self._waiting.popleft().data)
+            self._held -= oldest
+            self._lost += oldest
+        self._changed.set()
+
+    def _end(self, code: int) -> None:
+        self._code = code
+        self._changed.set()
+
+    # --- virtshim.ports.StreamSession
+
+    async def read(self) -> Output | Ended:
+        while not (self._waiting or self._lost or self._code is not None):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._lost:
+            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: read too slowly]\r\n", 0
+            return Output(OutStream.STDOUT, told.encode())
+        if self._waiting:
+            piece = self._waiting.popleft()
+            self._held -= len(piece.data)
+            return piece
+        assert self._code is not None  # the loop above
+        return Ended(self._code)
+
+    async def write_stdin(self, data: bytes) -> None:
+        """The first of it opens the way in; a guest that has none throws it away, and the client is told."""
+        async with self._turn:
+            if self._input_over:
+                return
+            try:
+                if self._input is None:
+                    self._input = await self._hub.inputs.open(self._request.container)
+                await self._input.write_stdin(data)
+            except ShimError as exc:
+                self._input_over = True
+                why = f"\r\n[virtshim: input does not reach the command: {exc}]\r\n"
+                self._take([Output(OutStream.STDOUT, why.encode())])
+
+    async def close_stdin(self) -> None:
+        """The next client may type, unless the pod said stdinOnce: then the command reads the end of its input. See
+        `AttachStreams.leaves_with_input`."""
+        await self._end_input()
+        if self._request.leaves_with_input and self._code is None:
+            self._end(0)
+
+    async def _end_input(self) -> None:
+        async with self._turn:
+            if self._input_over:
+                return
+            self._input_over = True
+            if self._request.stdin_once:
+                self._hub.input_is_over(self._request.container)
+            with contextlib.suppress(ShimError, TimeoutError):
+                await self._passed_on()
+            if self._request.stdin_once:
+                await self._loop.run_in_executor(None, self._tell_the_end)
+
+    async def resize(self, width: int, height: int) -> None:
+        if self._request.streams.tty:
+            self._size.change(width, height)
+
+    async def close(self) -> None:
+        self._hub.left(self, self._request.container)
+        self._size.close()
+        await self.close_stdin()
+        if self._input is not None:
+            await self._input.close()
+
+    async def _passed_on(self) -> None:
+        """Returns when what was typed is the command's. Raises ShimError, TimeoutError."""
+        if self._input is None:
+            return
+        async with asyncio.timeout(_LAST_INPUT):
+            await self._input.close_stdin()
+            while not isinstance(await self._input.read(), Ended):
+                pass
+
+    def _tell_the_end(self) -> None:
+        try:
+            self._hub.inputs.end(self._request.container, _ANSWER)
+        except ShimError as exc:
+            log.info("command.input.not_ended", container=self._request.container.short, why=str(exc))

@@ -1,0 +1,78 @@
+"""ImageService: convert, call one service, convert."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Iterator
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cri import to_domain, to_proto
+from virtshim.cri.batches import batches
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.sandbox import check_handler
+from virtshim.lifecycle.images import ImageUse
+
+
+class ImageServicer(api_pb2_grpc.ImageServiceServicer):
+    """What is not defined here answers UNIMPLEMENTED."""
+
+    def __init__(self, images: ImageUse, handlers: Collection[str]) -> None:
+        self._images = images
+        self._handlers = handlers
+
+    def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
+        del context
+        return pb.ListImagesResponse(images=self._items(request.filter))
+
+    def StreamImages(
+        self, request: pb.StreamImagesRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StreamImagesResponse]:
+        del context
+        for batch in batches(self._items(request.filter)):
+            yield pb.StreamImagesResponse(images=batch)
+
+    def _items(self, wanted: pb.ImageFilter) -> list[pb.Image]:
+        if wanted.image.image:
+            found = self._images.find(wanted.image.image)
+            return [to_proto.image_item(found)] if found else []
+        return [to_proto.image_item(image) for image in self._images.all()]
+
+    def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
+        """A missing image is an answer without `image`, never NotFound."""
+        del context
+        found = self._images.find(_reference(request.image))
+        if found is None:
+            return pb.ImageStatusResponse()
+        info = {"info": json.dumps(to_proto.image_facts(found))} if request.verbose else {}
+        return pb.ImageStatusResponse(image=to_proto.image_item(found), info=info)
+
+    def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
+        """All handlers take the same images."""
+        check_handler(request.image.runtime_handler, self._handlers)
+        reference = _reference(request.image)
+        credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
+        cancelled = threading.Event()
+        if not context.add_callback(cancelled.set):
+            cancelled.set()
+        image = self._images.pull(reference, credentials, cancelled)
+        return pb.PullImageResponse(image_ref=image.digest.value)
+
+    def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:
+        del context
+        self._images.remove(_reference(request.image))
+        return pb.RemoveImageResponse()
+
+    def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
+        del request, context
+        use = to_proto.filesystem(self._images.filesystem())
+        return pb.ImageFsInfoResponse(image_filesystems=[use], container_filesystems=[use])
+
+
+def _reference(spec: pb.ImageSpec) -> str:
+    if not spec.image:
+        raise InvalidRequest("image.image is empty")
+    return spec.image

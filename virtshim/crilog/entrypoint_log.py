@@ -1,0 +1,111 @@
+"""What containers' own commands write -> CRI logs, with how far it has been read in the guest."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter, ValidationError
+
+from virtshim.crilog.files import LogFile, for_people
+from virtshim.crilog.lines import lines_of, timestamp
+from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.streaming import Output
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.ports.clock import Clock
+
+_READ_TO: TypeAdapter[tuple[ReadTo]] = TypeAdapter(tuple[ReadTo])
+
+
+@dataclass(slots=True)
+class _Log:
+    """`file` None: nobody wants the output."""
+
+    file: LogFile | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class CommandLogFiles:
+    """Implements `virtshim.ports.CommandLogs`. The place is written after the lines: a process that is killed between the two
+    leaves a piece that the next one writes again. Nothing is left out."""
+
+    def __init__(self, layout: Layout, clock: Clock) -> None:
+        self._layout = layout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logs: dict[ContainerId, _Log] = {}
+
+    def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
+        with self._lock:
+            if container not in self._logs:
+                self._logs[container] = _Log(LogFile.open(log_file, log_directory) if log_file else None)
+
+    def reopen(self, container: ContainerId) -> None:
+        log = self._open_log(container)
+        with log.lock:
+            if log.file is not None:
+                old, log.file = log.file, log.file.renewed()
+                old.close()
+
+    def finish(self, container: ContainerId) -> None:
+        with self._lock:
+            log = self._logs.pop(container, None)
+        if log is not None:
+            with log.lock:
+                file, log.file = log.file, None
+                if file is not None:
+                    file.close()
+
+    def close(self) -> None:
+        for container in tuple(self._logs):
+            self.finish(container)
+
+    def read_to(self, container: ContainerId) -> ReadTo:
+        path = self._position(container)
+        try:
+            with open(path, "rb") as file:
+                return _READ_TO.validate_json(file.read())[0]
+        except FileNotFoundError:
+            return ReadTo()
+        except (OSError, ValidationError) as exc:
+            raise InternalError(f"how far the command's output was read cannot be told from {path}: {exc}") from exc
+
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
+        log = self._open_log(container)
+        stamp = timestamp(self._clock.now_ns())
+        text = b"".join(lines_of(piece.stream.value, piece.data, stamp) for piece in output)
+        with log.lock:
+            try:
+                before = log.file.status().st_size if log.file is not None else 0
+                try:
+                    if log.file is not None:
+                        log.file.append(text)
+                    self._note(container, read_to)
+                except OSError:
+                    if log.file is not None:
+                        log.file.cut_back(before)
+                    raise
+            except OSError as error:
+                raise for_people("the log of the container's command cannot be written", error) from error
+        return len(text)
+
+    def _open_log(self, container: ContainerId) -> _Log:
+        with self._lock:
+            log = self._logs.get(container)
+        if log is None:
+            raise WrongState(f"the log of container {container} is not open: its command has ended")
+        return log
+
+    def _position(self, container: ContainerId) -> str:
+        return f"{self._layout.container_dir(container)}/command.pos"
+
+    def _note(self, container: ContainerId, read_to: ReadTo) -> None:
+        path = self._position(container)
+        new = f"{path}.new"
+        with open(new, "wb") as file:
+            file.write(_READ_TO.dump_json((read_to,)))
+        os.replace(new, path)

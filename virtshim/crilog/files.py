@@ -1,0 +1,208 @@
+"""The three files of one console: what QEMU wrote, the CRI log, and how far the one is in the other.
+
+Methods raise OSError, which the tail retries; only `LogFile.open` raises errors for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, Self
+
+from virtshim.crilog.hole import punch_hole
+from virtshim.crilog.position import ENCODED_BYTES, Position, decode, encode
+from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+# Of a log: what a pod asks for, or the machine, is in the way, not a fault of this program.
+_IN_THE_WAY: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+)
+# Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
+_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+# Space of the raw log is given back in pieces of this size (bytes).
+_HOLE: Final = 1024 * 1024
+
+
+class _OwnedFile:
+    """One descriptor, closed once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._fd = descriptor
+
+    def close(self) -> None:
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class LogFile(_OwnedFile):
+    """The CRI log, open for appending."""
+
+    def __init__(self, descriptor: int, path: str, directory: str) -> None:
+        super().__init__(descriptor)
+        self._path = path
+        self._directory = directory
+
+    @classmethod
+    def open(cls, path: str, directory: str = "") -> Self:
+        """Made (0640) if missing, the directories above it too (0755). `directory` is kubelet's ("" for the file's
+        own) and may lead over links; below it none is followed, for a pod that mounts log directories can write there."""
+        if not os.path.isabs(path):
+            raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
+        directory = directory or os.path.dirname(path)
+        below, name = os.path.split(os.path.relpath(path, directory))
+        with _told_to_the_pod(f"log_directory {directory} cannot be made"):
+            _make_directory(directory)
+        with _told_to_the_pod(f"log_path: {path} cannot be opened"), _directory_below(directory, below) as parent:
+            log = cls(_open_log(name, parent), path, directory)
+        if not stat.S_ISREG(os.fstat(log._fd).st_mode):
+            log.close()
+            raise InvalidRequest(f"log file {path} is not a regular file; remove it")
+        return log
+
+    def renewed(self) -> Self:
+        """What is under this name now; this one was renamed."""
+        return self.open(self._path, self._directory)
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._fd)
+
+    def append(self, text: bytes) -> None:
+        """All of it; after an error a part may be there."""
+        rest = memoryview(text)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def cut_back(self, size: int) -> None:
+        """Removes what is behind `size`; a shorter file stays as it is."""
+        if os.fstat(self._fd).st_size > size:
+            os.ftruncate(self._fd, size)
+
+
+@contextlib.contextmanager
+def _told_to_the_pod(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _IN_THE_WAY:
+            raise WrongState(f"{what}: {error.strerror}; correct it, or clear the way") from error
+        raise for_people(what, error) from error
+
+
+def _make_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o755)  # noqa: S103 (kubelet and log collectors read it), whatever the umask
+
+
+@contextlib.contextmanager
+def _directory_below(top: str, below: str) -> Iterator[int]:
+    """A descriptor of the directory `top`/`below`, each part made if missing, none of them a link."""
+    with contextlib.ExitStack() as opened:
+        here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.callback(os.close, here)
+        for part in filter(None, below.split("/")):
+            made = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=here)
+                made = True
+            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _CAREFULLY, dir_fd=here)
+            opened.callback(os.close, here)
+            if made:
+                os.fchmod(here, 0o755)
+        yield here
+
+
+def _open_log(name: str, parent: int) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | _CAREFULLY
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o640, dir_fd=parent)
+        os.fchmod(descriptor, 0o640)
+        return descriptor
+    return os.open(name, flags | os.O_CREAT, 0o640, dir_fd=parent)
+
+
+def for_people(what: str, error: OSError) -> ShimError:
+    if error.errno == errno.ELOOP:
+        return InvalidRequest(f"{what}: it is a symbolic link, which is not followed; remove it")
+    if error.errno == errno.ENOTDIR:
+        return InvalidRequest(f"{what}: a part of its path is a symbolic link or a file where a directory should be")
+    if error.errno in _NO_SPACE:
+        return ResourceExhausted(f"{what}: {error.strerror}; free space on that file system")
+    return InternalError(f"{what}: {error.strerror}")
+
+
+class PositionFile(_OwnedFile):
+    """The recorded position, overwritten in place."""
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Made if missing, the container's directory too (0711: the QEMU user passes through it)."""
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory):
+            os.makedirs(directory, mode=0o711, exist_ok=True)
+            os.chmod(directory, 0o711)  # noqa: S103
+        return cls(os.open(path, os.O_RDWR | os.O_CREAT | _CAREFULLY, 0o600))
+
+    def load(self) -> Position | None:
+        """None if nothing (readable) was saved."""
+        return decode(os.pread(self._fd, ENCODED_BYTES, 0))
+
+    def save(self, position: Position) -> None:
+        os.pwrite(self._fd, encode(position), 0)
+
+
+class RawLog(_OwnedFile):
+    """What QEMU appends to; it may not be there yet. May be opened again after `close`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(-1)
+        self.path = path
+        self._given_back = 0
+
+    def open(self) -> bool:
+        """True if it can be read now."""
+        if self._fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = os.open(self.path, os.O_RDWR | _CAREFULLY)
+                self._given_back = 0
+        return self._fd >= 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._fd, size, offset)
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    def data_from(self, offset: int) -> int:
+        """The first byte at or behind `offset` that was not given back."""
+        try:
+            return os.lseek(self._fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno in (errno.ENXIO, errno.EINVAL):  # at the end; a file system without holes
+                return offset
+            raise
+
+    def give_back(self, end: int) -> None:
+        """Frees the space of what is before `end`, in large pieces; offsets stay as they are. Where the file system cannot,
+        the space comes back with the container."""
+        end -= end % _HOLE
+        if end - self._given_back >= _HOLE:
+            punch_hole(self._fd, self._given_back, end - self._given_back)
+            self._given_back = end
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._fd)

@@ -1,0 +1,181 @@
+"""All consoles of the node, followed by one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+from typing import Final
+
+import structlog
+
+from virtshim.crilog.files import LogFile
+from virtshim.crilog.raw_tail import KeptEnd
+from virtshim.crilog.tail import Pace, Tail
+from virtshim.crilog.watch import RawLogWatch
+from virtshim.domain.errors import Unavailable, WrongState
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.ports.clock import Clock
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+_CLOSE_TIMEOUT: Final = 10.0
+
+
+class ConsoleLogs:
+    """Implements Consoles. All methods may be called from any thread.
+
+    The thread works in rounds: each console about which there is news has one turn of bounded size, so that none waits for
+    another's flood. It alone touches the attributes from `_ready` on; `_lock` guards those before.
+    """
+
+    def __init__(self, layout: Layout, clock: Clock, pace: Pace | None = None) -> None:
+        self._layout = layout
+        self._clock = clock
+        self._pace = pace or Pace()
+        self._opening = threading.Lock()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._tails: dict[ContainerId, Tail | KeptEnd] = {}
+        self._arrived: list[ContainerId] = []
+        self._gone: list[ContainerId] = []
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ready: dict[ContainerId, None] = {}  # in the order of their turns
+        self._due: dict[ContainerId, float] = {}
+        self._swept_at = clock.monotonic()
+        self._watch = RawLogWatch()
+        self._thread = threading.Thread(target=self._follow, name="consoles", daemon=True)
+        self._thread.start()
+
+    def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
+        """See Consoles. Errors: InvalidRequest (path not absolute, a symbolic link, not a regular file),
+        ResourceExhausted, InternalError, Unavailable (closed)."""
+        with self._opening:  # two openings of one console would cut back each other's lines
+            with self._lock:
+                known = self._tails.get(container)
+            if known is not None and not known.is_closed:
+                return
+            tail = self._opened(container, log_file, log_directory)
+            with self._lock:
+                if not self._stopping.is_set():
+                    self._tails[container] = tail
+                    self._arrived.append(container)
+                    os.eventfd_write(self._wake, 1)
+                    return
+            tail.close()
+            raise Unavailable("consoles are closed: the service is stopping")
+
+    def _opened(self, container: ContainerId, log_file: str, log_directory: str) -> Tail | KeptEnd:
+        if not log_file:
+            return KeptEnd(container, self._layout.console_log(container))
+        log = LogFile.open(log_file, log_directory)
+        return Tail.open(container, log, self._layout, self._clock, self._pace)
+
+    def reopen(self, container: ContainerId) -> None:
+        """See Consoles. Errors as of `open`."""
+        with self._lock:
+            tail = self._tails.get(container)
+        if tail is None:
+            raise WrongState(f"the console of container {container} is not followed, so its log cannot be opened anew")
+        tail.reopen()
+
+    def finish(self, container: ContainerId) -> None:
+        """See Consoles. A log that cannot be written is reported in our log, not to the caller."""
+        with self._lock:
+            tail = self._tails.get(container)
+        if tail is None:
+            return
+        tail.finish()
+        with self._lock:
+            if self._tails.get(container) is tail:
+                del self._tails[container]
+                self._gone.append(container)
+
+    def close(self) -> None:
+        """Stops following; nothing is lost, an `open` in a later process continues. May be called twice."""
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            os.eventfd_write(self._wake, 1)
+        self._thread.join(_CLOSE_TIMEOUT)
+        if not self._thread.is_alive():
+            os.close(self._wake)
+        with self._lock:
+            tails, self._tails = list(self._tails.values()), {}
+        for tail in tails:
+            tail.close()
+
+    # --- below: the thread ----------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        if self._watch.descriptor is not None:
+            poller.register(self._watch.descriptor, select.POLLIN)
+        try:
+            while not self._stopping.is_set():
+                self._wait(poller)
+                began = self._clock.monotonic()
+                self._gather()
+                self._round()
+                # However many consoles are flooded, this thread works half of the time at most.
+                self._clock.wait(self._stopping, max(self._pace.gap, self._clock.monotonic() - began))
+        finally:
+            self._watch.close()
+
+    def _wait(self, poller: select.poll) -> None:
+        """Until there is news, or something is due."""
+        wake_at = min([self._sweep_at(), *self._due.values()])
+        seconds = 0.0 if self._ready else max(0.0, wake_at - self._clock.monotonic())
+        poller.poll(math.ceil(seconds * 1000))
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _sweep_at(self) -> float:
+        every = self._pace.sweep_unwatched_every if self._watch.is_blind else self._pace.sweep_every
+        return self._swept_at + every
+
+    def _gather(self) -> None:
+        """Who has a turn in the next round."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+            gone, self._gone = self._gone, []
+        for container in gone:
+            self._watch.drop(container)
+            self._due.pop(container, None)
+        now = self._clock.monotonic()
+        reported = self._watch.reported()
+        if reported is None or now >= self._sweep_at():
+            self._swept_at = now
+            with self._lock:
+                reported = set(self._tails)
+        news = [*arrived, *reported, *(container for container, due in self._due.items() if due <= now)]
+        self._ready.update(dict.fromkeys(news))
+
+    def _round(self) -> None:
+        ready, self._ready = self._ready, {}
+        for container in ready:
+            if self._stopping.is_set():
+                return
+            with self._lock:
+                tail = self._tails.get(container)
+            if tail is not None:
+                self._give_turn(container, tail)
+
+    def _give_turn(self, container: ContainerId, tail: Tail | KeptEnd) -> None:
+        self._due.pop(container, None)
+        try:
+            self._watch.look_after(container, tail.raw_path)
+            turn = tail.turn()
+        except Exception:  # noqa: BLE001 (the edge of the thread: one console must not stop the others)
+            _log.exception("console.turn.failed", container=container.short)
+            self._due[container] = self._clock.monotonic() + self._pace.retry_after
+            return
+        if turn.more:
+            self._ready[container] = None
+        if turn.due is not None:
+            self._due[container] = turn.due

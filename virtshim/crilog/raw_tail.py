@@ -1,0 +1,76 @@
+"""A console that goes into no CRI log: its raw log is for people, and its last part is kept for them. Thread-safe."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Final
+
+import structlog
+
+from virtshim.crilog.files import RawLog
+from virtshim.crilog.tail import Turn
+from virtshim.domain.ids import ContainerId
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+# Bytes that stay at least; one MiB more at most, as space is given back in pieces of that size.
+KEPT: Final = 16 * 1024 * 1024
+
+
+class KeptEnd:
+    """Has a Tail's methods. The file stays as long as QEMU made it: what is given back reads as zeros."""
+
+    def __init__(self, container: ContainerId, raw_path: str) -> None:
+        self._container = container
+        self._raw = RawLog(raw_path)
+        self._lock = threading.Lock()
+        self._failing = False
+        self._closed = False
+
+    @property
+    def raw_path(self) -> str:
+        return self._raw.path
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def turn(self) -> Turn:
+        with self._lock:
+            if not self._closed:
+                self._trim()
+        return Turn()
+
+    def reopen(self) -> None:
+        """There is no log to be renamed."""
+
+    def finish(self) -> None:
+        """Nothing will follow."""
+        with self._lock, contextlib.ExitStack() as last:
+            last.callback(self._close)
+            if not self._closed:
+                self._trim()
+
+    def close(self) -> None:
+        """A later one goes on."""
+        with self._lock:
+            self._close()
+
+    # --- below: with the lock held --------------------------------------------------------------------------------------
+
+    def _trim(self) -> None:
+        try:
+            if self._raw.open():
+                self._raw.give_back(self._raw.status().st_size - KEPT)
+                if self._raw.status().st_nlink == 0:
+                    self._raw.close()
+            self._failing = False
+        except OSError as error:
+            if not self._failing:  # said once, however often it is tried again
+                _log.warning("console.raw.failed", container=self._container.short, error=str(error))
+            self._failing = True
+
+    def _close(self) -> None:
+        self._closed = True
+        self._raw.close()

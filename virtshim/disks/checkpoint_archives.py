@@ -1,0 +1,153 @@
+"""Archives of checkpoints: implements `virtshim.ports.pause.CheckpointFiles`.
+
+Everything is gathered in a directory beside the archive, so that its last step is a rename within one file system. Its name is
+computed from the container's id: what a process that died has left can be found again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
+from virtshim.domain.ids import ContainerId
+
+MANIFEST: Final = "checkpoint.json"
+
+_ARCHIVE: Final = ".archive"
+_PIECE: Final = 4 << 20
+_FICLONE: Final = 0x40049409
+# What a file system answers that cannot share blocks, or not between these two files.
+_NO_CLONE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class CheckpointArchives:
+    """Stateless, thread-safe; one checkpoint of a container at a time."""
+
+    def begin(self, location: str, container: ContainerId) -> str:
+        _require_place(location)
+        directory = _directory(location, container)
+        with _telling(location):
+            _remove(directory)
+            directory.mkdir(mode=0o700)
+        return str(directory)
+
+    def copy(self, source: str, target: str, check: Callable[[], None]) -> None:
+        with (
+            _telling(target),
+            open(source, "rb") as old,
+            open(target, "xb", opener=_private) as new,
+        ):
+            if _clone(old, new):
+                return
+            while piece := old.read(_PIECE):
+                check()
+                new.write(piece)
+
+    def finish(self, location: str, container: ContainerId, manifest: bytes, check: Callable[[], None]) -> None:
+        directory = _directory(location, container)
+        archive = directory / _ARCHIVE
+        with _telling(location):
+            names = sorted(name for name in os.listdir(directory) if name != _ARCHIVE)
+            with (
+                open(archive, "xb", opener=_private) as file,
+                tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
+            ):
+                tar.addfile(_member(MANIFEST, len(manifest)), io.BytesIO(manifest))
+                for name in names:
+                    with open(directory / name, "rb") as content:
+                        size = os.fstat(content.fileno()).st_size
+                        tar.addfile(_member(name, size), _Checked(content, check))
+                tar.close()
+                file.flush()
+                os.fsync(file.fileno())
+            check()
+            os.rename(archive, location)
+            _sync_directory(os.path.dirname(location))
+
+    def discard(self, location: str, container: ContainerId) -> None:
+        with _telling(location):
+            _remove(_directory(location, container))
+
+
+class _Checked(io.RawIOBase):
+    """Calls `check` before each piece that tarfile reads."""
+
+    def __init__(self, content: IO[bytes], check: Callable[[], None]) -> None:
+        self._content = content
+        self._check = check
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        return self._content.read(size)
+
+
+def _directory(location: str, container: ContainerId) -> Path:
+    return Path(os.path.dirname(location), f".virtshim-checkpoint-{container.short}")
+
+
+def _require_place(location: str) -> None:
+    """Raises InvalidRequest."""
+    if not os.path.isabs(location) or "\0" in location or location.endswith("/"):
+        raise InvalidRequest(f"location must be the absolute path of a file: {location[:200]!r}")
+    if not os.path.isdir(os.path.dirname(location)):
+        raise InvalidRequest(f"location: there is no directory {os.path.dirname(location)[:200]!r}; make it first")
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(location).st_mode):
+            raise InvalidRequest(f"location: {location[:200]!r} is there and is not a file; choose another name")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _clone(old: IO[bytes], new: IO[bytes]) -> bool:
+    try:
+        fcntl.ioctl(new, _FICLONE, old.fileno())
+    except OSError as exc:
+        if exc.errno in _NO_CLONE:
+            return False
+        raise
+    return True
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    member.mode = 0o600
+    return member
+
+
+def _remove(directory: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(directory)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _telling(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in _FULL:
+            raise ResourceExhausted(f"there is no room for a checkpoint in {os.path.dirname(path)}") from exc
+        if exc.errno == errno.ENAMETOOLONG:
+            raise InvalidRequest(f"location: the name is too long: {path[:200]!r}") from exc
+        raise InternalError(f"the checkpoint cannot be written: {path}: {exc.strerror}") from exc

@@ -1,0 +1,77 @@
+"""A command to run inside a container's guest, and what came of it. No I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container, RunAs
+from virtshim.domain.devices import guest_view
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.guest.termination_message import termination_file
+
+# What a shell without any setting would search; images of virtual machines do not say.
+_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def exec_port(number: int) -> str:
+    """What the guest knows the virtio-serial port by; `Layout.exec_socket` is its other end."""
+    return f"virtshim.exec.{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCommand:
+    """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
+    command: `report` is a file that is made for it to write its termination message to ("" for none); `stdin` and `tty` say
+    whether it has an input, which stays open, and a terminal."""
+
+    argv: tuple[str, ...]
+    envs: tuple[tuple[str, bytes], ...] = ()
+    working_dir: str = ""
+    user: RunAs = RunAs()
+    report: str = ""
+    stdin: bool = False
+    tty: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.argv or not self.argv[0]:
+            raise InvalidRequest("the command is empty")
+        if any("\0" in word for word in (*self.argv, self.working_dir, self.user.user)):
+            raise InvalidRequest("the command, its directory or its user holds a NUL character")
+
+    def __repr__(self) -> str:  # arguments and variables may hold passwords
+        return f"GuestCommand({self.argv[0][:80]!r}, {len(self.argv) - 1} arguments)"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Output beyond the limit is left out. `code` is 0 to 255; 128 + n for a command that signal n ended."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def own_command(container: Container) -> GuestCommand:
+    """The container's own."""
+    file = termination_file(container.config.annotations, container.config.mounts)
+    config = container.config
+    return dataclasses.replace(
+        in_container(container, container.command, tty=config.tty),
+        report=file.guest if file else "",
+        stdin=config.stdin,
+        tty=config.tty,
+    )
+
+
+def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:
+    """The command with what the container's configuration says of environment (with the guest's addresses of devices),
+    directory and user."""
+    config = container.config
+    wanted = dict(guest_view.environment(config.envs, container.granted))
+    envs = {"PATH": _PATH}
+    if tty:
+        envs["TERM"] = b"xterm"
+    if not config.user.user:
+        envs["HOME"] = b"/root"
+    return GuestCommand(argv, tuple((envs | wanted).items()), config.working_dir, config.user)

@@ -1,0 +1,64 @@
+"""A container's own command in its guest: what it said since somebody last asked. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.domain.container import Exit, ExitReason
+from virtshim.domain.guest.streaming import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far one stream has been read. The guest keeps it in numbered pieces; `over`: there will be no more of it."""
+
+    piece: int = 0
+    offset: int = 0
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTo:
+    out: Place = Place()
+    err: Place = Place()
+
+    @property
+    def over(self) -> bool:
+        return self.out.over and self.err.over
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """`code`: the command itself has ended with it (128 + n if signal n ended it); others may still hold its streams. `failure`:
+    why it could not start. Both come again with each answer."""
+
+    output: tuple[Output, ...]
+    read_to: ReadTo
+    code: int | None = None
+    failure: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.code is not None or bool(self.failure)
+
+
+def ending_of(news: News, at: int) -> Exit:
+    """For a command that has ended."""
+    if news.code is None:
+        return failed_start(news.failure, at)
+    reason = ExitReason.ERROR if news.code else ExitReason.COMPLETED
+    return Exit(news.code, reason, at)
+
+
+def failed_start(why: str, at: int) -> Exit:
+    """As containerd tells of a command that it could not start."""
+    return Exit(128, ExitReason.START_ERROR, at, f"the container's command could not be started: {why}")
+
+
+def lost(at: int) -> Exit:
+    return Exit(
+        255,
+        ExitReason.ERROR,
+        at,
+        "the container's command was lost: the guest was restarted, or something there killed it",
+    )

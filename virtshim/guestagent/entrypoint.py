@@ -1,0 +1,145 @@
+"""A container's own command, begun and asked after through the guest agent alone: it takes no serial ports.
+
+What it writes is read from files (see `main_scripts`): a virtshim that was restarted goes on where the one before it stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Final
+
+from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.guest.entrypoint import News, Place, ReadTo
+from virtshim.domain.guest.streaming import Output, OutStream
+from virtshim.domain.ids import ContainerId
+from virtshim.guestagent import agent_files, entrypoint_scripts
+from virtshim.guestagent.channel import AgentChannel, AgentRefused
+from virtshim.guestagent.command_output import failure
+from virtshim.guestagent.guest_vm import GuestVm, environment
+from virtshim.guestagent.wait import Patience
+
+# Bytes at a time; as base64 in JSON they fit into one of the agent's lines.
+_PIECE: Final = 1 << 17
+_RESULT: Final = 4096
+# Seconds for one look at the files, which are a few questions.
+_LOOK_SECONDS: Final = 30.0
+_SCRIPT_SECONDS: Final = 10.0
+# Of a terminal, until a client tells its own.
+_SIZE: Final = "24 80"
+_EXIT = re.compile(r"exit ([0-9]{1,3})")
+
+
+class MainCommand:
+    def __init__(self, container: ContainerId, vm: GuestVm) -> None:
+        self._directory = entrypoint_scripts.directory(container)
+        self._vm = vm
+
+    def begin(self, command: GuestCommand, patience: Patience) -> None:
+        """See `virtshim.ports.GuestAgents.begin`. The agent does not wait for the script, so neither does this."""
+        channel = self._vm.channel
+        user = command.user
+        envs, odd = environment(command.envs)
+        # An agent that may not read files must be found out before the command runs.
+        with suppress(AgentRefused):
+            handle = channel.ask("guest-file-open", {"path": f"{self._directory}/pid", "mode": "r"}, patience)
+            channel.ask("guest-file-close", {"handle": handle}, patience)
+            return  # it was begun before
+        words = [self._directory, command.working_dir, user.user, "" if user.group is None else str(user.group)]
+        words += [",".join(str(one) for one in user.supplementary), "1" if user.own_groups else "", command.report]
+        words += ["1" if command.stdin or command.tty else "", _SIZE if command.tty else ""]
+        argv = (*(("env", *odd) if odd else ()), *command.argv)
+        request = {
+            "path": "/bin/sh",
+            "arg": ["-c", entrypoint_scripts.START, "virtshim-command", *words, *argv],
+            "env": envs,
+        }
+        channel.ask("guest-exec", request, patience)
+
+    def is_there(self) -> bool:
+        """False for a command that is neither running nor ended."""
+        patience = Patience.of(_SCRIPT_SECONDS)
+        return self._vm.run_script(entrypoint_scripts.STILL_THERE, (self._directory,), patience) == 0
+
+    def news(self, read_to: ReadTo) -> News:
+        """See `virtshim.ports.GuestAgents.news`."""
+        files = _Files(self._vm.channel, self._directory, Patience.of(_LOOK_SECONDS))
+        code, why = _result(files.read("exit", 0, _RESULT))  # first: what was written before the end is seen after it
+        ended = code is not None or bool(why)
+        out, out_data = files.stream("stdout", read_to.out, ended=ended)
+        err, err_data = files.stream("stderr", read_to.err, ended=ended)
+        output = ((OutStream.STDOUT, out_data), (OutStream.STDERR, err_data))
+        if why:  # there are no streams
+            out, err = Place(over=True), Place(over=True)
+        return News(tuple(Output(stream, data) for stream, data in output if data), ReadTo(out, err), code, why)
+
+
+class _Files:
+    """The files of one command."""
+
+    def __init__(self, channel: AgentChannel, directory: str, patience: Patience) -> None:
+        self._channel = channel
+        self._directory = directory
+        self._patience = patience
+
+    def stream(self, name: str, place: Place, *, ended: bool) -> tuple[Place, bytes]:
+        """At most one piece of what is behind `place`, and the place behind that. The piece before `place` was read and is
+        written down wherever its reader keeps it, so its room is given back."""
+        if place.over:
+            return place, b""
+        if place.piece and not place.offset:
+            self._empty(f"{name}.{place.piece - 1}")
+        piece = f"{name}.{place.piece}"
+        data = self.read(piece, place.offset, _PIECE)
+        next_there = over = False
+        if not data:
+            next_there = self._is_there(f"{name}.{place.piece + 1}")
+            over = ended and not next_there and self._is_there(f"{name}.end")
+            if next_there or over:  # only now is it sure that the piece grows no more
+                data = self.read(piece, place.offset, _PIECE)
+        if data:
+            return Place(place.piece, place.offset + len(data)), data
+        if next_there:
+            return Place(place.piece + 1), b""
+        return (Place(place.piece, place.offset, over=True) if over else place), b""
+
+    def read(self, name: str, offset: int, most: int) -> bytes:
+        """Nothing from a file that is not there."""
+        handle = self._open(name, "r")
+        if handle is None:
+            return b""
+        try:
+            if offset:
+                agent_files.seek(self._channel, handle, offset, "set", self._patience)
+            return agent_files.read_on(self._channel, handle, most, self._patience)
+        finally:
+            self._close(handle)
+
+    def _empty(self, name: str) -> None:
+        handle = self._open(name, "w")
+        if handle is not None:
+            self._close(handle)
+
+    def _is_there(self, name: str) -> bool:
+        handle = self._open(name, "r")
+        if handle is not None:
+            self._close(handle)
+        return handle is not None
+
+    def _open(self, name: str, mode: str) -> int | None:
+        return agent_files.open_file(self._channel, f"{self._directory}/{name}", mode, self._patience)
+
+    def _close(self, handle: int) -> None:
+        agent_files.close_file(self._channel, handle, self._patience)
+
+
+def _result(text: bytes) -> tuple[int | None, str]:
+    """Exit code, or why there was no command; (None, "") while it runs."""
+    words = text.decode(errors="replace").rstrip("\n")
+    if not words:
+        return None, ""
+    found = _EXIT.fullmatch(words)
+    if found is not None and int(found[1]) <= 255:
+        return int(found[1]), ""
+    kind, _, rest = words.partition(" ")
+    return None, str(failure(rest if kind == "fail" else ""))

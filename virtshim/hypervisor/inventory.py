@@ -1,0 +1,75 @@
+"""Who is there, and what their definitions remember: implements `virtshim.ports.recovery.VmCensus`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+
+import libvirt
+from lxml import etree
+
+from virtshim.domain.errors import InternalError, InvalidRequest
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.vm import OwnedDomain
+from virtshim.hypervisor import owner_mark, ownership
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.errors import words_of
+from virtshim.ports.recovery import Census, Remembered
+
+_log = logging.getLogger(__name__)
+
+
+class LibvirtCensus:
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+
+    def take(self) -> Census:
+        owned: list[OwnedDomain] = []
+        unreadable: list[str] = []
+        others: dict[ContainerId, str] = {}
+        sandboxes: set[SandboxId] = set()
+        with self._connection.using("list VMs") as conn:
+            for domain, stats in conn.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0):
+                try:
+                    owner = _owner(domain)
+                except (libvirt.libvirtError, InvalidRequest) as exc:
+                    if not conn.isAlive():
+                        raise
+                    why = words_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
+                    _log.warning("libvirt domain %s cannot be read and is left alone: %s", domain.name(), why)
+                    unreadable.append(domain.name())
+                    continue
+                if owner is None:
+                    continue
+                if owner.node != self._profile.node:
+                    others[owner.container_id] = owner.node
+                    sandboxes.add(owner.sandbox_id)
+                    continue
+                owned.append(ownership.owned(domain, owner, stats))
+        return Census(owned, unreadable, others, frozenset(sandboxes))
+
+    def remembered(self, domain: uuid.UUID) -> Remembered:
+        with self._connection.using(f"read the definition of VM {domain}") as conn:
+            text = ownership.find(conn, domain, self._profile.node).XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
+        try:
+            found = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False, no_network=True))
+        except etree.XMLSyntaxError as exc:
+            raise InternalError(f"the definition of VM {domain} is not XML: {exc}") from exc
+        keys = found.xpath("*[local-name()='commandline']/*[@name='VIRTSHIM_FETCH_KEY']/@value")
+        console = found.find("devices/serial/log")
+        return Remembered(
+            record=found.findtext(f"metadata/{{{owner_mark.RECORD_NAMESPACE}}}record", ""),
+            title=found.findtext("title", ""),
+            fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
+            # QEMU makes its console's log when it starts.
+            has_run=console is not None and os.path.exists(console.get("file", "")),
+        )
+
+
+def _owner(domain: libvirt.virDomain) -> owner_mark.OwnerMark | None:
+    """None for a foreign domain, and one that has just gone. Raises libvirtError, InvalidRequest."""
+    text = ownership.mark_text(domain)
+    return None if text is None else owner_mark.from_text(text)

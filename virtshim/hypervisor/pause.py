@@ -1,0 +1,127 @@
+"""VMs that stand still: implements `virtshim.ports.pause.Standstill`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Final, cast
+
+import libvirt
+from lxml import etree
+
+from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, WrongState
+from virtshim.domain.vm import Power
+from virtshim.hypervisor import ownership
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.domain_xml import SECRETS, NodeProfile
+from virtshim.hypervisor.errors import code_of
+from virtshim.hypervisor.power import to_power
+from virtshim.hypervisor.xmltext import absolute_path
+
+_log = logging.getLogger(__name__)
+
+_ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
+# Seconds between two tries to abort: the job may not have begun when the time is over.
+_AGAIN: Final = 0.2
+
+
+class LibvirtStandstill:
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+
+    def pause(self, domain: uuid.UUID) -> None:
+        with self._using(domain, "pause") as (_, found):
+            if _power_of(found) is not Power.RUNNING:
+                raise WrongState(f"VM {domain} is not running: it cannot be paused")
+            found.suspend()
+
+    def resume(self, domain: uuid.UUID) -> None:
+        with contextlib.suppress(NotFound), self._using(domain, "resume") as (_, found):
+            try:
+                found.resume()
+            except libvirt.libvirtError:
+                if _power_of(found) is Power.PAUSED:
+                    raise
+
+    def out_of_space(self, domain: uuid.UUID) -> bool:
+        try:
+            with self._using(domain, "ask for disk errors of") as (_, found):
+                # libvirt-python's annotation says str.
+                errors = cast("dict[str, int]", found.diskErrors())
+        except (NotFound, WrongState):
+            return False
+        return bool(errors) and set(errors.values()) == {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
+
+    def save_memory(self, domain: uuid.UUID, path: str, timeout: float) -> None:
+        """A snapshot of memory alone: the VM and its disks stay as they are, and libvirt remembers nothing of it."""
+        with self._using(domain, "save the memory of") as (conn, found):
+            over = threading.Event()
+            try:
+                with _aborted_after(found, timeout, over):
+                    found.snapshotCreateXML(_request(found, path), libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA)
+                _remove_secrets(conn, path)
+            except BaseException as exc:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                if over.is_set():
+                    raise DeadlineExceeded(f"the memory of VM {domain} was not written within {timeout:g} s") from exc
+                if isinstance(exc, libvirt.libvirtError) and (code_of(exc) in _ENDED or not found.isActive()):
+                    raise Aborted(f"VM {domain} ended, or was told to, while its memory was written") from exc
+                raise
+
+    @contextlib.contextmanager
+    def _using(self, domain: uuid.UUID, doing: str) -> Iterator[tuple[libvirt.virConnect, libvirt.virDomain]]:
+        with self._connection.using(f"{doing} VM {domain}") as conn:
+            yield conn, ownership.find(conn, domain, self._profile.node)
+
+
+def _power_of(found: libvirt.virDomain) -> Power:
+    state, reason = cast("list[int]", found.state())  # libvirt-python's annotation says str
+    return to_power(state, reason).power
+
+
+def _request(found: libvirt.virDomain, path: str) -> str:
+    snapshot = etree.Element("domainsnapshot")
+    etree.SubElement(snapshot, "memory", snapshot="external", file=absolute_path(path, "memory file"))
+    disks = etree.SubElement(snapshot, "disks")
+    for target in etree.fromstring(found.XMLDesc().encode()).iterfind("devices/disk/target"):
+        etree.SubElement(disks, "disk", name=target.get("dev", ""), snapshot="no")
+    return etree.tostring(snapshot, encoding="unicode")
+
+
+@contextlib.contextmanager
+def _aborted_after(found: libvirt.virDomain, timeout: float, over: threading.Event) -> Iterator[None]:
+    """Aborts the domain's job, and sets `over`, if the block takes longer."""
+    done = threading.Event()
+
+    def wait() -> None:
+        pause = timeout
+        while not done.wait(pause):
+            over.set()
+            pause = _AGAIN
+            try:
+                found.abortJob()
+            except libvirt.libvirtError as exc:
+                _log.debug("the job of VM %s cannot be aborted: %s", found.name(), exc)
+
+    thread = threading.Thread(target=wait, name="save-time-limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _remove_secrets(conn: libvirt.virConnect, path: str) -> None:
+    """The file holds the VM's definition; what opens the pod's network does not belong into an archive."""
+    definition = etree.fromstring(conn.saveImageGetXMLDesc(path, libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE).encode())
+    for variable in definition.iterfind("{*}commandline/{*}env"):
+        if variable.get("name") in SECRETS:
+            variable.getparent().remove(variable)  # type: ignore[union-attr]  # it has a parent: it was found in it
+    conn.saveImageDefineXML(path, etree.tostring(definition, encoding="unicode"), 0)

@@ -1,0 +1,115 @@
+"""One libvirt call for the statistics of all running VMs, which returns in time whatever libvirt and the VMs do.
+
+A QEMU that does not answer its monitor holds up the call that asks it, for ever, and with it the numbers of all other
+VMs. But that call also holds the VM's job lock, and a call with NOWAIT skips the monitor of a VM whose lock is taken. So a
+call that is late is left behind on its thread, and the next one gets everything else.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import libvirt
+import structlog
+
+from virtshim.domain.errors import ShimError
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.stats.counters import Stats
+
+log = structlog.get_logger(__name__)
+
+Read = Callable[[], Mapping[uuid.UUID, Stats]]
+
+# No interface numbers: the NICs come by descriptor, libvirt does not know of them.
+_GROUPS: Final = (
+    libvirt.VIR_DOMAIN_STATS_STATE
+    | libvirt.VIR_DOMAIN_STATS_CPU_TOTAL
+    | libvirt.VIR_DOMAIN_STATS_BALLOON
+    | libvirt.VIR_DOMAIN_STATS_VCPU
+    | libvirt.VIR_DOMAIN_STATS_BLOCK
+)
+_ACTIVE: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE
+_NOWAIT: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+
+# libvirtd works on 5 calls of one client at a time (max_client_requests): calls left behind must leave room for the others.
+_MOST_CALLS: Final = 3
+
+
+def read_all(connection: Connection) -> Mapping[uuid.UUID, Stats]:
+    """Foreign VMs are among them. Raises ShimError."""
+    with connection.using("read the statistics of all VMs") as conn:
+        rows = conn.getAllDomainStats(_GROUPS, _ACTIVE | _NOWAIT)
+        return {uuid.UUID(domain.UUIDString()): stats for domain, stats in rows}
+
+
+@dataclass(eq=False)
+class _Call:
+    """`started` in seconds of time.monotonic()."""
+
+    started: float
+    finished: queue.SimpleQueue[_Call]
+    rows: Mapping[uuid.UUID, Stats] = field(default_factory=dict)
+    taken_at: int = 0
+
+
+class BulkStats:
+    """`patience` in seconds is for each attempt; an answer takes three attempts at most. Calls in flight, those left behind
+    included, are few. Thread-safe."""
+
+    def __init__(self, read: Read, patience: float = 1.0, now: Callable[[], int] = time.time_ns) -> None:
+        self._read = read
+        self._patience = patience
+        self._now = now
+        self._limit = patience * _MOST_CALLS
+        self._changed = threading.Condition()
+        self._running: list[_Call] = []
+
+    def latest(self) -> tuple[int, Mapping[uuid.UUID, Stats]]:
+        """When they were read (ns since the epoch), and the numbers of each VM that could be read; none if libvirt does not
+        answer. Never raises."""
+        until = time.monotonic() + self._limit
+        finished: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        while (left := until - time.monotonic()) > 0 and self._begin(finished, min(left, self._patience)):
+            try:
+                # A call that is only slow may still be the first to come back.
+                call = finished.get(timeout=min(left, self._patience))
+            except queue.Empty:
+                log.warning("libvirt.statistics.late", seconds=self._patience)
+            else:
+                return call.taken_at, call.rows
+        return self._now(), {}
+
+    def _begin(self, finished: queue.SimpleQueue[_Call], patience: float) -> bool:
+        """Starts a call, waiting for one of others' to end if there are too many. False if all of them are left behind."""
+        with self._changed:
+            if self._all_left_behind():
+                return False
+            self._changed.wait_for(lambda: len(self._running) < _MOST_CALLS, patience)
+            if len(self._running) >= _MOST_CALLS:
+                return True  # a call of our own may be among them
+            call = _Call(time.monotonic(), finished)
+            self._running.append(call)
+        threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True).start()
+        return True
+
+    def _all_left_behind(self) -> bool:
+        oldest = time.monotonic() - self._limit
+        return len(self._running) >= _MOST_CALLS and all(call.started < oldest for call in self._running)
+
+    def _run(self, call: _Call) -> None:
+        try:
+            call.rows = self._read()
+        except ShimError as exc:
+            log.warning("libvirt.statistics.failed", error=str(exc))
+        finally:
+            call.taken_at = self._now()
+            with self._changed:
+                self._running.remove(call)
+                self._changed.notify_all()
+            call.finished.put(call)

@@ -1,0 +1,183 @@
+"""CheckpointContainer: a running VM's memory and disk in one archive; it runs on.
+
+The VM stands still while its memory is written and its disk is copied, so that both are of one moment; the archive is made of
+them while it runs again. Before it, the guest is asked to bring its file systems to rest, so that the disk alone is whole too.
+The record says so before anything is done: who dies in between leaves a VM that the next process lets go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os.path
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, ShimError, WrongState
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout, disk_of
+from virtshim.lifecycle.guest_freeze import CareForGuests
+from virtshim.ports.clock import Clock
+from virtshim.ports.pause import CheckpointFiles, Standstill
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+_FORMAT: Final = 1
+_MEMORY: Final = "memory.save"
+_DISK: Final = "root.qcow2"
+_SEED: Final = "seed.iso"
+
+
+@dataclass(slots=True)
+class _Work:
+    """`is_paused`: we have paused the VM and not let it go on yet. `resting`: file systems of the guest that were at rest."""
+
+    container: Container
+    location: str
+    deadline: Deadline
+    is_paused: bool = False
+    resting: int = 0
+
+
+class CheckpointContainer:
+    def __init__(
+        self,
+        records: Records,
+        standstill: Standstill,
+        files: CheckpointFiles,
+        layout: Layout,
+        clock: Clock,
+        locks: PodLocks,
+        care: CareForGuests,
+    ) -> None:
+        self._records = records
+        self._standstill = standstill
+        self._files = files
+        self._layout = layout
+        self._clock = clock
+        self._locks = locks
+        self._care = care
+        self._lock = threading.Lock()
+        self._under_way: set[ContainerId] = set()
+
+    def checkpoint(self, wanted: Container, location: str, deadline: Deadline) -> None:
+        """`location`: the absolute path of the archive. Errors: InvalidRequest (location), NotFound, WrongState (not running,
+        or paused), Aborted (another one is under way, or the VM ended), DeadlineExceeded, ResourceExhausted. After an error
+        nothing is left, and the VM runs on."""
+        with self._alone(wanted.id) as is_alone:
+            if not is_alone:
+                raise Aborted(f"a checkpoint of container {wanted.id} is being written already; wait for it")
+            work = _Work(self._begin(wanted, location), location, deadline)
+            try:
+                self._write(work)
+            finally:
+                self._tidy(work.container, was_paused=work.is_paused)
+        log.info("container.checkpointed", container=wanted.id.short, location=location)
+
+    def finish_left(self, container: Container) -> None:
+        """Ends what another process, or a failed clean-up, has left of a checkpoint."""
+        with self._alone(container.id) as is_alone:
+            now = self._records.containers.get(container.id)
+            if not is_alone or now is None:
+                return
+            if now.checkpointing:
+                self._tidy(now, was_paused=True)
+            elif now.frozen:
+                self._care.resumed(now.id)
+
+    @contextlib.contextmanager
+    def _alone(self, container: ContainerId) -> Iterator[bool]:
+        with self._lock:
+            is_alone = container not in self._under_way
+            self._under_way.add(container)
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                with self._lock:
+                    self._under_way.discard(container)
+
+    def _begin(self, wanted: Container, location: str) -> Container:
+        with self._locks.held(wanted.sandbox_id):
+            container = self._records.containers.get(wanted.id)
+            if container is None:
+                raise NotFound(f"no such container: {wanted.id}")
+            if container.checkpointing:
+                raise Aborted(f"an earlier checkpoint of container {container.id} is not cleaned up yet; try again")
+            if container.phase is not ContainerPhase.RUNNING:
+                raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has a state")
+            if container.granted.passthrough:
+                raise WrongState(
+                    f"container {container.id} has devices of the host ({', '.join(container.granted.claims)}), whose state "
+                    "cannot be saved"
+                )
+            container = container.checkpointed_to(location)
+            self._records.containers.replace(container)
+            return container
+
+    def _write(self, work: _Work) -> None:
+        """Without the pod's lock: a StopContainer need not wait for it. It then ends the VM, and this fails."""
+        container, clock = work.container, self._clock
+
+        def check() -> None:
+            if not work.deadline.left(clock.monotonic()):
+                raise DeadlineExceeded(f"the checkpoint of container {container.id} took too long; allow it more time")
+
+        directory = self._files.begin(work.location, container.id)
+        domain = uuid.UUID(container.domain_uuid)
+        check()
+        work.resting = self._care.bring_to_rest(container)
+        self._standstill.pause(domain)
+        work.is_paused = True
+        began = clock.monotonic()
+        self._standstill.save_memory(domain, os.path.join(directory, _MEMORY), work.deadline.left(began))
+        self._files.copy(disk_of(self._layout, container), os.path.join(directory, _DISK), check)
+        self._standstill.resume(domain)
+        work.is_paused = False
+        self._care.resumed(container.id)
+        seconds = round(clock.monotonic() - began, 3)
+        log.info("vm.stood_still", container=container.id.short, seconds=seconds, resting=work.resting)
+        self._files.copy(self._layout.seed_iso(container.id), os.path.join(directory, _SEED), check)
+        self._files.finish(work.location, container.id, self._manifest(container, work.resting), check)
+
+    def _tidy(self, container: Container, *, was_paused: bool) -> None:
+        """The record last: as long as it tells of a checkpoint, this is tried again (`virtshim.recovery.watch_pods`)."""
+        try:
+            if was_paused:
+                self._standstill.resume(uuid.UUID(container.domain_uuid))
+            self._care.resumed(container.id, was_paused=was_paused)
+            self._files.discard(container.checkpointing, container.id)
+            with self._locks.held(container.sandbox_id):
+                now = self._records.containers.get(container.id)
+                if now is not None:
+                    self._records.containers.replace(now.checkpointed_to(""))
+        except ShimError as exc:
+            log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
+
+    def _manifest(self, container: Container, resting: int) -> bytes:
+        """What the archive is of. Names of files here, what they are in docs/pods.md."""
+        sandbox = self._records.sandboxes.get(container.sandbox_id)
+        facts = {
+            "format": _FORMAT,
+            "writtenAt": self._clock.now_ns(),
+            "pod": {"namespace": sandbox.key.namespace, "name": sandbox.key.name, "uid": sandbox.key.uid}
+            if sandbox
+            else None,
+            "container": {"id": container.id.value, "name": container.name.name, "attempt": container.name.attempt},
+            "image": {"digest": container.image.value, "reference": container.image_ref},
+            "domain": container.domain_uuid,
+            "memory": _MEMORY,
+            "rootDisk": _DISK,
+            "seed": _SEED,
+            "frozenFileSystems": resting,
+        }
+        return json.dumps(facts, indent=2).encode() + b"\n"

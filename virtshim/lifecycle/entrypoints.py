@@ -1,0 +1,208 @@
+"""The containers' own commands: begun when the guest's agent is up, followed to their end, which ends their VM."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.allowance import LOG_BURST, LOG_RATE, Allowance
+from virtshim.domain.container import Container, ContainerPhase, Exit
+from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
+from virtshim.domain.guest.command import own_command
+from virtshim.domain.guest.entrypoint import ending_of, failed_start, lost
+from virtshim.domain.ids import ContainerId
+from virtshim.lifecycle.stop_container import StopContainer
+from virtshim.ports.clock import Clock
+from virtshim.ports.consoles import CommandLogs
+from virtshim.ports.guests import CommandHearers, GuestAgents
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+# All in seconds. A silent command is looked at ever more seldom: its output is this late at most. A look costs 0.4 ms of
+# processor time, so twenty silent commands take a hundredth of a core.
+_SOONEST, _LATEST = 0.1, 1.0
+# A guest that does not answer is asked again.
+_AGAIN = 2.0
+# One wait for the agent; between two it is seen whether the VM still runs.
+_AGENT_SLICE = 10.0
+# After so much silence the guest is asked whether the command is there at all.
+_SILENCE = 30.0
+# Processes that the command left behind may hold its streams: what was written before its end has come by then.
+_QUIET_AFTER_EXIT = 2.0
+_LONGEST_AFTER_EXIT = 30.0
+# A VM whose command has ended has nothing more to do than to shut down.
+_GRACE = 10.0
+_CLOSE = 5.0
+
+
+@dataclass(slots=True)
+class _Attention:
+    """What one thread remembers of its command; points of the monotonic clock. `since`: the agent is waited for from then
+    on; after a restart of virtshim anew, for the wall clock that the record has may have been set meanwhile."""
+
+    since: float
+    heard: float
+    allowance: Allowance
+    exited: float | None = None
+    pause: float = _SOONEST
+
+
+class ContainerCommands:
+    """`agent_timeout`: seconds from the container's start to the agent's first word. One thread a command."""
+
+    def __init__(
+        self,
+        records: Records,
+        guests: GuestAgents,
+        logs: CommandLogs,
+        stop: StopContainer,
+        clock: Clock,
+        locks: PodLocks,
+        agent_timeout: float,
+        *,
+        hearers: CommandHearers,
+    ) -> None:
+        self._records = records
+        self._guests = guests
+        self._logs = logs
+        self._stop = stop
+        self._clock = clock
+        self._locks = locks
+        self._agent_timeout = agent_timeout
+        self._hearers = hearers
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._threads: dict[ContainerId, threading.Thread] = {}
+
+    def follow(self, container: Container) -> None:
+        """From now on the command of this running container, if it has one, is cared for; or its end, if that is written down
+        already. Returns at once."""
+        if not container.command and container.ending is None:
+            return
+        thread = threading.Thread(
+            target=self._attend, args=(container.id,), name=f"command-{container.id.short}", daemon=True
+        )
+        with self._lock:
+            if not self._closing.is_set():
+                self._threads[container.id] = thread
+                thread.start()
+
+    def close(self) -> None:
+        """Commands run on; the next process follows them."""
+        self._closing.set()
+        with self._lock:
+            threads = tuple(self._threads.values())
+        until = time.monotonic() + _CLOSE
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    # --- below: a thread of each command
+
+    def _attend(self, wanted: ContainerId) -> None:
+        now = self._clock.monotonic()
+        attention = _Attention(now, now, Allowance(LOG_RATE, LOG_BURST, now))
+        complaint = ""
+        try:
+            while not self._closing.is_set() and (container := self._running(wanted)) is not None:
+                try:
+                    pause = self._step(container, attention)
+                except ShimError as exc:
+                    pause = _AGAIN
+                    if str(exc) != complaint and self._running(wanted) is not None:
+                        complaint = str(exc)
+                        expected = isinstance(
+                            exc, DeadlineExceeded | Aborted
+                        )  # a guest that boots, a daemon that stops
+                        (log.info if expected else log.warning)(
+                            "command.waiting", container=wanted.short, error=complaint
+                        )
+                self._clock.wait(self._closing, pause)
+        except Exception:  # the edge of the thread
+            log.exception("command.abandoned", container=wanted.short)
+        finally:
+            with self._lock:
+                if self._threads.get(wanted) is threading.current_thread():
+                    del self._threads[wanted]
+            if self._running(wanted) is None:
+                self._hearers.forget(wanted)
+            if self._records.containers.get(wanted) is None:
+                self._guests.forget(wanted)  # a question may have been under way when it was removed
+
+    def _step(self, container: Container, attention: _Attention) -> float:
+        """Seconds to wait before the next."""
+        if container.ending is not None:
+            self._stop.stop(container, _GRACE)
+            return _AGAIN
+        if not container.command_begun:
+            self._begin(container, attention)
+            return 0.0
+        return self._listen(container, attention)
+
+    def _begin(self, container: Container, attention: _Attention) -> None:
+        left = self._agent_timeout - (self._clock.monotonic() - attention.since)
+        try:
+            command = own_command(container)
+            self._guests.begin(container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._closing)
+        except (DeadlineExceeded, Unavailable, Aborted) as exc:
+            if left > _AGENT_SLICE or isinstance(exc, Aborted):
+                raise
+            why = f"{exc} (waited {self._agent_timeout:g} s, vm.agent_timeout)"
+            self._end(container, failed_start(why, self._clock.now_ns()))
+        except ShimError as exc:
+            self._end(container, failed_start(str(exc), self._clock.now_ns()))
+        else:
+            attention.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
+            log.info("command.begun", container=container.id.short)
+            self._write(container.id, Container.begun)
+
+    def _listen(self, container: Container, attention: _Attention) -> float:
+        before = self._logs.read_to(container.id)
+        news = self._guests.news(container.id, before)
+        now = self._clock.monotonic()
+        if news.output or news.read_to != before:
+            attention.allowance.spend(self._logs.write(container.id, news.output, news.read_to), now)
+            attention.heard, attention.pause = now, _SOONEST
+            self._hearers.heard(container.id, news.output)
+        if news.ended and attention.exited is None:
+            attention.exited = attention.heard = now
+        if attention.exited is not None:
+            quiet = now - attention.heard >= _QUIET_AFTER_EXIT or now - attention.exited >= _LONGEST_AFTER_EXIT
+            if news.read_to.over or quiet:
+                self._end(container, ending_of(news, self._clock.now_ns()))
+                return 0.0
+            return _SOONEST
+        if now - attention.heard >= _SILENCE:
+            if not self._guests.is_there(container.id):
+                self._end(container, lost(self._clock.now_ns()))
+                return 0.0
+            attention.heard = now
+        if news.output:  # a command that writes more than its log may grow is made to wait
+            return attention.allowance.wait(now)
+        latest = _SOONEST if self._hearers.anybody(container.id) else _LATEST
+        attention.pause = min(attention.pause * 1.5, latest)
+        return attention.pause
+
+    def _end(self, container: Container, how: Exit) -> None:
+        """Written first: whoever finds the VM off, also after a crash, knows why."""
+        log.info("command.ended", container=container.id.short, code=how.code, message=how.message)
+        self._write(container.id, lambda found: found.ending_as(how))
+        self._hearers.ended(container.id, how.code)
+
+    def _write(self, container: ContainerId, change: Callable[[Container], Container]) -> None:
+        found = self._records.containers.get(container)
+        if found is None:
+            return
+        with self._locks.held(found.sandbox_id):
+            running = self._running(container)
+            if running is not None:
+                self._records.containers.replace(change(running))
+
+    def _running(self, container: ContainerId) -> Container | None:
+        found = self._records.containers.get(container)
+        return found if found is not None and found.phase is ContainerPhase.RUNNING else None

@@ -1,0 +1,74 @@
+"""Commands in a running container: for callers that wait for the end (ExecSync), and for those that talk with it (Exec)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.errors import NotFound, ResourceExhausted, WrongState
+from virtshim.domain.guest.command import CommandResult, in_container
+from virtshim.domain.guest.dial import dial_command
+from virtshim.domain.guest.streaming import ExecRequest, Streams
+from virtshim.domain.ids import ContainerId
+from virtshim.ports.guests import GuestAgents
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import StreamSession
+
+# `crictl inspect` is not worth a longer wait.
+_FACTS_SECONDS = 1.0
+
+
+class ExecCommand:
+    """Implements `virtshim.ports.Execs`. A call that waits for its command's end holds a thread of the server, and commands
+    may hang: `most` of them at once leave threads for the rest."""
+
+    def __init__(self, records: Records, guests: GuestAgents, most: int) -> None:
+        self._records = records
+        self._guests = guests
+        self._most = most
+        self._places = threading.BoundedSemaphore(most)
+
+    def run(
+        self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
+    ) -> CommandResult:
+        """`timeout` in seconds, from now to the command's end; 0: none. Errors: WrongState, ResourceExhausted, and those of
+        `GuestAgents.run`."""
+        _refuse_unless_running(container)
+        command = in_container(container, argv)
+        if not self._places.acquire(blocking=False):
+            raise ResourceExhausted(
+                f"{self._most} commands run on this node already; wait for some to end, or raise cri.max_calls"
+            )
+        try:
+            return self._guests.run(container.id, command, timeout, cancelled)
+        finally:
+            self._places.release()
+
+    async def start(self, request: ExecRequest) -> StreamSession:
+        container = self._records.containers.get(request.container)
+        if container is None:
+            raise NotFound(f"no such container: {request.container}")
+        _refuse_unless_running(container)
+        command = in_container(container, request.command, tty=request.streams.tty)
+        return await self._guests.open(container.id, command, request.streams)
+
+    async def dial(self, container: ContainerId, port: int) -> StreamSession:
+        found = self._records.containers.get(container)
+        if found is None:
+            raise NotFound(f"no such container: {container}")
+        _refuse_unless_running(found)
+        return await self._guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
+
+    def guest_facts(self, container: Container) -> Mapping[str, object]:
+        """What the guest of a running container says of itself; empty if there is none, or it does not answer at once."""
+        if container.phase is not ContainerPhase.RUNNING:
+            return {}
+        return self._guests.facts(container.id, _FACTS_SECONDS)
+
+
+def _refuse_unless_running(container: Container) -> None:
+    if container.phase is not ContainerPhase.RUNNING:
+        raise WrongState(
+            f"container {container.id} is {container.phase.value}: commands run in a running container only"
+        )

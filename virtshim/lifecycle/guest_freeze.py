@@ -1,0 +1,133 @@
+"""What a guest is asked for around a standstill of its VM: file systems at rest before it; their work and a right clock after it.
+
+A guest need not have an agent: then nothing of this happens, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Final
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.ids import ContainerId
+from virtshim.ports.clock import Clock
+from virtshim.ports.guests import GuestCare
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+# All in seconds. Programs of the guest wait while its file systems come to rest.
+_FREEZE: Final = 10.0
+_ANSWER: Final = 5.0
+# Pauses between two tries to thaw: a guest at rest must not stay so.
+_SOONEST, _LATEST = 0.5, 30.0
+_CLOSE: Final = 5.0
+
+
+class CareForGuests:
+    """A thread for each guest that was let go on, until it has answered."""
+
+    def __init__(self, records: Records, guests: GuestCare, clock: Clock, locks: PodLocks) -> None:
+        self._records = records
+        self._guests = guests
+        self._clock = clock
+        self._locks = locks
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._threads: dict[ContainerId, threading.Thread] = {}
+
+    def bring_to_rest(self, container: Container) -> int:
+        """How many of its file systems are at rest now; 0 if none could be brought to it, and the log says why. `resumed` must
+        follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
+        earlier = self._thread_of(container.id)
+        if earlier is not None:
+            earlier.join(_ANSWER)
+            if earlier.is_alive():
+                log.info("guest.not_frozen", container=container.id.short, why="an earlier thaw is not answered yet")
+                return 0
+        self._note(container.id, frozen=True)
+        try:
+            count = self._guests.freeze(container.id, _FREEZE)
+        except WrongState as exc:
+            self._note(container.id, frozen=False)
+            log.info("guest.not_frozen", container=container.id.short, why=str(exc))
+            return 0
+        except ShimError as exc:
+            log.warning("guest.not_frozen", container=container.id.short, why=str(exc))
+            return 0
+        log.info("guest.frozen", container=container.id.short, file_systems=count)
+        return count
+
+    def resumed(self, container: ContainerId, *, was_paused: bool = True) -> None:
+        """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once; nothing if
+        that is under way already."""
+        with self._lock:
+            if self._closing.is_set() or container in self._threads:
+                return
+            thread = threading.Thread(
+                target=self._attend, args=(container, was_paused), name=f"care-{container.short}", daemon=True
+            )
+            self._threads[container] = thread
+            thread.start()
+
+    def close(self) -> None:
+        """What is not done the next process does."""
+        self._closing.set()
+        with self._lock:
+            threads = tuple(self._threads.values())
+        until = time.monotonic() + _CLOSE
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _thread_of(self, container: ContainerId) -> threading.Thread | None:
+        with self._lock:
+            return self._threads.get(container)
+
+    # --- below: a thread of each guest
+
+    def _attend(self, container: ContainerId, was_paused: bool) -> None:
+        try:
+            self._thaw(container)
+            if was_paused and not self._closing.is_set() and self._runs(container) is not None:
+                self._guests.set_clock(container, _ANSWER)
+        except ShimError as exc:
+            log.info("guest.clock.not_set", container=container.short, why=str(exc))
+        except Exception:  # the edge of the thread
+            log.exception("guest.care.crashed", container=container.short)
+        finally:
+            with self._lock:
+                del self._threads[container]
+
+    def _thaw(self, wanted: ContainerId) -> None:
+        pause, complaint = _SOONEST, ""
+        while not self._closing.is_set() and (container := self._runs(wanted)) is not None and container.frozen:
+            try:
+                self._guests.thaw(wanted, _ANSWER)
+            except ShimError as exc:
+                if str(exc) != complaint:
+                    complaint = str(exc)
+                    log.warning("guest.not_thawed", container=wanted.short, why=complaint)
+                self._clock.wait(self._closing, pause)
+                pause = min(2 * pause, _LATEST)
+            else:
+                self._note(wanted, frozen=False)
+                log.info("guest.thawed", container=wanted.short)
+
+    def _runs(self, container: ContainerId) -> Container | None:
+        found = self._records.containers.get(container)
+        return found if found is not None and found.phase is ContainerPhase.RUNNING else None
+
+    def _note(self, container: ContainerId, *, frozen: bool) -> None:
+        found = self._records.containers.get(container)
+        if found is None:
+            return
+        with self._locks.held(found.sandbox_id):
+            found = self._records.containers.get(container)
+            if found is not None:
+                self._records.containers.replace(dataclasses.replace(found, frozen=frozen))

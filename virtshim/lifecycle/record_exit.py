@@ -1,0 +1,153 @@
+"""The one place where a container becomes EXITED: reads the power again, then writes how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from dataclasses import dataclass, field
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.devices.granted import GrantedDevices, PciFunction
+from virtshim.domain.errors import ShimError
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
+from virtshim.lifecycle.container_logs import Logs
+from virtshim.passthrough.health import DeviceHealth, with_devices
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Exits:
+    """`timeout`: seconds for a call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    logs: Logs
+    clock: Clock
+    locks: PodLocks
+    streaming: Streaming
+    groups: VmGroups
+    timeout: float
+    devices: DeviceHealth
+    ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
+
+    def announce(self, container: ContainerId, message: str) -> None:
+        """Why we are about to end this VM. Its power event may be settled on another thread before we are back."""
+        self.ended_by_us[container] = message
+
+    def settle(self, container: ContainerId, message: str = "") -> Container | None:
+        """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
+        None if it is gone. `message` tells what we did to it, if we ended it."""
+        found = self.records.containers.get(container)
+        if found is None:
+            return None
+        with self.locks.held(found.sandbox_id):
+            found = self.records.containers.get(container)
+            if found is None or found.phase is not ContainerPhase.RUNNING:
+                return found
+            domain = uuid.UUID(found.domain_uuid)
+            state = self.hypervisor.power(domain)
+            if not state.has_ended:
+                return self._standing(
+                    found, with_devices(trouble_of(state, found.granted), [self.devices.trouble(found)])
+                )
+            if state.is_on:  # it panicked, and its QEMU waits
+                self.hypervisor.destroy(domain, container)
+            self.finish_log(found)
+            message = message or self.ended_by_us.pop(container, "")
+            vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
+            how = how_it_ended(found, vm)
+            how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.ended(found)]))
+            ended = found.exited(how)
+            self.records.containers.replace(ended)
+            self.streaming.end_container(container)
+            self._drop_group(ended)
+            log.info(
+                "container.exited",
+                container=container.short,
+                code=ended.exit.code if ended.exit else None,
+                message=how.message,
+            )
+            return ended
+
+    def _oom_killed(self, container: Container, state: PowerState) -> bool:
+        """Asked before the cgroup goes."""
+        if state.reason is not OffReason.CRASHED:
+            return False
+        return self.groups.oom_kills(container.id, container.cgroup_parent) > 0
+
+    def _drop_group(self, container: Container) -> None:
+        """RemoveContainer repeats it."""
+        try:
+            self.groups.remove(container.id, container.cgroup_parent, self.timeout)
+        except ShimError as exc:
+            log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
+
+    def _standing(self, container: Container, trouble: str) -> Container:
+        """Notes why a running one does not get on; written on change only."""
+        if container.checkpointing or container.trouble == trouble:
+            return container
+        log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
+        now = container.troubled(trouble)
+        self.records.containers.replace(now)
+        return now
+
+    def finish_log(self, container: Container) -> None:
+        """A log that cannot be written (the disk is full) must not keep the container RUNNING."""
+        try:
+            # Not open if it ended while virtshim was away.
+            self.logs.open(container)
+            self.logs.finish(container)
+        except ShimError as exc:
+            log.warning("console.unfinished", container=container.id.short, error=str(exc))
+
+
+def how_it_ended(container: Container, vm: Exit) -> Exit:
+    """Where the command decided, what became of its VM does not matter. Pure."""
+    return dataclasses.replace(container.ending, finished_at=vm.finished_at) if container.ending else vm
+
+
+def trouble_of(state: PowerState, granted: GrantedDevices) -> str:
+    """Why a VM that is on does not get on, for people; "" if it does. libvirt does not tell why QEMU stopped a VM by itself, as
+    it does when a device in it reports an error that cannot be corrected. Pure."""
+    if state.power is not Power.PAUSED:
+        return ""
+    match state.pause:
+        case PauseReason.IO_ERROR:
+            return "paused: the node has no room to write its disk; it goes on by itself when there is"
+        case PauseReason.GUEST:
+            return "its guest has suspended itself"
+        case PauseReason.OTHER:
+            if any(isinstance(device, PciFunction) for device in granted.passthrough):
+                return "paused from outside, or by QEMU for a fault of its PCI device (see its log); virsh resume lets it go on"
+            return "paused from outside; virsh resume lets it go on"
+
+
+def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool = False) -> Exit:
+    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed for memory in its cgroup. Pure."""
+    if state.power is Power.ABSENT:
+        return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine is gone from libvirt")
+    if state.power is Power.CRASHED:
+        return Exit(1, ExitReason.ERROR, at, "the guest panicked; its console's log tells more")
+    if oom_killed and state.reason is OffReason.CRASHED:
+        return Exit(137, ExitReason.OOM_KILLED, at, "QEMU was killed: the container's cgroup had no memory left")
+    match state.reason:
+        case OffReason.SHUTDOWN:
+            return Exit(0, ExitReason.COMPLETED, at, message)
+        case OffReason.CRASHED:
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU was killed or crashed; its log tells more")
+        case OffReason.DESTROYED:
+            return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was ended from outside")
+        case OffReason.FAILED:
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU ended unexpectedly; its log tells why")
+        case OffReason.UNKNOWN:
+            return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine ended and nobody knows how")

@@ -1,0 +1,69 @@
+"""RemoveContainer: makes sure that VM, disk, seed and record are gone. The log file is kubelet's and stays."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.errors import ShimError
+from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.images import ImageUse
+from virtshim.passthrough.assembly import DeviceCare
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.guests import GuestAgents
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveContainer:
+    """`timeout`: seconds for a call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    logs: Logs
+    disks: RootDisks
+    images: ImageUse
+    clock: Clock
+    locks: PodLocks
+    guests: GuestAgents
+    groups: VmGroups
+    devices: DeviceCare
+    timeout: float
+
+    def remove(self, wanted: Container) -> None:
+        """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
+        with self.locks.held(wanted.sandbox_id):
+            container = self.records.containers.get(wanted.id)
+            if container is None:
+                return
+            domain = uuid.UUID(container.domain_uuid)
+            removing = container.removing()
+            self.records.containers.replace(removing)
+            self.devices.unplug.before_removal(container)
+            self.hypervisor.destroy(domain, container.id)
+            self.guests.forget(container.id)
+            if container.started_at:
+                self.devices.health.ended(container)
+            try:
+                self.logs.finish(container)
+            except ShimError as exc:  # a full disk, say: removal is what makes room
+                log.warning("console.unfinished", container=container.id.short, error=str(exc))
+            if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
+                how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while it ran")
+                self.records.containers.replace(removing.ended_by_removal(how))
+            self.hypervisor.undefine(domain, container.id)
+            self.groups.remove(container.id, container.cgroup_parent, self.timeout)
+            self.disks.delete(container.id)
+            self.records.containers.delete(container.id)
+        self.devices.borrowed.give_back_of(container)
+        self.images.collect(container.image)
+        log.info("container.removed", container=container.id.short)

@@ -1,0 +1,53 @@
+"""RemovePodSandbox: stops what runs, removes containers, network and record. The record goes last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.pod_disk import pod_part
+from virtshim.domain.sandbox import Sandbox
+from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.lifecycle.stop_sandbox import StopSandbox
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveSandbox:
+    records: Records
+    stop_sandbox: StopSandbox
+    remove_container: RemoveContainer
+    disks: RootDisks
+    images: ImageUse
+    locks: PodLocks
+
+    def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
+        """Idempotent. If the network cannot be released the record stays and the error is raised: nothing is forgotten."""
+        self.stop_sandbox.stop(wanted, deadline)  # without the lock, which power events wait for
+        with self.locks.held(wanted.id):
+            sandbox = self.records.sandboxes.get(wanted.id)
+            if sandbox is None:
+                return
+            self.stop_sandbox.stop(sandbox, deadline)
+            for container in self.records.containers.all():
+                if container.sandbox_id == sandbox.id:
+                    self.remove_container.remove(container)
+            self._remove_disks_with_the_last(sandbox)
+            self.records.sandboxes.delete(sandbox.id)
+        for image in set(sandbox.root_disks.values()):
+            self.images.collect(image)
+        log.info("sandbox.removed", sandbox=wanted.id.short)
+
+    def _remove_disks_with_the_last(self, sandbox: Sandbox) -> None:
+        """Root disks that stay for the pod's life."""
+        others = (other for other in self.records.sandboxes.all() if other.id != sandbox.id)
+        if sandbox.root_disks and not any(other.key.is_same_pod(sandbox.key) for other in others):
+            self.disks.delete_kept(pod_part(sandbox.key))
+            log.info("pod.disks.removed", pod=str(sandbox.key))

@@ -1,0 +1,26 @@
+"""ReopenContainerLog: kubelet has renamed the log to rotate it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.errors import WrongState
+from virtshim.lifecycle.container_logs import Logs
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenLog:
+    """Takes no lock: a rotation must not wait for a stop that is under way."""
+
+    logs: Logs
+
+    def reopen(self, container: Container) -> None:
+        """The new file is there on return, and nothing more is written to the old one. WrongState if the container does not
+        run: its log is complete, and kubelet renames it back."""
+        if container.phase is not ContainerPhase.RUNNING:
+            raise WrongState(
+                f"container {container.id} is {container.phase.value}: only a running one has a log to open anew"
+            )
+        if container.log_file:
+            self.logs.reopen(container)

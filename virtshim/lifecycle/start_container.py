@@ -1,0 +1,114 @@
+"""StartContainer: the VM boots."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, released
+from virtshim.domain.errors import NotFound, ShimError, WrongState
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sizing import Sizes
+from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.entrypoints import ContainerCommands
+from virtshim.lifecycle.record_exit import Exits
+from virtshim.lifecycle.update_container_resources import group_of
+from virtshim.passthrough.claims import DeviceClaims
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.rollback import Rollback
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartContainer:
+    """`timeout`: seconds for a call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    logs: Logs
+    exits: Exits
+    clock: Clock
+    locks: PodLocks
+    groups: VmGroups
+    sizes: Sizes
+    timeout: float
+    commands: ContainerCommands
+    claims: DeviceClaims
+
+    def start(self, wanted: Container) -> None:
+        """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
+        leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
+        with self.locks.held(wanted.sandbox_id):
+            container = self.records.containers.get(wanted.id)
+            if container is None:
+                raise NotFound(f"no such container: {wanted.id}")
+            sandbox = self._refuse_unless_startable(container)
+            domain = uuid.UUID(container.domain_uuid)
+            try:
+                self.logs.open(container)
+                # Anything may have been unplugged since it was created, of which libvirt says little.
+                self.claims.check(container.granted, container.size)
+                group = group_of(container, sandbox, container.resources, container.size, self.sizes)
+                self.groups.make(group, self.timeout)
+                self.hypervisor.start(domain)
+                self.records.containers.replace(container.running(self.clock.now_ns()))
+            except ShimError as exc:
+                self._failed(container, domain, exc)
+                raise
+        log.info("container.started", container=container.id.short)
+        try:
+            # A guest that ended before the record said RUNNING sent its event too early.
+            self.exits.settle(container.id)
+        except ShimError as exc:  # it was started, whatever became of it
+            log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
+        self.commands.follow(container)
+
+    def _refuse_unless_startable(self, container: Container) -> Sandbox:
+        """Its sandbox."""
+        if container.phase is not ContainerPhase.CREATED:
+            raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
+        if not container.has_its_devices:
+            raise WrongState(f"the devices of container {container.id} went to a later one of its pod; remove it")
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        if sandbox is None or not sandbox.is_ready:
+            raise WrongState(f"the sandbox of container {container.id} is not ready")
+        for other in self.records.containers.all():
+            if other.id == container.id or not other.may_be_on or not _share(container, other):
+                continue
+            if other.phase is ContainerPhase.RUNNING:
+                if other.sandbox_id != container.sandbox_id:
+                    raise WrongState(
+                        f"container {other.id}, of an earlier sandbox of this pod, still runs on the same disk; stop it first"
+                    )
+                raise WrongState(
+                    f"container {other.id} ({other.name.name}) runs in this pod already: a pod is one virtual machine, "
+                    "so its containers run one after another. Use one container, or init containers"
+                )
+            # What should be off must not share the pod's network.
+            self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)
+        return sandbox
+
+    def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
+        log.warning("container.start.failed", container=container.id.short, error=str(error))
+        ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
+        with Rollback() as undo:  # last in, first out
+            # Once its VM is certainly off, its devices are free.
+            undo.add("record", lambda: self.records.containers.replace(released(ended) if undo.clean else ended))
+            undo.add("console", lambda: self.logs.finish(container))
+            undo.add("cgroup", lambda: self.groups.remove(container.id, container.cgroup_parent, self.timeout))
+            undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
+
+
+def _share(one: Container, other: Container) -> bool:
+    """A pod's network, its root disk or its UUID: at most one of them may be on. (QEMU's own lock on the disk file is the
+    last resort.)"""
+    if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
+        return True
+    return one.pod_disk != "" and one.pod_disk == other.pod_disk

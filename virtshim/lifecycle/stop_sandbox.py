@@ -1,0 +1,67 @@
+"""StopPodSandbox: containers end, the network goes, the sandbox is NOT_READY. Safe to call for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import ContainerPhase, released
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import Sandbox, SandboxPhase
+from virtshim.lifecycle.stop_container import StopContainer
+from virtshim.ports.clock import Clock
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+_AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
+
+
+@dataclass(frozen=True, slots=True)
+class StopSandbox:
+    """`least`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
+
+    records: Records
+    networks: PodNetworks
+    stop_container: StopContainer
+    clock: Clock
+    locks: PodLocks
+    least: float
+    streaming: Streaming
+
+    def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
+        """Containers get no grace: kubelet has stopped those it cared for. The network is released once; a failure is
+        raised and the next call tries again."""
+        self._kill_containers(wanted.id)
+        with self.locks.held(wanted.id):
+            sandbox = self.records.sandboxes.get(wanted.id)
+            if sandbox is None:
+                return
+            self._kill_containers(sandbox.id)  # one that was started while we waited for the lock
+            if sandbox.phase is SandboxPhase.READY:
+                sandbox = sandbox.not_ready("stopped")
+                self.records.sandboxes.replace(sandbox)
+            self._free_devices(sandbox.id)
+            self.streaming.end_sandbox(sandbox.id)
+            if sandbox.network_released:
+                return
+            timeout = max(self.least, deadline.left(self.clock.monotonic()))
+            self.networks.release(sandbox.id, timeout)
+            self.records.sandboxes.replace(sandbox.released())
+        log.info("sandbox.stopped", sandbox=sandbox.id.short)
+
+    def _kill_containers(self, sandbox: SandboxId) -> None:
+        for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
+            if container.sandbox_id == sandbox and container.may_be_on:
+                self.stop_container.kill(container, "killed: its pod was stopped")
+
+    def _free_devices(self, sandbox: SandboxId) -> None:
+        """None of its VMs is on, and none is started any more."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox and container.claims and container.phase in _AT_REST:
+                self.records.containers.replace(released(container))

@@ -1,0 +1,135 @@
+"""UpdateContainerResources: all of it or nothing, on a VM that was created or runs."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.cgroup import Limits
+from virtshim.domain.container import Container, ContainerPhase, Resources
+from virtshim.domain.errors import NotFound, WrongState
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sizing import Sizes, limits_for, merged, resized
+from virtshim.domain.vm import VmSize
+from virtshim.ports.cgroups import VmGroup, VmGroups
+from virtshim.ports.hypervisor import VmResizing
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.rollback import Rollback
+
+log = structlog.get_logger(__name__)
+
+# How long a guest may take to give memory back, seconds.
+_BALLOON_LIMIT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One change as a whole: of what, from what, to what."""
+
+    container: Container
+    domain: uuid.UUID
+    size: VmSize
+    before: VmGroup
+    after: VmGroup
+
+    @property
+    def runs(self) -> bool:
+        return self.container.phase is ContainerPhase.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeContainer:
+    """`timeout`: seconds for each call to tapmanager."""
+
+    records: Records
+    resizing: VmResizing
+    groups: VmGroups
+    locks: PodLocks
+    sizes: Sizes
+    timeout: float
+
+    def resize(self, wanted: Container, resources: Resources) -> None:
+        """`resources` holds what is to change; 0 and "" leave alone. On an error everything is as it was, but for vCPUs
+        that were added already: no guest can be made to let go of one. Raises NotFound, WrongState, InvalidRequest."""
+        with self.locks.held(wanted.sandbox_id):
+            container = self.records.containers.get(wanted.id)
+            if container is None:
+                raise NotFound(f"no such container: {wanted.id}")
+            if container.phase not in (ContainerPhase.CREATED, ContainerPhase.RUNNING):
+                raise WrongState(
+                    f"container {container.id} is {container.phase.value}: only a created or running one can be resized"
+                )
+            sandbox = self.records.sandboxes.get(container.sandbox_id)
+            if sandbox is None:
+                raise NotFound(f"the sandbox of container {container.id} is gone")
+            after = merged(container.resources, resources)
+            if after == container.resources:
+                return
+            size = resized(container.size, parse_vm_options(sandbox.config.annotations), after, self.sizes)
+            if size.memory_bytes != container.size.memory_bytes and container.granted.pins_memory:
+                raise WrongState(
+                    "resources.limits.memory: the memory of a virtual machine with devices of the host is in use from its "
+                    "start to its end (they reach it by themselves); restart the pod with another limit"
+                )
+            change = _Change(
+                container=container,
+                domain=uuid.UUID(container.domain_uuid),
+                size=size,
+                before=group_of(container, sandbox, container.resources, container.size, self.sizes),
+                after=group_of(container, sandbox, after, size, self.sizes),
+            )
+            self._apply(change, after)
+        log.info("container.resized", container=container.id.short, vcpus=size.vcpus, memory=size.memory_bytes)
+
+    def _apply(self, change: _Change, after: Resources) -> None:
+        old, new = change.container.size, change.size
+        with Rollback() as undo:
+            if new.memory_bytes < old.memory_bytes:  # first out of the guest, then out of its cgroup
+                self._shrink(change, undo)
+                self._limit(change, undo)
+            else:
+                self._limit(change, undo)
+                if new.memory_bytes > old.memory_bytes:
+                    self._set_memory(change, undo)
+            undo.add("libvirt's limits", lambda: self.resizing.set_limits(change.domain, change.before.limits))
+            self.resizing.set_limits(change.domain, change.after.limits)
+            if new.vcpus > old.vcpus:
+                self.resizing.add_vcpus(change.domain, new.vcpus)
+            self.records.containers.replace(change.container.resized(after, new))
+            undo.commit()
+
+    def _limit(self, change: _Change, undo: Rollback) -> None:
+        """A created container has no cgroup yet: it is made with the new values."""
+        if change.runs:
+            self.groups.limit(change.after, self.timeout)
+            undo.add("cgroup", lambda: self.groups.limit(change.before, self.timeout))
+
+    def _shrink(self, change: _Change, undo: Rollback) -> None:
+        if change.runs:
+            used = self.resizing.memory_in_use(change.domain)
+            if used is None:
+                raise WrongState(
+                    "resources.limits.memory: the guest does not say how much memory it uses (no virtio balloon driver), so "
+                    "none can be taken from it; restart the pod with less"
+                )
+            if used > change.size.memory_bytes:
+                raise WrongState(
+                    f"resources.limits.memory: the guest uses {used} bytes, its memory cannot become "
+                    f"{change.size.memory_bytes}; free some in the guest"
+                )
+        self._set_memory(change, undo)
+
+    def _set_memory(self, change: _Change, undo: Rollback) -> None:
+        before = change.container.size.memory_bytes
+        undo.add("memory", lambda: self.resizing.set_memory(change.domain, before, _BALLOON_LIMIT))
+        self.resizing.set_memory(change.domain, change.size.memory_bytes, _BALLOON_LIMIT)
+
+
+def group_of(container: Container, sandbox: Sandbox, resources: Resources, size: VmSize, sizes: Sizes) -> VmGroup:
+    """The container's cgroup with these resources."""
+    limits: Limits = limits_for(resources, sandbox.overhead, size, sizes)
+    return VmGroup(sandbox.id, container.id, container.cgroup_parent, limits, resources.oom_score_adj)

@@ -1,0 +1,45 @@
+"""UpdatePodSandboxResources: kubelet asks before it changes the pod's own cgroup whether the VM could follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.container import Container, ContainerPhase, Resources
+from virtshim.domain.errors import NotFound
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sizing import Sizes, merged, resized
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeSandbox:
+    records: Records
+    locks: PodLocks
+    sizes: Sizes
+
+    def resize(self, sandbox_id: SandboxId, overhead: Resources, resources: Resources) -> None:
+        """Records the pod's new sums; the VM itself changes with UpdateContainerResources, which follows. WrongState if it
+        could not: kubelet then leaves the pod as it is. Raises NotFound."""
+        with self.locks.held(sandbox_id):
+            sandbox = self.records.sandboxes.get(sandbox_id)
+            if sandbox is None:
+                raise NotFound(f"no such pod sandbox: {sandbox_id}")
+            after = merged(sandbox.resources, resources)
+            for container in self.records.containers.all():
+                if container.sandbox_id == sandbox_id and container.phase is ContainerPhase.RUNNING:
+                    self._refuse_what_the_vm_cannot(sandbox, container, after)
+            self.records.sandboxes.replace(sandbox.resized(merged(sandbox.overhead, overhead), after))
+
+    def _refuse_what_the_vm_cannot(self, sandbox: Sandbox, container: Container, after: Resources) -> None:
+        """The pod's numbers are the VM's as long as they are those of its one container; where they are not (several
+        containers, limits of the pod itself), UpdateContainerResources decides alone."""
+        before, own = sandbox.resources, container.resources
+        future = Resources(
+            cpu_quota=after.cpu_quota if before.cpu_quota == own.cpu_quota else 0,
+            cpu_period=after.cpu_period,
+            memory_limit_bytes=after.memory_limit_bytes if before.memory_limit_bytes == own.memory_limit_bytes else 0,
+        )
+        resized(container.size, parse_vm_options(sandbox.config.annotations), merged(own, future), self.sizes)

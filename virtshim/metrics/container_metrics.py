@@ -1,0 +1,342 @@
+"""The metrics of containers and pods under cAdvisor's names: for kubelet's /metrics/cadvisor and the dashboards on it.
+
+What runs on the node for a container is its QEMU, so processes, threads, descriptors and memory are QEMU's. A VM without a
+cgroup of its own has no quota, and no limit to hit: those counts are then 0, which is true. What only a cgroup accounts
+(page cache, kernel memory, pressure) has no sample without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from virtshim.domain.container import Resources
+from virtshim.domain.usage import (
+    BlockUsage,
+    CgroupUsage,
+    DiskUse,
+    InterfaceUsage,
+    MemoryUse,
+    Pressure,
+    ProcessUsage,
+    VmCounters,
+)
+from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
+from virtshim.metrics.usage import ContainerUse, SandboxUse
+
+Read = Callable[[ContainerUse], Iterable[Sample]]
+
+_CONTAINER_AND_BELOW = ("container", "hierarchy")
+
+
+def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
+    """Nanoseconds to whole seconds."""
+
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        value = pick(use.domain.counters) if use.domain.counters else None
+        return one(None if value is None else value // SECOND)
+
+    return read
+
+
+def _cpu_total(use: ContainerUse) -> Iterable[Sample]:
+    return (Sample(use.cpu.total // SECOND, ("total",)),) if use.cpu else ()
+
+
+def _memory(pick: Callable[[MemoryUse], int | None]) -> Read:
+    return lambda use: one(pick(use.memory) if use.memory else None)
+
+
+def _cgroup(pick: Callable[[CgroupUsage], int | None]) -> Read:
+    return lambda use: one(pick(use.domain.cgroup) if use.domain.cgroup else None)
+
+
+def _cgroup_count(pick: Callable[[CgroupUsage], int | None]) -> Read:
+    """0 for a VM that is there and has no cgroup of its own: what would be counted cannot happen."""
+
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        if use.domain.cgroup is not None:
+            return one(pick(use.domain.cgroup))
+        return one(0 if use.domain.process is not None else None)
+
+    return read
+
+
+def _process(pick: Callable[[ProcessUsage], int | None]) -> Read:
+    return lambda use: one(pick(use.domain.process) if use.domain.process else None)
+
+
+def _cgroup_or_process(
+    group: Callable[[CgroupUsage], int | None], process: Callable[[ProcessUsage], int | None]
+) -> Read:
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        known = group(use.domain.cgroup) if use.domain.cgroup else None
+        return one(known) if known is not None else _process(process)(use)
+
+    return read
+
+
+def _faults(use: ContainerUse) -> Iterable[Sample]:
+    memory = use.memory
+    if memory is None:
+        return
+    for kind, count in (("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)):
+        for scope in _CONTAINER_AND_BELOW:
+            if count is not None:
+                yield Sample(count, (kind, scope))
+
+
+def _disk(pick: Callable[[DiskUse], int]) -> Read:
+    return lambda use: (Sample(pick(use.disk), (use.disk.directory,)),) if use.disk else ()
+
+
+def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        counters = use.domain.counters
+        return [Sample(pick(block), (block.device,)) for block in (counters.blocks if counters else ())]
+
+    return read
+
+
+def _block_operations(use: ContainerUse) -> Iterable[Sample]:
+    for block in use.domain.counters.blocks if use.domain.counters else ():
+        yield Sample(block.read_bytes, (block.device, "Read"))
+        yield Sample(block.write_bytes, (block.device, "Write"))
+
+
+def _pressure(what: str, pick: Callable[[Pressure], int]) -> Read:
+    def read(cgroup: CgroupUsage) -> int | None:
+        pressure = cgroup.pressure.get(what)
+        return None if pressure is None else pick(pressure) // SECOND
+
+    return _cgroup(read)
+
+
+def _some(pressure: Pressure) -> int:
+    return pressure.some_total
+
+
+def _full(pressure: Pressure) -> int:
+    return pressure.full_total
+
+
+def _most_threads(use: ContainerUse) -> Iterable[Sample]:
+    """0 means no limit."""
+    cgroup = use.domain.cgroup
+    return one((cgroup.most_tasks if cgroup else None) or 0)
+
+
+def _hugepages(use: ContainerUse) -> Iterable[Sample]:
+    cgroup = use.domain.cgroup
+    return [Sample(page.usage, (page.page_size,)) for page in (cgroup.hugepages if cgroup else ())]
+
+
+def _most_hugepages(use: ContainerUse) -> Iterable[Sample]:
+    cgroup = use.domain.cgroup
+    pages = cgroup.hugepages if cgroup else ()
+    return [Sample(page.most, (page.page_size,)) for page in pages if page.most is not None]
+
+
+def _spec(pick: Callable[[Resources], int | None]) -> Read:
+    return lambda use: one(pick(use.container.config.resources))
+
+
+def _reservation(resources: Resources) -> int:
+    """cgroup v2 calls it memory.low; CRI has no other word for it."""
+    text = resources.unified.get("memory.low", "")
+    return int(text) if text.isdigit() else 0
+
+
+def _open_files(use: ContainerUse) -> Iterable[Sample]:
+    process = use.domain.process
+    if process is None or process.most_descriptors is None:
+        return ()
+    return (Sample(process.most_descriptors, ("max_open_files",)),)
+
+
+def _network(pick: Callable[[InterfaceUsage], int]) -> Callable[[SandboxUse], Iterable[Sample]]:
+    return lambda use: [Sample(pick(interface), (interface.name,)) for interface in use.interfaces]
+
+
+def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+    return Family(name, Kind.COUNTER, text, read, labels)
+
+
+def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+    return Family(name, Kind.GAUGE, text, read, labels)
+
+
+_CPU = (
+    _counter("container_cpu_usage_seconds_total", "CPU time of the VM and its QEMU.", _cpu_total, "cpu"),
+    _counter(
+        "container_cpu_user_seconds_total", "CPU time in user mode, guest code included.", _cpu(lambda c: c.cpu_user)
+    ),
+    _counter("container_cpu_system_seconds_total", "CPU time in the host's kernel.", _cpu(lambda c: c.cpu_system)),
+    _counter(
+        "container_cpu_cfs_periods_total",
+        "Periods of the CPU quota that have passed.",
+        _cgroup_count(lambda c: c.cpu_periods),
+    ),
+    _counter(
+        "container_cpu_cfs_throttled_periods_total",
+        "Periods in which the quota ran out.",
+        _cgroup_count(lambda c: c.cpu_throttled_periods),
+    ),
+    _counter(
+        "container_cpu_cfs_throttled_seconds_total",
+        "Time without CPU because the quota had run out.",
+        _cgroup_count(lambda c: c.cpu_throttled // SECOND),
+    ),
+    _gauge(
+        "container_spec_cpu_period", "Period of the CPU limit in microseconds.", _spec(lambda r: r.cpu_period or None)
+    ),
+    _gauge(
+        "container_spec_cpu_quota",
+        "CPU time for each period in microseconds.",
+        _spec(lambda r: r.cpu_quota if r.cpu_quota > 0 else None),
+    ),
+    _gauge(
+        "container_spec_cpu_shares", "Weight of the container on a busy CPU.", _spec(lambda r: r.cpu_shares or None)
+    ),
+)
+
+_MEMORY = (
+    _gauge("container_memory_usage_bytes", "Memory of the VM and its QEMU.", _memory(lambda m: m.usage)),
+    _gauge(
+        "container_memory_working_set_bytes",
+        "Memory that cannot be reclaimed at once; pods are evicted by it.",
+        _memory(lambda m: m.working_set),
+    ),
+    _gauge(
+        "container_memory_rss",
+        "Anonymous and shared memory: the guest's RAM as far as it was touched, and QEMU's own.",
+        _memory(lambda m: m.rss),
+    ),
+    _gauge("container_memory_swap", "Memory that is in the host's swap.", _memory(lambda m: m.swap)),
+    _gauge("container_memory_cache", "Page cache that the host keeps for the VM.", _cgroup(lambda c: c.file)),
+    _gauge(
+        "container_memory_mapped_file",
+        "Resident pages of files, QEMU's program text above all.",
+        _cgroup_or_process(lambda c: c.mapped_file, lambda p: p.file),
+    ),
+    _gauge("container_memory_kernel_usage", "Memory of the host's kernel for the VM.", _cgroup(lambda c: c.kernel)),
+    _gauge(
+        "container_memory_max_usage_bytes",
+        "Most memory ever used.",
+        _cgroup_or_process(lambda c: c.most_memory, lambda p: p.most_resident),
+    ),
+    _counter(
+        "container_memory_failcnt", "How often the memory limit was reached.", _cgroup_count(lambda c: c.limit_hits)
+    ),
+    _counter(
+        "container_memory_failures_total",
+        "Page faults of QEMU, which the guest's first touches of its RAM are.",
+        _faults,
+        "failure_type",
+        "scope",
+    ),
+    _counter("container_oom_events_total", "Kills for lack of memory.", _cgroup_count(lambda c: c.oom_kills)),
+    _gauge("container_spec_memory_limit_bytes", "Memory limit, 0 without one.", _spec(lambda r: r.memory_limit_bytes)),
+    _gauge(
+        "container_spec_memory_swap_limit_bytes",
+        "Limit of memory and swap together, 0 without one.",
+        _spec(lambda r: r.memory_swap_limit_bytes),
+    ),
+    _gauge(
+        "container_spec_memory_reservation_limit_bytes",
+        "Memory that is left to the container under pressure, 0 for none.",
+        _spec(_reservation),
+    ),
+    _gauge("container_hugetlb_usage_bytes", "Huge pages in use.", _hugepages, "pagesize"),
+    _gauge("container_hugetlb_max_usage_bytes", "Most huge pages ever used.", _most_hugepages, "pagesize"),
+)
+
+_PRESSURE = tuple(
+    _counter(
+        f"container_pressure_{what}_{word}_seconds_total",
+        f"Time in which {who} waited for {name}.",
+        _pressure(what, pick),
+    )
+    for what, name in (("cpu", "a CPU"), ("io", "I/O"), ("memory", "memory"))
+    for word, who, pick in (("waiting", "some of QEMU's threads", _some), ("stalled", "all of QEMU's threads", _full))
+)
+
+_DISKS = (
+    _gauge(
+        "container_fs_usage_bytes",
+        "Bytes on disk of the container's own files, the root disk above all.",
+        _disk(lambda d: d.used_bytes),
+        "device",
+    ),
+    _gauge(
+        "container_fs_limit_bytes",
+        "Size of the file system that holds them.",
+        _disk(lambda d: d.filesystem_bytes),
+        "device",
+    ),
+    _gauge("container_fs_inodes_total", "Inodes of that file system.", _disk(lambda d: d.filesystem_inodes), "device"),
+    _gauge(
+        "container_fs_inodes_free",
+        "Free inodes of that file system.",
+        _disk(lambda d: d.filesystem_inodes_free),
+        "device",
+    ),
+    _counter("container_fs_reads_total", "Reads by the guest.", _blocks(lambda b: b.reads), "device"),
+    _counter("container_fs_reads_bytes_total", "Bytes read by the guest.", _blocks(lambda b: b.read_bytes), "device"),
+    _counter("container_fs_writes_total", "Writes by the guest.", _blocks(lambda b: b.writes), "device"),
+    _counter(
+        "container_fs_writes_bytes_total", "Bytes written by the guest.", _blocks(lambda b: b.write_bytes), "device"
+    ),
+    _counter(
+        "container_blkio_device_usage_total",
+        "Bytes read and written by the guest.",
+        _block_operations,
+        "device",
+        "operation",
+    ),
+)
+
+_PROCESSES = (
+    _gauge("container_processes", "Processes on the node: QEMU.", _process(lambda _: 1)),
+    _gauge("container_threads", "Threads of QEMU.", _process(lambda p: p.threads)),
+    _gauge("container_threads_max", "Most threads there may be, 0 for no limit.", _most_threads),
+    _gauge("container_file_descriptors", "Open descriptors of QEMU.", _process(lambda p: p.descriptors)),
+    _gauge("container_sockets", "Open sockets of QEMU.", _process(lambda p: p.sockets)),
+    _gauge("container_ulimits_soft", "QEMU's soft limits.", _open_files, "ulimit"),
+    _gauge(
+        "container_last_seen",
+        "When these numbers were read, in seconds since the epoch.",
+        lambda use: one(use.taken_at // SECOND),
+    ),
+    _gauge(
+        "container_start_time_seconds",
+        "When the container was started, in seconds since the epoch.",
+        lambda use: one(use.container.started_at // SECOND),
+    ),
+)
+
+CONTAINER = (*_CPU, *_MEMORY, *_PRESSURE, *_DISKS, *_PROCESSES)
+
+
+def network_families(prefix: str) -> tuple[Family[SandboxUse], ...]:
+    """Traffic of the guest's NICs, as the guest sees it."""
+    return tuple(
+        Family(f"{prefix}_network_{way}_{what}_total", Kind.COUNTER, text, _network(pick), ("interface",))
+        for way, what, text, pick in (
+            ("receive", "bytes", "Bytes received by the guest.", lambda i: i.rx_bytes),
+            ("receive", "packets", "Packets received by the guest.", lambda i: i.rx_packets),
+            ("receive", "errors", "Packets for the guest that were damaged.", lambda i: i.rx_errors),
+            (
+                "receive",
+                "packets_dropped",
+                "Packets for the guest that it did not take in time.",
+                lambda i: i.rx_dropped,
+            ),
+            ("transmit", "bytes", "Bytes sent by the guest.", lambda i: i.tx_bytes),
+            ("transmit", "packets", "Packets sent by the guest.", lambda i: i.tx_packets),
+            ("transmit", "errors", "Packets of the guest that were damaged.", lambda i: i.tx_errors),
+            ("transmit", "packets_dropped", "Packets of the guest that the host dropped.", lambda i: i.tx_dropped),
+        )
+    )
+
+
+POD = network_families("container")

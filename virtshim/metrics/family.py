@@ -1,0 +1,94 @@
+"""What a metric is: its name, what it means, its labels, and how its samples come out of a reading. Pure.
+
+Values are whole numbers, as CRI carries no others: seconds are whole seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.sandbox import Sandbox
+from virtshim.lifecycle.create_container import domain_name
+from virtshim.metrics.usage import ContainerUse, SandboxUse
+
+S_contra = TypeVar("S_contra", contravariant=True)
+
+# Those of cAdvisor in kubelet, so that dashboards made for it find their pods. `name` is libvirt's name of the VM.
+BASE_LABELS = ("container", "id", "image", "name", "namespace", "pod")
+
+SECOND = 1_000_000_000
+
+
+class Kind(enum.Enum):
+    """COUNTER: only grows while the VM runs."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`labels` are the values of the family's own labels, in their order."""
+
+    value: int
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family(Generic[S_contra]):
+    """`labels` come after BASE_LABELS. `read` gives no sample where the number is not known."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[S_contra], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def label_keys(self) -> tuple[str, ...]:
+        return BASE_LABELS + self.labels
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One sample of a family with all its label values."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    value: int
+
+
+def of_pod(families: Iterable[Family[SandboxUse]], use: SandboxUse) -> list[Measured]:
+    sandbox = use.sandbox
+    base = ("", sandbox.id.value, "", "", sandbox.key.namespace, sandbox.key.name)
+    return [_measured(family, base, sample) for family in families for sample in family.read(use)]
+
+
+def of_container(families: Iterable[Family[ContainerUse]], sandbox: Sandbox, use: ContainerUse) -> list[Measured]:
+    """Nothing for a container that does not run: its series end, as cAdvisor's do."""
+    container = use.container
+    if container.phase is not ContainerPhase.RUNNING:
+        return []
+    base = (
+        container.name.name,
+        container.id.value,
+        container.config.user_image or container.config.image,
+        domain_name(container),
+        sandbox.key.namespace,
+        sandbox.key.name,
+    )
+    return [_measured(family, base, sample) for family in families for sample in family.read(use)]
+
+
+def one(value: int | None) -> Iterable[Sample]:
+    """The sample of a family without labels of its own; none if the value is not known."""
+    return () if value is None else (Sample(value),)
+
+
+def _measured(family: Family[S_contra], base: tuple[str, ...], sample: Sample) -> Measured:
+    return Measured(family.name, family.kind, base + sample.labels, sample.value)

@@ -1,0 +1,178 @@
+"""What containers and pods use: readings of all that is asked for at once, joined with the records. Never writes."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.errors import ShimError
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.usage import (
+    CpuMeter,
+    CpuUse,
+    DiskUse,
+    DomainUsage,
+    InterfaceUsage,
+    MemoryUse,
+    cpu_together,
+    memory_of,
+    memory_together,
+)
+from virtshim.lifecycle.create_container import domain_name
+from virtshim.passthrough.health import DeviceHealth, DeviceUse
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import VmReadings
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.records import Records
+
+log = structlog.get_logger(__name__)
+
+# Seconds: numbers that come later than this are worth less than the list they would delay.
+_NETWORK_LIMIT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUse:
+    """`taken_at` in ns is the time of all that has no time of its own. Of a container that does not run, only the disk and the
+    devices that it had are known; of one that runs, each part that could be read."""
+
+    container: Container
+    taken_at: int
+    cpu: CpuUse | None = None
+    memory: MemoryUse | None = None
+    disk: DiskUse | None = None
+    domain: DomainUsage = DomainUsage()
+    devices: Mapping[PciAddress, DeviceUse] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUse:
+    """The pod is its VMs: nothing else runs in it. `interfaces` are in the pod's order, its first NIC first; empty if they
+    could not be read."""
+
+    sandbox: Sandbox
+    taken_at: int
+    cpu: CpuUse | None
+    memory: MemoryUse | None
+    interfaces: tuple[InterfaceUsage, ...]
+    processes: int
+    containers: tuple[ContainerUse, ...]
+
+
+class Usage:
+    """Thread-safe. A list is one reading for all in it, however many VMs there are; what cannot be read in time is left
+    out, the rest is told."""
+
+    def __init__(
+        self,
+        records: Records,
+        readings: VmReadings,
+        networks: PodNetworks,
+        disks: RootDisks,
+        devices: DeviceHealth,
+        clock: Clock,
+    ) -> None:
+        self._records = records
+        self._readings = readings
+        self._networks = networks
+        self._disks = disks
+        self._devices = devices
+        self._clock = clock
+        self._meter = CpuMeter()
+        self._lock = threading.Lock()
+
+    def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUse]:
+        """In the order given."""
+        running = [c for c in chosen if c.phase is ContainerPhase.RUNNING]
+        usages = self._readings.usage({uuid.UUID(c.domain_uuid): domain_name(c) for c in running})
+        cpu = self._metered(running, usages)
+        return [self._container(c, usages.get(uuid.UUID(c.domain_uuid)), cpu.get(c.id.value)) for c in chosen]
+
+    def process_id(self, container: Container) -> int | None:
+        """QEMU's; None if it does not run, or cannot be found."""
+        if container.phase is not ContainerPhase.RUNNING:
+            return None
+        domain = uuid.UUID(container.domain_uuid)
+        found = self._readings.usage({domain: domain_name(container)}).get(domain)
+        return found.process.pid if found and found.process else None
+
+    def sandboxes(self, chosen: Sequence[Sandbox]) -> Sequence[SandboxUse]:
+        """In the order given."""
+        ids = {sandbox.id for sandbox in chosen}
+        members = [c for c in self._records.containers.all() if c.is_visible and c.sandbox_id in ids]
+        by_sandbox: dict[SandboxId, list[ContainerUse]] = {}
+        for use in self.containers(members):
+            by_sandbox.setdefault(use.container.sandbox_id, []).append(use)
+        counters = self._counters(chosen)
+        return [self._sandbox(s, by_sandbox.get(s.id, []), counters.get(s.id, ())) for s in chosen]
+
+    def _metered(
+        self, running: Sequence[Container], usages: Mapping[uuid.UUID, DomainUsage]
+    ) -> Mapping[str, CpuUse | None]:
+        with self._lock:
+            self._meter.forget_all_but(container.id for container in self._records.containers.all())
+            found = {}
+            for container in running:
+                usage = usages.get(uuid.UUID(container.domain_uuid))
+                found[container.id.value] = self._meter.take(container.id, usage.counters if usage else None)
+            return found
+
+    def _container(self, container: Container, usage: DomainUsage | None, cpu: CpuUse | None) -> ContainerUse:
+        domain = usage or DomainUsage()
+        return ContainerUse(
+            container=container,
+            taken_at=self._clock.now_ns(),
+            cpu=cpu,
+            memory=memory_of(domain, container.config.resources.memory_limit_bytes),
+            disk=self._disk(container),
+            domain=domain,
+            devices=self._devices.of(container),
+        )
+
+    def _disk(self, container: Container) -> DiskUse | None:
+        try:
+            # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
+            kept = container.pod_disk if container.phase is ContainerPhase.RUNNING else ""
+            return self._disks.use(container.id, kept)
+        except ShimError as exc:
+            log.warning("container.disk_not_read", container=container.id.value, error=str(exc))
+            return None
+
+    def _counters(self, chosen: Sequence[Sandbox]) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
+        if not any(sandbox.is_ready for sandbox in chosen):
+            return {}
+        try:
+            return self._networks.counters(_NETWORK_LIMIT)
+        except ShimError as exc:
+            log.warning("network.counters_not_read", error=str(exc))
+            return {}
+
+    def _sandbox(
+        self, sandbox: Sandbox, containers: Sequence[ContainerUse], counters: Sequence[InterfaceUsage]
+    ) -> SandboxUse:
+        return SandboxUse(
+            sandbox=sandbox,
+            taken_at=self._clock.now_ns(),
+            cpu=cpu_together(use.cpu for use in containers if use.cpu),
+            memory=memory_together(use.memory for use in containers if use.memory),
+            interfaces=_in_order(sandbox, counters),
+            processes=sum(use.domain.process is not None for use in containers),
+            containers=tuple(containers),
+        )
+
+
+def _in_order(sandbox: Sandbox, counters: Sequence[InterfaceUsage]) -> tuple[InterfaceUsage, ...]:
+    """Empty without the first NIC: another must not be taken for the pod's own."""
+    names = [nic.name for nic in sandbox.network.interfaces] if sandbox.network else []
+    by_name = {interface.name: interface for interface in counters}
+    if not names or names[0] not in by_name:
+        return ()
+    return tuple(by_name[name] for name in names if name in by_name)

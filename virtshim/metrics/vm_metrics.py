@@ -1,0 +1,132 @@
+"""The metrics of VMs as such, after KubeVirt's `kubevirt_vmi_*`: what the guest does with what it was given.
+
+Memory numbers that only the guest knows come from its balloon driver; there is no sample before it reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from virtshim.domain.usage import BlockUsage, GuestMemory, VcpuUsage, VmCounters
+from virtshim.metrics.container_metrics import network_families
+from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
+from virtshim.metrics.usage import ContainerUse
+
+Read = Callable[[ContainerUse], Iterable[Sample]]
+
+_PREFIX = "virtshim_vm"
+
+
+def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        value = pick(use.domain.counters) if use.domain.counters else None
+        return one(None if value is None else value // SECOND)
+
+    return read
+
+
+def _vcpus(pick: Callable[[VcpuUsage], int | None]) -> Read:
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        for vcpu in use.domain.counters.vcpus if use.domain.counters else ():
+            value = pick(vcpu)
+            if value is not None:
+                yield Sample(value // SECOND, (str(vcpu.number),))
+
+    return read
+
+
+def _memory(pick: Callable[[GuestMemory], int | None]) -> Read:
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        memory = use.domain.counters.memory if use.domain.counters else None
+        return one(pick(memory) if memory else None)
+
+    return read
+
+
+def _used(memory: GuestMemory) -> int | None:
+    if memory.available is None or memory.unused is None:
+        return None
+    return max(0, memory.available - memory.unused)
+
+
+def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
+    def read(use: ContainerUse) -> Iterable[Sample]:
+        counters = use.domain.counters
+        return [Sample(pick(block), (block.device,)) for block in (counters.blocks if counters else ())]
+
+    return read
+
+
+def _info(use: ContainerUse) -> Iterable[Sample]:
+    return (Sample(1, (use.container.domain_uuid,)),)
+
+
+def _resident(use: ContainerUse) -> Iterable[Sample]:
+    return one(use.domain.process.resident if use.domain.process else None)
+
+
+def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+    return Family(f"{_PREFIX}_{name}", Kind.COUNTER, text, read, labels)
+
+
+def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+    return Family(f"{_PREFIX}_{name}", Kind.GAUGE, text, read, labels)
+
+
+_CPU = (
+    _gauge("info", "1 for each running VM, with its UUID in libvirt.", _info, "domain"),
+    _counter("cpu_usage_seconds_total", "CPU time of the VM and its QEMU.", _cpu(lambda c: c.cpu)),
+    _counter("cpu_user_usage_seconds_total", "CPU time in user mode, guest code included.", _cpu(lambda c: c.cpu_user)),
+    _counter("cpu_system_usage_seconds_total", "CPU time in the host's kernel.", _cpu(lambda c: c.cpu_system)),
+    _counter("vcpu_seconds_total", "CPU time of each vCPU.", _vcpus(lambda v: v.time), "vcpu"),
+    _counter("vcpu_wait_seconds_total", "Time each vCPU waited for I/O or QEMU.", _vcpus(lambda v: v.wait), "vcpu"),
+    _counter("vcpu_delay_seconds_total", "Time each vCPU was ready and had no CPU.", _vcpus(lambda v: v.delay), "vcpu"),
+)
+
+_MEMORY = (
+    _gauge("memory_domain_bytes", "RAM the VM was given.", _memory(lambda m: m.maximum)),
+    _gauge("memory_actual_balloon_bytes", "RAM that the balloon leaves it.", _memory(lambda m: m.current)),
+    _gauge("memory_resident_bytes", "Resident memory of QEMU.", _resident),
+    _gauge("memory_available_bytes", "RAM as the guest counts it.", _memory(lambda m: m.available)),
+    _gauge("memory_unused_bytes", "RAM the guest uses for nothing.", _memory(lambda m: m.unused)),
+    _gauge(
+        "memory_usable_bytes", "RAM the guest could give to programs without swapping.", _memory(lambda m: m.usable)
+    ),
+    _gauge("memory_used_bytes", "RAM the guest uses, page cache included.", _memory(_used)),
+    _gauge("memory_cached_bytes", "Page cache of the guest.", _memory(lambda m: m.disk_caches)),
+    _counter("memory_swap_in_traffic_bytes", "Bytes the guest read from its swap.", _memory(lambda m: m.swap_in)),
+    _counter("memory_swap_out_traffic_bytes", "Bytes the guest wrote to its swap.", _memory(lambda m: m.swap_out)),
+    _counter("memory_pgmajfault_total", "Page faults of the guest that needed I/O.", _memory(lambda m: m.major_faults)),
+    _counter("memory_pgminfault_total", "Page faults of the guest without I/O.", _memory(lambda m: m.minor_faults)),
+)
+
+_STORAGE = (
+    _counter("storage_iops_read_total", "Reads by the guest.", _blocks(lambda b: b.reads), "drive"),
+    _counter("storage_iops_write_total", "Writes by the guest.", _blocks(lambda b: b.writes), "drive"),
+    _counter("storage_flush_requests_total", "Flushes by the guest.", _blocks(lambda b: b.flushes), "drive"),
+    _counter("storage_read_traffic_bytes_total", "Bytes read by the guest.", _blocks(lambda b: b.read_bytes), "drive"),
+    _counter(
+        "storage_write_traffic_bytes_total", "Bytes written by the guest.", _blocks(lambda b: b.write_bytes), "drive"
+    ),
+    _counter(
+        "storage_read_times_seconds_total",
+        "Time of all reads together.",
+        _blocks(lambda b: b.read_time // SECOND),
+        "drive",
+    ),
+    _counter(
+        "storage_write_times_seconds_total",
+        "Time of all writes together.",
+        _blocks(lambda b: b.write_time // SECOND),
+        "drive",
+    ),
+    _counter(
+        "storage_flush_times_seconds_total",
+        "Time of all flushes together.",
+        _blocks(lambda b: b.flush_time // SECOND),
+        "drive",
+    ),
+)
+
+CONTAINER = (*_CPU, *_MEMORY, *_STORAGE)
+POD = network_families(_PREFIX)

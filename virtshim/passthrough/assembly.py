@@ -1,0 +1,60 @@
+"""What is done for devices of the host before, while and after a VM has them: the services for it, made to fit each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.passthrough.borrowing import BorrowedDevices
+from virtshim.passthrough.claims import DeviceClaims
+from virtshim.passthrough.health import DeviceHealth
+from virtshim.passthrough.resets import DeviceResets
+from virtshim.passthrough.unplug import UnplugDevices
+from virtshim.passthrough.usb_drivers import UsbReturns
+from virtshim.ports.clock import Clock
+from virtshim.ports.devices import BorrowedTable, ConditionTable, DeviceDrivers, DeviceErrorCounts, Devices
+from virtshim.ports.hypervisor import Hypervisor, VmUnplugging
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRules:
+    """As [devices] in the settings. `timeout`: seconds for each call to tapmanager."""
+
+    bind: bool
+    reset: bool
+    unplug: float
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the services need of it."""
+
+    hypervisor: Hypervisor
+    unplugging: VmUnplugging
+    devices: Devices
+    drivers: DeviceDrivers
+    errors: DeviceErrorCounts
+    borrowed: BorrowedTable
+    conditions: ConditionTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCare:
+    claims: DeviceClaims
+    borrowed: BorrowedDevices
+    health: DeviceHealth
+    resets: DeviceResets
+    unplug: UnplugDevices
+
+
+def device_care(records: Records, out: Outside, clock: Clock, locks: PodLocks, rules: DeviceRules) -> DeviceCare:
+    resets = DeviceResets(records, out.conditions, out.drivers, out.errors, clock, rules.timeout)
+    return DeviceCare(
+        claims=DeviceClaims(records, out.hypervisor, out.devices, resets),
+        borrowed=BorrowedDevices(records, out.borrowed, out.drivers, rules.timeout, binds=rules.bind),
+        health=DeviceHealth(records, out.errors, resets, UsbReturns(out.drivers, rules.timeout), resets=rules.reset),
+        resets=resets,
+        unplug=UnplugDevices(records, out.unplugging, clock, locks, rules.unplug),
+    )

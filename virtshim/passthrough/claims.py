@@ -1,0 +1,106 @@
+"""Which container has which device of the host: granted, checked, taken under a key that only one can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
+from virtshim.domain.devices import guest_view
+from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciAddress, PciFunction
+from virtshim.domain.errors import WrongState
+from virtshim.domain.network import Interface, PodNetwork
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.vm import VmSize
+from virtshim.passthrough.resets import DeviceResets
+from virtshim.ports.devices import Devices
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.records import Records
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaims:
+    """A claim is held from CreateContainer until the VM is off for good: an ended container keeps its record, often for as
+    long as its pod, while kubelet has given its devices to others. A container that was never started holds its claims too,
+    until its sandbox is stopped, but not against a later one of that sandbox."""
+
+    records: Records
+    hypervisor: Hypervisor
+    devices: Devices
+    resets: DeviceResets
+
+    def resolve(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> GrantedDevices:
+        """What is behind the request. Raises InvalidRequest, Unavailable."""
+        request = DeviceRequest(
+            namespace=sandbox.key.namespace,
+            pod=sandbox.key.name,
+            container=name.name,
+            devices=config.devices,
+            cdi=config.cdi,
+            envs=_joined(config.envs),
+        )
+        granted = _with_nics(self.devices.resolve(request), sandbox.network)
+        guest_view.refuse_too_many(granted)
+        return granted
+
+    def check(self, granted: GrantedDevices, size: VmSize) -> None:
+        """WrongState if one of them cannot be attached now."""
+        if granted.passthrough:
+            self.devices.check(granted.passthrough, guest_memory=size.max_memory_bytes)
+            self.resets.refuse_broken(granted)
+
+    def add(self, container: Container, sandbox: Sandbox) -> None:
+        """Writes the new container's record, and its claims with it. WrongState, naming who has it, for a device that is
+        another one's."""
+        self._make_way(container, sandbox)
+        self.records.containers.add(container)
+
+    def _make_way(self, container: Container, sandbox: Sandbox) -> None:
+        for other in self.records.containers.all():
+            shared = set(other.claims).intersection(container.claims)
+            if not shared:
+                continue
+            # Of this sandbox, whose lock is ours: kubelet makes the next attempt of one that was never started, or whose failed
+            # start could not be undone, and leaves the row for later.
+            if other.sandbox_id != sandbox.id or other.phase not in (ContainerPhase.CREATED, ContainerPhase.EXITED):
+                raise WrongState(self._held(other, sorted(shared)))
+            self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)  # off, or this raises
+            self.records.containers.replace(released(other))
+
+    def _held(self, other: Container, claims: list[str]) -> str:
+        owner = self.records.sandboxes.get(other.sandbox_id)
+        places = {device.claim: device.place for device in other.granted.passthrough if isinstance(device, PciFunction)}
+        held = ", ".join(f"{claim} ({places[claim]})" if places.get(claim) else claim for claim in claims)
+        pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
+        return (
+            f"{held} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
+            "device, one virtual machine. It is free when that container has ended or was removed"
+        )
+
+
+def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:
+    """By name; of one that is there twice both values: kubelet appends a pod author's to a device plugin's."""
+    values: dict[str, list[str]] = {}
+    for name, value in envs:
+        values.setdefault(name, []).append(value.decode(errors="replace"))
+    return {name: ",".join(several) for name, several in values.items()}
+
+
+def _with_nics(granted: GrantedDevices, network: PodNetwork | None) -> GrantedDevices:
+    """The pod's NICs that are functions of the host's cards, behind the others; kubelet may have granted them too. Pure."""
+    nics = [_function(nic) for nic in nics_of(network, granted) if nic.function]
+    new = [nic for nic in nics if nic.claim not in granted.claims]
+    return dataclasses.replace(granted, passthrough=(*granted.passthrough, *new))
+
+
+def nics_of(network: PodNetwork | None, granted: GrantedDevices) -> tuple[Interface, ...]:
+    """The pod's NICs that a container's VM has. A function that was at VFIO before the network was made is a NIC of those
+    containers alone that kubelet granted it to: any network's configuration could name it. Pure."""
+    interfaces = network.interfaces if network else ()
+    return tuple(nic for nic in interfaces if nic.taken or not nic.function or _function(nic).claim in granted.claims)
+
+
+def _function(nic: Interface) -> PciFunction:
+    return PciFunction(PciAddress.parse(nic.function))

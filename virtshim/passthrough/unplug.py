@@ -1,0 +1,78 @@
+"""Before a VM is ended by force, its guest is asked to let go of the host's devices: a driver that is told can finish what it has
+under way; one whose VM just ends cannot."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.devices.granted import UsbDevice
+from virtshim.domain.errors import ShimError
+from virtshim.ports.clock import Clock
+from virtshim.ports.hypervisor import VmUnplugging
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnplugDevices:
+    """`seconds` that a guest gets for it; 0: it is not asked. What a guest keeps, the VM's end takes."""
+
+    records: Records
+    unplugging: VmUnplugging
+    clock: Clock
+    locks: PodLocks
+    seconds: float
+
+    def before_kill(self, container: Container, message: str) -> None:
+        """The end is written down first: a VM without its devices must not run on because we died in between. Never raises:
+        the VM is to end."""
+        if not self._wanted(container):
+            return
+        try:
+            if self._written_down(container, message):
+                self._unplug(container)
+        except ShimError as exc:  # what cannot be written is not begun
+            log.warning("vm.unplug.failed", container=container.id.short, error=str(exc))
+
+    def before_removal(self, container: Container) -> None:
+        """Its row says already that it goes. Never raises."""
+        if self._wanted(container):
+            try:
+                self._unplug(container)
+            except ShimError as exc:
+                log.warning("vm.unplug.failed", container=container.id.short, error=str(exc))
+
+    def _wanted(self, container: Container) -> bool:
+        on_pci = any(not isinstance(device, UsbDevice) for device in container.granted.passthrough)
+        return self.seconds > 0 and on_pci and container.phase is ContainerPhase.RUNNING
+
+    def _written_down(self, container: Container, message: str) -> bool:
+        """False if it has ended meanwhile, or another call keeps its pod."""
+        with self.locks.held_soon(container.sandbox_id, self.seconds) as held:
+            if not held:
+                return False
+            found = self.records.containers.get(container.id)
+            if found is None or found.phase is not ContainerPhase.RUNNING:
+                return False
+            if found.ending is None:
+                how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), message)
+                self.records.containers.replace(found.ending_as(how))
+            return True
+
+    def _unplug(self, container: Container) -> None:
+        begun = self.clock.monotonic()
+        domain = uuid.UUID(container.domain_uuid)
+        left = self.unplugging.unplug(domain, container.id, self.seconds)
+        log.info(
+            "vm.unplugged",
+            container=container.id.short,
+            devices=list(container.granted.claims),
+            kept_by_guest=list(left),
+            seconds=round(self.clock.monotonic() - begun, 3),
+        )

@@ -1,0 +1,145 @@
+"""What changes in pods, told to whoever follows: in order, once it is on disk, and without ever waiting for a listener."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from virtshim.domain.container import Container
+from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
+from virtshim.domain.sandbox import Sandbox
+from virtshim.primitives.clock import Stamps
+
+log = structlog.get_logger(__name__)
+
+# Changes that wait for one listener: a minute of a busy node's. They are references to records, so they weigh little.
+_ROOM: Final = 1024
+
+
+class Change(enum.Enum):
+    CREATED = "created"
+    STARTED = "started"
+    STOPPED = "stopped"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class PodChange:
+    """`id` is the sandbox's or the container's, whichever changed; `at` nanoseconds since the epoch, strictly increasing.
+    `sandbox` and `containers` are the pod as it was then; with what was deleted, as it was last."""
+
+    kind: Change
+    id: str
+    at: int
+    sandbox: Sandbox
+    containers: tuple[Container, ...]
+
+
+class Subscription:
+    """One listener: a bounded queue. Made by `Announcer.subscribe`; used by one thread, closed from any."""
+
+    def __init__(self, forget: Callable[[Subscription], None], on_drop: Callable[[], object]) -> None:
+        self._forget = forget
+        self._on_drop = on_drop
+        self._changed = threading.Condition()
+        self._waiting: deque[PodChange] = deque()
+        self._closed = False
+        self._error: ShimError | None = None
+
+    def next(self) -> PodChange | None:
+        """Waits for the next change; None after `close`. Raises ResourceExhausted if this listener was too slow (what
+        waited is lost), Unavailable when the daemon stops."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed or self._error)
+            if self._error is not None:
+                raise self._error
+            return None if self._closed else self._waiting.popleft()
+
+    def close(self) -> None:
+        """The listener has gone. Frees the queue; a second call does nothing."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._forget(self)
+
+    def offer(self, change: PodChange) -> bool:
+        """False if there is no room: then the subscription is over."""
+        with self._changed:
+            if len(self._waiting) < _ROOM:
+                self._waiting.append(change)
+                self._changed.notify_all()
+                return True
+        self.end(ResourceExhausted(f"this client fell {_ROOM} events behind and was dropped; list, then follow again"))
+        self._on_drop()
+        return False
+
+    def end(self, error: ShimError) -> None:
+        """`next` raises it from now on."""
+        with self._changed:
+            self._error = error
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
+class Announcer:
+    """`most`: listeners at once (each may hold a thread of the caller's)."""
+
+    def __init__(self, stamps: Stamps, most: int) -> None:
+        self._stamps = stamps
+        self._most = most
+        self._lock = threading.Lock()
+        self._listeners: list[Subscription] = []
+        self._closed = False
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
+    def subscribe(self, on_drop: Callable[[], object] = lambda: None) -> Subscription:
+        """Hears of each change from now on. `on_drop` is called once, on the publisher's thread, if it falls behind: it
+        must not wait. Raises ResourceExhausted if `most` listen already, Unavailable after `close`."""
+        with self._lock:
+            if self._closed:
+                raise _stopping()
+            if len(self._listeners) >= self._most:
+                raise ResourceExhausted(
+                    f"{self._most} clients follow events already; end one of them, or raise cri.max_calls"
+                )
+            made = Subscription(self._forget, on_drop)
+            self._listeners.append(made)
+            return made
+
+    def publish(self, kinds: Sequence[Change], changed: str, sandbox: Sandbox, containers: Sequence[Container]) -> None:
+        """Call after the record is written, and for one change after the other: `at` then tells their order."""
+        with self._lock:
+            for kind in kinds:
+                change = PodChange(kind, changed, self._stamps.next(), sandbox, tuple(containers))
+                slow = [listener for listener in self._listeners if not listener.offer(change)]
+                for listener in slow:
+                    self._listeners.remove(listener)
+                    log.warning("events.listener.dropped", behind=_ROOM, left=len(self._listeners))
+
+    def close(self) -> None:
+        """The daemon stops: every subscription ends, and there will be no new ones."""
+        with self._lock:
+            self._closed = True
+            for listener in self._listeners:
+                listener.end(_stopping())
+            self._listeners.clear()
+
+    def _forget(self, listener: Subscription) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("virtshim is stopping; list, then follow again")

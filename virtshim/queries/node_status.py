@@ -1,0 +1,84 @@
+"""What the node tells of itself: version, conditions, handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.layout import Layout, disk_of
+from virtshim.domain.sandbox import Sandbox
+from virtshim.lifecycle.create_container import domain_name
+from virtshim.passthrough.inspection import FunctionFacts
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.recovery import StateRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`trouble` is for people, "" if all is well; `reason` is one CamelCase word for machines."""
+
+    name: str
+    trouble: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    version: str
+    node_id: str
+    handlers: Sequence[str]
+    systemd_cgroups: bool
+    hypervisor: Hypervisor
+    networks: PodNetworks
+    records: StateRecords
+    unfinished: Callable[[], Mapping[str, str]]
+    layout: Layout
+    functions: FunctionFacts
+    broken_devices: Callable[[], Mapping[PciAddress, str]]
+
+    def conditions(self) -> Sequence[Condition]:
+        """kubelet wants both. Never waits for libvirt."""
+        database, hypervisor = self.records.trouble(), self.hypervisor.trouble()
+        network = self.networks.trouble()
+        reason = "StateDatabaseUnusable" if database else "HypervisorUnavailable" if hypervisor else ""
+        return (
+            Condition("RuntimeReady", database or hypervisor, reason),
+            Condition("NetworkReady", network, "NetworkPluginNotReady" if network else ""),
+        )
+
+    def facts(self) -> Mapping[str, object]:
+        """`unreadable`: records that cannot be read; `unfinished`: repairs that could not be made yet; `brokenDevices`: functions
+        that no VM gets. All by name, with why."""
+        return {
+            "version": self.version,
+            "nodeId": self.node_id,
+            "stateDir": self.layout.state_dir,
+            "unreadable": dict(self.records.unreadable()),
+            "unfinished": dict(self.unfinished()),
+            "brokenDevices": {str(address): why for address, why in self.broken_devices().items()},
+        }
+
+    def sandbox_facts(self, sandbox: Sandbox) -> Mapping[str, object]:
+        return {
+            "phase": sandbox.phase.value,
+            "reason": sandbox.reason,
+            "netns": sandbox.network.netns if sandbox.network else "",
+            "interfaces": self.functions.of_sandbox(sandbox),
+        }
+
+    def container_facts(self, container: Container) -> Mapping[str, object]:
+        return {
+            "sandboxID": container.sandbox_id.value,
+            "domainName": domain_name(container),
+            "domainUUID": container.domain_uuid,
+            "phase": container.phase.value,
+            "trouble": container.trouble,
+            "rootDisk": disk_of(self.layout, container),
+            "consoleLog": self.layout.console_log(container.id),
+            "consoleSocket": self.layout.console_socket(container.id),
+            "agentSocket": self.layout.agent_socket(container.id),
+            "devices": self.functions.of_container(container),
+        }

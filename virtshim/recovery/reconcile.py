@@ -1,0 +1,100 @@
+"""Now and then while serving: what start-up compares is compared again, for what it missed and what was left since.
+
+A difference is acted on only when it was there in two looks at least a minute apart, when no call is busy with its pod, and
+when it is still there with the pod's lock held. So nothing that is being made or removed is mistaken for a leftover.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.domain.errors import ShimError
+from virtshim.lifecycle.images import ImageUse
+from virtshim.passthrough.resets import DeviceResets
+from virtshim.ports.clock import Clock
+from virtshim.ports.recovery import StateRecords
+from virtshim.primitives.inflight import PodLocks
+from virtshim.recovery.plan import plan
+from virtshim.recovery.recover import Survey
+from virtshim.recovery.repairs import FOLLOW, Repair, Repairs, Workbench
+
+log = structlog.get_logger(__name__)
+
+# Seconds for which a difference must have been there.
+_AGE: Final = 60.0
+
+
+@dataclass(slots=True)
+class Reconcile:
+    """`interval`: seconds between two looks; while there is something to look at again they come sooner."""
+
+    records: StateRecords
+    survey: Survey
+    repairs: Repairs
+    workbench: Workbench
+    images: ImageUse
+    locks: PodLocks
+    clock: Clock
+    interval: float
+    resets: DeviceResets
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Looks until `stopping` is set."""
+        while not self.clock.wait(stopping, self._pause()):
+            try:
+                self.look()
+            except ShimError as exc:
+                log.warning("reconcile.failed", error=str(exc))
+            except Exception:
+                log.exception("reconcile.broken")  # the edge of a thread: the next look must come
+
+    def _pause(self) -> float:
+        return min(self.interval, _AGE) if self._seen or self.workbench.unfinished() else self.interval
+
+    def look(self) -> None:
+        """One look. Raises what reading raises; then nothing was changed."""
+        self.records.check()
+        if trouble := self.records.trouble():
+            log.critical("database.damaged", error=trouble)
+            return
+        before = self.workbench.unfinished()
+        found = [repair for repair in self._differences() if repair.what != FOLLOW or repair.name in before]
+        now = self.clock.monotonic()
+        self._seen = {repair.name: self._seen.get(repair.name, now) for repair in found}
+        left = self.workbench.begin_round(self._seen)
+        for repair in found:
+            if now - self._seen[repair.name] >= _AGE:
+                left = self._make(repair, left)
+        self.resets.try_again()
+
+    def _differences(self) -> Iterator[Repair]:
+        found = self.survey.take()
+        yield from self.repairs.of(plan(found), rebooted=False)
+        if not found.in_doubt:
+            yield from self.repairs.idle_devices()
+        for digest in sorted(self.images.unneeded()):
+            yield Repair("stray image", digest, self.images.collect, frozenset({digest.value}), None)
+
+    def _make(self, repair: Repair, left: float) -> float:
+        if repair.pod is not None and self.locks.is_busy(repair.pod):
+            return left
+        return self.workbench.make(repair.guarded(self._alone), left)
+
+    def _alone(self, repair: Repair) -> None:
+        """On the repair's own thread."""
+        if repair.pod is None:
+            self._if_still_due(repair)
+            return
+        with self.locks.held(repair.pod):
+            self._if_still_due(repair)
+
+    def _if_still_due(self, repair: Repair) -> None:
+        if self.repairs.still_due(repair):
+            log.warning("reconcile.repair", what=repair.what, item=repair.name)
+            repair.do(repair.item)

@@ -1,0 +1,108 @@
+"""Start-up: makes records and the world agree. Nothing is answered to callers before this is through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.lifecycle.images import ImageUse
+from virtshim.passthrough.resets import DeviceResets
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.recovery import StateRecords, VmCensus
+from virtshim.recovery.plan import Found, Plan, plan
+from virtshim.recovery.rebuild import Rebuild
+from virtshim.recovery.repairs import Repairs, Workbench
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Reads what there is. `timeout`: seconds for a call to tapmanager."""
+
+    records: StateRecords
+    census: VmCensus
+    networks: PodNetworks
+    disks: RootDisks
+    timeout: float
+
+    def take(self, rebuild: Rebuild | None = None, *, lost: bool = False, rebooted: bool = False) -> Found:
+        """The world first, then the records: a record is written before anything is made, so what was seen in the world and
+        has no record now is really without one. Raises what reading raises."""
+        there = self.census.take()
+        networks = self.networks.attached(self.timeout)
+        directories = self.disks.existing()
+        pods_kept = self.disks.pods_kept()
+        if rebuild is not None:
+            rebuild.run(there.owned, lost=lost)
+        containers = self.records.containers.all()
+        sandboxes = self.records.sandboxes.all()
+        for container, node in (there.other_nodes or {}).items():
+            if container in directories:
+                log.warning("domain.of_another_node", container=container.short, node=node, why="its disk is here")
+        return Found(
+            sandboxes=sandboxes,
+            containers=containers,
+            domains=there.owned,
+            networks=networks - there.other_sandboxes,
+            directories=directories - (there.other_nodes or {}).keys(),
+            pods_kept=pods_kept,
+            rebooted=rebooted,
+            in_doubt=bool(there.unreadable or self.records.unreadable()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    survey: Survey
+    rebuild: Rebuild
+    repairs: Repairs
+    workbench: Workbench
+    images: ImageUse
+    resets: DeviceResets
+
+    def run(self, *, rebooted: bool, lost: bool = False) -> None:
+        """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
+        what reading raises (then nothing was changed). A failed or stuck repair of one item is logged and the others go on:
+        the item's record stays, so nothing is forgotten."""
+        found = self.survey.take(self.rebuild, lost=lost, rebooted=rebooted)
+        todo = plan(found)
+        if lost:
+            self.images.adopt()
+            _tell_what_nobody_remembers(todo)
+            todo = (
+                todo.without_deletions()
+            )  # kubelet has had no time to ask for what it misses: the reconciler looks again
+        left = self.workbench.begin_round()
+        for repair in self.repairs.of(todo, rebooted=rebooted):
+            left = self.workbench.make(repair, left)
+        if not (lost or found.in_doubt):  # a VM that could not be read may have them
+            for repair in self.repairs.idle_devices():
+                left = self.workbench.make(repair, left)
+        if rebooted:
+            self.resets.forget()
+        self.images.collect_all()
+        log.info(
+            "recovered",
+            sandboxes=len(found.sandboxes),
+            containers=len(found.containers),
+            running=len(todo.follow),
+            unreadable=list(self.survey.records.unreadable()),
+            unfinished=list(self.workbench.unfinished()),
+        )
+
+
+def _tell_what_nobody_remembers(todo: Plan) -> None:
+    """What is here of pods that have no VM."""
+    networks = [sandbox.short for sandbox in todo.stray_networks]
+    directories = [container.short for container in todo.stray_directories]
+    if networks or directories or todo.stray_pod_disks:
+        log.warning(
+            "rebuild.unknown",
+            sandboxes=networks,
+            containers=directories,
+            pods_with_disks=list(todo.stray_pod_disks),
+            why="no VM remembers their pods; what kubelet does not ask for again is removed later",
+        )

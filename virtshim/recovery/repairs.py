@@ -1,0 +1,259 @@
+"""What is done about each kind of difference between records and world. Start-up does all of it, the reconciler again what
+start-up could not."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.devices.granted import BorrowedDevice
+from virtshim.domain.errors import DeadlineExceeded, ShimError
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.vm import OwnedDomain
+from virtshim.lifecycle.checkpoint_container import CheckpointContainer
+from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.entrypoints import ContainerCommands
+from virtshim.lifecycle.record_exit import Exits, how_it_ended
+from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.recovery import KnownNetworks, StateRecords
+from virtshim.recovery.plan import Plan
+
+log = structlog.get_logger(__name__)
+
+FOLLOW: Final = "running container"
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """`about`: the ids of what it is done to; two repairs that share one must not overlap. `pod`: whose lock keeps calls
+    away, None if that is not known (then nobody calls)."""
+
+    what: str
+    item: Any
+    do: Callable[[Any], object]
+    about: frozenset[str]
+    pod: SandboxId | None
+
+    def guarded(self, guard: Callable[[Repair], object]) -> Repair:
+        """The same, made by `guard`."""
+        return dataclasses.replace(self, do=lambda _item: guard(self))
+
+    @property
+    def name(self) -> str:
+        match self.item:
+            case Sandbox(id=found) | Container(id=found):
+                return f"{self.what} {found.short}"
+            case OwnedDomain(name=found):
+                return f"{self.what} {found}"
+            case BorrowedDevice(address=address):
+                return f"{self.what} {address}"
+            case _:
+                return f"{self.what} {self.item}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repairs:
+    """`timeout`: seconds for each call to tapmanager."""
+
+    records: StateRecords
+    hypervisor: Hypervisor
+    networks: KnownNetworks
+    logs: Logs
+    disks: RootDisks
+    exits: Exits
+    remove_container: RemoveContainer
+    checkpoints: CheckpointContainer
+    commands: ContainerCommands
+    clock: Clock
+    timeout: float
+
+    def of(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
+        """In the order in which they are to be made."""
+        yield from self._each("stray domain", todo.stray_domains, self._drop_domain)
+        yield from self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
+        yield from self._each("half-made container", todo.undo_containers, self.remove_container.remove)
+        yield from self._each("stray directory", todo.stray_directories, self.disks.delete)
+        yield from self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_kept)
+        yield from self._each("started container", todo.adopt, self._adopt)
+        yield from self._each(FOLLOW, todo.follow, self._follow)
+        yield from self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
+        yield from self._each("half-made sandbox", todo.undo_sandboxes, self._undo_sandbox)
+        yield from self._each("sandbox without network", todo.lost_networks, self._lost_network)
+        yield from self._each("stray network", todo.stray_networks, self._drop_network)
+        yield from self._each("unfinished checkpoint", todo.checkpoints, self.checkpoints.finish_left)
+
+    def idle_devices(self) -> Iterator[Repair]:
+        """Devices that were borrowed for containers which have gone: after all others, which may set them free."""
+        borrowed = self.remove_container.devices.borrowed
+        for device in borrowed.idle():
+            yield Repair("borrowed device", device, borrowed.give_back, frozenset({device.claim}), None)
+
+    def still_due(self, repair: Repair) -> bool:
+        """Whether what it was planned from is still so; asked with the pod's lock held."""
+        containers, sandboxes = self.records.containers, self.records.sandboxes
+        match repair.item:
+            case Container(id=found):
+                return containers.get(found) == repair.item
+            case Sandbox(id=found):
+                return sandboxes.get(found) == repair.item
+            case OwnedDomain(container_id=found):
+                there = containers.get(found)
+                return there is None or (there.phase is ContainerPhase.EXITED and repair.what != "stray domain")
+            case ContainerId():
+                return containers.get(repair.item) is None
+            case SandboxId():
+                return sandboxes.get(repair.item) is None
+            case _:
+                return True
+
+    def _each(self, what: str, items: tuple[Any, ...], do: Callable[[Any], object]) -> Iterator[Repair]:
+        for item in items:
+            yield Repair(what, item, do, _about(item), _pod_of(item))
+
+    def _drop_domain(self, domain: OwnedDomain) -> None:
+        self.hypervisor.destroy(domain.uuid, domain.container_id)
+        self.hypervisor.undefine(domain.uuid, domain.container_id)
+
+    def _end_domain(self, domain: OwnedDomain) -> None:
+        """Its start failed and could not be undone; RemoveContainer undefines it."""
+        self.hypervisor.destroy(domain.uuid, domain.container_id)
+
+    def _adopt(self, container: Container) -> None:
+        """Killed between libvirt's start and our record."""
+        self.logs.open(container)
+        running = container.running(self.clock.now_ns())
+        self.records.containers.replace(running)
+        self.commands.follow(running)
+
+    def _follow(self, container: Container) -> None:
+        self.logs.open(container)
+        self.commands.follow(container)
+
+    def _settle(self, container: Container) -> None:
+        self.exits.settle(container.id)
+
+    def _settle_rebooted(self, container: Container) -> None:
+        self.exits.finish_log(container)
+        how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
+        self.records.containers.replace(container.exited(how_it_ended(container, how)))
+
+    def _undo_sandbox(self, sandbox: Sandbox) -> None:
+        self.networks.release(sandbox.id, self.timeout)
+        self.records.sandboxes.delete(sandbox.id)
+
+    def _lost_network(self, sandbox: Sandbox) -> None:
+        """kubelet replaces a sandbox that is not ready; its own StopPodSandbox releases what CNI still holds."""
+        self.records.sandboxes.replace(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
+
+    def _drop_network(self, sandbox: SandboxId) -> None:
+        self.networks.release(sandbox, self.timeout)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    repair: Repair
+    over: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.repair.do(self.repair.item)
+        except BaseException as exc:  # noqa: BLE001  whoever waits raises it
+            self.error = exc
+        self.over.set()
+
+
+class Workbench:
+    """Makes repairs one after another, each for `limit` seconds at most: then it is left behind on its thread, and the next
+    one's turn comes. `budget` bounds, in seconds, how long such leaving-behind may go on in one round."""
+
+    def __init__(self, limit: float, budget: float) -> None:
+        self._limit = limit
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._behind: list[_Attempt] = []
+        self._failed: dict[str, str] = {}
+
+    def begin_round(self, due: Collection[str] = ()) -> float:
+        """The seconds that this round may wait for what is stuck. `due`: names of all there is to repair; other failures are
+        over."""
+        with self._lock:
+            self._behind = [one for one in self._behind if not one.over.is_set()]
+            self._failed = {name: why for name, why in self._failed.items() if name in due}
+        return self._budget
+
+    def make(self, repair: Repair, left: float) -> float:
+        """One repair; returns what is left of the round's seconds. A failure is logged: the item's record stays, so nothing is
+        forgotten."""
+        if self._is_busy(repair):
+            self._note(repair, "an earlier step for it has not ended yet")
+            return left
+        attempt = _Attempt(repair)
+        thread = threading.Thread(target=attempt.run, name="repair", daemon=True)
+        thread.start()
+        limit = min(self._limit, left)
+        if not attempt.over.wait(limit):
+            with self._lock:
+                self._behind.append(attempt)
+            self._note(
+                repair,
+                str(DeadlineExceeded(f"it has not ended within {limit:g} s; it goes on, and is looked at again")),
+            )
+            return left - limit
+        if isinstance(attempt.error, ShimError):
+            self._note(repair, str(attempt.error))
+        elif attempt.error is not None and not isinstance(attempt.error, Exception):
+            raise attempt.error
+        elif attempt.error is not None:
+            log.error("recover.broken", item=repair.name, exc_info=attempt.error)
+            self._note(repair, f"an error in virtshim itself: {attempt.error!r}")
+        else:
+            with self._lock:
+                self._failed.pop(repair.name, None)
+            log.info("recover.done", what=repair.what, item=repair.name)
+        return left
+
+    def unfinished(self) -> dict[str, str]:
+        """What could not be repaired yet, and why."""
+        with self._lock:
+            over = {one.repair.name for one in self._behind if one.over.is_set() and one.error is None}
+            return {name: why for name, why in self._failed.items() if name not in over}
+
+    def _is_busy(self, repair: Repair) -> bool:
+        with self._lock:
+            return any(one.repair.about & repair.about for one in self._behind if not one.over.is_set())
+
+    def _note(self, repair: Repair, why: str) -> None:
+        with self._lock:
+            self._failed[repair.name] = why
+        log.warning("recover.failed", what=repair.what, item=repair.name, error=why)
+
+
+def _about(item: object) -> frozenset[str]:
+    match item:
+        case Container(id=own, sandbox_id=sandbox) | OwnedDomain(container_id=own, sandbox_id=sandbox):
+            return frozenset({own.value, sandbox.value})
+        case Sandbox(id=found):
+            return frozenset({found.value})
+        case _:
+            return frozenset({str(item)})
+
+
+def _pod_of(item: object) -> SandboxId | None:
+    match item:
+        case Container(sandbox_id=sandbox) | OwnedDomain(sandbox_id=sandbox) | Sandbox(id=sandbox):
+            return sandbox
+        case SandboxId():
+            return item
+        case _:
+            return None

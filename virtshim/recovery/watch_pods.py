@@ -1,0 +1,119 @@
+"""A look at every pod now and then, for what nobody tells: a network that went, a lost power event, room on a full disk."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.errors import ShimError
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.vm import OwnedDomain, PauseReason, Power
+from virtshim.lifecycle.checkpoint_container import CheckpointContainer
+from virtshim.lifecycle.guest_freeze import CareForGuests
+from virtshim.lifecycle.record_exit import Exits
+from virtshim.passthrough.health import DeviceHealth
+from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.network import PodNetworks
+from virtshim.ports.pause import Standstill
+from virtshim.ports.records import Records
+from virtshim.primitives.inflight import PodLocks
+
+log = structlog.get_logger(__name__)
+
+# Seconds between two rounds: kubelet needs about as long to act on a sandbox that is not ready.
+_INTERVAL: Final = 10.0
+# Bytes that must be free before a VM that met a full disk goes on; with less it would stop again at once.
+_ROOM_WANTED: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPods:
+    """`timeout`: seconds for each call to tapmanager."""
+
+    records: Records
+    hypervisor: Hypervisor
+    standstill: Standstill
+    networks: PodNetworks
+    disks: RootDisks
+    exits: Exits
+    checkpoints: CheckpointContainer
+    clock: Clock
+    locks: PodLocks
+    care: CareForGuests
+    devices: DeviceHealth
+    timeout: float
+
+    def run(self, stopping: threading.Event) -> None:
+        """Rounds until `stopping` is set."""
+        while not stopping.is_set():
+            self.look()
+            self.clock.wait(stopping, _INTERVAL)
+
+    def look(self) -> None:
+        """One round. A part that cannot be read now is left to the next round."""
+        for part in (self.devices.look, self._machines, self._networks):
+            self._try(part)
+
+    def _try(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except ShimError as exc:
+            log.warning("watch.failed", error=str(exc))
+        except Exception:
+            log.exception("watch.broken")  # the edge of a thread: the next round must come
+
+    def _machines(self) -> None:
+        """One question to libvirt for all; only what differs from the record is looked at closer."""
+        running = [c for c in self.records.containers.all() if c.phase is ContainerPhase.RUNNING]
+        if not running:
+            return
+        domains = {domain.container_id: domain for domain in self.hypervisor.owned()}
+        for container in running:
+            if container.checkpointing or container.frozen:  # no harm if it is under way
+                self._try(lambda one=container: self.checkpoints.finish_left(one))  # type: ignore[misc]
+            domain = domains.get(container.id)
+            troubled = container.trouble or self.devices.trouble(container)
+            if domain is None or domain.state.has_ended or troubled or domain.state.power is Power.PAUSED:
+                self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
+
+    def _look_closer(self, container: Container, domain: OwnedDomain | None) -> None:
+        self.exits.settle(container.id)
+        if domain is not None and domain.state.pause is PauseReason.IO_ERROR:
+            self._go_on(container, uuid.UUID(container.domain_uuid))
+
+    def _go_on(self, container: Container, domain: uuid.UUID) -> None:
+        """Safe to do: QEMU holds the writes that failed and tries them again; without room it only stops again."""
+        if self.disks.room() >= _ROOM_WANTED and self.standstill.out_of_space(domain):
+            log.info("vm.resumed", container=container.id.short, why="there is room for its disk again")
+            self.standstill.resume(domain)
+            self.care.resumed(container.id)
+            self.exits.settle(container.id)
+
+    def _networks(self) -> None:
+        ready = [s.id for s in self.records.sandboxes.all() if s.is_ready]  # before the list: each was attached by then
+        if not ready:
+            return
+        attached = self.networks.attached(self.timeout)
+        lost = self.networks.lost(self.timeout)
+        for sandbox in ready:
+            if sandbox not in attached:
+                self._lost_network(sandbox, "tapmanager does not know it any more")
+            elif sandbox in lost:
+                self._lost_network(sandbox, lost[sandbox])
+
+    def _lost_network(self, wanted: SandboxId, why: str) -> None:
+        """kubelet then stops its containers and replaces it; StopPodSandbox releases what CNI still holds."""
+        with self.locks.held(wanted):
+            sandbox = self.records.sandboxes.get(wanted)
+            if sandbox is None or not sandbox.is_ready:
+                return
+            self.records.sandboxes.replace(sandbox.not_ready(f"its network is gone: {why}"))
+        log.warning("sandbox.lost", sandbox=wanted.short, why=why)
