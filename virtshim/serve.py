@@ -10,8 +10,8 @@ from types import FrameType
 
 import structlog
 
-from virtshim import app as composition
 from virtshim import sdnotify
+from virtshim.app import assembly
 from virtshim.config import Settings
 from virtshim.grpc_socket import SocketLock
 
@@ -34,7 +34,7 @@ def serve(settings: Settings) -> None:
     os.makedirs(os.path.dirname(settings.cri_socket), mode=0o711, exist_ok=True)
     lock = SocketLock(settings.cri_socket)
     try:
-        with composition.built(settings) as app:
+        with assembly.built(settings) as app:
             sdnotify.notify("STATUS=recovering")
             app.recovered()
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.

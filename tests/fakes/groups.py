@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from virtshim.domain.cgroup import vm_group
+from virtshim.domain.cgroup import VmGroup, vm_group
 from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId
-from virtshim.ports.cgroups import VmGroup
 
 
 class FakeVmGroups:

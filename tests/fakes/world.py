@@ -25,7 +25,8 @@ from fakes.resizing import FakeResizing
 from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
 
-from virtshim.app import Adapters, App, wire
+from virtshim.app.adapters import Adapters
+from virtshim.app.assembly import App, wire
 from virtshim.config import Paths, Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName
 from virtshim.domain.deadline import Deadline

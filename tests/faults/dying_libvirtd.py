@@ -13,7 +13,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 from dying import Stepping, Steps
 
-from virtshim import app as composition
+from virtshim.app import assembly
 from virtshim.cli.serve import serve_command
 
 _SILENT = ("watching", "on_power_event", "trouble", "usage")
@@ -26,7 +26,7 @@ def _kill_libvirtd() -> None:
 
 def main() -> None:
     steps = Steps(os.environ["VIRTSHIM_TEST_ORDER"], _kill_libvirtd)
-    wire = composition.wire
+    wire = assembly.wire
 
     def dressed(settings: Any, adapters: Any) -> Any:
         parts = {
@@ -35,7 +35,7 @@ def main() -> None:
         }
         return wire(settings, dataclasses.replace(adapters, **parts))
 
-    composition.wire = dressed
+    assembly.wire = dressed
     serve_command(sys.argv[2])
 
 

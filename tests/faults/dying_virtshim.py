@@ -12,8 +12,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 from dying import Stepping, Steps
 
-from virtshim import app as composition
 from virtshim import process
+from virtshim.app import assembly
 from virtshim.cli.serve import serve_command
 from virtshim.disks import root_disks
 
@@ -39,7 +39,7 @@ class _Records:
 
 def main() -> None:
     steps = Steps(os.environ["VIRTSHIM_TEST_ORDER"])
-    wire = composition.wire
+    wire = assembly.wire
 
     def dressed(settings: Any, adapters: Any) -> Any:
         parts: dict[str, Any] = {}
@@ -51,9 +51,9 @@ def main() -> None:
                 parts[field.name] = Stepping(field.name, part, steps, _SILENT.get(field.name, ()))
         return wire(settings, dataclasses.replace(adapters, **parts))
 
-    composition.wire = dressed
+    assembly.wire = dressed
     if boot := os.environ.get("VIRTSHIM_TEST_BOOT"):
-        composition.machine.boot_id = lambda: boot
+        assembly.machine.boot_id = lambda: boot
     process._ENVIRONMENT["PATH"] = f"{os.environ['VIRTSHIM_TEST_PROGRAMS']}:{process._ENVIRONMENT['PATH']}"
     limits: Any = root_disks
     limits._CREATE_TIMEOUT = float(os.environ["VIRTSHIM_TEST_QEMU_IMG_LIMIT"])

@@ -10,8 +10,8 @@ import time
 
 from rich.console import Console
 
-from virtshim import app as composition
 from virtshim import config
+from virtshim.app import assembly
 from virtshim.cli.daemons import need_root, tapmanager_daemon
 from virtshim.cli.node_dir import NodeDir, remove_unstarted, use_own_paths
 from virtshim.cli.up import holder, take_lock
@@ -79,7 +79,7 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
     tapmanager = tapmanager_daemon(node.config_file)
     tapmanager.start()
     try:
-        with composition.built(settings) as app:
+        with assembly.built(settings) as app:
             app.recovered()
             clock = SystemClock()
             failures: list[str] = []

@@ -9,19 +9,18 @@ from typing import Final
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_proto
-from virtshim.queries.container_events import Announcer
+from virtshim.cri.services import ServicerPart, Services
 
 # Seconds that a client that fell behind has to read what gRPC holds for it, and then why its stream ends. One that reads
 # nothing at all is cut off then: until it reads, its thread waits in the middle of a message.
 _LAST_CHANCE: Final = 10.0
 
 
-class EventCalls(api_pb2_grpc.RuntimeServiceServicer):
-    """Part of `RuntimeServicer`."""
-
-    _announcer: Announcer
+class EventCalls(ServicerPart):
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._announcer = services.events
 
     def GetContainerEvents(
         self, request: pb.GetEventsRequest, context: grpc.ServicerContext

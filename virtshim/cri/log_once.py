@@ -1,4 +1,4 @@
-"""Says once for the life of the process what was taken without effect; a line for each pod would tell nobody anything."""
+"""Logs once for the life of the process which fields were accepted without effect; a line for each pod would help nobody."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import structlog
 log = structlog.get_logger(__name__)
 
 
-class ToldOnce:
+class LogOnce:
     """Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def tell(self, without_effect: Mapping[str, str]) -> None:
-        """`without_effect`: kind -> why (see `virtshim.cri.pod_fields`)."""
-        for kind, why in without_effect.items():
+    def without_effect(self, fields: Mapping[str, str]) -> None:
+        """`fields`: kind -> why (see `virtshim.cri.pod_fields`)."""
+        for kind, why in fields.items():
             with self._lock:
-                if kind in self._told:
+                if kind in self._logged:
                     continue
-                self._told.add(kind)
+                self._logged.add(kind)
             log.info("pod.field.without_effect", field=kind, why=why)

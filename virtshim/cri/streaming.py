@@ -1,29 +1,39 @@
-"""The RPCs that hand out URLs of the streaming server: Exec, Attach, PortForward."""
+"""ExecSync; and Exec, Attach, PortForward, which hand out URLs of the streaming server."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
 
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri.services import ServicerPart
 from virtshim.domain.annotations.parse import FORWARD, SCREEN
 from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import screen_socket
 from virtshim.domain.sandbox import Sandbox
 from virtshim.queries.lookup import get_container, get_sandbox
 
-if TYPE_CHECKING:
-    from virtshim.cri.runtime import Services
+# A client's limit is 16 MiB for the message: both streams and the little around them.
+_OUTPUT_ROOM = (16 << 20) - 1024
 
 
-class StreamingCalls:
-    """Part of RuntimeServicer."""
-
-    _do: Services
+class StreamingCalls(ServicerPart):
+    def ExecSync(self, request: pb.ExecSyncRequest, context: grpc.ServicerContext) -> pb.ExecSyncResponse:
+        """Output that does not fit into the answer is left out."""
+        if request.timeout < 0:
+            raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
+        container = get_container(self._do.records, request.container_id)
+        cancelled = threading.Event()
+        if not context.add_callback(cancelled.set):
+            cancelled.set()
+        result = self._do.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
+        stdout, stderr = fitting(result, _OUTPUT_ROOM)
+        return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
 
     def Exec(self, request: pb.ExecRequest, context: grpc.ServicerContext) -> pb.ExecResponse:
         del context
@@ -83,3 +93,10 @@ def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:
 def _must_run(container: Container) -> None:
     if container.phase is not ContainerPhase.RUNNING:
         raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
+
+
+def fitting(result: CommandResult, room: int) -> tuple[bytes, bytes]:
+    """The beginnings of both streams, `room` bytes together at most: each may have what the other leaves, and half in any
+    case."""
+    stderr = result.stderr[: max(room // 2, room - len(result.stdout))]
+    return result.stdout[: room - len(stderr)], stderr

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from virtshim.devices.attachable import Attachable
+from virtshim.config import Settings
+from virtshim.devices.attachable import Attachable, Rules
 from virtshim.devices.host_files import HostFiles
+from virtshim.devices.memory_lock import lockable
 from virtshim.devices.pci import PciBus
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, Passthrough, PciFunction
+from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, Passthrough, PciAddress, PciFunction
 from virtshim.domain.errors import WrongState
 
 log = structlog.get_logger(__name__)
@@ -38,3 +40,8 @@ class NodeDevices:
             if facts is not None and not facts.has_reset:
                 # It works, but the next VM finds the device as this one leaves it.
                 log.warning("devices.no_reset", device=str(facts.address))
+
+
+def device_rules(settings: Settings, files: HostFiles) -> Rules:
+    keep = frozenset(PciAddress.parse(address) for address in settings.devices.keep)
+    return Rules(settings.devices.bind, keep, lambda: lockable(files, settings.libvirt.uri))

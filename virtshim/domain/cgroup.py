@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, SandboxId
 
 # Where VMs of pods without a cgroup_parent go: limits and accounts work for them, too.
 DEFAULT_PARENT = "/virtshim"
@@ -89,3 +89,14 @@ class Limits:
     swap: int | None = None
     hugepages: Mapping[int, int] = field(default_factory=dict)
     unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class VmGroup:
+    """A container's cgroup (`vm_group`), below `cgroup_parent` as the pod gave it."""
+
+    sandbox: SandboxId
+    container: ContainerId
+    cgroup_parent: str
+    limits: Limits
+    oom_score_adj: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -212,6 +213,12 @@ class Container:
     def resources(self) -> Resources:
         """What holds now. The config stays as kubelet sent it: it is compared when kubelet repeats itself."""
         return self.changed or self.config.resources
+
+    @property
+    def domain_name(self) -> str:
+        """libvirt's name of the VM: for people first; unique by the id in it."""
+        readable = re.sub(r"[^A-Za-z0-9_.-]", "-", self.name.name)[:30]
+        return f"virtshim-{self.id.value[:12]}-{readable}"
 
     @property
     def has_its_devices(self) -> bool:

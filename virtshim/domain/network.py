@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from virtshim.domain.devices.granted import GrantedDevices, PciAddress, PciFunction
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -49,3 +51,17 @@ class PodNetwork:
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"PodNetwork(netns={self.netns!r}, ips={self.ips!r})"
+
+
+def nics_of(network: PodNetwork | None, granted: GrantedDevices) -> tuple[Interface, ...]:
+    """The pod's NICs that a container's VM has. A function that was at VFIO before the network was made is a NIC of those
+    containers alone that kubelet granted it to: any network's configuration could name it. Pure."""
+    interfaces = network.interfaces if network else ()
+    return tuple(
+        nic for nic in interfaces if nic.taken or not nic.function or passed_through(nic).claim in granted.claims
+    )
+
+
+def passed_through(nic: Interface) -> PciFunction:
+    """The function that a NIC with one is."""
+    return PciFunction(PciAddress.parse(nic.function))

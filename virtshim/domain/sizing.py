@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.cgroup import Limits
-from virtshim.domain.container import Resources
+from virtshim.domain.cgroup import Limits, VmGroup
+from virtshim.domain.container import Container, Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
 
 DEFAULT_PERIOD = 100_000
@@ -267,3 +268,9 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: Sizes)
             "restart; annotate the pod with virtshim.io/max-memory, or set vm.room_memory on the node, and make it anew"
         )
     return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)
+
+
+def group_of(container: Container, sandbox: Sandbox, resources: Resources, size: VmSize, sizes: Sizes) -> VmGroup:
+    """The container's cgroup with these resources."""
+    limits = limits_for(resources, sandbox.overhead, size, sizes)
+    return VmGroup(sandbox.id, container.id, container.cgroup_parent, limits, resources.oom_score_adj)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os.path
-import re
 import secrets
 import uuid
 from collections.abc import Callable
@@ -22,14 +21,14 @@ from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.layout import Layout, screen_socket
-from virtshim.domain.network import Dns
+from virtshim.domain.network import Dns, nics_of
 from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import Sizes, limits_for, size_for
 from virtshim.domain.vm import Disk, VmSize, VmSpec
 from virtshim.lifecycle.images import ImageUse
 from virtshim.passthrough.borrowing import BorrowedDevices
-from virtshim.passthrough.claims import DeviceClaims, nics_of
+from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
@@ -227,7 +226,7 @@ class CreateContainer:
         network = sandbox.network
         return VmSpec(
             uuid=uuid.UUID(container.domain_uuid),
-            name=domain_name(container),
+            name=container.domain_name,
             container_id=container.id,
             sandbox_id=sandbox.id,
             vcpus=size.vcpus,
@@ -268,12 +267,6 @@ def log_file_for(sandbox: Sandbox, config: ContainerConfig) -> str:
     path = os.path.normpath(os.path.join(directory, config.log_path))
     check_path(path, "sandbox_config.log_directory and config.log_path")
     return path
-
-
-def domain_name(container: Container) -> str:
-    """libvirt's name of the VM: for people first; unique by the id in it."""
-    readable = re.sub(r"[^A-Za-z0-9_.-]", "-", container.name.name)[:30]
-    return f"virtshim-{container.id.value[:12]}-{readable}"
 
 
 def _tell_of_missing_nics(sandbox: Sandbox, name: ContainerName, granted: GrantedDevices) -> None:

@@ -10,11 +10,10 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, released
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import Sizes
+from virtshim.domain.sizing import Sizes, group_of
 from virtshim.lifecycle.container_logs import Logs
 from virtshim.lifecycle.entrypoints import ContainerCommands
 from virtshim.lifecycle.record_exit import Exits
-from virtshim.lifecycle.update_container_resources import group_of
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.cgroups import VmGroups
 from virtshim.ports.clock import Clock

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import VmGroup
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.errors import NotFound, WrongState
-from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import Sizes, limits_for, merged, resized
+from virtshim.domain.sizing import Sizes, group_of, merged, resized
 from virtshim.domain.vm import VmSize
-from virtshim.ports.cgroups import VmGroup, VmGroups
+from virtshim.ports.cgroups import VmGroups
 from virtshim.ports.hypervisor import VmResizing
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
@@ -127,9 +126,3 @@ class ResizeContainer:
         before = change.container.size.memory_bytes
         undo.add("memory", lambda: self.resizing.set_memory(change.domain, before, _BALLOON_LIMIT))
         self.resizing.set_memory(change.domain, change.size.memory_bytes, _BALLOON_LIMIT)
-
-
-def group_of(container: Container, sandbox: Sandbox, resources: Resources, size: VmSize, sizes: Sizes) -> VmGroup:
-    """The container's cgroup with these resources."""
-    limits: Limits = limits_for(resources, sandbox.overhead, size, sizes)
-    return VmGroup(sandbox.id, container.id, container.cgroup_parent, limits, resources.oom_score_adj)

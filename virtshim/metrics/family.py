@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.sandbox import Sandbox
-from virtshim.lifecycle.create_container import domain_name
 from virtshim.metrics.usage import ContainerUse, SandboxUse
 
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -78,7 +77,7 @@ def of_container(families: Iterable[Family[ContainerUse]], sandbox: Sandbox, use
         container.name.name,
         container.id.value,
         container.config.user_image or container.config.image,
-        domain_name(container),
+        container.domain_name,
         sandbox.key.namespace,
         sandbox.key.name,
     )

@@ -25,7 +25,6 @@ from virtshim.domain.usage import (
     memory_of,
     memory_together,
 )
-from virtshim.lifecycle.create_container import domain_name
 from virtshim.passthrough.health import DeviceHealth, DeviceUse
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
@@ -92,7 +91,7 @@ class Usage:
     def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUse]:
         """In the order given."""
         running = [c for c in chosen if c.phase is ContainerPhase.RUNNING]
-        usages = self._readings.usage({uuid.UUID(c.domain_uuid): domain_name(c) for c in running})
+        usages = self._readings.usage({uuid.UUID(c.domain_uuid): c.domain_name for c in running})
         cpu = self._metered(running, usages)
         return [self._container(c, usages.get(uuid.UUID(c.domain_uuid)), cpu.get(c.id.value)) for c in chosen]
 
@@ -101,7 +100,7 @@ class Usage:
         if container.phase is not ContainerPhase.RUNNING:
             return None
         domain = uuid.UUID(container.domain_uuid)
-        found = self._readings.usage({domain: domain_name(container)}).get(domain)
+        found = self._readings.usage({domain: container.domain_name}).get(domain)
         return found.process.pid if found and found.process else None
 
     def sandboxes(self, chosen: Sequence[Sandbox]) -> Sequence[SandboxUse]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
 from virtshim.domain.devices import guest_view
-from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciAddress, PciFunction
+from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciFunction
 from virtshim.domain.errors import WrongState
-from virtshim.domain.network import Interface, PodNetwork
+from virtshim.domain.network import PodNetwork, nics_of, passed_through
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
 from virtshim.passthrough.resets import DeviceResets
@@ -90,17 +90,6 @@ def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:
 
 def _with_nics(granted: GrantedDevices, network: PodNetwork | None) -> GrantedDevices:
     """The pod's NICs that are functions of the host's cards, behind the others; kubelet may have granted them too. Pure."""
-    nics = [_function(nic) for nic in nics_of(network, granted) if nic.function]
+    nics = [passed_through(nic) for nic in nics_of(network, granted) if nic.function]
     new = [nic for nic in nics if nic.claim not in granted.claims]
     return dataclasses.replace(granted, passthrough=(*granted.passthrough, *new))
-
-
-def nics_of(network: PodNetwork | None, granted: GrantedDevices) -> tuple[Interface, ...]:
-    """The pod's NICs that a container's VM has. A function that was at VFIO before the network was made is a NIC of those
-    containers alone that kubelet granted it to: any network's configuration could name it. Pure."""
-    interfaces = network.interfaces if network else ()
-    return tuple(nic for nic in interfaces if nic.taken or not nic.function or _function(nic).claim in granted.claims)
-
-
-def _function(nic: Interface) -> PciFunction:
-    return PciFunction(PciAddress.parse(nic.function))

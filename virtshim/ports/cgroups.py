@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from virtshim.domain.cgroup import Limits
-from virtshim.domain.ids import ContainerId, SandboxId
-
-
-@dataclass(frozen=True, slots=True)
-class VmGroup:
-    """A container's cgroup (`virtshim.domain.cgroup.vm_group`), below `cgroup_parent` as the pod gave it."""
-
-    sandbox: SandboxId
-    container: ContainerId
-    cgroup_parent: str
-    limits: Limits
-    oom_score_adj: int
+from virtshim.domain.cgroup import VmGroup
+from virtshim.domain.ids import ContainerId
 
 
 class VmGroups(Protocol):

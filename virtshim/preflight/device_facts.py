@@ -11,13 +11,13 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
 from virtshim.devices.memory_lock import lockable
+from virtshim.devices.node_devices import device_rules
 from virtshim.devices.pci import PciBus, PciFacts
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import PciAddress, PciFunction
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight.devices import Candidate, Surroundings
-from virtshim.wiring.devices import device_rules
 
 # Seconds for tapmanager to tell of one function.
 _ASKING = 1.0

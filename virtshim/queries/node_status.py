@@ -9,7 +9,6 @@ from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.layout import Layout, disk_of
 from virtshim.domain.sandbox import Sandbox
-from virtshim.lifecycle.create_container import domain_name
 from virtshim.passthrough.inspection import FunctionFacts
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
@@ -72,7 +71,7 @@ class NodeStatus:
     def container_facts(self, container: Container) -> Mapping[str, object]:
         return {
             "sandboxID": container.sandbox_id.value,
-            "domainName": domain_name(container),
+            "domainName": container.domain_name,
             "domainUUID": container.domain_uuid,
             "phase": container.phase.value,
             "trouble": container.trouble,

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from virtshim.domain.cgroup import DEFAULT_PARENT, Limits, parent_path, vm_group
+from virtshim.domain.cgroup import DEFAULT_PARENT, Limits, VmGroup, parent_path, vm_group
 from virtshim.domain.ids import ContainerId
-from virtshim.ports.cgroups import VmGroup
 from virtshim.tapclient import cgroup_accounts
 from virtshim.tapclient.networks import PodNetworkClient
 

@@ -110,8 +110,8 @@ def test_a_guest_that_shuts_itself_down_is_told_without_any_call(client: Client,
 
 def test_a_client_that_goes_frees_its_place_at_once(client: Client, world: World) -> None:
     with following(client):
-        assert world.app.announcer.is_heard
-    until(lambda: not world.app.announcer.is_heard, "the subscription of a client that left is still there")
+        assert world.app.services.events.is_heard
+    until(lambda: not world.app.services.events.is_heard, "the subscription of a client that left is still there")
 
 
 def test_a_connection_that_breaks_frees_its_place(client: Client, world: World) -> None:
@@ -119,7 +119,7 @@ def test_a_connection_that_breaks_frees_its_place(client: Client, world: World) 
     stream = other.GetContainerEvents(pb.GetEventsRequest())
     stream.initial_metadata()
     other.channel.close()
-    until(lambda: not world.app.announcer.is_heard, "the subscription of a broken connection is still there")
+    until(lambda: not world.app.services.events.is_heard, "the subscription of a broken connection is still there")
 
 
 def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
             list(client.GetContainerEvents(pb.GetEventsRequest()))
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
         stack.close()
-        until(lambda: not world.app.announcer.is_heard, "no place was freed")
+        until(lambda: not world.app.services.events.is_heard, "no place was freed")
         with following(client):
             pass
 
@@ -164,7 +164,7 @@ def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path, mo
             stack.enter_context(following(client))
             for pod in range(8):
                 client.run(f"pod-{n}-{pod}", annotations=BIG)
-            assert not world.app.announcer.is_heard
+            assert not world.app.services.events.is_heard
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
 
 

@@ -13,7 +13,7 @@ from fakes.sysfs import FakeSysfs
 
 from virtshim.config import Settings
 from virtshim.cri.error_codes import STATUS
-from virtshim.cri.metrics import CONTAINER_FAMILIES, POD_FAMILIES
+from virtshim.cri.stats import CONTAINER_FAMILIES, POD_FAMILIES
 from virtshim.devices.classify import Nothing, Refused, classify
 from virtshim.devices.host_files import NodeKind
 from virtshim.domain.annotations.parse import _READERS, parse_vm_options

@@ -5,7 +5,7 @@ from fakes.cri import container, pod
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import pod_fields
-from virtshim.cri.log_once import ToldOnce
+from virtshim.cri.log_once import LogOnce
 
 NODE, POD, TARGET = pb.NODE, pb.POD, pb.TARGET
 LOCALHOST = pb.SecurityProfile(profile_type=pb.SecurityProfile.Localhost, localhost_ref="my-profile")
@@ -119,14 +119,14 @@ ORDINARY.mounts.add(container_path="/dev/termination-log", host_path="/var/lib/k
 ORDINARY.annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/termination-log"
 
 
-def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert pod_fields.container_faults(ORDINARY) == []
     without_effect = pod_fields.container_without_effect(ORDINARY)
     assert {"seccomp", "apparmor", "capabilities", "kubelet_mounts", "no_new_privs"} <= set(without_effect)
     assert "mounts" not in without_effect
-    told = ToldOnce()
-    told.tell(without_effect)
-    told.tell(without_effect)
+    logged = LogOnce()
+    logged.without_effect(without_effect)
+    logged.without_effect(without_effect)
     lines = [line for line in capsys.readouterr().out.splitlines() if "without_effect" in line]
     assert len(lines) == len(without_effect)
 

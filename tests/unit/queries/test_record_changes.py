@@ -17,7 +17,7 @@ NOBODY = Sandbox(SandboxId("0" * 64), pod_key("nobody"), sandbox_config(), creat
 
 @pytest.fixture
 def announcer(world: World) -> Announcer:
-    return world.app.announcer
+    return world.app.services.events
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def listener(announcer: Announcer) -> Subscription:
 
 def heard(world: World, listener: Subscription) -> list[PodChange]:
     """All so far."""
-    world.app.announcer.publish([Change.CREATED], "the end", NOBODY, [])
+    world.app.services.events.publish([Change.CREATED], "the end", NOBODY, [])
     changes: list[PodChange] = []
     while (change := listener.next()) is not None and change.id != "the end":
         changes.append(change)

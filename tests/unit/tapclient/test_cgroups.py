@@ -14,10 +14,9 @@ from tapmanager.errors import NetError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import Limits, VmGroup
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.ports.cgroups import VmGroup
 from virtshim.tapclient.cgroups import VmGroupClient
 from virtshim.tapclient.networks import PodNetworkClient
 

@@ -1,4 +1,4 @@
-"""Settings -> how this node uses libvirt and QEMU."""
+"""How this node uses libvirt and QEMU, by its settings."""
 
 from __future__ import annotations
 

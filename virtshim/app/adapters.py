@@ -1,0 +1,187 @@
+"""Which adapter implements which port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from functools import partial
+
+from virtshim.attach.attachments import Attachments
+from virtshim.attach.console import ConsoleAttach
+from virtshim.attach.console_size import ConsoleSizes
+from virtshim.attach.entrypoint import CommandAttach
+from virtshim.config import Settings
+from virtshim.crilog.entrypoint_log import CommandLogFiles
+from virtshim.crilog.follower import ConsoleLogs
+from virtshim.devices.attachable import Attachable
+from virtshim.devices.cdi_directories import CdiDirectories
+from virtshim.devices.error_counts import AerCounts
+from virtshim.devices.host_files import HostFiles
+from virtshim.devices.node_devices import NodeDevices, device_rules
+from virtshim.devices.resolve import Resolver
+from virtshim.disks.checkpoint_archives import CheckpointArchives
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.disks.termination_file import TerminationFileStore
+from virtshim.domain.errors import Unavailable
+from virtshim.guestagent.clients import AgentClients
+from virtshim.guestinit.iso import SeedStore
+from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.inventory import LibvirtCensus
+from virtshim.hypervisor.node_profile import libvirt_uri, node_profile, own_groups
+from virtshim.hypervisor.pause import LibvirtStandstill
+from virtshim.hypervisor.plugging import LibvirtPorts
+from virtshim.hypervisor.qemu_process import pid_directory
+from virtshim.hypervisor.resize import LibvirtResizing
+from virtshim.hypervisor.stats.bulk import BulkStats, read_all
+from virtshim.hypervisor.stats.readings import LibvirtReadings
+from virtshim.hypervisor.unplugging import LibvirtUnplugging
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.kubelet.pod_resources import PodResourcesClient
+from virtshim.lifecycle.exec_ports import PlugPort
+from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.clock import Clock
+from virtshim.ports.consoles import CommandLogs, Consoles
+from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.guests import CommandHearers, GuestAgents, GuestCare, TerminationFiles
+from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
+from virtshim.ports.pause import CheckpointFiles, Standstill
+from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmCensus
+from virtshim.ports.seeds import GuestSeeds
+from virtshim.ports.streaming import Streaming
+from virtshim.primitives.clock import SystemClock
+from virtshim.store.opening import open_records
+from virtshim.store.records import SqliteRecords
+from virtshim.streaming.server import StreamingServer
+from virtshim.tapclient.cgroups import VmGroupClient
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
+
+# Seconds that libvirt and tapmanager get to answer at start.
+_START_LIMIT = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Everything outside, each behind its port."""
+
+    records: SqliteRecords
+    hypervisor: Hypervisor
+    census: VmCensus
+    readings: VmReadings
+    resizing: VmResizing
+    unplugging: VmUnplugging
+    standstill: Standstill
+    networks: KnownNetworks
+    groups: VmGroups
+    files: KnownImageFiles
+    disks: RootDisks
+    archives: CheckpointFiles
+    devices: Devices
+    drivers: DeviceDrivers
+    device_errors: DeviceErrorCounts
+    seeds: GuestSeeds
+    consoles: Consoles
+    command_logs: CommandLogs
+    guests: GuestAgents
+    care: GuestCare
+    hearers: CommandHearers
+    last_words: TerminationFiles
+    streaming: Streaming
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class RealParts:
+    """The adapters of a node that serves, and what is begun and awaited before the use cases may."""
+
+    adapters: Adapters
+    attaches: Attachments
+    connection: Connection
+    networks: PodNetworkClient
+    server: StreamingServer
+
+    def wait(self) -> None:
+        """Until libvirt and tapmanager answer: they may still be starting. Raises ShimError if they do not."""
+        if not self.connection.wait_open(_START_LIMIT):
+            raise Unavailable(self.connection.trouble())
+        self.networks.await_answer(self.adapters.clock, _START_LIMIT)
+
+
+def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
+    """All is closed with `stack`; VMs and pod networks stay."""
+    layout = settings.layout()
+    # Searchable, so that the QEMU user reaches its disks; not readable.
+    for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
+        os.makedirs(directory, mode=0o711, exist_ok=True)
+    clock = SystemClock()
+    records = open_records(layout.database)
+    stack.callback(records.close)
+    uri = libvirt_uri(settings)
+    connection = Connection(uri)
+    stack.callback(connection.close)
+    profile = node_profile(settings, records.node_id())
+    hypervisor = LibvirtHypervisor(connection, profile, uri)
+    stack.callback(hypervisor.close)
+    connection.start()
+    consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
+    command_logs = stack.enter_context(contextlib.closing(CommandLogFiles(layout, clock)))
+    guests = stack.enter_context(
+        contextlib.closing(AgentClients(layout, PlugPort(records, LibvirtPorts(connection, profile), layout).plug))
+    )
+    networks = PodNetworkClient(settings.tapmanager.socket)
+    sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.care.resize_console)))
+    own_commands = stack.enter_context(contextlib.closing(CommandAttach(guests.own_input)))
+    streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
+    stack.callback(streaming.stop)
+    adapters = Adapters(
+        records=records,
+        hypervisor=hypervisor,
+        census=LibvirtCensus(connection, profile),
+        readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
+        resizing=LibvirtResizing(connection, profile),
+        unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
+        standstill=LibvirtStandstill(connection, profile),
+        networks=networks,
+        groups=VmGroupClient(networks, own=own_groups(settings)),
+        files=ImageFileStore(layout.images, image_settings(settings)),
+        disks=RootDiskStore(layout),
+        archives=CheckpointArchives(),
+        devices=node_devices(settings, stack),
+        drivers=DeviceDriverClient(networks),
+        device_errors=AerCounts(HostFiles()),
+        seeds=SeedStore(layout),
+        consoles=consoles,
+        command_logs=command_logs,
+        guests=guests,
+        care=guests.care,
+        hearers=own_commands,
+        last_words=TerminationFileStore(),
+        streaming=streaming,
+        clock=clock,
+    )
+    attaches = Attachments(ConsoleAttach(layout, sizes), own_commands)
+    return RealParts(adapters, attaches, connection, networks, streaming)
+
+
+def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices:
+    """kubelet is not looked for before it is asked; its connection ends with `stack`."""
+    files, socket = HostFiles(), settings.devices.pod_resources_socket
+    kubelet = PodResourcesClient(socket) if socket else None
+    if kubelet is not None:
+        stack.callback(kubelet.close)
+    resolver = Resolver(files, CdiDirectories(settings.devices.cdi_dirs, files), kubelet)
+    return NodeDevices(files, resolver, Attachable(files, device_rules(settings, files)))
+
+
+def image_settings(settings: Settings) -> ImageSettings:
+    images = settings.images
+    return ImageSettings(
+        translations_dir=images.translations_dir,
+        download_protocol=images.download_protocol,
+        insecure_registries=images.insecure_registries,
+        max_bytes=images.max_bytes,
+        progress_timeout=images.progress_timeout,
+    )

@@ -1,0 +1,60 @@
+"""Version, Status, RuntimeConfig, UpdateRuntimeConfig."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import structlog
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri.services import ServicerPart
+
+log = structlog.get_logger(__name__)
+
+
+class NodeCalls(ServicerPart):
+    """What kubelet asks of the runtime itself."""
+
+    def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionResponse:
+        del request, context
+        # kubelet wants exactly this `version`, whatever it sends.
+        return pb.VersionResponse(
+            version="0.1.0",
+            runtime_name="virtshim",
+            runtime_version=self._do.node.version,
+            runtime_api_version="v1",
+        )
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        del context
+        now = self._do.node.conditions()
+        conditions = [
+            pb.RuntimeCondition(type=c.name, status=not c.trouble, reason=c.reason, message=c.trouble) for c in now
+        ]
+        handlers = [
+            pb.RuntimeHandler(name=name, features=pb.RuntimeHandlerFeatures()) for name in ("", *self._do.node.handlers)
+        ]
+        response = pb.StatusResponse(
+            status=pb.RuntimeStatus(conditions=conditions),
+            runtime_handlers=handlers,
+            features=pb.RuntimeFeatures(),
+        )
+        if request.verbose:
+            response.info["config"] = json.dumps(self._do.node.facts())
+        return response
+
+    def RuntimeConfig(
+        self, request: pb.RuntimeConfigRequest, context: grpc.ServicerContext
+    ) -> pb.RuntimeConfigResponse:
+        del request, context
+        driver = pb.SYSTEMD if self._do.node.systemd_cgroups else pb.CGROUPFS
+        return pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=driver))
+
+    def UpdateRuntimeConfig(
+        self, request: pb.UpdateRuntimeConfigRequest, context: grpc.ServicerContext
+    ) -> pb.UpdateRuntimeConfigResponse:
+        """kubelet tells the pod address range of the node; the CNI configuration decides, so nothing is done with it."""
+        del context
+        log.info("node.pod_cidr", told=request.runtime_config.network_config.pod_cidr[:200])
+        return pb.UpdateRuntimeConfigResponse()

@@ -1,0 +1,70 @@
+"""The use cases behind RuntimeService, and what every part of its servicer starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.layout import Layout
+from virtshim.lifecycle.checkpoint_container import CheckpointContainer
+from virtshim.lifecycle.create_container import CreateContainer
+from virtshim.lifecycle.exec_sync import ExecCommand
+from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.lifecycle.remove_sandbox import RemoveSandbox
+from virtshim.lifecycle.reopen_container_log import ReopenLog
+from virtshim.lifecycle.run_sandbox import RunSandbox
+from virtshim.lifecycle.start_container import StartContainer
+from virtshim.lifecycle.stop_container import StopContainer
+from virtshim.lifecycle.stop_sandbox import StopSandbox
+from virtshim.lifecycle.update_container_resources import ResizeContainer
+from virtshim.lifecycle.update_sandbox_resources import ResizeSandbox
+from virtshim.metrics.usage import Usage
+from virtshim.ports.clock import Clock
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
+from virtshim.queries.container_events import Announcer
+from virtshim.queries.node_status import NodeStatus
+
+# A caller without a deadline gets kubelet's own (runtimeRequestTimeout); no step may wait for ever.
+_DEFAULT_SECONDS = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The use cases that the servicer's parts hand calls to."""
+
+    records: Records
+    clock: Clock
+    layout: Layout
+    node: NodeStatus
+    run_sandbox: RunSandbox
+    stop_sandbox: StopSandbox
+    remove_sandbox: RemoveSandbox
+    create_container: CreateContainer
+    start_container: StartContainer
+    stop_container: StopContainer
+    checkpoint_container: CheckpointContainer
+    remove_container: RemoveContainer
+    exec_command: ExecCommand
+    reopen_log: ReopenLog
+    usage: Usage
+    streaming: Streaming
+    events: Announcer
+    resize_container: ResizeContainer
+    resize_sandbox: ResizeSandbox
+
+
+class ServicerPart:
+    """Some of RuntimeService's calls; `RuntimeServicer` is all parts together."""
+
+    def __init__(self, services: Services) -> None:
+        self._do = services
+
+    def _deadline(self, context: grpc.ServicerContext) -> Deadline:
+        return Deadline.after(self._do.clock.monotonic(), seconds_left(context))
+
+
+def seconds_left(context: grpc.ServicerContext) -> float:
+    return min(context.time_remaining(), _DEFAULT_SECONDS)  # about 9e18 when the client set none
