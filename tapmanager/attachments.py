@@ -3,7 +3,7 @@
 attach     ledger ATTACHING -> namespace -> CNI ADD -> ledger with result and plan -> bridge, tap, guard, DHCP -> ATTACHED
 release    ledger RELEASING -> DHCP, tap, bridge away, CNI interface as it was -> CNI DEL -> namespace -> ledger deleted
 
-Killed anywhere, the ledger tells what may exist, and release from it ends with nothing. All points in time are of
+After a kill at any point the ledger says what may exist, and release leaves none of it. All points in time are of
 time.monotonic().
 """
 
@@ -265,7 +265,7 @@ class Attachments:
             self._dhcp.serve(entry.pod.sandbox, sock, lease)
 
     def _undo(self, entry: Entry) -> None:
-        """The first error is the one to tell; what cannot be undone stays in the ledger, and release repeats it."""
+        """The first error is the one to report; what cannot be undone stays in the ledger, and release repeats it."""
         try:
             self._tear_down(entry, self._undo_until())
         except (NetError, OSError) as exc:
@@ -300,11 +300,11 @@ class Attachments:
         try:
             self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
         except NetError as exc:
-            # sriov's DEL does not know that it found the function at VFIO, and looks for a link that never was. Its addresses are
+            # sriov's DEL does not know that it found the function at VFIO, and looks for a nonexistent link. Its addresses are
             # free by then, and the sandbox must be.
             if all(function.driver for function in entry.functions):
                 raise
-            log.warning("pod.del_failed sandbox=%s error=%s; its functions were at VFIO before", sandbox, exc)
+            log.warning("pod.del_failed sandbox=%s error=%s; its functions were bound to VFIO before", sandbox, exc)
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
 
@@ -324,7 +324,7 @@ class Attachments:
         return alive
 
     def _note_releasing(self, entry: Entry) -> None:
-        """A full disk must not keep anybody from giving resources back; the older record leads to the same release."""
+        """A full disk must not prevent resources from being given back; the older record leads to the same release."""
         try:
             self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
         except NetError as exc:
@@ -339,7 +339,7 @@ class Attachments:
 
     def fetch(self, sandbox: str, key: str, until: float) -> tuple[Sequence[Nic], list[int]]:
         """The NICs and one open tap descriptor for each, owned by the caller. The same refusal for an unknown sandbox and a
-        wrong key: who may not ask learns nothing."""
+        wrong key: an unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
             entry = self._opened(sandbox, key)
             return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
@@ -349,7 +349,7 @@ class Attachments:
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is None:
-                raise NetError("not-found", f"sandbox {sandbox} has no network; remove the pod, it is made anew")
+                raise NetError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
             # A power cut ends the QEMU that it is for.
             self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
 
@@ -361,9 +361,7 @@ class Attachments:
     def _opened(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)
         if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
-            raise NetError(
-                "permission", f"no network of sandbox {sandbox} for this key; remove the pod, it is made anew"
-            )
+            raise NetError("permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it")
         if entry.phase is not Phase.ATTACHED:
             raise NetError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
         return entry
@@ -384,4 +382,4 @@ class Attachments:
             except NetError as exc:
                 if exc.kind != "failed-precondition" or time.monotonic() >= until:
                     raise
-            threading.Event().wait(_BUSY_POLL)  # the kernel tells nobody when a tap is let go
+            threading.Event().wait(_BUSY_POLL)  # the kernel does not signal when a tap is closed

@@ -1,10 +1,10 @@
-"""tapmanager's one exception: a kind of `protocol.KINDS` and a message for people (what, why, what to do)."""
+"""tapmanager's one exception: a kind of `protocol.KINDS` and a message for users (what, why, what to do)."""
 
 from __future__ import annotations
 
 
 class NetError(Exception):
-    """`kind` decides what a caller may do about it; the message is shown to people as it is."""
+    """`kind` decides what a caller may do about it; the message is shown to users as it is."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ def invalid(message: str) -> NetError:
 
 
 def unavailable(message: str) -> NetError:
-    """Something outside is not there now; the same request may work later."""
+    """Something external is not available now; the same request may work later."""
     return NetError("unavailable", message)
 
 

@@ -20,14 +20,14 @@ def known(obj: Json, names: Collection[str], where: str) -> None:
 
 def as_object(value: object, where: str) -> Json:
     if not isinstance(value, dict):
-        raise BadField(f"{where}: an object is wanted")
+        raise BadField(f"{where}: must be an object")
     return value
 
 
 def as_text(value: object, where: str) -> str:
     """A string that UTF-8 can carry, without NUL."""
     if not isinstance(value, str) or "\0" in value:
-        raise BadField(f"{where}: a string is wanted")
+        raise BadField(f"{where}: must be a string")
     try:
         value.encode()  # JSON can spell lone surrogates
     except UnicodeEncodeError as exc:
@@ -47,7 +47,7 @@ def number(obj: Json, name: str, where: str, low: int, high: int) -> int:
     """A whole number in low..high."""
     value = obj.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadField(f"{where}.{name}: a whole number from {low} to {high} is wanted")
+        raise BadField(f"{where}.{name}: must be a whole number from {low} to {high}")
     return value
 
 
@@ -67,5 +67,5 @@ def items(obj: Json, name: str, where: str) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadField(f"{where}.{name}: a list is wanted")
+        raise BadField(f"{where}.{name}: must be a list")
     return value

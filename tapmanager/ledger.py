@@ -1,4 +1,4 @@
-"""Who owns what: one JSON file a sandbox, written before the world is touched and deleted last.
+"""Who owns what: one JSON file per sandbox, written before anything is changed and deleted last.
 
 A file is replaced atomically (temporary file, fsync, rename, fsync of the directory), so it is always whole: the old one or
 the new one. A file that cannot be read is kept and reported; it is never taken for "nothing there".
@@ -41,7 +41,7 @@ _FIELDS = (
 
 
 class Phase(enum.Enum):
-    """ATTACHING: anything from nothing to everything may exist. ATTACHED: all of it does. RELEASING: what ATTACHING says."""
+    """ATTACHING: anything from nothing to everything may exist. ATTACHED: all of it does. RELEASING: as ATTACHING."""
 
     ATTACHING = "attaching"
     ATTACHED = "attached"
@@ -68,7 +68,7 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result
-    (None: not known to have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
+    (None: it may not have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
     `fetch_key` is 64 hex digits."""
 
     phase: Phase
@@ -177,11 +177,11 @@ class Ledger:
         except (OSError, ValueError, RecursionError) as exc:
             raise _unreadable(path, exc) from exc
         if entry.pod.sandbox != sandbox:
-            raise _unreadable(path, BadField("ledger.pod.sandbox: another sandbox than the file's name says"))
+            raise _unreadable(path, BadField("ledger.pod.sandbox: not the sandbox that the file's name says"))
         return entry
 
     def write(self, entry: Entry, *, survives_power_cuts: bool = True) -> None:
-        """On disk when it returns; without `survives_power_cuts` one may bring back the record before. Raises NetError
+        """On disk when it returns; without `survives_power_cuts` a cut may restore the old record. Raises NetError
         (exhausted on a full disk, else internal)."""
         path = self.path(entry.pod.sandbox)
         data = json.dumps(to_json(entry), indent=1).encode()

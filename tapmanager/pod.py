@@ -24,7 +24,7 @@ _LINK = re.compile(r"(?!\.\.?$)[!-.0-9;-~]{1,15}")
 def sandbox_id(value: str, where: str) -> str:
     """64 lower-case hex digits: safe in a path."""
     if not _HEX64.fullmatch(value):
-        raise BadField(f"{where}: not a sandbox id: {value[:80]!r} (64 hex digits wanted)")
+        raise BadField(f"{where}: not a sandbox id: {value[:80]!r} (64 hex digits expected)")
     return value
 
 
@@ -97,7 +97,7 @@ class PortMapping:
         known(obj, ("protocol", "container_port", "host_port", "host_ip"), where)
         protocol = text(obj, "protocol", where)
         if protocol not in ("tcp", "udp", "sctp"):
-            raise BadField(f"{where}.protocol: tcp, udp or sctp is wanted")
+            raise BadField(f"{where}.protocol: must be tcp, udp or sctp")
         host_ip = text(obj, "host_ip", where, "")
         return cls(
             protocol,
@@ -125,7 +125,7 @@ class Pod:
         known(pod, ("namespace", "name", "uid"), f"{where}.pod")
         for name in ("namespace", "name", "uid"):
             if not _ARG.fullmatch(text(pod, name, f"{where}.pod")):
-                raise BadField(f"{where}.pod.{name}: 1 to 253 letters, digits, and . _ : @ - are wanted")
+                raise BadField(f"{where}.pod.{name}: must be 1 to 253 letters, digits, and . _ : @ -")
         return cls(
             sandbox_id(text(obj, "sandbox", where), f"{where}.sandbox"),
             text(pod, "namespace", f"{where}.pod"),
@@ -226,7 +226,7 @@ class NicFunction:
 
     `link` is what the plugin calls it in the pod, `pci` its address on the host. `driver`, `mac`, `mtu` (bytes) are those of its
     link there. A plugin that found it at VFIO already made no link: then `driver` is "", and the plugin's result told the rest.
-    `settings`: what was set for it from the card's side (None: not known). `addresses` and `routes` are the guest's;
+    `settings`: what was set for it from the card's side (None: unknown). `addresses` and `routes` are the guest's;
     `link_addresses` and `alias` are put back on the link before CNI DEL, where plugins look for them. `is_back`: that was done,
     and it may be another pod's by now.
     """

@@ -103,7 +103,7 @@ def decode(data: bytes) -> dict[str, object]:
 def send_frame(sock: socket.socket, body: Mapping[str, object], fds: Sequence[int] = ()) -> None:
     """The descriptors stay the caller's: the receiver gets duplicates. Raises FrameError, OSError (TimeoutError too)."""
     if len(fds) > MAX_FDS:
-        raise FrameError(f"{len(fds)} descriptors in one frame, {MAX_FDS} are the limit")
+        raise FrameError(f"{len(fds)} descriptors in one frame, the limit is {MAX_FDS}")
     data = encode(body)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], rights)

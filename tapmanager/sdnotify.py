@@ -1,4 +1,4 @@
-"""Tells systemd how we are: READY, WATCHDOG, STOPPING; takes over an activated socket. No libsystemd, no dependency.
+"""Tells systemd our state: READY, WATCHDOG, STOPPING; takes over an activated socket. No libsystemd, no dependency.
 
 Protocols: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
 """

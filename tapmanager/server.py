@@ -98,7 +98,7 @@ class Server:
         return self._thread.is_alive()
 
     def stop(self, patience: float) -> bool:
-        """No new requests; waits up to `patience` seconds for those in work. True if all ended."""
+        """No new requests; waits up to `patience` seconds for those in progress. True if all ended."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
@@ -179,7 +179,7 @@ class Server:
         request, fds = received
         protocol.close_all(fds)  # no verb takes any
         if _has_left(conn):
-            # Given up before it was begun (we hung, or were busy): its asker may have asked for the opposite since.
+            # Given up before it was begun (we hung, or were busy): its caller may have asked for the opposite since.
             log.warning("request.given_up verb=%s uid=%d", str(request.get("verb"))[:40], peer.uid)
             return False
         with self._lock:

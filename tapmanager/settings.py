@@ -96,23 +96,23 @@ def _checked(name: str, value: object, problems: list[str]) -> object:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list) and items and all(isinstance(item, str) and item.startswith("/") for item in items):
             return tuple(items)
-        problems.append(f"{name}: absolute paths are wanted")
+        problems.append(f"{name}: must be absolute paths")
     elif isinstance(default, float):
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 3600:
             return float(value)
-        problems.append(f"{name}: seconds, more than 0 and at most 3600, are wanted")
+        problems.append(f"{name}: must be seconds, more than 0 and at most 3600")
     elif name == "log_level":
         if value in ("debug", "info", "warning", "error"):
             return value
-        problems.append("log_level: debug, info, warning or error is wanted")
+        problems.append("log_level: must be debug, info, warning or error")
     elif name == "qemu_user":
         if isinstance(value, str | int):
             return str(value)
-        problems.append("qemu_user: a user name or uid is wanted")
+        problems.append("qemu_user: must be a user name or uid")
     elif isinstance(value, str) and value.startswith("/"):
         return value
     else:
-        problems.append(f"{name}: an absolute path is wanted")
+        problems.append(f"{name}: must be an absolute path")
     return None
 
 

@@ -82,7 +82,7 @@ def seconds_of(request: Json) -> float:
     """How long the caller waits. Raises NetError (invalid)."""
     value = request.get("timeout")
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise invalid("timeout: a positive number of seconds is wanted")
+        raise invalid("timeout: must be a positive number of seconds")
     return min(float(value), _LONGEST)
 
 

@@ -88,7 +88,7 @@ class Cri(_Section):
     )
     max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
     reconcile_interval: float = Field(
-        300.0, ge=1, le=86400, description="seconds between two looks for leftovers; see When something dies"
+        300.0, ge=1, le=86400, description="seconds between two searches for leftovers; see When something dies"
     )
     stop_timeout: float = Field(30.0, gt=0, description="seconds that undo and clean-up steps may take")
 
@@ -105,7 +105,7 @@ class Streaming(_Section):
         # Whoever reaches the port and learns a token has a shell in a guest, and there is no TLS: kubelet, which relays its
         # users' connections, is on the same machine.
         if not ipaddress.ip_address(address).is_loopback:
-            raise ValueError("a loopback address is wanted: kubelet relays its users' connections from this machine")
+            raise ValueError("must be a loopback address: kubelet relays its users' connections from this machine")
         return address
 
 
@@ -145,7 +145,7 @@ class Images(_Section):
         "https", description="for image names that are URLs without scheme"
     )
     translations_dir: _Path = Field("/etc/virtshim/images", description="Virtlet image translation files")
-    insecure_registries: tuple[str, ...] = Field((), description="host[:port] of registries spoken to without TLS")
+    insecure_registries: tuple[str, ...] = Field((), description="host[:port] of registries contacted without TLS")
     max_bytes: ByteSize = Field(ByteSize(1 << 40), description="largest disk, as published and as the guest sees it")
     progress_timeout: float = Field(60.0, gt=0, description="seconds without a byte after which a pull is given up")
 
@@ -161,20 +161,20 @@ class Vm(_Section):
     )
     max_vcpus: int = Field(64, ge=1, le=255, description="more vCPUs than this are refused")
     room_vcpus: int = Field(
-        0, ge=0, le=255, description="vCPUs a VM can be resized to; 0: what it starts with. A pod may say it itself"
+        0, ge=0, le=255, description="vCPUs a VM can be resized to; 0: what it starts with. A pod may override it"
     )
     room_memory: ByteSize = Field(
-        ByteSize(0), description="memory a VM can be resized to; 0: what it starts with. A pod may say it itself"
+        ByteSize(0), description="memory a VM can be resized to; 0: what it starts with. A pod may override it"
     )
     overhead: ByteSize = Field(
         ByteSize(256 << 20), description="memory for QEMU beside the guest's, for pods without RuntimeClass overhead"
     )
     command: Literal["run", "ignore"] = Field(
         "run",
-        description="a container's command and args: run in the guest by its agent, or ignored. A pod may say it itself",
+        description="a container's command and args: run in the guest by its agent, or ignored. A pod may override it",
     )
     agent_timeout: float = Field(
-        300.0, gt=0, description="seconds after its start in which a guest that is to run a command must show its agent"
+        300.0, gt=0, description="seconds after its start for the agent of a guest that is to run a command to answer"
     )
 
 
@@ -183,23 +183,23 @@ class Devices(_Section):
 
     bind: bool = Field(
         True,
-        description="give a granted PCI function of another driver to vfio-pci while a VM has it; false: refuse it",
+        description="bind a granted PCI function of another driver to vfio-pci while a VM has it; false: refuse it",
     )
     unplug: float = Field(
         2.0,
         ge=0,
         le=30,
-        description="seconds a guest gets to let go of its devices before its VM is ended by force; 0: it is not asked",
+        description="seconds a guest gets to release its devices before its VM is ended by force; 0: it is not asked",
     )
     reset: bool = Field(
         True,
-        description="reset a PCI function when its VM has ended, and give none away whose reset failed; false: leave it to the "
-        "kernel, which does so when QEMU lets go of it, and tells nobody of a failure",
+        description="reset a PCI function when its VM has ended, and hand out none whose reset failed; false: leave it to the "
+        "kernel, which does so when QEMU releases it, and reports no failure",
     )
     pod_resources_socket: str = Field(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         pattern="^(/|$)",
-        description="where kubelet tells which devices a container got; empty: it is not asked",
+        description="where kubelet lists the devices of each container; empty: it is not asked",
     )
     cdi_dirs: tuple[_Path, ...] = Field(
         ("/etc/cdi", "/var/run/cdi"), description="CDI specifications; later directories win"
@@ -210,7 +210,7 @@ class Devices(_Section):
 
 
 class OfferedResource(_Section):
-    """[[device_plugin.resources]]: a function that all the criteria which are set say yes to belongs to it."""
+    """[[device_plugin.resources]]: a function that meets all criteria which are set belongs to it."""
 
     name: Annotated[
         str, AfterValidator(_resource), Field(max_length=128, description="domain/name, as pods ask for it")
@@ -240,7 +240,7 @@ class DevicePluginSettings(_Section):
     resources: tuple[OfferedResource, ...] = Field((), description="what is offered; a function belongs to one at most")
     deliver: Literal["nodes", "cdi"] = Field("nodes", description="what containers get: device nodes, or CDI names")
     cdi_dir: _Path = Field("/var/run/cdi", description="where CDI specifications are written")
-    interval: float = Field(5.0, gt=0, le=3600, description="seconds between two looks at the devices")
+    interval: float = Field(5.0, gt=0, le=3600, description="seconds between two checks of the devices")
 
     @field_validator("resources")
     @classmethod
@@ -248,7 +248,7 @@ class DevicePluginSettings(_Section):
         names = [resource.name for resource in resources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"these are there twice: {', '.join(twice)}")
+            raise ValueError(f"these are listed twice: {', '.join(twice)}")
         by_variable: dict[str, str] = {}
         for name in names:
             other = by_variable.setdefault(variable_of(name), name)

@@ -12,7 +12,7 @@ from virtshim.domain.errors import WrongState
 
 
 class SocketLock:
-    """Held as long as a process serves (or is about to serve) a socket path. grpc takes a live socket over without a word,
+    """Held as long as a process serves (or is about to serve) a socket path. grpc silently takes over a live socket,
     so the lock comes first."""
 
     def __init__(self, socket_path: str) -> None:

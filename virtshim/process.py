@@ -1,4 +1,4 @@
-"""The one door through which the daemon runs other programs.
+"""The one place where the daemon runs other programs.
 
 A program gets an argument list (never a shell line), a clean environment, /dev/null as stdin, umask 077 and a process group
 of its own. When `run` returns or raises, nothing of that group is left: a program that must outlive the call has to leave
@@ -56,13 +56,13 @@ class Finished:
     cut: bool
 
     def words(self) -> str:
-        """The program's last words for an error message: one line, printable, at most 400 characters."""
+        """The end of the program's output, for an error message: one line, printable, at most 400 characters."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         line = " ".join(text.split())
         said = "".join(char if char.isprintable() else "?" for char in line[-400:])
         if self.returncode < 0:
             return f"killed by signal {-self.returncode}" + (f": {said}" if said else "")
-        return said or f"nothing said, exit code {self.returncode}"
+        return said or f"no output, exit code {self.returncode}"
 
 
 @dataclass(slots=True)

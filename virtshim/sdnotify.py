@@ -1,4 +1,4 @@
-"""Telling systemd how the daemon does: sd_notify(3) and the watchdog, by hand. Does nothing where nobody listens.
+"""Tells systemd the daemon's state: sd_notify(3) and the watchdog, by hand. Does nothing where nobody listens.
 
 READY=1      recovery is over, calls are served
 STATUS=...   one line for `systemctl status`

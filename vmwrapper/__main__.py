@@ -95,7 +95,7 @@ def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]
                 why = "QEMU's user may not use it; set tapmanager's qemu_user to the user of libvirt's qemu.conf"
                 raise CannotStart(f"tapmanager at {path}: {exc.strerror}; {why}") from exc
             if time.monotonic() >= until:
-                remedy = "see whether tapmanager runs (systemctl status tapmanager)"
+                remedy = "check whether tapmanager is running (systemctl status tapmanager)"
                 raise CannotStart(
                     f"tapmanager at {path} did not answer within {_PATIENCE:.0f} s: {exc}; {remedy}"
                 ) from exc

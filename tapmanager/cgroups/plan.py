@@ -66,7 +66,7 @@ class Limits:
 def _cpus(obj: Json, name: str, where: str) -> str:
     value = text(obj, name, where)
     if not _CPUS.fullmatch(value):
-        raise BadField(f"{where}.{name}: a list like 0-3,7 is wanted")
+        raise BadField(f"{where}.{name}: must be a list such as 0-3,7")
     return value
 
 
@@ -86,7 +86,7 @@ def _value(value: object, where: str) -> str:
 def group_path(parent: str, container: str, where: str) -> str:
     """The group's path below each hierarchy's root. Raises BadField for what could lead elsewhere."""
     if not _HEX64.fullmatch(container):
-        raise BadField(f"{where}.container: not a container id: {container[:80]!r} (64 hex digits wanted)")
+        raise BadField(f"{where}.container: not a container id: {container[:80]!r} (64 hex digits expected)")
     parts = parent.split("/")[1:] if parent != "/" else []
     if not parent.startswith("/") or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
         raise BadField(f"{where}.parent: not a plain absolute path: {parent[:200]!r}")

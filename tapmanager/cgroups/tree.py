@@ -107,7 +107,7 @@ class VmGroups:
     def _enter(self, path: str, pid: int) -> None:
         places = self._places(path)
         if not places:
-            raise NetError("failed-precondition", f"the cgroup {path} is gone; remove the container, it is made anew")
+            raise NetError("failed-precondition", f"the cgroup {path} is gone; remove the container to recreate it")
         for one, directory in places:
             try:
                 _write(f"{directory}/cgroup.procs", str(pid))
@@ -218,7 +218,7 @@ def _inherit_cpuset(above: str, here: str) -> None:
 
 
 def _refuse_less_than_used(directory: str, wanted: int) -> None:
-    """cgroup v2 takes any limit and kills whom it must; v1 refuses by itself. File pages can be dropped, so they do not
+    """cgroup v2 takes any limit and kills what it must; v1 refuses by itself. File pages can be dropped, so they do not
     count."""
     used = int(_read(f"{directory}/memory.current"))
     droppable = dict(line.split() for line in _read(f"{directory}/memory.stat").splitlines())
@@ -246,13 +246,13 @@ def _remove(directory: str) -> None:
                 raise internal(f"the cgroup {directory} cannot be removed: {exc.strerror}") from exc
         else:
             return
-    raise NetError("failed-precondition", f"the cgroup {directory} cannot be removed: processes are in it still")
+    raise NetError("failed-precondition", f"the cgroup {directory} cannot be removed: it still contains processes")
 
 
 def _until(end: float) -> Iterator[None]:
     yield
     while time.monotonic() < end:
-        threading.Event().wait(_EMPTY_POLL)  # the kernel tells of it by inotify in v2 only
+        threading.Event().wait(_EMPTY_POLL)  # the kernel signals it by inotify, in v2 only
         yield
 
 

@@ -62,10 +62,10 @@ def conf_from_json(raw: Json) -> NetworkConf:
         raise BadField(f"network.cniVersion: {version[:20]!r} is not among {', '.join(sorted(_VERSIONS))}")
     name = text(raw, "name", "network")
     if not _NAME.fullmatch(name):
-        raise BadField(f"network.name: {name[:60]!r}: letters, digits, _ . - are wanted, the first a letter or digit")
+        raise BadField(f"network.name: {name[:60]!r}: must be letters, digits, _ . -, beginning with a letter or digit")
     plugins = objects(raw, "plugins", "network") if "plugins" in raw else [raw]
     if not plugins:
-        raise BadField("network.plugins: at least one plugin is wanted")
+        raise BadField("network.plugins: at least one plugin is required")
     for at, plugin in enumerate(plugins):
         kind = text(plugin, "type", f"network.plugins[{at}]")
         if not _TYPE.fullmatch(kind):
@@ -147,14 +147,14 @@ def result_for_del(conf: NetworkConf, result: Json | None) -> Json | None:
 
 @dataclass(frozen=True, slots=True)
 class PluginFailure:
-    """A plugin's own words; `code` 0 if it gave none."""
+    """A plugin's own error message; `code` is 0 if it gave none."""
 
     code: int
     text: str
 
 
 def failure(stdout: bytes, stderr: bytes, status: int) -> PluginFailure:
-    """What a plugin that ended with `status` (negative: a signal) wants to say, whatever it wrote."""
+    """The error of a plugin that ended with `status` (negative: a signal), whatever it wrote."""
     fallback = stderr.decode(errors="replace").strip()[-2000:] or stdout.decode(errors="replace").strip()[-2000:]
     ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     try:
@@ -162,7 +162,7 @@ def failure(stdout: bytes, stderr: bytes, status: int) -> PluginFailure:
     except (ValueError, RecursionError):
         raw = None
     if not isinstance(raw, Mapping):
-        return PluginFailure(0, fallback or f"{ended}, and it said nothing")
+        return PluginFailure(0, fallback or f"{ended}, without any output")
     parts: Sequence[object] = [raw.get("msg"), raw.get("details")]
     words = ": ".join(str(part).strip() for part in parts if part)
     code = raw.get("code")

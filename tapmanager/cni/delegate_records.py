@@ -49,7 +49,7 @@ class Delegate:
 
 def read(conf: NetworkConf, sandbox: str) -> tuple[Delegate, ...]:
     """All that the plugins of `conf` keep of the sandbox (a checked id), by interface. What cannot be used is logged and left
-    out: the kernel tells most of it too, and other pods' networks must not hang on one file."""
+    out: the kernel knows most of it too, and other pods' networks must not depend on one file."""
     found: dict[str, Delegate] = {}
     for folder in dict.fromkeys(filter(None, map(_directory, conf.plugins))):
         for name in _names(folder, sandbox):
@@ -106,7 +106,7 @@ def _content(path: str) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise BadField("not a regular file")
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise BadField("not root's alone to write")
+            raise BadField("writable by others than root")
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise BadField(f"more than {_MOST_BYTES} bytes")
@@ -118,10 +118,10 @@ def parse(data: bytes, name: str, sandbox: str) -> Delegate:
     raw = as_object(_json(data, "record"), "record")
     kind = text(raw, "kind", "record", "")
     if kind != _KIND:
-        raise BadField(f"record.kind: {kind[:40]!r}, {_KIND} is wanted")
+        raise BadField(f"record.kind: {kind[:40]!r}, must be {_KIND}")
     network, interface = text(raw, "networkName", "record"), link_name(text(raw, "ifName", "record"), "record.ifName")
     if text(raw, "containerId", "record") != sandbox or name != f"{network}-{sandbox}-{interface}":
-        raise BadField("record: of another attachment than the file's name says")
+        raise BadField("record: not the attachment that the file's name says")
     plugins = _plugins(text(raw, "config", "record", ""))
     result = {} if raw.get("result") is None else as_object(raw["result"], "record.result")
     return Delegate(

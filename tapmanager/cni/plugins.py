@@ -68,7 +68,7 @@ class Cni:
         raise unavailable(f"no CNI config: no .conf, .conflist or .json file in {self._conf_dir}; {remedy}")
 
     def trouble(self) -> str:
-        """Why no pod can be attached now, for people; "" if one can."""
+        """Why no pod can be attached now, as a message for users; "" if one can."""
         try:
             self.require_plugins(self.load(), self._bin_dirs)
         except NetError as exc:
@@ -108,10 +108,10 @@ class Cni:
             raw = json.loads(out)
         except (ValueError, RecursionError) as exc:
             raise internal(
-                f'CNI plugin "{plugin["type"]}" of network "{conf.name}" gave no JSON result: {exc}'
+                f'CNI plugin "{plugin["type"]}" of network "{conf.name}" did not return JSON: {exc}'
             ) from exc
         if not isinstance(raw, dict):
-            raise internal(f'CNI plugin "{plugin["type"]}" of network "{conf.name}" gave a result that is no object')
+            raise internal(f'CNI plugin "{plugin["type"]}" of network "{conf.name}" did not return a JSON object')
         return raw
 
     def _run(
@@ -182,7 +182,7 @@ def _readable(data: bytes) -> IO[bytes]:
 
 
 def _heard(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]:
-    """What it says until it has closed its pipes and ended. Whoever says without end is heard, but not remembered."""
+    """Its output until it has closed its pipes and ended. Output beyond the limit is read and dropped."""
     assert plugin.stdout is not None
     assert plugin.stderr is not None
     until = time.monotonic() + limit

@@ -61,7 +61,7 @@ class Message:
 def parse(data: bytes) -> Message:
     """Raises BadPacket."""
     if len(data) < _FIXED.size:
-        raise BadPacket(f"{len(data)} bytes are no DHCP message")
+        raise BadPacket(f"{len(data)} bytes are not a DHCP message")
     (op, htype, hlen, hops, xid, secs, flags, ci, yi, si, gi, chaddr, sname, file, cookie) = _FIXED.unpack_from(data)
     if cookie != _COOKIE:
         raise BadPacket("no DHCP magic cookie")

@@ -34,7 +34,7 @@ _RECEIVE_BUFFER = 64 * 1024
 _BACKLOG = 2 * _RECEIVE_BUFFER // 256
 # Requests of one guest served in a second; a boot takes two to four.
 _PER_SECOND = 32
-# Errors after which the socket lives on: ENETDOWN is told once when the tap goes down; the others are of one frame.
+# Errors after which the socket still works: ENETDOWN comes once when the tap goes down; the others concern one frame.
 _PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.EMSGSIZE, errno.EINTR})
 
 # Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
@@ -64,7 +64,7 @@ def open_socket(tap: str) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
         # When QEMU opens the tap, the kernel puts the tap's queue in place a moment later and drops what is sent until then:
-        # the answer to a guest that asks at once. So the queue is gone round.
+        # the answer to a guest that asks at once. So the queue is bypassed.
         sock.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
         sock.bind((tap, _ETH_P_ALL))
     except BaseException:

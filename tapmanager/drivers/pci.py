@@ -75,10 +75,10 @@ class PciDrivers:
                 self._write(os.path.join(self._driver_directory(driver), "bind"), address)
         if (now := self.driver(address)) != driver:
             what = f"PCI device {address} has {now or 'no driver'} instead of {driver}"
-            raise internal(f"{what}, which did not take it; the kernel's log tells why")
+            raise internal(f"{what}, which refused it; the kernel's log says why")
 
     def reset(self, address: str) -> bool:
-        """False if it has no way to be reset. Raises NetError if it did not come out of it."""
+        """False if it has no way to be reset. Raises NetError if the reset failed."""
         path = os.path.join(self._device(address), "reset")
         if not os.path.exists(path):
             return False

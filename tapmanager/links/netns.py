@@ -133,7 +133,7 @@ def run_inside(path: str, work: Callable[[], T]) -> T:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as exc:
-        raise NetError("not-found", f"the network namespace {path} is gone; remove the pod, it is made anew") from exc
+        raise NetError("not-found", f"the network namespace {path} is gone; delete the pod to recreate it") from exc
     try:
 
         def enter() -> T:

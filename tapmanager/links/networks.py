@@ -30,7 +30,7 @@ _ALL_FAMILIES = frozenset({4, 6})
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`name` "" if nobody tells it. `interfaces`: those it has in the pod, made or only spoken of. `device`, `kinds`: see
+    """`name` "" if unknown. `interfaces`: those it has in the pod, made or only mentioned. `device`, `kinds`: see
     `Delegate`. `defaults`: the address families (4, 6) in which its default route counts."""
 
     name: str
@@ -139,7 +139,7 @@ def nics_of(
 
 
 def not_given(networks: Sequence[Network], given: Sequence[Nic | NicFunction]) -> Iterator[str]:
-    """Interfaces that are no NIC of the guest, for people."""
+    """Interfaces for which the guest has no NIC, as messages."""
     links = {one.link for one in given}
     for network in networks:
         for name in network.interfaces:
@@ -155,8 +155,8 @@ def _nowhere(network: Network, name: str) -> NetError:
             "either: bind it to vfio-pci, or to its network driver"
         )
     return internal(
-        f"{network.words(name)} is not in the pod's network namespace, and nothing tells which PCI device it is: for SR-IOV "
-        "use Multus with a resource name, or functions at their kernel driver; what is no Ethernet link or PCI device cannot be "
+        f"{network.words(name)} is not in the pod's network namespace, and its PCI device is not known: for SR-IOV "
+        "use Multus with a resource name, or functions at their kernel driver; only Ethernet links and PCI devices can be "
         "a virtual machine's"
     )
 

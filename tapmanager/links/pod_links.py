@@ -1,6 +1,6 @@
 """Bridges, taps and what hangs on them, in one pod's namespace. Each public function must run inside it (netns.run_inside).
 
-The only importer of pyroute2, which has no types: its `Any` stays here. All of `build` can be undone by `restore` from the
+pyroute2 has no types: its `Any` stays here and in `host_links`. All of `build` can be undone by `restore` from the
 plan alone, from any half-made state.
 """
 

@@ -40,14 +40,14 @@ def open_tap(name: str) -> int:
     """A descriptor (close-on-exec) the caller owns. Raises NetError: failed-precondition while another process has the tap,
     not-found if it is gone."""
     try:
-        socket.if_nametoindex(name)  # TUNSETIFF would make a new tap without a word
+        socket.if_nametoindex(name)  # TUNSETIFF would silently make a new tap
     except OSError as exc:
-        raise NetError("not-found", f"the tap {name} is gone; remove the pod, it is made anew") from exc
+        raise NetError("not-found", f"the tap {name} is gone; delete the pod to recreate it") from exc
     try:
         fd = _attach(name)
     except OSError as exc:
         if exc.errno == errno.EBUSY:
-            message = f"the tap {name} is in use by another process: this pod's virtual machine runs already"
+            message = f"the tap {name} is in use by another process: this pod's virtual machine is already running"
             raise NetError("failed-precondition", message) from exc
         raise
     # A tap remembers what its last user negotiated; the next one starts from the kernel's defaults.

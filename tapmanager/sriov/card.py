@@ -77,7 +77,7 @@ class CardSide:
                 target = os.path.realpath(os.path.join(owner, name))
                 if os.path.basename(target) == address:
                     return Place(physical[0], int(number))
-        raise internal(f"PCI device {address} is none of the virtual functions of {os.path.basename(owner)}")
+        raise internal(f"PCI device {address} is not one of the virtual functions of {os.path.basename(owner)}")
 
     def mtu(self, address: str) -> int:
         """Of the card's own interface, which bounds its functions'; 0 if it has none."""
@@ -101,7 +101,7 @@ class CardSide:
         self._links.set_vf(place.physical, place.number, change)
 
     def keep(self, place: Place, wanted: VfSettings) -> tuple[Unkept, ...]:
-        """Sets what the card has otherwise, and nothing else; what it has otherwise even then. Raises NetError if the settings
+        """Sets what differs on the card, and nothing else; returns what differs even then. Raises NetError if the settings
         cannot be read, OSError."""
         said: dict[str, str] = {}
         for _ in range(_ROUNDS):

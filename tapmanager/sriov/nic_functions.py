@@ -94,7 +94,7 @@ class NicFunctions:
         if not function.addresses:
             return None
         raise internal(
-            f"{network.words(function.link)} is PCI device {function.pci} at VFIO, whose MAC nobody tells: its guest could not "
+            f"{network.words(function.link)} is PCI device {function.pci} at VFIO, whose MAC is not known: its guest could not "
             "find it. Give the pod's attachment a `mac`, or set the VF's on the card (ip link set CARD vf NUMBER mac MAC)"
         )
 
@@ -107,7 +107,7 @@ class NicFunctions:
         return (settings.mac if settings else "") or ""
 
     def shown(self, address: str) -> Json:
-        """For people: the function's driver, and if it is a card's VF its number and what is set for it now. Raises NetError."""
+        """For users: the function's driver, and if it is a card's VF its number and what is set for it now. Raises NetError."""
         driver = {"driver": self._drivers.driver(address)}
         place, settings = self._asked(address)
         if place is None:
@@ -194,7 +194,7 @@ class NicFunctions:
         while not (names := self._names(os.path.join(address, "net"))):
             if time.monotonic() >= until:
                 raise internal(
-                    f"PCI device {address} has its driver back, which made no interface within {_APPEARS:g} s"
+                    f"PCI device {address} has its driver back, but no interface appeared within {_APPEARS:g} s"
                 )
             threading.Event().wait(_POLL)
         return names[0]

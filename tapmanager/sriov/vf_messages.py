@@ -1,4 +1,4 @@
-"""A virtual function's settings as the kernel tells them (IFLA_VF_INFO) and is told (RTM_SETLINK). Pure.
+"""A virtual function's settings as the kernel reports them (IFLA_VF_INFO) and takes them (RTM_SETLINK). Pure.
 
 Numbers and structures are from linux/if_link.h. The request is made here, not by pyroute2: its IFLA_VF_VLAN_INFO ends before the
 structure's padding, and the kernel refuses it as too short.
@@ -20,11 +20,11 @@ EXT_MASK = 1 | 8
 _RTM_SETLINK = 19
 _VFINFO_LIST, _VF_INFO, _VLAN_INFO = 22, 1, 1
 _MAC, _SPOOF_CHECK, _LINK_STATE, _RATE, _RSS_QUERY, _TRUST, _VLAN_LIST = 1, 4, 5, 6, 7, 9, 12
-_NOT_TOLD = 0xFFFFFFFF  # what the kernel says for drivers that say nothing
+_NOT_TOLD = 0xFFFFFFFF  # what the kernel reports for drivers that report nothing
 
 
 def settings_of(link: Any, number: int) -> VfSettings | None:
-    """From pyroute2's link message, asked for with EXT_MASK. None if it does not tell of that function."""
+    """From pyroute2's link message, asked for with EXT_MASK. None if it does not report that function."""
     known = link.get_attr("IFLA_VFINFO_LIST")
     for info in known.get_attrs("IFLA_VF_INFO") if known is not None else ():
         mac = info.get_attr("IFLA_VF_MAC")

@@ -52,7 +52,7 @@ class VfSettings:
         known(obj, cls.__slots__, where)
         link_state = _text(obj, "link_state", where)
         if link_state not in (None, *LINK_STATES):
-            raise BadField(f"{where}.link_state: one of {', '.join(LINK_STATES)} is wanted")
+            raise BadField(f"{where}.link_state: must be one of {', '.join(LINK_STATES)}")
         return cls(
             mac=_matching(_MAC, obj, "mac", where),
             vlan=_number(obj, "vlan", where, 4095),
@@ -69,7 +69,7 @@ class VfSettings:
 
 @dataclass(frozen=True, slots=True)
 class Unkept:
-    """A setting that the card has otherwise. `wanted` and `now` hold its fields alone; `why`: what the kernel said when it was
+    """A setting that differs on the card. `wanted` and `now` hold its fields alone; `why`: what the kernel said when it was
     to be set, "" for nothing."""
 
     name: str
@@ -78,7 +78,7 @@ class Unkept:
     why: str = ""
 
     def __str__(self) -> str:
-        now = str(self.now) or "nothing to say of it"
+        now = str(self.now) or "nothing"
         return f"{self.name}: {self.wanted} was set, the card has {now}" + (f" ({self.why})" if self.why else "")
 
     @property
@@ -104,7 +104,7 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
 
 
 def unkept(wanted: VfSettings, now: VfSettings) -> tuple[Unkept, ...]:
-    """What `now` has otherwise, or does not say."""
+    """What differs in `now`, or is not known there."""
     return tuple(
         Unkept(name, _only(wanted, fields), _only(now, fields))
         for name, fields in _TOGETHER.items()
@@ -136,7 +136,7 @@ def _text(obj: Json, name: str, where: str) -> str | None:
 def _matching(pattern: re.Pattern[str], obj: Json, name: str, where: str) -> str | None:
     value = _text(obj, name, where)
     if value is not None and not pattern.fullmatch(value):
-        raise BadField(f"{where}.{name}: {value[:40]!r} cannot be")
+        raise BadField(f"{where}.{name}: {value[:40]!r} is not valid")
     return value
 
 
@@ -147,5 +147,5 @@ def _number(obj: Json, name: str, where: str, most: int) -> int | None:
 def _switch(obj: Json, name: str, where: str) -> bool | None:
     value = obj.get(name)
     if value is not None and not isinstance(value, bool):
-        raise BadField(f"{where}.{name}: true or false is wanted")
+        raise BadField(f"{where}.{name}: must be true or false")
     return value

@@ -79,7 +79,7 @@ def on_the_console(node: Node) -> None:
                 break
         assert b"typed" in seen, seen
         os.write(master, b"\x1d")
-        assert sees(b"the VM runs on"), seen
+        assert sees(b"the VM keeps running"), seen
         assert process.wait(LIMIT) == 0
     finally:
         process.kill()

@@ -33,7 +33,7 @@ class FakeRootDisks:
         self.directories.setdefault(container, set())
 
     def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
-        assert name not in self.pod_disks, "a disk that is kept is never made twice"
+        assert name not in self.pod_disks, "a pod's disk is never created twice"
         self.pod_disks[name] = base.digest
         return Disk(f"/pods/{name}.qcow2", DiskFormat.QCOW2, "root")
 
@@ -55,7 +55,7 @@ class FakeRootDisks:
         if container in self.directories:
             self.directories[container].clear()
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         return self.free
 
     def existing(self) -> frozenset[ContainerId]:

@@ -34,7 +34,7 @@ class FakeHypervisor:
     """Implements `virtshim.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
     (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable.
     They let go of devices unless their UUID is in `clinging`.
-    `unreadable` are names of domains that a census cannot read, `other_nodes` and `other_sandboxes` what it sees of others."""
+    `unreadable` are domains that a listing cannot read, `other_nodes` and `other_sandboxes` what it sees of others."""
 
     def __init__(self) -> None:
         self.domains: dict[uuid.UUID, FakeDomain] = {}

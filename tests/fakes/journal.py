@@ -1,7 +1,7 @@
-"""What the services do to the outside, call by call; and what goes wrong there.
+"""The services' calls to the outside, recorded one by one; and failures injected into them.
 
 A fake is a plain in-memory class. `Watched` stands before it: it writes each call down, and at the test's word fails it,
-holds it up, or lets the whole process die at it.
+delays it, or lets the whole process die at it.
 """
 
 from __future__ import annotations

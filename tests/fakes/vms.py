@@ -1,4 +1,4 @@
-"""The fake hypervisor with guests whose moods a test chooses, and power events that come when it says so."""
+"""The fake hypervisor with guests whose behaviour a test chooses, and power events that a test delivers."""
 
 from __future__ import annotations
 

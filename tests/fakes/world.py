@@ -41,7 +41,7 @@ LOG_DIRECTORY = "/var/log/pods/default_web_uid"
 
 @functools.cache
 def _empty_database() -> bytes:
-    """A migrated database without rows: a copy is there in no time."""
+    """A migrated database without rows, cached: copying it is fast."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "state.db")
         SqliteRecords(str(path)).close()
@@ -134,13 +134,13 @@ class World:
             guests=out.guests,
             last_words=out.last_words,
             hearers=out.hearers,
-            care=cast("Any", Watched("care", out.guests, journal)),
+            guest_operations=cast("Any", Watched("guests", out.guests, journal)),
             clock=out.clock,
         )
 
     def close(self) -> None:
         self.app.commands.close()
-        self.app.care.close()
+        self.app.freezer.close()
         self.records.close()
 
     def restarted(self, *, rebooted: bool = False) -> World:

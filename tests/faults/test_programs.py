@@ -105,8 +105,8 @@ def test_a_hanging_cni_plugin_is_killed_at_its_limit_and_holds_up_no_other_pod(m
     [
         ("exit 1", 'CNI plugin "bridge" of network "NETWORK" failed at ADD'),
         ("kill -SEGV $$", 'CNI plugin "bridge" of network "NETWORK" failed at ADD: killed by signal 11'),
-        ("echo what is this", 'CNI plugin "bridge" of network "NETWORK" gave no JSON result'),
-        ('echo "[]"', 'CNI plugin "bridge" of network "NETWORK" gave a result that is no object'),
+        ("echo what is this", 'CNI plugin "bridge" of network "NETWORK" did not return JSON'),
+        ('echo "[]"', 'CNI plugin "bridge" of network "NETWORK" did not return a JSON object'),
         ('echo "{}"', "the CNI result has no IP address"),
         ("{real}; exit 3", 'CNI plugin "bridge" of network "NETWORK" failed at ADD'),
     ],

@@ -108,7 +108,7 @@ def test_without_devices_bind_a_function_at_its_kernel_driver_is_refused_and_kee
     refused = told("nic: not bound")
     assert (refused["of"], refused["code"], refused["left"]) == ("create", "FAILED_PRECONDITION", 0)
     assert card.FUNCTIONS[2] in refused["message"]
-    assert "igbvf, not at vfio-pci" in refused["message"]
+    assert "igbvf, not vfio-pci" in refused["message"]
     assert "devices.bind" in refused["message"]
     assert refused["state"] == told("nic: no address set")["state"]
 

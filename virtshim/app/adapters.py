@@ -86,9 +86,9 @@ class Adapters:
     consoles: Consoles
     command_logs: CommandLogs
     guests: GuestAgents
-    care: GuestCare
+    guest_operations: GuestCare
     hearers: CommandHearers
-    last_words: TerminationFiles
+    termination_files: TerminationFiles
     streaming: Streaming
     clock: Clock
 
@@ -132,7 +132,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         contextlib.closing(AgentClients(layout, PlugPort(records, LibvirtPorts(connection, profile), layout).plug))
     )
     networks = PodNetworkClient(settings.tapmanager.socket)
-    sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.care.resize_console)))
+    sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))
     own_commands = stack.enter_context(contextlib.closing(CommandAttach(guests.own_input)))
     streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
     stack.callback(streaming.stop)
@@ -156,9 +156,9 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         consoles=consoles,
         command_logs=command_logs,
         guests=guests,
-        care=guests.care,
+        guest_operations=guests.operations,
         hearers=own_commands,
-        last_words=TerminationFileStore(),
+        termination_files=TerminationFileStore(),
         streaming=streaming,
         clock=clock,
     )

@@ -67,13 +67,13 @@ class App:
     events: VmEvents
     watch: WatchPods
     commands: ContainerCommands
-    care: CareForGuests
+    freezer: CareForGuests
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
         image = ImageServicer(self.images, settings.cri.runtime_handlers)
-        people = PeopleServicer(self.adapters.records, self.adapters.care, self.adapters.streaming)
+        people = PeopleServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, people)
 
     def recovered(self) -> None:
@@ -118,7 +118,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     logs = Logs(a.consoles, a.command_logs)
     devices = _devices(settings, a, locks)
     exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout, devices.health)
-    last_words = LastWords(a.records, a.care, a.last_words)
+    last_words = LastWords(a.records, a.guest_operations, a.termination_files)
     stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words, devices.unplug)
     agent_timeout = settings.vm.agent_timeout
     commands = ContainerCommands(
@@ -128,8 +128,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, devices, timeout
     )
-    care = CareForGuests(a.records, a.care, a.clock, locks)
-    checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks, care)
+    freezer = CareForGuests(a.records, a.guest_operations, a.clock, locks)
+    checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks, freezer)
     services = Services(
         records=a.records,
         clock=a.clock,
@@ -165,8 +165,8 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     ending = (exits, remove_container, checkpoints, commands)
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
     recovering = recovery(repairs, bench, a.census, images, locks, settings.cri.reconcile_interval)
-    watch = _watch(a, exits, checkpoints, locks, care, timeout)
-    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, commands, care)
+    watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
+    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, commands, freezer)
 
 
 def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceCare:
@@ -191,7 +191,7 @@ def _watch(
     exits: Exits,
     checkpoints: CheckpointContainer,
     locks: PodLocks,
-    care: CareForGuests,
+    freezer: CareForGuests,
     timeout: float,
 ) -> WatchPods:
     return WatchPods(
@@ -204,7 +204,7 @@ def _watch(
         checkpoints=checkpoints,
         clock=a.clock,
         locks=locks,
-        care=care,
+        freezer=freezer,
         devices=exits.devices,
         timeout=timeout,
     )
@@ -258,7 +258,7 @@ def built(settings: Settings) -> Iterator[App]:
         parts = real_parts(settings, stack)
         parts.wait()
         app = wire(settings, parts.adapters)
-        stack.callback(app.care.close)
+        stack.callback(app.freezer.close)
         stack.callback(app.commands.close)
         parts.server.start(parts.attaches, app.services.exec_command)
         yield app

@@ -1,4 +1,4 @@
-"""Which of a container's streams a client attaches to: its own command's, or the console."""
+"""Which of a container's streams a client attaches to: its entrypoint's, or the console."""
 
 from __future__ import annotations
 

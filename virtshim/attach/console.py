@@ -1,8 +1,8 @@
 """Attach: the serial consoles' sockets, shared by all clients of a VM. Lives on the streaming loop.
 
 QEMU serves one connection a console, so all clients of a VM share one; it is there only while somebody is attached. Output
-goes to everybody: QEMU is always read at once (a full socket would stop the guest's UART), and a client that does not keep
-up loses its oldest bytes and is told so. Input of all clients goes to the guest as it comes.
+goes to all: QEMU is always read at once (a full socket would stop the guest's UART), and a client that does not keep
+up loses its oldest bytes and is told so. Input from all clients goes to the guest as it arrives.
 
 A serial line is no pipe: the guest echoes what is typed, and there is no end of input.
 """
@@ -128,7 +128,7 @@ class _Line:
             async with asyncio.timeout(_CONNECT):
                 self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=_PIECE)
         except TimeoutError as exc:
-            raise Unavailable("the VM's console does not answer: another program may hold it") from exc
+            raise Unavailable("the VM's console does not answer: another program may have it open") from exc
         except OSError as exc:
             gone = exc.errno in (errno.ENOENT, errno.ECONNREFUSED)
             why = "the VM has ended" if gone else exc.strerror
@@ -209,7 +209,7 @@ class ConsoleSession:
             self._changed.clear()
             await self._changed.wait()
         if self._lost:
-            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: read too slowly]\r\n", 0
+            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: this client reads too slowly]\r\n", 0
             return Output(OutStream.STDOUT, told.encode())
         if self._waiting:
             data = bytes(self._waiting[:_PIECE])

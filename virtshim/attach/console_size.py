@@ -1,4 +1,4 @@
-"""Tells guests how large their consoles' clients are: the newest size wins, one at a time, and nobody waits for it.
+"""Sets the size of guests' consoles to that of their clients: the newest wins, one at a time, without blocking.
 
 A serial line cannot carry a size, so it goes by the guest's agent. A guest without one keeps the size that it has.
 """
@@ -58,7 +58,7 @@ class ConsoleSize:
         self._telling: asyncio.Task[None] | None = None
 
     def change(self, columns: int, rows: int) -> None:
-        """Returns at once. Sizes that no terminal can have are thrown away."""
+        """Returns at once. Impossible sizes are ignored."""
         if not (0 < columns <= _MOST and 0 < rows <= _MOST):
             return
         self._newest = (columns, rows)

@@ -1,7 +1,7 @@
-"""Attach to a container's own command: what it says goes to all who listen, what they type goes to its input.
+"""Attach to a container's entrypoint: its output goes to all attached clients, what they type to its input.
 
-Lives on the streaming loop but for what the command's own thread calls (`virtshim.ports.guests.CommandHearers`). The output is
-that of the log, as it is read from the guest: nobody is shown what was said before. A client that does not keep up loses its
+Lives on the streaming loop, except what the command's thread calls (`virtshim.ports.guests.CommandHearers`). The output is
+that of the log, as it is read from the guest: earlier output is not shown. A client that does not keep up loses its
 oldest output and is told so; the command is never stopped for it.
 """
 
@@ -152,7 +152,7 @@ class CommandSession:
             self._changed.clear()
             await self._changed.wait()
         if self._lost:
-            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: read too slowly]\r\n", 0
+            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: this client reads too slowly]\r\n", 0
             return Output(OutStream.STDOUT, told.encode())
         if self._waiting:
             piece = self._waiting.popleft()
@@ -162,7 +162,7 @@ class CommandSession:
         return Ended(self._code)
 
     async def write_stdin(self, data: bytes) -> None:
-        """The first of it opens the way in; a guest that has none throws it away, and the client is told."""
+        """The first call opens the input; where the guest cannot, input is discarded, and the client is told."""
         async with self._turn:
             if self._input_over:
                 return
@@ -206,7 +206,7 @@ class CommandSession:
             await self._input.close()
 
     async def _passed_on(self) -> None:
-        """Returns when what was typed is the command's. Raises ShimError, TimeoutError."""
+        """Returns when all input has been delivered to the command. Raises ShimError, TimeoutError."""
         if self._input is None:
             return
         async with asyncio.timeout(_LAST_INPUT):

@@ -29,7 +29,7 @@ def _findings(config: str | None) -> Iterator[Finding]:
     try:
         settings = settings_table.load(config)
     except ShimError as exc:
-        yield error("configuration", str(exc), "correct it; everything else is looked at with it")
+        yield error("configuration", str(exc), "correct it; all other checks need it")
         return
     yield from findings(ALL, settings)
 

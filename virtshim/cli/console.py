@@ -13,7 +13,7 @@ from virtshim.streaming import client as streaming
 
 
 def console(socket: str, wanted: str) -> int:
-    """0 when the person left or the VM shut down. Raises ShimError, BrokenPipeError."""
+    """0 when the user detached or the VM shut down. Raises ShimError, BrokenPipeError."""
     with connected(socket) as node:
         vm = running_vm(wanted, node.pods(), node.vms())
         url, can_type = _attached(node, vm)
@@ -25,7 +25,7 @@ def console(socket: str, wanted: str) -> int:
             return relay(client, stdin=can_type, is_terminal=True, detachable=True)
         except Detached:
             client.flush()
-            _say("left; the VM runs on")
+            _say("detached; the VM keeps running")
             return 0
 
 

@@ -39,7 +39,7 @@ def serve(config: _ConfigFile = None) -> None:
 @app.command()
 def up(
     directory: _Dir,
-    config: Annotated[str | None, typer.Option("--config", help="TOML laid over the defaults")] = None,
+    config: Annotated[str | None, typer.Option("--config", help="TOML file that overrides the defaults")] = None,
     cni_conf_dir: Annotated[str | None, typer.Option(help="use this CNI configuration, not a generated bridge")] = None,
     cni_bin_dir: Annotated[str | None, typer.Option(help="where CNI plugins are")] = None,
     domain_type: Annotated[str | None, typer.Option(help="auto, kvm or qemu (TCG)")] = None,
@@ -65,12 +65,12 @@ def down(
 @app.command()
 def check(
     config: _ConfigFile = None,
-    json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
     devices: Annotated[
-        bool, typer.Option("--devices", help="the node's PCI devices instead: which a VM can have")
+        bool, typer.Option("--devices", help="check the node's PCI devices instead: which of them a VM can have")
     ] = False,
 ) -> None:
-    """Look whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
+    """Check whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
     from virtshim.cli.check import check as check_command
     from virtshim.cli.check_devices import check_devices
 
@@ -124,11 +124,11 @@ def ssh(
     ] = None,
     user: Annotated[str, typer.Option("-l", "--user", help="user of the guest")] = "root",
     identity: Annotated[str, typer.Option("-i", "--identity", help="private key, as for ssh")] = "",
-    inject: Annotated[str, typer.Option("--inject", help="file of public keys to let in first")] = "",
+    inject: Annotated[str, typer.Option("--inject", help="file of public keys to add to the guest first")] = "",
     socket: _Socket = None,
     config: _ConfigFile = None,
 ) -> None:
-    """Log in to a VM with ssh; `--inject ~/.ssh/id_ed25519.pub` gives the running guest your key by its agent."""
+    """Log in to a VM with ssh; `--inject ~/.ssh/id_ed25519.pub` gives the running guest your key through its agent."""
     from virtshim.cli.ssh import SshOptions
     from virtshim.cli.ssh import ssh as become_ssh
 

@@ -1,4 +1,4 @@
-"""Which VM a person means: a pod's name, namespace/name, or the beginning of an id. Pure."""
+"""Which VM the user means: a pod's name, namespace/name, or the beginning of an id. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def running_vm(wanted: str, pods: Sequence[PodSeen], vms: Sequence[VmSeen]) -> V
 
 def _only(wanted: str, found: Sequence[_Seen], names: Iterable[str]) -> _Seen:
     if len(found) > 1:
-        raise InvalidRequest(f"{wanted!r} may mean any of {', '.join(names)}; write more of it")
+        raise InvalidRequest(f"{wanted!r} matches several: {', '.join(names)}; be more specific")
     return found[0]
 
 

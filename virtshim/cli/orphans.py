@@ -1,7 +1,7 @@
 """Takes in the QEMUs whose parent has ended, as init would. Must not take the ends of this process's own children.
 
 libvirt forks twice for a QEMU, so its parent is the nearest process above that asked for orphans. libvirt waits until
-that parent has taken note of QEMU's end, and the init of a container may do so only every few seconds.
+that parent has reaped QEMU, and the init of a container may do so only every few seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Orphans:
             return child
 
     def adopt(self) -> None:
-        """From now on orphans below this process are its children, and are buried at once."""
+        """From now on orphans below this process are its children, and are reaped at once."""
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

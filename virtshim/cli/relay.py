@@ -1,4 +1,4 @@
-"""Joins this program's own input and output to a stream of the node, until that ends or the person leaves."""
+"""Joins this program's own input and output to a stream of the node, until that ends or the user detaches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DETACH: Final = b"\x1d"  # ctrl-]
 
 
 class Detached(Exception):
-    """The person typed ctrl-]."""
+    """The user typed ctrl-]."""
 
 
 def relay(client: RemoteClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:

@@ -68,7 +68,7 @@ def _keys(path: str) -> tuple[str, ...]:
     try:
         keys = parse_keys(text)
     except InvalidRequest as exc:
-        raise InvalidRequest(f"--inject {path}: {exc}; it wants the public key, such as ~/.ssh/id_ed25519.pub") from exc
+        raise InvalidRequest(f"--inject {path}: {exc}; give the public key, such as ~/.ssh/id_ed25519.pub") from exc
     if not keys:
         raise InvalidRequest(f"--inject {path}: there is no key in it")
     return keys

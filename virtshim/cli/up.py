@@ -31,7 +31,7 @@ def up_command(options: NodeOptions) -> int:
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(options.directory)
     for name in use_own_paths():
-        console.print(f"up: {name} is not heeded: a node's paths are below its directory; --config can set them")
+        console.print(f"up: {name} is ignored: a node's paths are below its directory; --config can set them")
     make_directory(node.run)
     lock = take_lock(node)
     try:
@@ -85,9 +85,9 @@ def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Cons
             now = time.monotonic()
             restarts = [one for one in restarts if now - one < _WITHIN] + [now]
             if len(restarts) > _RESTARTS:
-                console.print(f"up: {daemon.name} keeps ending; giving up. The VMs run on")
+                console.print(f"up: {daemon.name} keeps exiting; giving up. The VMs keep running")
                 return 1
-            console.print(f"up: {daemon.name} ended; starting it again")
+            console.print(f"up: {daemon.name} exited; restarting it")
             try:
                 daemon.start(stopping)
             except ShimError as exc:
@@ -100,13 +100,13 @@ def take_lock(node: NodeDir) -> int:
     try:
         descriptor = os.open(node.lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError as exc:
-        raise NotFound(f"the node in {node.path} has been removed meanwhile, by another `virtshim down`") from exc
+        raise NotFound(f"the node in {node.path} has meanwhile been removed by another `virtshim down`") from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(descriptor)
         raise WrongState(
-            f"a node runs in {node.path} already (pid {holder(node)}); stop it with Ctrl-C or SIGTERM"
+            f"a node is already running in {node.path} (pid {holder(node)}); stop it with Ctrl-C or SIGTERM"
         ) from exc
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)

@@ -49,7 +49,7 @@ def place_of(listen: str, path: str) -> Place:
     except ValueError:
         host = None
     if found is None or host is None or int(found["port"]) > 65535:
-        raise InvalidRequest(f"--listen {listen[:80]!r}: ADDRESS:PORT is wanted, such as 127.0.0.1:5900")
+        raise InvalidRequest(f"--listen {listen[:80]!r}: must be ADDRESS:PORT, such as 127.0.0.1:5900")
     if not host.is_loopback:
         raise InvalidRequest(
             f"--listen {listen}: a screen has no password, so it is shown on loopback only; from another machine use "

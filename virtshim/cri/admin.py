@@ -40,7 +40,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServicer):
         check_user(request.user)
         keys = parse_keys("\n".join(request.keys))
         if not 1 <= len(keys) <= _MOST_KEYS:
-            raise InvalidRequest(f"{len(keys)} SSH keys: 1 to {_MOST_KEYS} are wanted")
+            raise InvalidRequest(f"{len(keys)} SSH keys: give 1 to {_MOST_KEYS}")
         container = self._running(request.container_id)
         self._guests.add_ssh_keys(container.id, request.user, keys, _SECONDS)
         log.info("guest.ssh_keys.added", container=container.id.short, user=request.user, keys=len(keys))

@@ -1,4 +1,4 @@
-"""Lists in batches, for the Stream* calls: no message comes near gRPC's limit, however many items a node has."""
+"""Lists in batches, for the Stream* calls: each message stays far below gRPC's limit, however many items a node has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH_BYTES: Final = 1 << 20
 
 def batches(items: Iterable[M], size: int = _BATCH_BYTES) -> Iterator[list[M]]:
     """Each item once, in order; a batch holds items of up to `size` bytes together, or one that is bigger. Nothing for no
-    items: the end of the stream alone tells an empty list."""
+    items: an empty list is a stream that ends at once."""
     batch: list[M] = []
     filled = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""The CRI client of the commands for people: what a node says of its pods and VMs, and URLs of their streams."""
+"""The CRI client of virtshim's command line: a node's pods and VMs, and URLs of their streams."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class VmSeen:
 
 
 class NodeClient:
-    """Calls raise ShimError, of the kind and with the words of the node."""
+    """Calls raise ShimError, with the kind and message that the node sent."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._runtime = api_pb2_grpc.RuntimeServiceStub(channel)
@@ -157,7 +157,7 @@ def _told() -> Iterator[None]:
         code, details = error.code(), error.details() or "no reason given"
         if code is grpc.StatusCode.UNAVAILABLE and "connect" in details:
             raise Unavailable(
-                f"no answer on the CRI socket ({details}); does virtshim run there? --socket names another, and root is needed"
+                f"no answer on the CRI socket ({details}); is virtshim running there? It needs root; --socket names another"
             ) from error
         kind = _KINDS.get(code, errors.Kind.INTERNAL)
         raise _ERRORS[kind](details) from error

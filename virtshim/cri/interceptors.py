@@ -1,4 +1,4 @@
-"""Round every call: log context, timing, and the mapping of errors to gRPC codes."""
+"""Around every call: log context, timing, and the mapping of errors to gRPC codes."""
 
 from __future__ import annotations
 

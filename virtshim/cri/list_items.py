@@ -26,7 +26,7 @@ _MOST: Final = 10_000
 
 
 class ListItems(Generic[R, M]):
-    """Used from any thread: at worst an item is made twice. The items are shared: put them into answers, change nothing."""
+    """Used from any thread: at worst an item is made twice. The items are shared: never change them."""
 
     def __init__(self, make: Callable[[R], M]) -> None:
         self._make = make

@@ -23,13 +23,13 @@ def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:
         if not value:
             yield f"config.metadata.{field} is empty"
         elif not _POD_NAME.fullmatch(value):
-            yield f"config.metadata.{field} {value[:80]!r}: 1 to 253 letters, digits, and . _ : @ - are wanted"
+            yield f"config.metadata.{field} {value[:80]!r}: it must be 1 to 253 letters, digits or . _ : @ -"
 
 
 def dns_faults(config: pb.PodSandboxConfig) -> Iterator[str]:
     """Of the hostname and the resolver's settings: they become lines of files in the guest."""
     if config.hostname and not _HOSTNAME.fullmatch(config.hostname):
-        yield f"config.hostname {config.hostname[:80]!r} is not a host name: letters, digits, '-' and '.' are wanted"
+        yield f"config.hostname {config.hostname[:80]!r} is not a host name: use letters, digits, '-' and '.'"
     dns = config.dns_config
     for at, server in enumerate(dns.servers):
         try:
@@ -41,4 +41,4 @@ def dns_faults(config: pb.PodSandboxConfig) -> Iterator[str]:
             yield f"config.dns_config.searches[{at}] {search[:80]!r} is not a domain name"
     for at, option in enumerate(dns.options):
         if not _OPTION.fullmatch(option):
-            yield f"config.dns_config.options[{at}] {option[:80]!r} is no resolver option; the form is NAME or NAME:VALUE"
+            yield f"config.dns_config.options[{at}] {option[:80]!r} is no resolver option; use NAME or NAME:VALUE"

@@ -54,7 +54,7 @@ class NodeCalls(ServicerPart):
     def UpdateRuntimeConfig(
         self, request: pb.UpdateRuntimeConfigRequest, context: grpc.ServicerContext
     ) -> pb.UpdateRuntimeConfigResponse:
-        """kubelet tells the pod address range of the node; the CNI configuration decides, so nothing is done with it."""
+        """kubelet sends the pod CIDR of the node; the CNI configuration decides, so it is only logged."""
         del context
         log.info("node.pod_cidr", told=request.runtime_config.network_config.pod_cidr[:200])
         return pb.UpdateRuntimeConfigResponse()

@@ -1,6 +1,6 @@
-"""What of a pod's fields a virtual machine cannot honour, and what it takes without effect. Pure.
+"""Which of a pod's fields a virtual machine cannot honour, and which are accepted without effect. Pure.
 
-Refused is whatever changes what the pod means: the author would get something else than asked for. Taken without effect is
+Refused is what changes the pod's meaning: its author would get something else than asked for. Accepted without effect is
 what ordinary pods carry (kubelet fills most of it in) and what speaks of processes on the host: the guest has a kernel and
 users of its own, and what stands between it and the node is QEMU's own confinement.
 """
@@ -83,7 +83,7 @@ def _profiles(seccomp: pb.SecurityProfile, seccomp_path: str, apparmor: pb.Secur
             name = profile.localhost_ref or old.removeprefix("localhost/")
             yield (
                 f"{_CONTEXT}.{kind}: the profile {name[:200]!r} of the node cannot be applied inside a guest; "
-                "use RuntimeDefault, which QEMU's own confinement stands for"
+                "use RuntimeDefault: QEMU runs confined in any case"
             )
 
 
@@ -95,11 +95,11 @@ def _group_alone(group: bool, user: bool) -> Iterator[str]:
 def _mount(mount: pb.Mount) -> Iterator[str]:
     where = f"config.mounts[{mount.container_path[:200]}]"
     if mount.propagation != pb.PROPAGATION_PRIVATE:
-        yield f"{where}.propagation: mounts do not propagate into or out of a virtual machine; use mountPropagation: None"
+        yield f"{where}.propagation: mounts do not propagate into or out of a virtual machine; set mountPropagation: None"
     if mount.uidMappings or mount.gidMappings:
         yield f"{where}.uidMappings: user namespaces do not apply to a virtual machine; remove hostUsers: false"
     if mount.recursive_read_only:
-        yield f"{where}.recursive_read_only cannot be promised for a virtual machine; remove recursiveReadOnly"
+        yield f"{where}.recursive_read_only cannot be guaranteed for a virtual machine; remove recursiveReadOnly"
     if mount.mount_options:
         yield f"{where}.mount_options cannot be passed on to a virtual machine; remove them"
 
@@ -143,14 +143,14 @@ def container_without_effect(config: pb.ContainerConfig) -> Mapping[str, str]:
 
 _WHY: Final[Mapping[str, str]] = {
     "privileged": "a guest has no rights on the node, privileged or not",
-    "selinux": "labels are for processes and files of the node",
-    "users": "commands that are run in the guest run as that user; what its own init starts has users of its own",
+    "selinux": "labels apply to processes and files of the node",
+    "users": "commands run in the guest run as that user; what the guest's init starts has its own users",
     "seccomp": "QEMU runs in its own seccomp sandbox; the guest's system calls are its kernel's",
     "apparmor": "QEMU runs under libvirt's own profile, if the node has AppArmor",
     "capabilities": "QEMU has none; those inside the guest are the guest's",
     "no_new_privs": "QEMU gains none; processes in the guest are the guest's",
     "masked_paths": "the guest's /proc is its own",
-    "readonly_rootfs": "the disk is writable, but a copy-on-write one of this container alone: the image is never changed",
-    "kubelet_mounts": "service account token and /etc/hosts are not shown to the guest",
-    "mounts": "host directories are not shown to the guest yet",
+    "readonly_rootfs": "the disk is writable, but it is this container's own copy-on-write disk: the image never changes",
+    "kubelet_mounts": "the service account token and /etc/hosts are not passed to the guest",
+    "mounts": "host directories are not passed to the guest yet",
 }

@@ -76,7 +76,7 @@ class StreamingCalls(ServicerPart):
         running = self._running_in(sandbox)
         if running is None:
             raise WrongState(
-                f"pod sandbox {sandbox.id.short} has no running container: its ports are dialed in the guest ({FORWARD})"
+                f"pod sandbox {sandbox.id.short} has no running container to dial the ports in ({FORWARD})"
             )
         return running
 

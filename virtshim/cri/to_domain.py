@@ -1,4 +1,4 @@
-"""CRI messages -> domain values. Pure. All faults of one message are told in one InvalidRequest."""
+"""CRI messages -> domain values. Pure. All faults of one message are reported in one InvalidRequest."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def _check_notes(config: pb.PodSandboxConfig | pb.ContainerConfig, faults: _Faul
 
 
 def _check_seccomp(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> None:
-    """No profile reaches the guest, but one that cannot be is told as other runtimes tell it."""
+    """No profile reaches the guest, but an invalid one is rejected as other runtimes do."""
     profile = context.seccomp_profile_path
     faults.require(
         profile in _SECCOMP_PROFILES or profile.startswith("localhost/"),
-        f"config.linux.security_context.seccomp_profile_path is none that there can be: {profile[:200]!r}",
+        f"config.linux.security_context.seccomp_profile_path is not a valid profile: {profile[:200]!r}",
     )
 
 
@@ -190,7 +190,7 @@ def _device(device: pb.Device, faults: _Faults) -> CriDevice:
         faults.require(fine, f"config.devices[{host[:200]}].{field} is not an absolute path: {value[:200]!r}")
     known = set(device.permissions) <= set("rwm")
     faults.require(
-        known, f"config.devices[{host[:200]}].permissions are of r, w and m, not {device.permissions[:20]!r}"
+        known, f"config.devices[{host[:200]}].permissions may be r, w, m only, not {device.permissions[:20]!r}"
     )
     return CriDevice(host, inside, device.permissions)
 
@@ -212,7 +212,7 @@ def _run_as(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> RunAs
     where = "config.linux.security_context"
     faults.require("\0" not in user and ":" not in user and len(user) <= 256, f"{where}.run_as_username is not a name")
     for number in (context.run_as_user.value, group or 0, *context.supplemental_groups):
-        faults.require(0 <= number < 1 << 32, f"{where}: {number} is not the number of a user or group")
+        faults.require(0 <= number < 1 << 32, f"{where}: {number} is not a valid user or group ID")
     merged = context.supplemental_groups_policy == pb.Merge
     return RunAs(user, group, tuple(context.supplemental_groups), own_groups=merged)
 

@@ -1,4 +1,4 @@
-"""What containers' own commands write -> CRI logs, with how far it has been read in the guest."""
+"""Output of containers' entrypoints -> CRI logs, with the position up to which it was read in the guest."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Log:
 
 
 class CommandLogFiles:
-    """Implements `virtshim.ports.CommandLogs`. The place is written after the lines: a process that is killed between the two
-    leaves a piece that the next one writes again. Nothing is left out."""
+    """Implements `virtshim.ports.CommandLogs`. The position is saved after the lines: a process killed between the two
+    leaves a piece that the next one writes again. Nothing is lost."""
 
     def __init__(self, layout: Layout, clock: Clock) -> None:
         self._layout = layout
@@ -72,7 +72,7 @@ class CommandLogFiles:
         except FileNotFoundError:
             return ReadTo()
         except (OSError, ValidationError) as exc:
-            raise InternalError(f"how far the command's output was read cannot be told from {path}: {exc}") from exc
+            raise InternalError(f"the read position of the command's output cannot be read from {path}: {exc}") from exc
 
     def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
         log = self._open_log(container)

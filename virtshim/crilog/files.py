@@ -1,6 +1,6 @@
 """The three files of one console: what QEMU wrote, the CRI log, and how far the one is in the other.
 
-Methods raise OSError, which the tail retries; only `LogFile.open` raises errors for people.
+Methods raise OSError, which the tail retries; only `LogFile.open` raises ShimErrors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from virtshim.crilog.position import ENCODED_BYTES, Position, decode, encode
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
-# Of a log: what a pod asks for, or the machine, is in the way, not a fault of this program.
+# Of a log: caused by what the pod asks for, or by the machine, not by a fault of this program.
 _IN_THE_WAY: Final = (
     errno.ENOENT,
     errno.EACCES,
@@ -73,7 +73,7 @@ class LogFile(_OwnedFile):
         return log
 
     def renewed(self) -> Self:
-        """What is under this name now; this one was renamed."""
+        """A file newly opened under the same name, after this one was renamed (log rotation)."""
         return self.open(self._path, self._directory)
 
     def status(self) -> os.stat_result:
@@ -97,7 +97,7 @@ def _told_to_the_pod(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _IN_THE_WAY:
-            raise WrongState(f"{what}: {error.strerror}; correct it, or clear the way") from error
+            raise WrongState(f"{what}: {error.strerror}; correct the path, or remove what is in its place") from error
         raise for_people(what, error) from error
 
 

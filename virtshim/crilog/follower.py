@@ -79,7 +79,7 @@ class ConsoleLogs:
         with self._lock:
             tail = self._tails.get(container)
         if tail is None:
-            raise WrongState(f"the console of container {container} is not followed, so its log cannot be opened anew")
+            raise WrongState(f"the console of container {container} is not followed, so its log cannot be reopened")
         tail.reopen()
 
     def finish(self, container: ContainerId) -> None:

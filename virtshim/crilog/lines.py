@@ -16,7 +16,7 @@ MAX_CONTENT: Final = 16 * 1024
 
 
 def timestamp(nanoseconds: int) -> bytes:
-    """Always as long, so that lines written again after a crash take as much room as before."""
+    """Of fixed length, so that lines written again after a crash take as much room as before."""
     seconds, fraction = divmod(nanoseconds, 1_000_000_000)
     return b"%04d-%02d-%02dT%02d:%02d:%02d.%09dZ" % (*time.gmtime(seconds)[:6], fraction)
 

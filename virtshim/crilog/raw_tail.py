@@ -1,4 +1,4 @@
-"""A console that goes into no CRI log: its raw log is for people, and its last part is kept for them. Thread-safe."""
+"""A console without a CRI log: only the last part of its raw log is kept, for administrators. Thread-safe."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class KeptEnd:
                     self._raw.close()
             self._failing = False
         except OSError as error:
-            if not self._failing:  # said once, however often it is tried again
+            if not self._failing:  # logged once, however often it is tried again
                 _log.warning("console.raw.failed", container=self._container.short, error=str(error))
             self._failing = True
 

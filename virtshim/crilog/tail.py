@@ -238,7 +238,7 @@ class Tail:
         )
 
     def _record(self, position: Position) -> None:
-        """A record that cannot be saved does no harm: the older one is as true, only less."""
+        """A record that cannot be saved does no harm: the older one stays valid, only less recent."""
         self._done = position
         try:
             self._position.save(position)
@@ -266,7 +266,7 @@ class Tail:
         if not self._lost:
             return
         _log.warning("console.lost", container=self._container.short, bytes=self._lost)
-        line = b"virtshim: %d bytes of this console are not here: it writes faster than its log may grow\n" % self._lost
+        line = b"virtshim: %d bytes of this console were dropped: it writes faster than its log may grow\n" % self._lost
         self._commit(self._cutter.feed((b"\n" if self._cutter.held else b"") + line, self._stamp()))
         self._lost = 0
 
@@ -295,7 +295,7 @@ class Tail:
         self._record(dataclasses.replace(self._done, offset=0, raw_inode=0))
 
     def _failed(self, error: OSError) -> float:
-        """Said once, however often it is tried again."""
+        """Logged once, however often it is tried again."""
         if not self._log_failing:
             _log.warning("console.log.failed", container=self._container.short, error=str(error))
         self._log_failing = True

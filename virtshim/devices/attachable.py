@@ -62,7 +62,7 @@ class Attachable:
             faults += (f"{words} {fault}" for fault in self._device(device, together, used))
             if device.claim in claimed:
                 faults.append(
-                    f"{words} belongs to {claimed[device.claim]}; delete that pod, or look why both were granted it"
+                    f"{words} belongs to {claimed[device.claim]}; delete that pod, or find out why both were granted it"
                 )
         return [*faults, *self._memory(guest_memory * times_locked(devices))]
 
@@ -72,7 +72,7 @@ class Attachable:
         """Of one function. `used`: by the node itself. `together`: functions that go into the VM with it."""
         where = f"{FUNCTIONS}/{facts.address}"
         if facts.is_bridge:
-            yield Fault("a bridge", "is a PCI bridge, which no VM can have", "grant what is behind it")
+            yield Fault("a bridge", "is a PCI bridge, which cannot be passed to a VM", "grant what is behind it")
             return
         if not facts.answers:
             yield Fault("no answer", DOES_NOT_ANSWER, WAKE_IT.format(address=facts.address))
@@ -82,17 +82,17 @@ class Attachable:
         if facts.address in used:
             yield Fault("in use", f"is the node's own: {used[facts.address]}", _SELECTION)
         if facts.virtual:
-            text = f"has VFs ({len(facts.virtual)}), which it would take along"
+            text = f"has VFs ({len(facts.virtual)}), which would go with it"
             yield Fault("has VFs", text, f"grant VFs, or remove them: echo 0 > {where}/sriov_numvfs")
         if facts.parts:
-            text = f"has {', '.join(facts.parts)} made of it, which would go with it"
+            text = f"has {', '.join(facts.parts)} created from it, which would go with it"
             yield Fault("in parts", text, "grant those, or remove them")
         if facts.group is None:
             yield self._no_group()
             return
         if not facts.is_vfio and not self._rules.bind:
             remedy = f"bind it (driverctl set-override {facts.address} vfio-pci), or set devices.bind"
-            yield Fault("not bound", f"is at {_driver(facts)}, not at vfio-pci", remedy)
+            yield Fault("not bound", f"is bound to {_driver(facts)}, not vfio-pci", remedy)
         yield from self._neighbours(facts, facts.group, together)
         yield from self._group_node(facts.group) if facts.is_vfio else ()
 
@@ -116,7 +116,7 @@ class Attachable:
     def _no_group(self) -> Fault:
         if not self._bus.groups():
             return Fault("no IOMMU", "has no IOMMU group: the IOMMU is off", IOMMU_ON)
-        text = "has no IOMMU group although others have one: its bus is outside the IOMMU"
+        text = "has no IOMMU group although others do: its bus is outside the IOMMU"
         return Fault("no IOMMU", text, "grant a device in another slot")
 
     def _neighbours(self, facts: PciFacts, group: int, together: Collection[PciAddress]) -> Iterator[Fault]:
@@ -128,25 +128,25 @@ class Attachable:
             if other is not None and not other.is_idle and not other.is_vfio:
                 yield Fault(
                     "shared group",
-                    f"shares IOMMU group {group} with {address}, which is at {_driver(other)}",
+                    f"shares IOMMU group {group} with {address}, which is bound to {_driver(other)}",
                     f"bind that to vfio-pci or unbind it (echo {address} > {FUNCTIONS}/{address}/driver/unbind), or grant a "
                     "device with a group of its own",
                 )
 
     def _group_node(self, group: int) -> Iterator[Fault]:
         if self._bus.is_unguarded(group):
-            yield Fault("no IOMMU", "is at VFIO without an IOMMU, which QEMU refuses", IOMMU_ON)
+            yield Fault("no IOMMU", "is bound to VFIO without an IOMMU, which QEMU refuses", IOMMU_ON)
             return
         for path in ("/dev/vfio/vfio", f"/dev/vfio/{group}"):
             if self._files.node(path).kind is not NodeKind.CHARACTER:
                 yield Fault(
-                    "no node", f"cannot be opened: {path} is not there", "modprobe vfio-pci, and look whether udev runs"
+                    "no node", f"cannot be opened: {path} is not there", "modprobe vfio-pci, and check that udev runs"
                 )
 
     def _mdev(self, uuid: str) -> Iterator[Fault]:
         if not self._bus.mdev_exists(uuid):
             yield Fault(
-                "gone", "is not there", "look whether the node was restarted after it was made, then delete the pod"
+                "gone", "is not there", "check whether the node was rebooted after it was created, then delete the pod"
             )
             return
         group = self._bus.mdev_group(uuid)
@@ -157,13 +157,13 @@ class Attachable:
 
     def _usb(self, device: UsbDevice) -> Iterator[Fault]:
         if self._files.node(f"/dev/bus/usb/{device.bus:03}/{device.device:03}").kind is not NodeKind.CHARACTER:
-            text = "is not there: it was unplugged, and gets another number when it comes back"
+            text = "is not there: it was unplugged, and gets another number when it returns"
             yield Fault("gone", text, "delete the pod")
         for name in self._files.names(_USB):
             place = tuple(self._files.text(f"{_USB}/{name}/{number}") for number in ("busnum", "devnum"))
             is_hub = self._files.text(f"{_USB}/{name}/bDeviceClass") == _HUB
             if place == (str(device.bus), str(device.device)) and is_hub:
-                yield Fault("a hub", "is a USB hub, which no VM can have", "grant a device behind it")
+                yield Fault("a hub", "is a USB hub, which cannot be passed to a VM", "grant a device behind it")
         used = usb_used_by_host(self._files).get((device.bus, device.device))
         if used is not None:
             yield Fault("in use", f"is the node's own: {used}", _SELECTION)

@@ -1,6 +1,6 @@
-"""What was granted, whoever says so, and what of it a VM gets. Pure.
+"""What was granted, by whichever source, and what of it a VM gets. Pure.
 
-Whatever hints say, the choice is a part of the grant.
+Hints choose within the grant; they never add to it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddr
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`groups`: IOMMU groups behind granted nodes, with those of their functions that a VM can have. `alone`: functions
-    named without any node, at a kernel driver: `surely` those that the VM gets in any case, `perhaps` those that it gets
+    """`groups`: IOMMU groups behind granted nodes, with those of their functions that can be passed. Functions
+    named without a node, bound to a kernel driver: `surely` those that the VM always gets, `perhaps` those that it gets
     only where a hint names them too. `named`: functions that kubelet or CDI name one by one, which choose in their group.
     `used`: functions that the VM gets in another form, as a vDPA device."""
 

@@ -54,7 +54,7 @@ class _Read:
         self._left -= len(text)
         if self._left < 0:
             raise InvalidRequest(
-                f"past the {_MOST_IN_ALL} bytes that all specifications together may have; remove those of devices that are gone"
+                f"beyond the {_MOST_IN_ALL} bytes allowed for all specifications together; remove those of devices that are gone"
             )
         return text
 
@@ -122,7 +122,7 @@ class CdiDirectories:
             where = " and ".join(self._directories) or "no directory (devices.cdi_dirs)"
             invalid = f"; specifications that cannot be used: {'; '.join(read.invalid)}" if read.invalid else ""
             raise InvalidRequest(
-                f"no specification in {where} describes {name}; look whether its device plugin runs on this node{invalid}"
+                f"no specification in {where} describes {name}; check that its device plugin runs on this node{invalid}"
             )
         return found
 

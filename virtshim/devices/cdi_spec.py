@@ -81,7 +81,7 @@ def parse_spec(data: bytes) -> CdiSpec:
     devices = tuple(_device(device) for device in spec.devices)
     (name, often), *_ = Counter(device.name for device in devices).most_common(1)
     if often > 1:
-        raise InvalidRequest(f"device {name} is there twice")
+        raise InvalidRequest(f"device {name} is listed twice")
     return CdiSpec(spec.kind, devices, _edits(spec.containerEdits))
 
 
@@ -139,7 +139,7 @@ class _Spec(_Part):
     @classmethod
     def _known(cls, version: str) -> str:
         if version.removeprefix("v") not in VERSIONS:
-            raise ValueError(f"{version[:20]!r} is no version that virtshim knows (0.1.0 to {VERSIONS[-1]})")
+            raise ValueError(f"{version[:20]!r} is not a version that virtshim knows (0.1.0 to {VERSIONS[-1]})")
         return version
 
 

@@ -48,7 +48,7 @@ class VfioDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No VM can have it. `why` ends in what to do."""
+    """It cannot be passed to a VM. `why` ends with the remedy."""
 
     why: str
 
@@ -66,18 +66,18 @@ def classify(device: CriDevice, files: HostFiles) -> Meaning:
     wanted = "r" if isinstance(meaning, BlockDevice) else "rw"
     if isinstance(meaning, Nothing | Refused) or (rights != "none" and set(wanted) <= set(rights)):
         return meaning
-    return Refused(f"it is granted with the rights {rights}, and a VM needs {wanted}; correct the device plugin")
+    return Refused(f"it is granted with permissions {rights}, and a VM needs {wanted}; correct the device plugin")
 
 
 def _meaning(device: CriDevice, files: HostFiles) -> Meaning:
     path = os.path.normpath(device.host_path) if device.host_path.startswith("/") else device.host_path
     found = files.node(path)
     if found.kind is NodeKind.MISSING:
-        return Refused("it is not there; look whether the device's driver still runs, then delete the pod")
+        return Refused("it is not there; check that the device's driver still runs, then delete the pod")
     if found.kind is NodeKind.BLOCK:
         block = BlockDevice(path, device.container_path or path, readonly="w" not in (device.permissions or "rwm"))
         use = "" if block.readonly else use_of_block(files, found.major, found.minor)
-        return Refused(f"{use}, and two who write break it; grant another one") if use else block
+        return Refused(f"{use}, and two writers would corrupt it; grant another one") if use else block
     if found.kind is NodeKind.DIRECTORY:
         return VfioDirectory() if path == "/dev/vfio" else Refused(_NOT_A_NODE.format(found.kind.value))
     if found.kind is not NodeKind.CHARACTER:
@@ -91,13 +91,13 @@ def _meaning(device: CriDevice, files: HostFiles) -> Meaning:
 
 _NOT_A_NODE: Final = "it is a {}, not a device node; correct the device plugin"
 _UNKNOWN: Final = (
-    "it is a container's device, which no VM can have; a VM gets PCI functions at vfio-pci, mediated devices, USB devices, "
+    "it is a device for containers, not for VMs; a VM gets PCI functions bound to vfio-pci, mediated devices, USB devices, "
     "vhost-vdpa and block volumes: set the device plugin to one of these, or run the pod as a container"
 )
 _REFUSALS: Final = {
-    r"/dev/vfio/noiommu-\d+": "no VM can have it: without an IOMMU QEMU's guest would reach all memory of the node; turn the "
+    r"/dev/vfio/noiommu-\d+": "without an IOMMU the guest could reach all of the node's memory, so no VM gets it; turn the "
     "IOMMU on (BIOS: VT-d or AMD-Vi; kernel: intel_iommu=on)",
-    r"/dev/uio\d+": "UIO gives no VM a device; set the device plugin to bind vfio-pci (`dpdkDriver: vfio-pci` for QAT)",
+    r"/dev/uio\d+": "no VM can use UIO; set the device plugin to bind vfio-pci (`dpdkDriver: vfio-pci` for QAT)",
     r"/dev/infiniband/.+": "a VM gets the whole VF, not the node's RDMA device; bind the VF to vfio-pci and set the device "
     "plugin's isRdma to false",
     r"/dev/nvidia.*": "it belongs to NVIDIA's plugin for containers; use NVIDIA's kubevirt-gpu-device-plugin, which grants GPUs "
@@ -122,7 +122,7 @@ def _cdev(match: re.Match[str], device: CriDevice, files: HostFiles) -> Meaning:
         address = last_address(real)
         if address is not None:
             return VfioFunction(address)
-    return Refused("sysfs knows no device behind it; look whether vfio-pci is still bound to the device")
+    return Refused("sysfs has no device behind it; check that the device is still bound to vfio-pci")
 
 
 def _usb(match: re.Match[str], _device: CriDevice, _files: HostFiles) -> Meaning:

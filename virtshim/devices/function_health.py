@@ -1,4 +1,4 @@
-"""Which PCI functions are fit for no VM although nothing stands in their way: looked at again and again by who offers them."""
+"""Which PCI functions are unhealthy although they could be attached: polled by the device plugin that offers them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FunctionHealth:
         self._complaint = ""
 
     def look(self, functions: Iterable[PciFacts]) -> Mapping[PciAddress, str]:
-        """What is wrong with those that something is wrong with, to go on after the address. Called by one thread."""
+        """The unhealthy functions and why, worded to follow the address. Called by one thread."""
         self._read_again()
         first: dict[PciAddress, int] = {}
         trouble: dict[PciAddress, str] = {}
@@ -44,7 +44,7 @@ class FunctionHealth:
                 trouble[address] = known.fault
             elif new:
                 trouble[address] = (
-                    f"has reported {new} fatal PCI Express error{'s' if new > 1 else ''}; it is reset when its VM ends, and fit "
+                    f"has reported {new} fatal PCI Express error{'s' if new > 1 else ''}; it is reset when its VM ends, and OK "
                     "again then. Without a VM: reset it by hand, and restart this plugin"
                 )
         self._first = first

@@ -1,4 +1,4 @@
-"""Granted nodes, CDI addresses and kubelet's list -> authority. Reads sysfs, judges nothing but what is not there."""
+"""Granted nodes, CDI addresses and kubelet's list -> authority. Reads sysfs; reports only missing devices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Gathering:
     def cdi(self, addresses: Iterable[PciAddress]) -> None:
         for address in addresses:
             if PciBus(self.files).function(address) is None:
-                self.faults.append(("CDI", f"no PCI function {address}, which a specification names (bdf); correct it"))
+                self.faults.append(("CDI", f"PCI function {address}, which a specification names (bdf), is missing"))
             self._named.add(address)
             self._surely.add(address)
 
@@ -95,7 +95,7 @@ class Gathering:
         if not mdevs and not functions:
             what = "holds nothing that a VM can have" if members else "is not there"
             self.faults.append(
-                (path, f"IOMMU group {number} {what}; look whether the device plugin still runs, then delete the pod")
+                (path, f"IOMMU group {number} {what}; check that the device plugin still runs, then delete the pod")
             )
             return
         self._mdevs |= mdevs

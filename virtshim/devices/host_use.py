@@ -1,5 +1,5 @@
 """Which PCI functions and USB devices the node itself cannot do without: network cards that its default routes use, and disks
-that are mounted or swapped to. Passing one to a VM would take it from under the node."""
+that are mounted or used as swap. Passing one to a VM would take it away from the node."""
 
 from __future__ import annotations
 

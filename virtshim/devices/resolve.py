@@ -77,7 +77,7 @@ class Resolver:
         faults = [*cdi.faults, *_unusable(nodes, gathering, answer)]
         if not faults:
             if (outside or gathering.lacks_mdev) and answer.is_to_come:
-                raise Unavailable(f"which devices the container was granted cannot be told: {answer.trouble}")
+                raise Unavailable(f"it is not known which devices the container was granted: {answer.trouble}")
             faults = _not_granted(request, outside, answer)
         if faults:
             raise InvalidRequest(f"devices of {request.namespace}/{request.pod}: {'; '.join(faults)}")
@@ -146,7 +146,7 @@ def _not_granted(request: DeviceRequest, outside: Sequence[Hint], answer: _Answe
             device=hint.text,
         )
         faults.append(
-            f"the variable {hint.variable} names {hint.text}, which this container was not granted{because}; take it out of "
+            f"the variable {hint.variable} names {hint.text}, which this container was not granted{because}; remove it from "
             "the pod's spec, and ask for devices by resources.limits"
         )
     return faults

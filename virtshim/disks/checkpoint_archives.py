@@ -104,7 +104,7 @@ def _require_place(location: str) -> None:
         raise InvalidRequest(f"location: there is no directory {os.path.dirname(location)[:200]!r}; make it first")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(location).st_mode):
-            raise InvalidRequest(f"location: {location[:200]!r} is there and is not a file; choose another name")
+            raise InvalidRequest(f"location: {location[:200]!r} exists and is not a file; choose another name")
 
 
 def _private(path: str, flags: int) -> int:

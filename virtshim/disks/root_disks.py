@@ -37,7 +37,7 @@ class RootDiskStore:
         self._layout = layout
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
-        """Grows only: a smaller `size_bytes` than the image's own size is not heeded, as cutting would destroy the disk."""
+        """Grows only: a smaller `size_bytes` than the image's own size is ignored, as cutting would destroy the disk."""
         what = f"container {container}"
         size = _size(base, base_path, size_bytes)
         disk = self._layout.root_disk(container)
@@ -140,7 +140,7 @@ class RootDiskStore:
             filesystem_inodes_free=room.f_ffree,
         )
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         found = os.statvfs(self._layout.containers)
         return found.f_bavail * found.f_frsize
 
@@ -158,7 +158,7 @@ class RootDiskStore:
 
     def _failure(self, what: str, disk: str, words: str) -> InternalError | ResourceExhausted:
         Path(disk).unlink(missing_ok=True)
-        if self.room() < _ROOM_WANTED:
+        if self.free_bytes() < _ROOM_WANTED:
             return ResourceExhausted(f"{what}: no space for its root disk in {os.path.dirname(disk)}")
         return InternalError(f"{what}: its root disk cannot be made: {words}")
 
@@ -166,7 +166,7 @@ class RootDiskStore:
 def _size(base: Image, base_path: str, wanted: int) -> int:
     """Bytes, whole sectors. Raises InvalidRequest, NotFound."""
     if wanted > _MAX_BYTES:
-        raise InvalidRequest(f"a root volume of {wanted} bytes is wanted; at most {_MAX_BYTES} are possible")
+        raise InvalidRequest(f"a root volume of {wanted} bytes is too large; at most {_MAX_BYTES} are possible")
     if not Path(base_path).is_file():
         raise NotFound(f"the file of image {base.digest} is gone from this node; pull the image again")
     return -(-max(base.virtual_size, wanted) // _SECTOR) * _SECTOR

@@ -1,4 +1,4 @@
-"""kubelet's files for containers' last words. Implements `virtshim.ports.guests.TerminationFiles`."""
+"""kubelet's files for containers' termination messages. Implements `virtshim.ports.guests.TerminationFiles`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _apart(path: str, pod_uid: str) -> tuple[str, str]:
 def _fill(file: int, path: str, message: bytes) -> None:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise InvalidRequest(f"{path} is no regular file of its own: the termination message is not written there")
+        raise InvalidRequest(f"{path} is not a private regular file: the termination message is not written there")
     os.ftruncate(file, 0)
     rest = memoryview(message)
     while rest:

@@ -1,4 +1,4 @@
-"""How much somebody may write: so much at once, then so much a second."""
+"""A token bucket: how much may be written at once, and how much per second after that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG_BURST: Final = 64 << 20
 
 
 class Allowance:
-    """`rate` bytes a second; what was not used is saved, up to `burst` bytes. Spending goes into debt, which is waited off.
+    """`rate` bytes a second; what was not used is saved, up to `burst` bytes. It may be overdrawn; `wait` waits that off.
     Times are of a monotonic clock, in seconds."""
 
     __slots__ = ("_at", "_burst", "_left", "_rate")

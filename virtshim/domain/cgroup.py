@@ -55,14 +55,14 @@ def expanded_slice(name: str) -> str:
 
 def libvirt_partition(cgroup_parent: str) -> str:
     """libvirt's `<partition>` for a slice: it writes dashes for slashes and adds `.slice`. "" for none (then libvirt uses
-    machine.slice). InvalidRequest for a path that is no slice: systemd would not find it."""
+    machine.slice). InvalidRequest for a path that is not a slice: systemd would not find it."""
     path = parent_path(cgroup_parent)
     if path in ("", "/"):
         return path
     last = path.rpartition("/")[2]
     if not last.endswith(_SLICE):
         raise InvalidRequest(
-            f"{_FIELD} {cgroup_parent[:200]!r} is no systemd slice, but this node's cgroup driver is systemd; "
+            f"{_FIELD} {cgroup_parent[:200]!r} is not a systemd slice, but this node's cgroup driver is systemd; "
             'let kubelet use the same driver, or set cri.cgroup_driver = "cgroupfs"'
         )
     return "/" + last.removesuffix(_SLICE).replace("-", "/")
@@ -76,7 +76,7 @@ def vm_group(cgroup_parent: str, container: ContainerId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a VM's cgroup is set to. CRI units: shares as in cgroup v1, quota and period in microseconds (quota 0: none),
+    """The limits of a VM's cgroup. CRI units: shares as in cgroup v1, quota and period in microseconds (quota 0: none),
     cpusets as lists ("": the parent's), bytes. `memory` 0: no limit. `swap` is swap alone, None: not limited.
     `hugepages`: bytes by page size in bytes. `unified`: cgroup v2 files, values checked."""
 

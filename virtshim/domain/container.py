@@ -17,7 +17,7 @@ from virtshim.domain.vm import VmSize
 
 class ContainerPhase(enum.Enum):
     """CREATING rows are a journal: written before disk, seed or domain exist, never shown to callers. UNKNOWN: the record
-    cannot be read. Nothing is done to its VM but what a caller asks for."""
+    cannot be read. Its VM is left alone except for what a caller asks for."""
 
     CREATING = "creating"
     CREATED = "created"
@@ -38,7 +38,7 @@ _NEXT: Mapping[ContainerPhase, frozenset[ContainerPhase]] = {
 
 
 class ExitReason(enum.Enum):
-    """The reason texts that kubelet and people know from containerd."""
+    """containerd's reason texts, which kubelet and users know."""
 
     COMPLETED = "Completed"
     ERROR = "Error"
@@ -134,13 +134,13 @@ class Container:
     """Times are nanoseconds since the epoch, 0 while it has not happened. `image_ref` is the repo digest (or the id)
     shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute.
     `cgroup_parent` is its sandbox's, `changed` what UpdateContainerResources made of the config's resources.
-    `trouble`: why a running one does not get on, for people. `pod_disk`: the name of its root disk, if that is the pod's
+    `trouble`: why a running one is stuck, for display. `pod_disk`: the name of its root disk, if that is the pod's
     and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM.
     `command` is what runs in the guest as the container's own, () if nothing does; `command_begun`: the agent was told to
     run it; `ending` is written before its VM is ended because of that, or its devices are taken from it: then that is how
     the container ended, and the VM ends whatever happens. `frozen`: the
-    guest was, or was to be, told to keep its file systems still, and has not said yet that they move again. `granted`: the
-    devices its VM was defined with; `claims` those that are its own now: nobody else's VM may have them."""
+    guest was asked, or about to be asked, to freeze its file systems, and has not confirmed the thaw. `granted`: the
+    devices its VM was defined with; `claims`: those that it holds now: no other VM may have them."""
 
     id: ContainerId
     sandbox_id: SandboxId
@@ -180,7 +180,7 @@ class Container:
         return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=max(started_at, self.created_at))
 
     def exited(self, how: Exit) -> Container:
-        """Its devices are free, unless its VM may be on."""
+        """Releases its devices, unless its VM may still be running."""
         at = max(how.finished_at, self.started_at, self.created_at)
         ended = dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
         return ended if ended.may_be_on else released(ended)
@@ -230,7 +230,7 @@ class Container:
 
     @property
     def was_never_made(self) -> bool:
-        """Its making, or the undoing of that, was not finished. No VM has run for it."""
+        """Its creation, or the rollback of it, was not finished. No VM has run for it."""
         undone = self.phase is ContainerPhase.REMOVING and not self.started_at and self.exit is None
         return self.phase is ContainerPhase.CREATING or undone
 
@@ -241,12 +241,12 @@ class Container:
 
     @property
     def may_be_on(self) -> bool:
-        """Whether a VM may run for it: also one whose removal, or whose failed start, could not be finished."""
+        """Whether its VM may be running, including one whose removal or failed start could not be completed."""
         failed_start = self.exit is not None and self.exit.reason is ExitReason.START_ERROR
         on = (ContainerPhase.RUNNING, ContainerPhase.REMOVING, ContainerPhase.UNKNOWN)
         return failed_start or self.phase in on
 
 
 def released(container: Container) -> Container:
-    """Without its devices: its VM is off, and is not started as long as it lacks a claim."""
+    """Without its claims: its VM is off, and is not started while it lacks one."""
     return dataclasses.replace(container, claims=())

@@ -1,4 +1,4 @@
-"""How long a call may still take: one point in time, handed down; each step asks what is left."""
+"""How long a call may still take: a point in time that is passed down; each step asks how much time is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of the product: each carries a kind, facts for people, and nothing of the library that failed.
+"""The errors of the product: each carries a kind and a message for users, and nothing of the library that failed.
 
     ShimError                    kind
       InvalidRequest             INVALID              a field is missing or wrong; the message names it and the remedy
@@ -11,7 +11,7 @@
       PermissionRefused          PERMISSION           credentials refused
       Unimplemented              UNIMPLEMENTED        the product does not do this (yet)
       Aborted                    ABORTED              another call on the same object won; repeat
-      InternalError              INTERNAL             an outside program failed in a way nobody can act on by asking again
+      InternalError              INTERNAL             an external program failed in a way that a retry does not fix
 
 `virtshim.cri.error_codes` is the one place that turns kinds into gRPC codes.
 """

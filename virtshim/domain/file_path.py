@@ -1,4 +1,4 @@
-"""What a path must be like for the kernel to take it."""
+"""Which paths the kernel accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_NAME: Final = 255
 def check_path(path: str, field: str) -> None:
     """Raises InvalidRequest, which names `field`, for a path that no file can have."""
     if "\0" in path:
-        raise InvalidRequest(f"{field} holds NUL: {path[:80]!r}")
+        raise InvalidRequest(f"{field} contains a NUL byte: {path[:80]!r}")
     if len(path.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in path.split("/")):
         raise InvalidRequest(
             f"{field}: a path has at most {_LONGEST_PATH} bytes, and each name in it {_LONGEST_NAME}; "

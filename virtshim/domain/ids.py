@@ -23,7 +23,7 @@ class SandboxId:
 
     def __post_init__(self) -> None:
         if not _HEX64.fullmatch(self.value):
-            raise InvalidRequest(f"not a sandbox id: {self.value[:80]!r} (64 hex digits wanted)")
+            raise InvalidRequest(f"not a sandbox id: {self.value[:80]!r} (64 hex digits expected)")
 
     @property
     def short(self) -> str:
@@ -42,7 +42,7 @@ class ContainerId:
 
     def __post_init__(self) -> None:
         if not _HEX64.fullmatch(self.value):
-            raise InvalidRequest(f"not a container id: {self.value[:80]!r} (64 hex digits wanted)")
+            raise InvalidRequest(f"not a container id: {self.value[:80]!r} (64 hex digits expected)")
 
     @property
     def short(self) -> str:
@@ -65,7 +65,7 @@ class ImageDigest:
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.value):
-            raise InvalidRequest(f"not an image digest: {self.value[:80]!r} (sha256:<64 hex digits> wanted)")
+            raise InvalidRequest(f"not an image digest: {self.value[:80]!r} (sha256:<64 hex digits> expected)")
 
     @property
     def hex(self) -> str:

@@ -53,7 +53,7 @@ class ImageName:
         if len(text) > _MAX_LENGTH:
             raise InvalidRequest(f"the image reference has {len(text)} characters; at most {_MAX_LENGTH} are allowed")
         if not _PRINTABLE.fullmatch(text):
-            raise _malformed(text, "it holds a blank, a control character or a letter outside ASCII")
+            raise _malformed(text, "it contains a space, a control character or a non-ASCII character")
         if looks_like_id(text):
             raise _malformed(text, "it is an image id, not a name")
         is_url = _is_url(text)
@@ -110,7 +110,7 @@ def find_image(images: Sequence[Image], reference: str) -> Image | None:
 def _by_id(images: Sequence[Image], prefix: str) -> Image | None:
     found = [image for image in images if image.digest.hex.startswith(prefix)]
     if len(found) > 1:
-        raise InvalidRequest(f"image id {prefix!r} fits {len(found)} images; write more of its digits")
+        raise InvalidRequest(f"image id {prefix!r} fits {len(found)} images; give more digits")
     return found[0] if found else None
 
 
@@ -164,7 +164,7 @@ def _check_url(url: str) -> None:
     if "#" in url:
         raise _malformed(url, "an image URL has no fragment (#...)")
     if not _URL.fullmatch(url) or ".." in url.split("/"):
-        raise _malformed(url, "wanted is http(s)://host[:port]/path")
+        raise _malformed(url, "expected http(s)://host[:port]/path")
     port = re.search(r":([0-9]+)\Z", authority)
     if port and int(port[1]) > 65535:
         raise _malformed(url, f"there is no port {port[1]}")
@@ -172,7 +172,7 @@ def _check_url(url: str) -> None:
 
 def _check_name(name: str, text: str) -> None:
     if not _NAME.fullmatch(name):
-        raise _malformed(text, "wanted is [host[:port]/]path[:tag][@sha256:<64 hex digits>]")
+        raise _malformed(text, "expected [host[:port]/]path[:tag][@sha256:<64 hex digits>]")
     if any(component in (".", "..") for component in name.split("/")):
         raise _malformed(text, "a path component is . or ..")
 

@@ -89,5 +89,5 @@ def screen_socket(layout: Layout, container: ContainerId) -> str:
 
 
 def disk_of(layout: Layout, container: Container) -> str:
-    """Its root disk, the pod's or its own."""
+    """The path of its root disk: the pod's, or its own."""
     return layout.pod_disk(container.pod_disk) if container.pod_disk else layout.root_disk(container.id)

@@ -78,7 +78,7 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """As the pod asks for them. One guest shares all of them whatever is asked; kubelet compares what it is shown."""
+    """As requested by the pod. A guest shares them all regardless; kubelet compares what is reported."""
 
     network: Scope = Scope.POD
     pid: Scope = Scope.CONTAINER
@@ -131,13 +131,13 @@ class Sandbox:
         return dataclasses.replace(self._to(SandboxPhase.READY), network=network)
 
     def not_ready(self, reason: str) -> Sandbox:
-        """The first reason is kept: it is the one that tells what happened."""
+        """The first reason is kept: it is the one that explains what happened."""
         return dataclasses.replace(self._to(SandboxPhase.NOT_READY), reason=self.reason or reason)
 
     def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
         return dataclasses.replace(self, root_disks={**self.root_disks, container: image})
 
-    def released(self) -> Sandbox:
+    def with_network_released(self) -> Sandbox:
         """The network is known to be gone."""
         return dataclasses.replace(self, network_released=True)
 
@@ -163,5 +163,5 @@ class Sandbox:
 
     @property
     def is_visible(self) -> bool:
-        """Half-made sandboxes are not listed: a list must show only what a caller was told, or may still be told, of."""
+        """Sandboxes being created are not listed: a list shows only ids that a caller has, or may still receive."""
         return self.phase is not SandboxPhase.CREATING

@@ -1,6 +1,6 @@
 """How big a VM is and what its cgroup may use, from a container's resources, the pod's overhead and the node's settings.
 
-Also what is wrong with resources, and what a change of them leaves alone. Pure.
+Also validates resources, and merges a change into them. Pure.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Sizes:
 
 
 def faults(resources: Resources, where: str, *, cpus: int, mems: int) -> Iterable[str]:
-    """What cannot be, each with its field below `where`. `cpus` and `mems`: how many CPUs and memory nodes the node has."""
+    """Invalid values, each with its field below `where`. `cpus` and `mems`: how many CPUs and memory nodes the node has."""
     for name in ("cpu_shares", "cpu_period", "memory_limit_bytes"):
         if getattr(resources, name) < 0:
             yield f"{where}.{_WIRE.get(name, name)} is negative"
@@ -142,7 +142,7 @@ def hugepages(resources: Resources) -> tuple[int, int]:
 
 def size_for(options: VmOptions, resources: Resources, node: Sizes, *, pins_memory: bool = False) -> VmSize:
     """What the VM boots with and can grow to. InvalidRequest for what this node, or a guest, cannot have. `pins_memory`: a
-    device of the host will: what a balloon holds back would be in use all the same."""
+    host device will: what a balloon holds back would be in use anyway."""
     vcpus = vcpus_for(options, resources, node)
     memory = memory_for(resources, node)
     page, _ = hugepages(resources)
@@ -153,7 +153,7 @@ def size_for(options: VmOptions, resources: Resources, node: Sizes, *, pins_memo
         )
     max_memory = options.max_memory_bytes or node.room_memory
     if (page or pins_memory) and options.max_memory_bytes > memory:
-        why = "memory of huge pages" if page else "the memory of a virtual machine with devices of the host"
+        why = "memory of huge pages" if page else "the memory of a virtual machine with host devices"
         raise InvalidRequest(f"annotation virtshim.io/max-memory: {why} cannot grow; remove one of the two")
     return VmSize(
         vcpus=vcpus,
@@ -228,7 +228,7 @@ def overhead_bytes(overhead: Resources, size: VmSize, node: Sizes) -> int:
 
 def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:
     """kubelet computes `memory.high` between request and limit, which for a guest, whose memory fills up by and by, would
-    mean to stand still: it acts at the limit. The protected amounts get QEMU's share."""
+    stall it: here it acts at the limit. The protected amounts get QEMU's share."""
     if key not in ("memory.min", "memory.low", "memory.high") or value in ("max", "0"):
         return value
     return str(memory if key == "memory.high" else min(int(value) + extra, memory))
@@ -259,13 +259,13 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: Sizes)
     if vcpus > size.max_vcpus:
         raise WrongState(
             f"resources.limits.cpu wants {vcpus} vCPUs, the virtual machine can have {size.max_vcpus} without a restart; "
-            "annotate the pod with virtshim.io/max-vcpus, or set vm.room_vcpus on the node, and make it anew"
+            "annotate the pod with virtshim.io/max-vcpus, or set vm.room_vcpus on the node, and recreate it"
         )
     memory = size.memory_bytes if page or not resources.memory_limit_bytes else memory_for(resources, node)
     if memory > size.max_memory_bytes:
         raise WrongState(
             f"resources.limits.memory wants {memory} bytes, the virtual machine can have {size.max_memory_bytes} without a "
-            "restart; annotate the pod with virtshim.io/max-memory, or set vm.room_memory on the node, and make it anew"
+            "restart; annotate the pod with virtshim.io/max-memory, or set vm.room_memory on the node, and recreate it"
         )
     return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)
 

@@ -1,6 +1,6 @@
-"""What VMs use: readings as they are taken, and what CRI's numbers are made of them. No I/O.
+"""What VMs use: raw readings, and CRI's numbers computed from them. No I/O.
 
-None means that a number is not known; it is never told as 0. Times are nanoseconds, sizes bytes, unless said otherwise.
+None means that a number is not known; it is never a 0. Times are nanoseconds, sizes bytes, unless said otherwise.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GuestMemory:
 
 @dataclass(frozen=True, slots=True)
 class VmCounters:
-    """What libvirt tells of one running VM. `taken_at` since the epoch; CPU times since the VM was started."""
+    """libvirt's counters of one running VM. `taken_at` since the epoch; CPU times since the VM was started."""
 
     taken_at: int
     cpu: int | None = None
@@ -254,7 +254,7 @@ def cpu_together(parts: Iterable[CpuUse]) -> CpuUse | None:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    """None as soon as one is not known."""
+    """None if any of them is not known."""
     total = 0
     for number in numbers:
         if number is None:
@@ -275,7 +275,7 @@ class _Sampled:
 
 
 class CpuMeter:
-    """Remembers the last CPU sample of each container: for the rate, and to be told again while no newer one can be had.
+    """Remembers the last CPU sample of each container: for the rate, and to repeat it while there is no newer one.
     Not thread-safe."""
 
     def __init__(self) -> None:

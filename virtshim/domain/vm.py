@@ -40,7 +40,7 @@ class Disk:
 @dataclass(frozen=True, slots=True)
 class VmSize:
     """What a VM has now and what it can have without a restart. `page_bytes`: its memory is of huge pages of that size;
-    0: it is not. All 0: made by a version that did not write it down."""
+    0: it is not. All 0: created by a version that did not record it."""
 
     vcpus: int = 0
     max_vcpus: int = 0
@@ -90,7 +90,7 @@ class VmSpec:
 
 
 class Power(enum.Enum):
-    """ABSENT: no such domain. OFF: defined, not running. CRASHED: the guest panicked and stands still; QEMU is there."""
+    """ABSENT: no such domain. OFF: defined, not running. CRASHED: the guest panicked and is halted; QEMU remains."""
 
     ABSENT = "absent"
     OFF = "off"
@@ -101,7 +101,7 @@ class Power(enum.Enum):
 
 
 class OffReason(enum.Enum):
-    """Why a domain is off, as libvirt tells it. CRASHED: QEMU ended without a word (killed, or a fault of its own)."""
+    """Why a domain is off, as libvirt reports it. CRASHED: QEMU ended unexpectedly (killed, or a fault of its own)."""
 
     UNKNOWN = "unknown"
     SHUTDOWN = "shutdown"
@@ -111,7 +111,7 @@ class OffReason(enum.Enum):
 
 
 class PauseReason(enum.Enum):
-    """Why a PAUSED domain stands still. IO_ERROR: the host could not write its disk. GUEST: it put itself to sleep."""
+    """Why a domain is PAUSED. IO_ERROR: the host could not write its disk. GUEST: it put itself to sleep."""
 
     OTHER = "other"
     IO_ERROR = "io-error"

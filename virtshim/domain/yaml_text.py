@@ -1,4 +1,4 @@
-"""YAML (or JSON) text from a stranger -> a plain mapping, within bounds. No I/O.
+"""Untrusted YAML (or JSON) text -> a plain mapping, within bounds. No I/O.
 
 What comes out holds only dict, list, str, int, float, bool, None, bytes, date and datetime, is a tree (aliases are
 copied out) and is bounded in depth and size, so that it can be merged and written again without more checks.
@@ -94,7 +94,7 @@ def _weight(node: yaml.Node, known: dict[int, int | None]) -> int:
     if id(node) in known:
         weight = known[id(node)]
         if weight is None:
-            raise InvalidRequest("an alias stands inside its own anchor; write the value out")
+            raise InvalidRequest("an alias is inside its own anchor; write the value out")
         return weight
     known[id(node)] = None
     total = 1
@@ -113,7 +113,7 @@ def _weight(node: yaml.Node, known: dict[int, int | None]) -> int:
 
 
 def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"nested more than {_MAX_DEPTH} levels deep; make it flatter")
+    return InvalidRequest(f"nested more than {_MAX_DEPTH} levels deep; reduce the nesting")
 
 
 def _plain(value: Any, depth: int = 1) -> Any:

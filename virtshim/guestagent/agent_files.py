@@ -56,7 +56,7 @@ def _decoded(text: object, most: int) -> bytes:
     try:
         data = base64.b64decode(text if isinstance(text, str) else "", validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise InternalError("the guest agent gives no usable file") from exc
+        raise InternalError("the guest agent returned no usable file content") from exc
     if len(data) > most:
-        raise InternalError("the guest agent gives more of a file than it was asked for")
+        raise InternalError("the guest agent returned more of a file than it was asked for")
     return data

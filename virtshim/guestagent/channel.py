@@ -1,4 +1,4 @@
-"""The connection to one VM's guest agent: one command at a time, every wait limited, nothing believed."""
+"""The connection to one VM's guest agent: one command at a time, every wait bounded, no answer trusted."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class AgentChannel:
             except BaseException as exc:
                 self._drop()  # the answer may still come
                 if isinstance(exc, ConnectionError):
-                    raise VmEnded(f"the virtual machine ended at {command}") from exc
+                    raise VmEnded(f"the virtual machine ended during {command}") from exc
                 if isinstance(exc, OSError | BadReply | DeadlineExceeded):
                     patience.slice(f"the guest agent's answer to {command}")  # the caller's own time is over?
-                    raise Unavailable(f"the guest agent broke off at {command}: {exc}") from exc
+                    raise Unavailable(f"the connection to the guest agent broke during {command}: {exc}") from exc
                 raise
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class AgentChannel:
         while not replies:
             replies = self._received(connected, limited, f"its answer to {command}")
         if len(replies) > 1:
-            raise BadReply("it answers what was not asked")
+            raise BadReply("it sent an answer that was not asked for")
         return replies[0]
 
     def _received(self, connected: socket.socket, patience: Patience, what: str) -> list[Returned | Refused]:

@@ -66,7 +66,7 @@ def failure(words: str) -> ShimError:
     shown = "".join(char if char.isprintable() else "?" for char in value[:200])
     match what:
         case "directory":
-            return InvalidRequest(f"the working directory {shown} is not in the guest; correct workingDir or the image")
+            return InvalidRequest(f"the guest has no working directory {shown}; correct workingDir or the image")
         case "user":
             return InvalidRequest(f"the guest's /etc/passwd has no user {shown}; correct runAsUser or the image")
         case "tool":
@@ -74,7 +74,7 @@ def failure(words: str) -> ShimError:
                 f"the guest has no program `{shown}` for this; {_REMEDY.get(shown, 'install it in the image')}"
             )
         case _:
-            return InternalError("the guest cannot start the command and does not say why")
+            return InternalError("the guest could not start the command and gave no reason")
 
 
 _REMEDY = {

@@ -1,6 +1,6 @@
-"""A container's own command, begun and asked after through the guest agent alone: it takes no serial ports.
+"""A container's entrypoint, started and polled through the guest agent alone: it takes no serial ports.
 
-What it writes is read from files (see `main_scripts`): a virtshim that was restarted goes on where the one before it stopped.
+What it writes is read from files (see `main_scripts`): a restarted virtshim continues where the previous one stopped.
 """
 
 from __future__ import annotations

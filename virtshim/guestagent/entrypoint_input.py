@@ -1,4 +1,4 @@
-"""The input of containers' own commands, and the size of their terminals. Implements `virtshim.ports.guests.CommandInputs`."""
+"""The input of containers' entrypoints, and the size of their terminals. Implements `virtshim.ports.guests.CommandInputs`."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ class OwnInput:
         arguments = (entrypoint_scripts.directory(container), *words)
         code = self._vm(container).run_script(script, arguments, Patience.of(timeout))
         if code:
-            raise InternalError(f"the guest cannot do that to the command's input (exit code {code})")
+            raise InternalError(f"the guest could not change the command's input or terminal (exit code {code})")

@@ -1,4 +1,4 @@
-"""The scripts around a container's own command (see `guest_scripts` for what they need of the guest; and `dd`). Pure.
+"""The scripts around a container's entrypoint (see `guest_scripts` for what they need of the guest; and `dd`). Pure.
 
 The command outlives virtshim and the agent's memory of it, so all that is to be known of it lies in files in the guest, in a
 directory that is gone after a reboot of the guest:

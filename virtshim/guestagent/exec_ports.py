@@ -1,4 +1,4 @@
-"""The serial ports of one VM that commands talk through: who has which."""
+"""The serial ports of one VM that commands use, and which are leased."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ExecPorts:
         if not self.count:
             raise WrongState(
                 "this virtual machine has no ports for commands; set the pod's annotation virtshim.io/exec-ports "
-                "(12 unless it says otherwise)"
+                "(default 12)"
             )
         begun = time.monotonic()
         with self._changed:
@@ -90,7 +90,7 @@ class ExecPorts:
                     if time.monotonic() >= max(begun + _FREE_SOON, self._plugging_until):
                         raise ResourceExhausted(
                             f"all {self.count} ports for commands are in use in this virtual machine"
-                            f"{self._refusal and f' and it gets no more ({self._refusal})'}; wait for a command to end"
+                            f"{self._refusal and f' and no more fit ({self._refusal})'}; wait for a command to end"
                         )
                     self._changed.wait(patience.slice("a free port for the command"))
                 return [self._free.popleft() for _ in range(count)]
@@ -134,7 +134,7 @@ class ExecPorts:
                     self._plugging, self._plugging_until = False, 0.0
                 raise
             if not refusal and len(usable) < len(plugged):
-                refusal = "the guest does not take up the ports; it may lack memory, half a MiB each"
+                refusal = "the ports did not appear in the guest; it may lack memory (each takes half a MiB)"
             with self._changed:
                 self._next += len(plugged)
                 self._refusal = refusal

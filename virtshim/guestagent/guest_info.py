@@ -1,4 +1,4 @@
-"""What a guest says of itself, made small. The reading is pure: any JSON in, a bounded document out."""
+"""What a guest reports about itself, bounded in size. Parsing is pure: any JSON in, a bounded document out."""
 
 from __future__ import annotations
 

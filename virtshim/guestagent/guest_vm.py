@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class RunningCommand:
-    """`pid` is what the agent calls it, None while or after it knows it. The sockets are this side's ends of the ports."""
+    """`pid` is the agent's, None before the start and after the end. The sockets are this side's ends of the ports."""
 
     token: str
     ports: Sequence[ExecPort]
@@ -72,7 +72,7 @@ class RunningCommand:
             port = self.ports[0].name
             return InternalError(f"the guest has no serial port {port}; its kernel needs the module virtio_console")
         if not self.output.started:
-            return InternalError("the guest cannot open its serial ports; a process there may hold them")
+            return InternalError("the guest cannot open its serial ports; another process there may hold them open")
         return InternalError(
             "the command was lost in the guest: the guest or its agent was restarted, or something there killed it"
         )
@@ -150,7 +150,7 @@ class GuestVm:
             patience.cancelled.wait(min(_POLL, patience.slice("a script in the guest")))
 
     def take_turn(self) -> None:
-        """Returns when a process has run in the guest, or it is no use to wait. Never raises."""
+        """Returns when a process has run in the guest, or waiting is of no use. Never raises."""
         with suppress(ShimError):
             self.run_script(":", (), Patience.of(_SCRIPT_SECONDS, self._ended))
 

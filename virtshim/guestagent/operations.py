@@ -1,4 +1,4 @@
-"""What is asked of a guest beside commands: still file systems, its clock, SSH keys, files, the size of its console.
+"""What a guest's agent is asked beside commands: freezing file systems, its clock, SSH keys, files, the console size.
 Implements `virtshim.ports.guests.GuestCare`.
 
 Questions and answers: docs.qemu.org, "QEMU Guest Agent Protocol Reference".
@@ -62,7 +62,7 @@ class AgentCare:
         except AgentRefused as exc:
             raise NotFound(f"{exc}; is there a user {user!r} with a home directory in the guest?") from exc
         except CommandDisabled as exc:
-            raise WrongState(f"{exc} (QEMU's guest agent knows it since version 5.2)") from exc
+            raise WrongState(f"{exc} (it needs QEMU guest agent 5.2 or later)") from exc
 
     def read_tail(self, container: ContainerId, path: str, most: int, timeout: float) -> bytes:
         return read_tail(self._vm(container).channel, path, most, Patience.of(timeout))

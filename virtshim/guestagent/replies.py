@@ -1,5 +1,5 @@
 """The guest agent's side of the wire, as bytes come in: JSON lines, with 0xFF before the answer to a
-`guest-sync-delimited`. Pure. Everything the guest sends is hostile: lines are bounded, and what is no reply is an error.
+`guest-sync-delimited`. Pure. Nothing the guest sends is trusted: lines are bounded, and what is no reply is an error.
 
 Protocol: docs.qemu.org, "QEMU Guest Agent Protocol Reference".
 """
@@ -67,7 +67,7 @@ class ReplyReader:
             if not mark:
                 self._skipped += len(_)
                 if self._skipped > MAX_SKIPPED:
-                    raise BadReply("it talks without end and does not answer")
+                    raise BadReply("it keeps sending data and does not answer")
                 return []
             self._skipping = False
         replies: list[Reply] = []

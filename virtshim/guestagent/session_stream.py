@@ -66,7 +66,7 @@ class SessionStream:
         else:
             self._stale += count
             if self._stale > _MAX_STALE:
-                raise BadStream("it sends without end what nobody asked for")
+                raise BadStream("it keeps sending unexpected data")
         del self._held[:count]
 
     def _partial(self) -> int:

@@ -1,4 +1,4 @@
-"""When to stop listening to a command, and when to ask whether it is still there. Pure; times are monotonic seconds."""
+"""When to stop reading a command's output, and when to ask whether it still runs. Pure; times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Vigil:
             self._gone = now
 
     def turn_due(self, now: float) -> bool:
-        """True while the end hangs on whether the guest has got round to others since something was heard."""
+        """True while the end depends on whether the guest has scheduled other processes since the last output."""
         if self._exited is None:
             return False
         if now - self._exited >= _LONGEST_AFTER_EXIT:

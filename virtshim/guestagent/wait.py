@@ -1,4 +1,4 @@
-"""How long a caller waits, and whether it still does."""
+"""A deadline that the caller can cancel."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def seed_documents(request: SeedRequest) -> SeedDocuments:
     )
     for name, text in (("meta-data", documents.meta_data), ("user-data", documents.user_data)):
         if len(text.encode()) > _MAX_BYTES:
-            raise InvalidRequest(f"cloud-init {name} is larger than {_MAX_BYTES} bytes; make the annotations shorter")
+            raise InvalidRequest(f"cloud-init {name} is larger than {_MAX_BYTES} bytes; shorten the annotations")
     return documents
 
 

@@ -1,4 +1,4 @@
-"""Calls that a VM's monitor must answer, without waiting for one that hangs: libvirt would wait for ever. Such a call is left
+"""Calls that a VM's monitor must answer, with a time limit: libvirt would wait for ever. A call that hangs is left
 behind on its thread; until it comes back, calls of its kind for that VM fail at once."""
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ class BoundedCalls:
 
     def _late(self, domain: uuid.UUID) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{self._what} VM {domain}: its QEMU does not answer; stop the container if it stays so"
+            f"{self._what} VM {domain}: its QEMU does not answer; stop the container if this persists"
         )

@@ -108,7 +108,7 @@ class Connection:
             try:
                 return QemuIds(int(uid), int(gid.lstrip("+")))
             except ValueError as exc:
-                raise InternalError(f"libvirt names QEMU's user as {label.text!r}; numbers wanted") from exc
+                raise InternalError(f"libvirt gives QEMU's user as {label.text!r}, not as numeric IDs") from exc
         return None
 
     def _keep_open(self) -> None:

@@ -79,7 +79,7 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     wanted = spec.memory_bytes
     if wanted < _SMALLEST_MEMORY:
         raise InvalidRequest(
-            f"{wanted} bytes of memory are too few for a VM: set a memory limit of at least 4Mi, a real guest wants 128Mi"
+            f"{wanted} bytes of memory are too few for a VM: set a limit of at least 4Mi; a real guest needs about 128Mi"
         )
     etree.SubElement(domain, "memory", unit="KiB").text = str(_most_memory(spec) >> 10)
     if _most_memory(spec) > wanted:

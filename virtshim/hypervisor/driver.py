@@ -63,7 +63,7 @@ _TEST_FLAGS = _Flags(shut_down=0, undefine=0)
 
 
 class LibvirtHypervisor:
-    """Make it before `connection.start()`: it has to hear of each new connection. `close` ends its own threads; the
+    """Create it before `connection.start()`: it must hear of each new connection. `close` ends its own threads; the
     connection is closed by whoever made it."""
 
     def __init__(self, connection: Connection, profile: NodeProfile, uri: str = "") -> None:
@@ -147,13 +147,13 @@ class LibvirtHypervisor:
 
     def _warm_up(self, conn: libvirt.virConnect) -> None:
         """libvirt runs an emulator it does not know a few times to learn what it can do, which takes seconds; better now
-        than in the first pod's CreateContainer. A failure is told again, and in the right place, by `define`."""
+        than in the first pod's CreateContainer. `define` reports a failure again, where it matters."""
         if self._profile.domain_type is DomainType.TEST:
             return
         try:
             conn.getDomainCapabilities(self._profile.emulator, "x86_64", "q35", self._profile.domain_type.value)
         except libvirt.libvirtError as exc:
-            _log.warning("libvirt cannot tell what %s can do: %s", self._profile.emulator, words_of(exc))
+            _log.warning("libvirt cannot query the capabilities of %s: %s", self._profile.emulator, words_of(exc))
 
     def _end_threads(self) -> None:
         self._ends.close()

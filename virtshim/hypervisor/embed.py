@@ -68,11 +68,9 @@ def qemu_user(name: str = "", group: str = "") -> QemuUser:
             entry = grp.getgrnam(group_name) if group_name else grp.getgrgid(user.pw_gid)
             return QemuUser(user_name, entry.gr_name, user.pw_uid, entry.gr_gid)
     if name:
-        raise InvalidRequest(f"there is no user {name!r} or no group {group!r} to run QEMU as")
+        raise InvalidRequest(f"user {name!r} or group {group!r}, to run QEMU as, does not exist")
     tried = ", ".join(user_name for user_name, _ in _KNOWN_USERS)
-    raise InvalidRequest(
-        f"there is no user to run QEMU as (looked for {tried}): install libvirt's QEMU driver or name one"
-    )
+    raise InvalidRequest(f"no user to run QEMU as was found (tried {tried}): install libvirt's QEMU driver or name one")
 
 
 def prepare(root: str, user: QemuUser) -> str:
@@ -126,7 +124,7 @@ def require_reachable(directory: str, user: QemuUser) -> None:
             bit = stat.S_IXOTH
         if not found.st_mode & bit:
             raise InvalidRequest(
-                f"{path} keeps out {user.name}, the user that QEMU runs as, so VMs cannot use {directory}:"
+                f"{path} is not accessible to {user.name}, the user that QEMU runs as, so VMs cannot use {directory}:"
                 f" choose a directory elsewhere, or chmod o+x {path}"
             )
 

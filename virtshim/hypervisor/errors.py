@@ -83,7 +83,7 @@ def translated(what: str, exc: libvirt.libvirtError) -> ShimError:
 
 @contextlib.contextmanager
 def talking_to_libvirt(what: str) -> Iterator[None]:
-    """Turns every libvirt error inside into one of ours."""
+    """Turns every libvirt error raised inside into a ShimError."""
     try:
         yield
     except libvirt.libvirtError as exc:

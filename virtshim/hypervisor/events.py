@@ -1,4 +1,4 @@
-"""libvirt's event thread, and who is told about life-cycle events. Must not call libvirt from the event thread.
+"""libvirt's event thread, and delivery of life-cycle events. Must not call libvirt from the event thread.
 
 `libvirt thread -> Lifecycle.happened -> waiters are set at once, callbacks get it from the worker thread`. An
 event is a hint: whoever gets one reads the state again. So several events of one domain that wait together are

@@ -1,4 +1,4 @@
-"""The end of a VM's QEMU as the kernel tells it, until libvirt does. Must not say more than is certain.
+"""Exits of VMs' QEMUs as reported by the kernel, until libvirt reports them. Must not claim more than is certain.
 
 libvirt looks after a QEMU that closed its monitor in steps of 200 ms and keeps the VM locked meanwhile: its event comes
 late, and whoever asks it waits. A pidfd tells at once that QEMU has ended. Why it ended is libvirt's own rule: destroyed
@@ -68,7 +68,7 @@ class QemuEnds:
             return self._over.get(domain)
 
     def corrected(self, domain: uuid.UUID, told: PowerState) -> PowerState:
-        """What libvirt says, put right."""
+        """What libvirt reports, corrected."""
         with self._lock:
             from_outside = domain in self._ended_from_outside
         is_shutdown = told.power is Power.OFF and told.reason is OffReason.SHUTDOWN

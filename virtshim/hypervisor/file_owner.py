@@ -33,7 +33,7 @@ def hand_over(disks: Iterable[Disk], qemu: QemuIds) -> None:
         except FileNotFoundError as exc:
             raise NotFound(f"disk file {disk.path} is not there") from exc
         except OSError as exc:
-            raise InternalError(f"disk file {disk.path} cannot be given to QEMU's user: {exc.strerror}") from exc
+            raise InternalError(f"disk file {disk.path} cannot be chowned to QEMU's user: {exc.strerror}") from exc
 
 
 def _hand_over(disk: Disk, qemu: QemuIds) -> None:

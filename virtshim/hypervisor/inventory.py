@@ -1,4 +1,4 @@
-"""Who is there, and what their definitions remember: implements `virtshim.ports.recovery.VmCensus`."""
+"""Which VMs exist, and what their definitions hold: implements `virtshim.ports.recovery.VmCensus`."""
 
 from __future__ import annotations
 

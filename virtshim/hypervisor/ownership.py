@@ -1,4 +1,4 @@
-"""Finds a domain that is this node's; all others do not exist for us, whatever their UUID (a pod may choose one)."""
+"""Finds domains owned by this node; all others are treated as absent, whatever their UUID (a pod may choose one)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs that stand still: implements `virtshim.ports.pause.Standstill`."""
+"""Pausing VMs and saving their memory: implements `virtshim.ports.pause.Standstill`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LibvirtStandstill:
                 if over.is_set():
                     raise DeadlineExceeded(f"the memory of VM {domain} was not written within {timeout:g} s") from exc
                 if isinstance(exc, libvirt.libvirtError) and (code_of(exc) in _ENDED or not found.isActive()):
-                    raise Aborted(f"VM {domain} ended, or was told to, while its memory was written") from exc
+                    raise Aborted(f"VM {domain} ended, or was being stopped, while its memory was written") from exc
                 raise
 
     @contextlib.contextmanager

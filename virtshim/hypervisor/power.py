@@ -1,7 +1,7 @@
 """libvirt's (state, reason) -> PowerState. The one table; pure.
 
 Reasons of a domain that is off are kept by libvirt in memory: after libvirtd (or the process with the embedded
-driver) was started again they are UNKNOWN.
+driver) was restarted they are UNKNOWN.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
         except DeadlineExceeded:
             return Verdict(
                 DomainType.QEMU,
-                f"under KVM a probe guest did not get through within {_LIMIT:.0f} s: KVM here cannot run kernels",
+                f"a probe guest under KVM did not finish within {_LIMIT:.0f} s: KVM here cannot run kernels",
                 final=False,
             )
         except ShimError as exc:

@@ -59,7 +59,7 @@ class LibvirtResizing:
             found = ownership.find(conn, domain, self._profile.node)
             most = found.vcpusFlags(_CONFIG | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)
             if count > most:
-                raise WrongState(f"VM {domain} can have {most} vCPUs, not {count}; make it anew")
+                raise WrongState(f"VM {domain} can have {most} vCPUs, not {count}; recreate the pod")
             for scope in _scopes(found):
                 if found.vcpusFlags(scope) < count:
                     found.setVcpusFlags(count, scope)
@@ -69,7 +69,7 @@ class LibvirtResizing:
             found = ownership.find(conn, domain, self._profile.node)
             most = found.maxMemory() << 10
             if memory_bytes > most:
-                raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; make it anew")
+                raise WrongState(f"VM {domain} can have {most} bytes of memory, not {memory_bytes}; recreate the pod")
             if found.isActive():
                 self._inflate(found, domain, memory_bytes, timeout)
             found.setMemoryFlags(memory_bytes >> 10, _CONFIG)
@@ -83,8 +83,8 @@ class LibvirtResizing:
             if now >= started + timeout or now >= moved + _STALLED:
                 found.setMemoryFlags(before >> 10, _LIVE)
                 raise WrongState(
-                    f"the guest of VM {domain} does not give memory back: it has {has} bytes still, {memory_bytes} were "
-                    "wanted; free some in the guest, or restart the pod"
+                    f"the guest of VM {domain} does not release memory: it still has {has} bytes, {memory_bytes} were "
+                    "requested; free some in the guest, or restart the pod"
                 )
             threading.Event().wait(_BALLOON_POLL)
             last, has = has, _actual(found)

@@ -1,5 +1,5 @@
-"""Why a VM could not be started, where libvirt's code does not tell: it has one code for every end of QEMU during its start, and
-hands on what QEMU wrote before. So this, alone of all here, goes by words. Words that are not known change nothing."""
+"""Why a VM could not be started, where libvirt's code does not say: it has one code for every exit of QEMU during its start, and
+passes on what QEMU wrote before. So only this module matches message text. Unknown text changes nothing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def start_failed(name: str, exc: libvirt.libvirtError) -> ShimError:
     said = (found["said"] or "").strip()
     if _NO_MEMORY.search(said):
         return ResourceExhausted(
-            f"{what}: this machine cannot give it its memory; lower the container's memory limit, or free some. QEMU said: {said}"
+            f"{what}: not enough memory on this machine; lower the container's memory limit, or free some. QEMU said: {said}"
         )
     if not said or _SIGNALLED.search(said):
         return Unavailable(
-            f"{what}: QEMU was killed during its start, by somebody or for want of memory (the kernel's log tells). "
-            f"A new attempt of the container may start. {said}".rstrip()
+            f"{what}: QEMU was killed during its start, by a signal or by the OOM killer (see the kernel's log). "
+            f"A retry may succeed. {said}".rstrip()
         )
     return translated(what, exc)

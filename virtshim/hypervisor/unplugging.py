@@ -1,6 +1,6 @@
-"""Devices of the host taken from a guest that runs: implements `virtshim.ports.hypervisor.VmUnplugging`.
+"""Unplugging host devices from a running guest: implements `virtshim.ports.hypervisor.VmUnplugging`.
 
-libvirt asks QEMU, QEMU asks the guest, and the guest lets go when its driver is through; or never. Events say that something has
+libvirt asks QEMU, QEMU asks the guest, the guest releases it when its driver is done; or never. Events say that something has
 changed, no more: what a VM still has is read from its live definition.
 """
 

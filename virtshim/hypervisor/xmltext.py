@@ -20,7 +20,7 @@ def printable(value: str, what: str) -> str:
     """`value`, if XML can carry it and it is one line."""
     if found := _NOT_ALLOWED.search(value):
         raise InvalidRequest(
-            f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which a VM definition cannot carry:"
+            f"{what} {value[:80]!r} contains U+{ord(found.group()):04X}, which is not allowed in a VM definition:"
             " remove control characters"
         )
     return value
@@ -30,7 +30,7 @@ def domain_name(value: str) -> str:
     """A name that libvirt, file names made from it and a shell's user can all live with."""
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
-            f"not a VM name: {value[:80]!r} (1 to 200 of A-Z a-z 0-9 . _ + - wanted, the first a letter or a digit)"
+            f"not a VM name: {value[:80]!r} (1 to 200 of A-Z a-z 0-9 . _ + -, starting with a letter or a digit)"
         )
     return value
 

@@ -63,7 +63,7 @@ class DiskSearch:
         """Raises InvalidRequest if there was no disk."""
         if not self._found:
             raise InvalidRequest(
-                f"image {self._image!r} is no VM image: it has no file below /disk; "
+                f"image {self._image!r} is not a VM image: it has no file below /disk; "
                 "build a containerDisk (FROM scratch, ADD disk.qcow2 /disk/)"
             )
 
@@ -74,7 +74,7 @@ class DiskSearch:
             )
         if self._found:
             raise InvalidRequest(
-                f"image {self._image!r} has two files below /disk ({self._found[:200]!r}, {path[:200]!r}); leave one"
+                f"image {self._image!r} has two files below /disk ({self._found[:200]!r}, {path[:200]!r}); keep one"
             )
         self._found = path
         return True
@@ -92,7 +92,7 @@ class DiskSearch:
         notes.add(path)
         if len(notes) > _MAX_NOTES:
             raise InvalidRequest(
-                f"image {self._image!r} has more than {_MAX_NOTES} entries below /disk; leave only the disk"
+                f"image {self._image!r} has more than {_MAX_NOTES} entries below /disk; keep only the disk"
             )
 
     def _matters(self, path: str) -> bool:

@@ -45,7 +45,7 @@ def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
     wanted = location.name.digest
     if wanted is not None and str(digest) != wanted:
         raise InvalidRequest(
-            f"image {str(location.name)!r}: the file's digest is {digest}, wanted is {wanted}; "
+            f"image {str(location.name)!r}: the file's digest is {digest}, expected {wanted}; "
             "the file has changed or was tampered with"
         )
 

@@ -19,14 +19,14 @@ def verified(chunks: Iterator[bytes], digest: str, size: int | None, what: str) 
     for chunk in chunks:
         seen += len(chunk)
         if size is not None and seen > size:
-            raise InvalidRequest(f"{what} is longer than the {size} bytes its manifest says; push the image anew")
+            raise InvalidRequest(f"{what} is longer than the {size} bytes its manifest says; push the image again")
         sha256.update(chunk)
         yield chunk
     if size is not None and seen != size:
-        raise InvalidRequest(f"{what} has {seen} bytes where its manifest says {size}; push the image anew")
+        raise InvalidRequest(f"{what} has {seen} bytes where its manifest says {size}; push the image again")
     if f"sha256:{sha256.hexdigest()}" != digest:
         raise InvalidRequest(
-            f"{what} has the digest sha256:{sha256.hexdigest()}, wanted is {digest}; push the image anew"
+            f"{what} has the digest sha256:{sha256.hexdigest()}, expected {digest}; push the image again"
         )
 
 
@@ -79,7 +79,7 @@ def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator
         try:
             piece = inflater.decompress(data, _PIECE)
         except zlib.error as exc:
-            raise InvalidRequest(f"{what} is damaged: its gzip data cannot be unpacked; push the image anew") from exc
+            raise InvalidRequest(f"{what} is damaged: its gzip data cannot be unpacked; push the image again") from exc
         if piece:
             yield piece
         if inflater.eof:

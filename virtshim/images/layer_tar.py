@@ -149,7 +149,7 @@ def _number(field: bytes) -> int:
     except ValueError:
         value = -1
     if value < 0:
-        raise BadTar("it holds a number that is none")
+        raise BadTar("it holds an invalid number")
     return value
 
 

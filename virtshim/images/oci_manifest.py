@@ -59,7 +59,7 @@ def parse_manifest(body: bytes, image: str) -> Index | Manifest:
     """`image` is for error texts. Raises InvalidRequest."""
     document = _object(body, image)
     if document.get("schemaVersion") != 2:
-        raise _bad(image, "its manifest is of an old or unknown schema; push it anew with a current tool")
+        raise _bad(image, "its manifest is of an old or unknown schema; push it again with a current tool")
     # Both at once can be read as two different images (CVE-2021-41190).
     if "manifests" in document and ("layers" in document or "config" in document):
         raise _bad(image, "its manifest is ambiguous: an index and an image at once")
@@ -90,12 +90,10 @@ def diff_ids(body: bytes, manifest: Manifest, wanted: str, image: str) -> tuple[
         raise _bad(image, f"it is made for {found[:40]}, this node is {wanted}")
     rootfs = document.get("rootfs")
     if not isinstance(rootfs, dict):
-        raise _bad(
-            image, "it is an artifact, no container image; build a containerDisk: FROM scratch, ADD disk.qcow2 /disk/"
-        )
+        raise _bad(image, "it is an artifact, not an image; build a containerDisk: FROM scratch, ADD disk.qcow2 /disk/")
     digests = _list(rootfs, "diff_ids", image)
     if len(digests) != len(manifest.layers) or not all(isinstance(d, str) and _SHA256.fullmatch(d) for d in digests):
-        raise _bad(image, "its config's diff_ids do not fit its layers")
+        raise _bad(image, "its config's diff_ids do not match its layers")
     return tuple(digests)
 
 
@@ -118,7 +116,7 @@ def _list(document: Mapping[str, Any], key: str, image: str) -> list[Any]:
 
 def _descriptor(value: Any, image: str) -> Descriptor:
     if not isinstance(value, dict):
-        raise _bad(image, "its manifest holds something that is no descriptor")
+        raise _bad(image, "its manifest holds something that is not a descriptor")
     digest, size, platform = value.get("digest"), value.get("size"), value.get("platform")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise _bad(image, "its manifest holds a digest that is not sha256; others are not supported")

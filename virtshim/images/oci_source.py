@@ -75,4 +75,4 @@ def _read_layer(
                     for piece in tar.data():
                         disk.write(piece)
         except BadTar as exc:
-            raise InvalidRequest(f"{what} cannot be read: {exc}; push the image anew") from exc
+            raise InvalidRequest(f"{what} cannot be read: {exc}; push the image again") from exc

@@ -47,7 +47,7 @@ class Registry:
             body = answer.all(MAX_MANIFEST_BYTES)
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if ":" in reference and reference != digest:
-            raise InvalidRequest(f"the {what} has the digest {digest}, wanted is {reference}; the registry is damaged")
+            raise InvalidRequest(f"the {what} has the digest {digest}, expected {reference}; the registry is damaged")
         return body, digest
 
     def config(self, descriptor: Descriptor) -> bytes:
@@ -165,5 +165,5 @@ class Registry:
                 )
             return PermissionRefused(f"{image} refuses the login given; check the pod's image pull secret")
         if status == 429:
-            return Unavailable(f"{image} asks for fewer pulls (HTTP 429); try again later")
+            return Unavailable(f"{image} limits the rate of pulls (HTTP 429); try again later")
         return Unavailable(f"{image} answers HTTP {status}; try again later")

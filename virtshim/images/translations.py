@@ -158,7 +158,7 @@ class _Node:
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, dict) or not all(isinstance(key, str) for key in self.value):
-            raise self.wrong("must be a mapping with words as keys")
+            raise self.wrong("must be a mapping with strings as keys")
 
     def wrong(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"image translation file {self.file}: {self.place} {what}; correct or remove the file")
@@ -168,12 +168,12 @@ class _Node:
 
     def only(self, *keys: str) -> None:
         if unknown := sorted(set(self.value) - set(keys)):
-            raise self.wrong(f"has the unknown key {unknown[0]!r}, known are {', '.join(keys)}")
+            raise self.wrong(f"has the unknown key {unknown[0]!r}, allowed are {', '.join(keys)}")
 
     def text(self, key: str) -> str:
         value = self.value.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(f"has a {key} that is not a text")
+            raise self.wrong(f"has a {key} that is not a string")
         return value or ""
 
     def number(self, key: str, default: int) -> int:
@@ -181,7 +181,7 @@ class _Node:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.wrong(f"has a {key} that is not a whole number from 0")
+            raise self.wrong(f"has a {key} that is not a whole number of 0 or more")
         return value
 
     def flag(self, key: str) -> bool:
@@ -196,7 +196,7 @@ class _Node:
     def nodes(self, key: str) -> list[_Node]:
         value = [] if self.value.get(key) is None else self.value[key]
         if not isinstance(value, list):
-            raise self.wrong(f"has {key} that are not a list")
+            raise self.wrong(f"has a {key} that is not a list")
         return [_Node(item, self.file, f"entry {number} of {key}") for number, item in enumerate(value, start=1)]
 
     def nodes_by_name(self, key: str) -> list[tuple[str, _Node]]:

@@ -71,7 +71,7 @@ class DiskInfo:
 def judge_bytes(head: bytes, tail: bytes, size: int, image: str) -> DiskFormat:
     """The format by the file's own bytes. Raises InvalidRequest for everything but a self-contained qcow2 or a raw disk."""
     if size == 0:
-        raise _unusable(image, "is empty (0 bytes)", "publish it anew")
+        raise _unusable(image, "is empty (0 bytes)", "publish it again")
     if head.startswith(_QCOW_MAGIC):
         _judge_qcow2(head, image)
         return DiskFormat.QCOW2
@@ -81,7 +81,7 @@ def judge_bytes(head: bytes, tail: bytes, size: int, image: str) -> DiskFormat:
                 raise _unusable(image, f"is {what}", remedy)
     if size % _SECTOR:
         raise _unusable(
-            image, f"is no disk: its {size} bytes are not whole 512-byte sectors", "publish a qcow2 or raw disk"
+            image, f"is not a disk: its {size} bytes are not whole 512-byte sectors", "publish a qcow2 or raw disk"
         )
     return DiskFormat.RAW
 
@@ -159,7 +159,7 @@ def _has_data_file(image: str) -> InvalidRequest:
 
 
 def _is_corrupt(image: str) -> InvalidRequest:
-    return _unusable(image, "is marked corrupt", "repair it with qemu-img check -r all and publish it anew")
+    return _unusable(image, "is marked corrupt", "repair it with qemu-img check -r all and publish it again")
 
 
 def _unusable(image: str, why: str, remedy: str) -> InvalidRequest:

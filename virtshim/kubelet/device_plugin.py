@@ -77,7 +77,7 @@ class ResourcePlugin:
         kubelet = self._plugins.kubelet()
         if kubelet is None:
             self._registered = None
-            self._tell("plugin.waits", f"{self._plugins.directory}/kubelet.sock is not there: kubelet does not run")
+            self._tell("plugin.waits", f"{self._plugins.directory}/kubelet.sock is not there: kubelet is not running")
             return
         try:
             if self._server is None or _identity(self._path) != self._socket:
@@ -182,7 +182,7 @@ def _unshared(offer: Offer, shared: Mapping[str, str]) -> Offer:
     if resources is None:
         return offer
     return Offer(
-        offer.functions, offer.group, offer.numa, f"it belongs to {resources}: set device_plugin.resources apart"
+        offer.functions, offer.group, offer.numa, f"it is in {resources}: no two device_plugin.resources may share it"
     )
 
 

@@ -1,4 +1,4 @@
-"""kubelet's pod-resources API: which devices a container was granted, by kubelet's own books."""
+"""kubelet's pod-resources API: which devices kubelet granted a container."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PodResourcesClient:
                 self._words(f"it lists {len(found)} pods {namespace}/{pod}: an earlier one is not gone yet")
             )
         if any((one.namespace, one.name) != (namespace, pod) for one in found):
-            raise Unavailable(self._words(f"asked for {namespace}/{pod} it answers for another pod"))
+            raise Unavailable(self._words(f"when asked for {namespace}/{pod} it answers for another pod"))
         return found[0] if found else None
 
     def _stub(self) -> podresources_pb2_grpc.PodResourcesListerStub:
@@ -79,7 +79,7 @@ class PodResourcesClient:
 
     def _words(self, why: str) -> str:
         return (
-            f"kubelet does not say which devices it granted ({self._socket}: {why}); see that kubelet runs and "
+            f"kubelet does not say which devices it granted ({self._socket}: {why}); check that kubelet runs and "
             "devices.pod_resources_socket is its socket"
         )
 

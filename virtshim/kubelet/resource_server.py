@@ -1,4 +1,4 @@
-"""One resource's DevicePlugin service: what there is, what is best given away together, what a container gets.
+"""One resource's DevicePlugin service: its devices, preferred allocations, and what a container gets.
 
 Rules are those of kubelet's device plugin interface, v1beta1: ListAndWatch sends all devices each time and never ends while the
 plugin lives; Allocate is asked at a pod's admission, and its error fails the pod.

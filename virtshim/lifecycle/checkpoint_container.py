@@ -1,8 +1,8 @@
 """CheckpointContainer: a running VM's memory and disk in one archive; it runs on.
 
-The VM stands still while its memory is written and its disk is copied, so that both are of one moment; the archive is made of
-them while it runs again. Before it, the guest is asked to bring its file systems to rest, so that the disk alone is whole too.
-The record says so before anything is done: who dies in between leaves a VM that the next process lets go on.
+The VM is paused while its memory is written and its disk is copied, so that both are of one moment; the archive is made of
+them while it runs again. Before that, the guest is asked to freeze its file systems, so that the disk alone is consistent too.
+The record says so before anything is done: if virtshim dies in between, the next process resumes the VM.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SEED: Final = "seed.iso"
 
 @dataclass(slots=True)
 class _Work:
-    """`is_paused`: we have paused the VM and not let it go on yet. `resting`: file systems of the guest that were at rest."""
+    """`is_paused`: we have paused the VM and not let it go on yet. `resting`: how many were frozen."""
 
     container: Container
     location: str
@@ -75,7 +75,7 @@ class CheckpointContainer:
         nothing is left, and the VM runs on."""
         with self._alone(wanted.id) as is_alone:
             if not is_alone:
-                raise Aborted(f"a checkpoint of container {wanted.id} is being written already; wait for it")
+                raise Aborted(f"a checkpoint of container {wanted.id} is already being written; wait for it")
             work = _Work(self._begin(wanted, location), location, deadline)
             try:
                 self._write(work)
@@ -112,12 +112,12 @@ class CheckpointContainer:
             if container is None:
                 raise NotFound(f"no such container: {wanted.id}")
             if container.checkpointing:
-                raise Aborted(f"an earlier checkpoint of container {container.id} is not cleaned up yet; try again")
+                raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
             if container.phase is not ContainerPhase.RUNNING:
-                raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has a state")
+                raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has state")
             if container.granted.passthrough:
                 raise WrongState(
-                    f"container {container.id} has devices of the host ({', '.join(container.granted.claims)}), whose state "
+                    f"container {container.id} has host devices ({', '.join(container.granted.claims)}), whose state "
                     "cannot be saved"
                 )
             container = container.checkpointed_to(location)

@@ -1,5 +1,5 @@
 """A container's CRI log: what its command writes if it has one, else what its console shows. The console of one with a command
-is kept in bounds, and goes nowhere."""
+is kept in bounds, but not logged."""
 
 from __future__ import annotations
 

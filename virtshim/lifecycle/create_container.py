@@ -93,7 +93,7 @@ class CreateContainer:
             self.claims.check(granted, size)
             self._refuse_without_hugepages(size)
             log_file = log_file_for(sandbox, config)
-            deadline.check(self.clock.monotonic(), "the container was made")
+            deadline.check(self.clock.monotonic(), "the container was created")
             with self.images.pinned(config.image) as image:
                 container = Container(
                     id=ContainerId(secrets.token_hex(32)),
@@ -125,12 +125,12 @@ class CreateContainer:
         for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
                 if other.was_never_made:
-                    self._drop(other)  # nobody makes it: the pod's lock is ours. Its undo failed
+                    self._drop(other)  # not being created: we hold the pod's lock. Its rollback failed
                     continue
                 if other.phase is ContainerPhase.CREATED and other.config == config:
                     return other.id
                 raise AlreadyExists(
-                    f"container {name} exists already in sandbox {sandbox}: {other.id} ({other.phase.value}); "
+                    f"container {name} already exists in sandbox {sandbox}: {other.id} ({other.phase.value}); "
                     "remove it first"
                 )
         return None
@@ -140,7 +140,7 @@ class CreateContainer:
             if other.sandbox_id == sandbox and other.phase is ContainerPhase.RUNNING:
                 raise WrongState(
                     f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
-                    "containers are made and run one after another. Use one container, or init containers"
+                    "containers are created and run one after another. Use one container, or init containers"
                 )
 
     def _command(self, options: VmOptions, config: ContainerConfig) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ class CreateContainer:
             is_earlier = owner is not None and owner.key.is_same_pod(sandbox.key)
             if not (is_earlier and other.phase is ContainerPhase.EXITED and not other.may_be_on):
                 raise AlreadyExists(
-                    f"VirtletSystemUUID {domain} is used by container {other.id} already; a UUID names one VM on a node"
+                    f"VirtletSystemUUID {domain} is already used by container {other.id}; a UUID names one VM on a node"
                 )
 
     def _refuse_without_hugepages(self, size: VmSize) -> None:

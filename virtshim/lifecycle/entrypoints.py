@@ -1,4 +1,4 @@
-"""The containers' own commands: begun when the guest's agent is up, followed to their end, which ends their VM."""
+"""The containers' entrypoints: started when the guest's agent is up, followed until they exit, which ends their VM."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ContainerCommands:
         self._threads: dict[ContainerId, threading.Thread] = {}
 
     def follow(self, container: Container) -> None:
-        """From now on the command of this running container, if it has one, is cared for; or its end, if that is written down
+        """From now on the entrypoint of this running container, if it has one, is followed; or its end, if that is recorded
         already. Returns at once."""
         if not container.command and container.ending is None:
             return
@@ -159,7 +159,7 @@ class ContainerCommands:
         else:
             attention.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
             log.info("command.begun", container=container.id.short)
-            self._write(container.id, Container.begun)
+            self._write(container.id, Container.with_command_begun)
 
     def _listen(self, container: Container, attention: _Attention) -> float:
         before = self._logs.read_to(container.id)

@@ -1,4 +1,4 @@
-"""Commands in a running container: for callers that wait for the end (ExecSync), and for those that talk with it (Exec)."""
+"""Commands in a running container: ExecSync, whose callers wait for the end, and Exec, whose callers stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExecCommand:
         command = in_container(container, argv)
         if not self._places.acquire(blocking=False):
             raise ResourceExhausted(
-                f"{self._most} commands run on this node already; wait for some to end, or raise cri.max_calls"
+                f"{self._most} commands already run on this node; wait for some to end, or raise cri.max_calls"
             )
         try:
             return self._guests.run(container.id, command, timeout, cancelled)

@@ -1,6 +1,6 @@
-"""What a guest is asked for around a standstill of its VM: file systems at rest before it; their work and a right clock after it.
+"""What a guest is asked for around a pause of its VM: to freeze its file systems before; to thaw them and set its clock after.
 
-A guest need not have an agent: then nothing of this happens, and nobody waits for it.
+A guest need not have an agent: then none of this happens, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 # All in seconds. Programs of the guest wait while its file systems come to rest.
 _FREEZE: Final = 10.0
 _ANSWER: Final = 5.0
-# Pauses between two tries to thaw: a guest at rest must not stay so.
+# Pauses between two attempts to thaw: a guest must not stay frozen.
 _SOONEST, _LATEST = 0.5, 30.0
 _CLOSE: Final = 5.0
 
@@ -43,13 +43,13 @@ class CareForGuests:
         self._threads: dict[ContainerId, threading.Thread] = {}
 
     def bring_to_rest(self, container: Container) -> int:
-        """How many of its file systems are at rest now; 0 if none could be brought to it, and the log says why. `resumed` must
+        """How many of its file systems are frozen now; 0 if none could be, and the log says why. `resumed` must
         follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
         earlier = self._thread_of(container.id)
         if earlier is not None:
             earlier.join(_ANSWER)
             if earlier.is_alive():
-                log.info("guest.not_frozen", container=container.id.short, why="an earlier thaw is not answered yet")
+                log.info("guest.not_frozen", container=container.id.short, why="an earlier thaw is unanswered")
                 return 0
         self._note(container.id, frozen=True)
         try:
@@ -71,7 +71,7 @@ class CareForGuests:
             if self._closing.is_set() or container in self._threads:
                 return
             thread = threading.Thread(
-                target=self._attend, args=(container, was_paused), name=f"care-{container.short}", daemon=True
+                target=self._attend, args=(container, was_paused), name=f"thaw-{container.short}", daemon=True
             )
             self._threads[container] = thread
             thread.start()
@@ -99,7 +99,7 @@ class CareForGuests:
         except ShimError as exc:
             log.info("guest.clock.not_set", container=container.short, why=str(exc))
         except Exception:  # the edge of the thread
-            log.exception("guest.care.crashed", container=container.short)
+            log.exception("guest.thaw.crashed", container=container.short)
         finally:
             with self._lock:
                 del self._threads[container]

@@ -42,7 +42,7 @@ class ImageUse:
                         image = self._record(fetched)
                         log.info("image.pulled", image=reference, digest=str(image.digest), bytes=image.size)
                         return image
-        raise Aborted(f"image {reference!r} was removed as fast as it was pulled; repeat the pull")
+        raise Aborted(f"image {reference!r} was removed while it was pulled; pull it again")
 
     def _record(self, fetched: FetchedImage) -> Image:
         """A tag names one image, however it is spelt: it is taken from the one that had it before."""

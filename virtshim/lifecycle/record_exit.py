@@ -41,7 +41,7 @@ class Exits:
     ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
 
     def announce(self, container: ContainerId, message: str) -> None:
-        """Why we are about to end this VM. Its power event may be settled on another thread before we are back."""
+        """Why we are about to end this VM. Another thread may record its power event before we return."""
         self.ended_by_us[container] = message
 
     def settle(self, container: ContainerId, message: str = "") -> Container | None:
@@ -93,7 +93,7 @@ class Exits:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
 
     def _standing(self, container: Container, trouble: str) -> Container:
-        """Notes why a running one does not get on; written on change only."""
+        """Records why a running container makes no progress; written on change only."""
         if container.checkpointing or container.trouble == trouble:
             return container
         log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
@@ -117,19 +117,21 @@ def how_it_ended(container: Container, vm: Exit) -> Exit:
 
 
 def trouble_of(state: PowerState, granted: GrantedDevices) -> str:
-    """Why a VM that is on does not get on, for people; "" if it does. libvirt does not tell why QEMU stopped a VM by itself, as
+    """Why a running VM makes no progress, for display; "" if it does. libvirt does not report why QEMU paused a VM itself, as
     it does when a device in it reports an error that cannot be corrected. Pure."""
     if state.power is not Power.PAUSED:
         return ""
     match state.pause:
         case PauseReason.IO_ERROR:
-            return "paused: the node has no room to write its disk; it goes on by itself when there is"
+            return "paused: the node's file system is full; it resumes by itself once there is space"
         case PauseReason.GUEST:
             return "its guest has suspended itself"
         case PauseReason.OTHER:
             if any(isinstance(device, PciFunction) for device in granted.passthrough):
-                return "paused from outside, or by QEMU for a fault of its PCI device (see its log); virsh resume lets it go on"
-            return "paused from outside; virsh resume lets it go on"
+                return (
+                    "paused externally, or by QEMU after a PCI device error (see QEMU's log); virsh resume continues it"
+                )
+            return "paused externally; virsh resume continues it"
 
 
 def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool = False) -> Exit:
@@ -137,17 +139,17 @@ def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool =
     if state.power is Power.ABSENT:
         return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine is gone from libvirt")
     if state.power is Power.CRASHED:
-        return Exit(1, ExitReason.ERROR, at, "the guest panicked; its console's log tells more")
+        return Exit(1, ExitReason.ERROR, at, "the guest panicked; see its console log")
     if oom_killed and state.reason is OffReason.CRASHED:
-        return Exit(137, ExitReason.OOM_KILLED, at, "QEMU was killed: the container's cgroup had no memory left")
+        return Exit(137, ExitReason.OOM_KILLED, at, "QEMU was killed: the container's cgroup ran out of memory")
     match state.reason:
         case OffReason.SHUTDOWN:
             return Exit(0, ExitReason.COMPLETED, at, message)
         case OffReason.CRASHED:
-            return Exit(137, ExitReason.ERROR, at, message or "QEMU was killed or crashed; its log tells more")
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU was killed or crashed; see its log")
         case OffReason.DESTROYED:
-            return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was ended from outside")
+            return Exit(137, ExitReason.ERROR, at, message or "the virtual machine was destroyed externally")
         case OffReason.FAILED:
-            return Exit(137, ExitReason.ERROR, at, message or "QEMU ended unexpectedly; its log tells why")
+            return Exit(137, ExitReason.ERROR, at, message or "QEMU ended unexpectedly; see its log")
         case OffReason.UNKNOWN:
-            return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine ended and nobody knows how")
+            return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine ended for an unknown reason")

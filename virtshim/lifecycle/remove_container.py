@@ -58,7 +58,7 @@ class RemoveContainer:
             except ShimError as exc:  # a full disk, say: removal is what makes room
                 log.warning("console.unfinished", container=container.id.short, error=str(exc))
             if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
-                how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while it ran")
+                how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
                 self.records.containers.replace(removing.ended_by_removal(how))
             self.hypervisor.undefine(domain, container.id)
             self.groups.remove(container.id, container.cgroup_parent, self.timeout)

@@ -20,7 +20,7 @@ class ReopenLog:
         run: its log is complete, and kubelet renames it back."""
         if container.phase is not ContainerPhase.RUNNING:
             raise WrongState(
-                f"container {container.id} is {container.phase.value}: only a running one has a log to open anew"
+                f"container {container.id} is {container.phase.value}: only a running container's log can be reopened"
             )
         if container.log_file:
             self.logs.reopen(container)

@@ -54,9 +54,9 @@ class RunSandbox:
                 if other.phase is SandboxPhase.READY and other.config == config:
                     return other.id
                 raise AlreadyExists(
-                    f"a sandbox for pod {key} exists already: {other.id} ({other.phase.value}); remove it first"
+                    f"a sandbox for pod {key} already exists: {other.id} ({other.phase.value}); remove it first"
                 )
-        deadline.check(self.clock.monotonic(), "the pod network was asked for")
+        deadline.check(self.clock.monotonic(), "the pod network was requested")
         sandbox = Sandbox(
             id=SandboxId(secrets.token_hex(32)),
             key=key,

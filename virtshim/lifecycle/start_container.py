@@ -74,7 +74,7 @@ class StartContainer:
         if container.phase is not ContainerPhase.CREATED:
             raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
         if not container.has_its_devices:
-            raise WrongState(f"the devices of container {container.id} went to a later one of its pod; remove it")
+            raise WrongState(f"the devices of container {container.id} went to a later container of its pod; remove it")
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
@@ -87,7 +87,7 @@ class StartContainer:
                         f"container {other.id}, of an earlier sandbox of this pod, still runs on the same disk; stop it first"
                     )
                 raise WrongState(
-                    f"container {other.id} ({other.name.name}) runs in this pod already: a pod is one virtual machine, "
+                    f"container {other.id} ({other.name.name}) already runs in this pod: a pod is one virtual machine, "
                     "so its containers run one after another. Use one container, or init containers"
                 )
             # What should be off must not share the pod's network.

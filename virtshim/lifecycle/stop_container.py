@@ -124,7 +124,7 @@ class StopContainer:
         """True once the VM is off; False when the grace period is over first."""
         with self._hypervisor.watching(domain) as changed:
             with self._lock:
-                # One event for both, the domain and a caller with less patience: one wait is enough.
+                # One event for both the domain and a caller with a shorter grace period: one wait is enough.
                 stop.wake = changed
             pressed = float("-inf")
             while True:

@@ -1,4 +1,4 @@
-"""StopPodSandbox: containers end, the network goes, the sandbox is NOT_READY. Safe to call for ever."""
+"""StopPodSandbox: containers end, the network goes, the sandbox is NOT_READY. Idempotent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import ContainerPhase, released
+from virtshim.domain.container import ContainerPhase, without_claims
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
@@ -35,7 +35,7 @@ class StopSandbox:
     streaming: Streaming
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
-        """Containers get no grace: kubelet has stopped those it cared for. The network is released once; a failure is
+        """Containers get no grace period: kubelet has stopped its own. The network is released once; a failure is
         raised and the next call tries again."""
         self._kill_containers(wanted.id)
         with self.locks.held(wanted.id):
@@ -52,7 +52,7 @@ class StopSandbox:
                 return
             timeout = max(self.least, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
-            self.records.sandboxes.replace(sandbox.released())
+            self.records.sandboxes.replace(sandbox.with_network_released())
         log.info("sandbox.stopped", sandbox=sandbox.id.short)
 
     def _kill_containers(self, sandbox: SandboxId) -> None:
@@ -64,4 +64,4 @@ class StopSandbox:
         """None of its VMs is on, and none is started any more."""
         for container in self.records.containers.all():
             if container.sandbox_id == sandbox and container.claims and container.phase in _AT_REST:
-                self.records.containers.replace(released(container))
+                self.records.containers.replace(without_claims(container))

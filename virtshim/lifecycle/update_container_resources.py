@@ -71,7 +71,7 @@ class ResizeContainer:
             size = resized(container.size, parse_vm_options(sandbox.config.annotations), after, self.sizes)
             if size.memory_bytes != container.size.memory_bytes and container.granted.pins_memory:
                 raise WrongState(
-                    "resources.limits.memory: the memory of a virtual machine with devices of the host is in use from its "
+                    "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "
                     "start to its end (they reach it by themselves); restart the pod with another limit"
                 )
             change = _Change(
@@ -117,7 +117,7 @@ class ResizeContainer:
                 )
             if used > change.size.memory_bytes:
                 raise WrongState(
-                    f"resources.limits.memory: the guest uses {used} bytes, its memory cannot become "
+                    f"resources.limits.memory: the guest uses {used} bytes, its memory cannot be reduced to "
                     f"{change.size.memory_bytes}; free some in the guest"
                 )
         self._set_memory(change, undo)

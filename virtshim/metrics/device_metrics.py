@@ -65,7 +65,7 @@ POD = (
     Family(
         "virtshim_device_resets_total",
         Kind.COUNTER,
-        "Resets of a host device of the pod, since virtshim was started: done, failed, or impossible for lack of a way.",
+        "Resets of a host device of the pod, since virtshim was started: done, failed, or impossible (no reset method).",
         _resets,
         ("device", "result"),
     ),

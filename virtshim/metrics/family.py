@@ -1,4 +1,4 @@
-"""What a metric is: its name, what it means, its labels, and how its samples come out of a reading. Pure.
+"""What a metric is: its name, its help text, its labels, and how its samples are computed from a reading. Pure.
 
 Values are whole numbers, as CRI carries no others: seconds are whole seconds.
 """

@@ -1,4 +1,4 @@
-"""What containers and pods use: readings of all that is asked for at once, joined with the records. Never writes."""
+"""What containers and pods use: one reading for all that are requested, joined with the records. Never writes."""
 
 from __future__ import annotations
 

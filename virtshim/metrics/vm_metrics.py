@@ -88,7 +88,7 @@ _MEMORY = (
     _gauge("memory_actual_balloon_bytes", "RAM that the balloon leaves it.", _memory(lambda m: m.current)),
     _gauge("memory_resident_bytes", "Resident memory of QEMU.", _resident),
     _gauge("memory_available_bytes", "RAM as the guest counts it.", _memory(lambda m: m.available)),
-    _gauge("memory_unused_bytes", "RAM the guest uses for nothing.", _memory(lambda m: m.unused)),
+    _gauge("memory_unused_bytes", "RAM the guest does not use.", _memory(lambda m: m.unused)),
     _gauge(
         "memory_usable_bytes", "RAM the guest could give to programs without swapping.", _memory(lambda m: m.usable)
     ),

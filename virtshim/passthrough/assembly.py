@@ -1,4 +1,4 @@
-"""What is done for devices of the host before, while and after a VM has them: the services for it, made to fit each other."""
+"""Wires the services that handle host devices before, while and after a VM has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeviceRules:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the services need of it."""
+    """The ports that these services need."""
 
     hypervisor: Hypervisor
     unplugging: VmUnplugging

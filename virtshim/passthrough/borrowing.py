@@ -21,7 +21,7 @@ _VFIO = "vfio-pci"
 
 class BorrowedDevices:
     """`binds`: whether devices are taken at all; elsewhere a device plugin, or libvirt, does it. `timeout`: seconds for each call
-    to tapmanager. Who takes a device must not meet who gives it back; one whose driver hangs holds up no other."""
+    to tapmanager. Taking and giving back one device exclude each other; a device whose driver hangs delays no other."""
 
     def __init__(
         self, records: Records, table: BorrowedTable, drivers: DeviceDrivers, timeout: float, *, binds: bool

@@ -76,7 +76,7 @@ class DeviceClaims:
         pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
         return (
             f"{held} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
-            "device, one virtual machine. It is free when that container has ended or was removed"
+            "device, one virtual machine. It becomes free when that container ends or is removed"
         )
 
 

@@ -1,4 +1,4 @@
-"""Devices of the host in VMs: errors that the kernel counts are told, and what was wrong with one when its VM ended."""
+"""Host devices in VMs: reports errors that the kernel counts, and what was wrong with a device when its VM ended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DeviceHealth:
         }
 
     def look(self) -> None:
-        """One round: tells of errors that came since the last. Called by one thread."""
+        """One round: logs errors that were counted since the last one. Called by one thread."""
         now: dict[PciAddress, DeviceErrors] = {}
         first: dict[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
         for container in self._records.containers.all():

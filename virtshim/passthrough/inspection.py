@@ -52,7 +52,7 @@ class FunctionFacts:
         ]
 
     def _told(self, addresses: Iterator[PciAddress]) -> Iterator[tuple[str, Mapping[str, object]]]:
-        """By address. When tapmanager could not be asked once, it is not asked again."""
+        """By address. Once tapmanager could not be reached, it is not asked again."""
         trouble = ""
         for address in addresses:
             facts: dict[str, object] = {"pci": str(address)}

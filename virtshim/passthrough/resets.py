@@ -1,4 +1,4 @@
-"""PCI functions are reset between two VMs, and one that could not be is kept from the next."""
+"""Resets PCI functions between two VMs, and withholds one that could not be reset from the next VM."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ IMPOSSIBLE: Final = "impossible"
 
 
 class DeviceResets:
-    """`timeout`: seconds for each call to tapmanager. Thread-safe: who tries a broken device again must not meet who is about
-    to give it away; a device that was a VM's is kept from both by its claim. One whose reset hangs holds up no other."""
+    """`timeout`: seconds for each call to tapmanager. Thread-safe: retrying a broken device and allocating it exclude
+    each other; a device that was a VM's is kept from both by its claim. One whose reset hangs delays no other."""
 
     def __init__(
         self,

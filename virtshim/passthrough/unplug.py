@@ -1,4 +1,4 @@
-"""Before a VM is ended by force, its guest is asked to let go of the host's devices: a driver that is told can finish what it has
+"""Before a VM is ended by force, its guest is asked to release the host devices: a driver that is told can finish what it has
 under way; one whose VM just ends cannot."""
 
 from __future__ import annotations

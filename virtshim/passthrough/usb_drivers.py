@@ -1,4 +1,4 @@
-"""USB devices get the node's drivers back when their VM has ended: QEMU gives them back itself, unless it was killed."""
+"""Rebinds USB devices to the node's drivers when their VM has ended: QEMU does it itself, unless it was killed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class VmGroups(Protocol):
         """The group with its limits; the sandbox's next VM starts in it."""
 
     def limit(self, group: VmGroup, timeout: float) -> None:
-        """Other limits for a group that is there; all or nothing. NotFound if it is not there."""
+        """Changes the limits of an existing cgroup; all or nothing. NotFound if it does not exist."""
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
         """WrongState if a VM is in it."""

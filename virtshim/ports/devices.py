@@ -28,7 +28,7 @@ class PodResources(Protocol):
 
 
 class Devices(Protocol):
-    """What is behind granted nodes and names, and whether a VM can have it."""
+    """The devices behind granted nodes and names, and whether a VM can have them."""
 
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
         """Raises InvalidRequest, with every fault in one message, for what no VM can have and for a hint at a device that

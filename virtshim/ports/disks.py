@@ -39,8 +39,8 @@ class RootDisks(Protocol):
         """Containers that have a state directory."""
 
     def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
-        """What the container's state directory takes, its root disk first of all; and the pod's disk `kept`, if it runs on that.
+        """What the container's state directory takes, its root disk above all; and `kept`, the pod's disk, if it has one.
         None if there is no directory."""
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes that disks may still grow by."""

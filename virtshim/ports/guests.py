@@ -31,7 +31,7 @@ class GuestAgents(Protocol):
     def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
         """Starts the container's own command. One that was begun before, in this boot of the guest, is not begun again. Waits
         `timeout` seconds for the agent: DeadlineExceeded. After that, Unavailable, and Aborted (`cancelled` was set), it may be
-        tried again; another error says that it is no use."""
+        tried again; any other error is final."""
 
     def news(self, container: ContainerId, read_to: ReadTo) -> News:
         """What the container's own command has written behind `read_to`, a piece of each stream, and whether it has ended.
@@ -41,8 +41,8 @@ class GuestAgents(Protocol):
         """False if the command was begun, and the guest knows nothing of it (any more)."""
 
     def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
-        """What the guest says of itself, as a JSON document of some KiB at most; what it does not say within `timeout` seconds
-        is left out. Never raises."""
+        """What the guest reports about itself, as JSON of a few KiB at most; what it does not say within `timeout`
+        seconds is left out. Never raises."""
 
     def forget(self, container: ContainerId) -> None:
         """The VM is gone: closes the connection. No error if there is none."""
@@ -53,7 +53,7 @@ class GuestCare(Protocol):
     Unavailable (the VM ended, the agent broke off), WrongState (the agent may not do that), InternalError (it refused)."""
 
     def freeze(self, container: ContainerId, timeout: float) -> int:
-        """Its file systems write all they have and then nothing until `thaw`: how many they are. After WrongState nothing is
+        """Flushes its file systems and freezes them until `thaw`; returns how many. After WrongState nothing is
         frozen (no agent, or one that cannot); after any other error they may be, or may be soon."""
 
     def thaw(self, container: ContainerId, timeout: float) -> None:
@@ -74,7 +74,7 @@ class GuestCare(Protocol):
 
 
 class TerminationFiles(Protocol):
-    """kubelet's files for containers' last words."""
+    """kubelet's files for containers' termination messages."""
 
     def write(self, path: str, pod_uid: str, message: bytes) -> None:
         """Replaces what is in the file. It must be there, and regular; below the pod's own directory no link is followed. Errors:
@@ -85,25 +85,25 @@ class CommandInputs(Protocol):
     """The inputs of containers' own commands. Errors: as `GuestCare`; ResourceExhausted (no port for it is free)."""
 
     async def open(self, container: ContainerId) -> StreamSession:
-        """A way in, which ends alone: the command reads on from others."""
+        """One writer to the input; when it closes, the command keeps reading from the others."""
 
     def end(self, container: ContainerId, timeout: float) -> None:
-        """The command reads the end of its input when all ways in have ended."""
+        """The command reads end-of-file once all writers have closed."""
 
     def resize(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
         """The command's terminal has that size. InternalError if it has none."""
 
 
 class CommandHearers(Protocol):
-    """Those who are attached to containers' own commands. Called from any thread; answers at once."""
+    """Clients attached to containers' entrypoints. Called from any thread; returns at once."""
 
     def anybody(self, container: ContainerId) -> bool: ...
 
     def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
-        """The command has said that, and it is in the log."""
+        """Output of the entrypoint, already written to the log."""
 
     def ended(self, container: ContainerId, code: int) -> None:
-        """All that it said has been heard."""
+        """All of its output has been delivered."""
 
     def forget(self, container: ContainerId) -> None:
         """Its VM runs no more."""

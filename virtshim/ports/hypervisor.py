@@ -55,9 +55,9 @@ class VmUnplugging(Protocol):
     """Devices of the host that a VM has. Errors: as Hypervisor."""
 
     def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
-        """Asks the guest to let go of all its devices on PCI, and waits at most `timeout` seconds; what it lets go of is the
-        VM's no more. Returns names of those it still has, for people: () if there were none, or it went off. A guest that
-        stands still is not asked. May be called again, also while the guest has not answered yet."""
+        """Asks the guest to release all its PCI host devices, and waits at most `timeout` seconds; what it releases is the
+        VM's no more. Returns names of those it still has, for display: () if there were none, or it ended. A guest that
+        is paused is not asked. May be called again, also while the guest has not answered yet."""
 
 
 class VmReadings(Protocol):

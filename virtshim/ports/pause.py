@@ -1,4 +1,4 @@
-"""VMs that stand still, and checkpoints of them."""
+"""Pausing and resuming VMs, and checkpoints of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from virtshim.domain.ids import ContainerId
 
 
 class Standstill(Protocol):
-    """VMs that do not run for a while. Errors: as Hypervisor."""
+    """Pauses and resumes VMs. Errors: as Hypervisor."""
 
     def pause(self, domain: uuid.UUID) -> None:
         """WrongState if it is not running."""

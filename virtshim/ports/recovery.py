@@ -1,4 +1,4 @@
-"""What recovery needs of the others."""
+"""What recovery needs beyond the other ports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class KnownNetworks(PodNetworks, Protocol):
 
 
 class KnownImageFiles(ImageFiles, Protocol):
-    """Disk files that tell what they are."""
+    """Disk files that can be identified."""
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
         """A stored file without any name. Errors: InvalidRequest, InternalError."""
@@ -53,7 +53,7 @@ class KnownImageFiles(ImageFiles, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """All domains, in one look. `owned`: this node's. `unreadable`: names of those that may be, but cannot be read.
+    """All domains, in one listing. `owned`: this node's. `unreadable`: names of those that may be, but cannot be read.
     `other_nodes`: containers that domains with our mark and another node's id name -> that id; `other_sandboxes` likewise."""
 
     owned: Sequence[OwnedDomain] = ()
@@ -64,7 +64,7 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a domain's definition tells of its pod. `record`: as in VmSpec, "" in those of earlier versions. `title`:
+    """What a domain's definition records of its pod. `record`: as in VmSpec, "" in those of earlier versions. `title`:
     `namespace/pod/container`. `fetch_key` "": it has no network. `has_run`: it was started at least once."""
 
     record: str
@@ -80,7 +80,7 @@ class VmCensus(Protocol):
     """Errors: as Hypervisor."""
 
     def take(self) -> Census:
-        """One domain that cannot be read does not keep the others from being told."""
+        """A domain that cannot be read does not prevent the others from being listed."""
 
     def remembered(self, domain: uuid.UUID) -> Remembered:
         """NotFound if there is no such domain of this node."""

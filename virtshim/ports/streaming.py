@@ -11,7 +11,7 @@ from virtshim.domain.ids import ContainerId, SandboxId
 class StreamSession(Protocol):
     """A running command, or a client's share of a console. Lives on the streaming loop: all its coroutines are called there,
     `read` by one task, `write_stdin` and `close_stdin` by a second, `resize` by a third, all at the same time. Both sides are
-    bounded: who reads slowly slows the command down (a console loses output instead)."""
+    bounded: a slow reader slows the command down (a console loses output instead)."""
 
     async def read(self) -> Output | Ended:
         """The next piece of output (at most 64 KiB), in the order it came; `Ended` once, last. ShimError if the session broke."""

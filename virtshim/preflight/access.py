@@ -1,4 +1,4 @@
-"""Who may reach a file, by owner, group and mode as stat(2) gives them. Access control lists are not looked at. Pure."""
+"""Whether a user may reach a file, by owner, group and mode (stat(2)). Access control lists are not looked at. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks, in the order in which they are told: each gets the settings and gives its findings."""
+"""The checks, in the order in which they are reported: each gets the settings and gives its findings."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def findings(candidates: Sequence[Candidate], around: Surroundings) -> list[Find
         if fault.brief not in _USUAL
     ]
     found += [
-        warning("claims", f"container {holder[:_SHORT]} holds {claim}, which is not there", "delete its pod")
+        warning("claims", f"container {holder[:_SHORT]} holds {claim}, which no longer exists", "delete its pod")
         for claim, holder in sorted(around.lost.items())
     ]
     return found
@@ -106,7 +106,7 @@ def findings(candidates: Sequence[Candidate], around: Surroundings) -> list[Find
 
 def _iommu(around: Surroundings) -> Finding:
     if around.without_iommu:
-        text = "vfio.enable_unsafe_noiommu_mode is set, and no VM can have what it makes"
+        text = "vfio.enable_unsafe_noiommu_mode is set, and no VM can use the devices it makes"
         return (warning if around.groups else error)("IOMMU", text, f"unset it (/etc/modprobe.d); {IOMMU_ON}")
     if around.groups:
         return ok("IOMMU", f"on, {around.groups} groups")
@@ -134,7 +134,7 @@ def _kubelet(around: Surroundings) -> Finding:
         text = "not asked what it granted: no VF at a kernel driver, no vGPU of NVIDIA's plugin"
         return warning("kubelet", text, "set devices.pod_resources_socket")
     if around.kubelet_is_there:
-        return ok("kubelet", f"tells what it granted on {around.kubelet}")
+        return ok("kubelet", f"reports what it granted on {around.kubelet}")
     return warning("kubelet", f"{around.kubelet} is missing", "start kubelet, or set devices.pod_resources_socket")
 
 

@@ -30,7 +30,7 @@ def qemu(path: str, said: Said) -> Finding:
         return error("QEMU", f"{path}: {said.trouble}", "apt-get install qemu-system-x86, or correct libvirt.emulator")
     found = _VERSION.search(said.text)
     if found is None:
-        return error("QEMU", f"{path} does not tell a version: {said.text[:80]!r}", "correct libvirt.emulator")
+        return error("QEMU", f"{path} does not report a version: {said.text[:80]!r}", "correct libvirt.emulator")
     version = (int(found[1]), int(found[2]))
     if version < _OLDEST_QEMU:
         return error("QEMU", f"{path} is version {found[1]}.{found[2]}; 6.2 is needed", "install a newer QEMU")
@@ -75,7 +75,7 @@ def kvm(domain_type: str, device: Node | None, who: Who) -> Finding:
     if allows(device, who, Want.READ | Want.WRITE):
         return ok("/dev/kvm", f"open to {who.name} (mode {device.permissions})")
     remedy = "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm (the distribution's udev rule does this at boot)"
-    text = f"/dev/kvm has mode {device.permissions} and is closed to {who.name}"
+    text = f"/dev/kvm has mode {device.permissions} and {who.name} cannot open it"
     if domain_type == "kvm":
         return error("/dev/kvm", text, remedy)
     return warning("/dev/kvm", f"{text}: libvirt probes QEMU anew for each VM, some seconds each time", remedy)
@@ -108,7 +108,7 @@ def vmwrapper(path: str, file: Node | None, directories: Sequence[Node], who: Wh
     if not allows(file, who, Want.READ | Want.EXECUTE):
         return error(
             subject,
-            f"{path} has mode {file.permissions}: {who.name} can not read and execute it",
+            f"{path} has mode {file.permissions}: {who.name} cannot read and execute it",
             f"chmod 0755 {path}",
         )
     return ok(subject, f"{path} can be run by {who.name}")
@@ -141,7 +141,7 @@ def runs_qemu_as(said: Said, who: Who) -> Finding:
     if uid != str(who.uid):
         return error(
             subject,
-            f"libvirt runs QEMU as user {uid}, virtshim takes {who.name} ({who.uid})",
+            f"libvirt runs QEMU as user {uid}, virtshim expects {who.name} ({who.uid})",
             "make them the same: libvirt.qemu_user here, or `user` in libvirt's qemu.conf",
         )
     return ok(subject, f"libvirt runs QEMU as {who.name}")
@@ -154,8 +154,8 @@ def emulator(path: str, said: Said) -> Finding:
     if said.late:
         return warning(
             "emulator",
-            f"libvirt takes long to look at {path}: {said.trouble}",
-            "run the check again: libvirt remembers a look; if it never ends, the finding about /dev/kvm says why",
+            f"libvirt takes long to examine {path}: {said.trouble}",
+            "run the check again: libvirt caches the result; if it never ends, the finding about /dev/kvm says why",
         )
     return error(
         "emulator",

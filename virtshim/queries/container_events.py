@@ -1,4 +1,4 @@
-"""What changes in pods, told to whoever follows: in order, once it is on disk, and without ever waiting for a listener."""
+"""Changes of pods, published to subscribers: in order, once they are on disk, and without ever waiting for one."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ class Announcer:
         return bool(self._listeners)
 
     def subscribe(self, on_drop: Callable[[], object] = lambda: None) -> Subscription:
-        """Hears of each change from now on. `on_drop` is called once, on the publisher's thread, if it falls behind: it
+        """Receives each change from now on. `on_drop` is called once, on the publisher's thread, if it falls behind: it
         must not wait. Raises ResourceExhausted if `most` listen already, Unavailable after `close`."""
         with self._lock:
             if self._closed:
                 raise _stopping()
             if len(self._listeners) >= self._most:
                 raise ResourceExhausted(
-                    f"{self._most} clients follow events already; end one of them, or raise cri.max_calls"
+                    f"{self._most} clients already follow events; end one of them, or raise cri.max_calls"
                 )
             made = Subscription(self._forget, on_drop)
             self._listeners.append(made)

@@ -1,4 +1,4 @@
-"""What the node tells of itself: version, conditions, handlers."""
+"""What the node reports about itself: version, conditions, handlers."""
 
 from __future__ import annotations
 

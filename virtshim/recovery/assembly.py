@@ -1,4 +1,4 @@
-"""Start-up's recovery and the reconciler: the same look, the same repairs, one bench for both."""
+"""Start-up's recovery and the reconciler: the same survey, the same repairs, one runner for both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records made anew from the virtual machines' own definitions: after the state database was lost, and for single records that
+"""Records rebuilt from the virtual machines' own definitions: after the state database was lost, and for single records that
 cannot be read. Adds and replaces records; touches nothing else."""
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Rebuild:
     def _read(self, domain: OwnedDomain, remembered: Remembered) -> tuple[Sandbox, Container]:
         """Raises InternalError."""
         if not remembered.record:
-            raise InternalError("its definition was made by a version that did not write the pod down in it")
+            raise InternalError("its definition was written by a version that did not record the pod in it")
         sandbox, container = self.records.from_text(remembered.record)
         if (sandbox.id, container.id) != (domain.sandbox_id, domain.container_id):
-            raise InternalError("its definition remembers another container than the one it is marked with")
+            raise InternalError("its definition describes a different container than its owner mark")
         network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=remembered.fetch_key)
         # Whether the network is still there is seen by what follows, as after each start.
         phase = SandboxPhase.READY if network else SandboxPhase.NOT_READY

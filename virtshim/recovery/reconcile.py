@@ -1,7 +1,7 @@
-"""Now and then while serving: what start-up compares is compared again, for what it missed and what was left since.
+"""Periodically while serving: repeats the comparison of start-up, for what it missed and what was left over since.
 
 A difference is acted on only when it was there in two looks at least a minute apart, when no call is busy with its pod, and
-when it is still there with the pod's lock held. So nothing that is being made or removed is mistaken for a leftover.
+when it is still there with the pod's lock held. So nothing that is being created or removed is mistaken for a leftover.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start-up: makes records and the world agree. Nothing is answered to callers before this is through."""
+"""Start-up: reconciles the records with what exists. No caller is served before this has finished."""
 
 from __future__ import annotations
 
@@ -104,5 +104,5 @@ def _tell_what_nobody_remembers(todo: Plan) -> None:
             sandboxes=networks,
             containers=directories,
             pods_with_disks=list(todo.stray_pod_disks),
-            why="no VM remembers their pods; what kubelet does not ask for again is removed later",
+            why="no VM's definition names their pods; what kubelet does not ask for again is removed later",
         )

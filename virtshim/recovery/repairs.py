@@ -1,4 +1,4 @@
-"""What is done about each kind of difference between records and world. Start-up does all of it, the reconciler again what
+"""The repair for each kind of difference between records and reality. Start-up does all of them, the reconciler again what
 start-up could not."""
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Attempt:
 
 class Workbench:
     """Makes repairs one after another, each for `limit` seconds at most: then it is left behind on its thread, and the next
-    one's turn comes. `budget` bounds, in seconds, how long such leaving-behind may go on in one round."""
+    one's turn comes. `budget` bounds, in seconds, how long one round may wait for such repairs."""
 
     def __init__(self, limit: float, budget: float) -> None:
         self._limit = limit
@@ -185,7 +185,7 @@ class Workbench:
         self._failed: dict[str, str] = {}
 
     def begin_round(self, due: Collection[str] = ()) -> float:
-        """The seconds that this round may wait for what is stuck. `due`: names of all there is to repair; other failures are
+        """The seconds that this round may wait for stuck repairs. `due`: names of all pending repairs; other failures are
         over."""
         with self._lock:
             self._behind = [one for one in self._behind if not one.over.is_set()]
@@ -196,7 +196,7 @@ class Workbench:
         """One repair; returns what is left of the round's seconds. A failure is logged: the item's record stays, so nothing is
         forgotten."""
         if self._is_busy(repair):
-            self._note(repair, "an earlier step for it has not ended yet")
+            self._note(repair, "an earlier repair of it has not finished yet")
             return left
         attempt = _Attempt(repair)
         thread = threading.Thread(target=attempt.run, name="repair", daemon=True)
@@ -207,7 +207,7 @@ class Workbench:
                 self._behind.append(attempt)
             self._note(
                 repair,
-                str(DeadlineExceeded(f"it has not ended within {limit:g} s; it goes on, and is looked at again")),
+                str(DeadlineExceeded(f"it did not finish within {limit:g} s; it continues and is checked again")),
             )
             return left - limit
         if isinstance(attempt.error, ShimError):

@@ -1,4 +1,4 @@
-"""A look at every pod now and then, for what nobody tells: a network that went, a lost power event, room on a full disk."""
+"""Periodic check of every pod, for what sends no event: a lost network, a missed power event, space on a full disk."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class WatchPods:
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:
         """Safe to do: QEMU holds the writes that failed and tries them again; without room it only stops again."""
-        if self.disks.room() >= _ROOM_WANTED and self.standstill.out_of_space(domain):
-            log.info("vm.resumed", container=container.id.short, why="there is room for its disk again")
+        if self.disks.free_bytes() >= _ROOM_WANTED and self.standstill.out_of_space(domain):
+            log.info("vm.resumed", container=container.id.short, why="there is space for its disk again")
             self.standstill.resume(domain)
-            self.care.resumed(container.id)
+            self.freezer.after_resume(container.id)
             self.exits.settle(container.id)
 
     def _networks(self) -> None:
@@ -105,7 +105,7 @@ class WatchPods:
         lost = self.networks.lost(self.timeout)
         for sandbox in ready:
             if sandbox not in attached:
-                self._lost_network(sandbox, "tapmanager does not know it any more")
+                self._lost_network(sandbox, "tapmanager no longer knows it")
             elif sandbox in lost:
                 self._lost_network(sandbox, lost[sandbox])
 

@@ -16,11 +16,11 @@ from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
 _FULL, _CORRUPT, _NOT_A_DATABASE = 13, 11, 26
 
 _SUFFIXES = ("", "-wal", "-shm")
-_REMEDY = "restart virtshim: it sets the file aside and makes the records anew from the virtual machines themselves"
+_REMEDY = "restart virtshim: it sets the file aside and rebuilds the records from the virtual machines themselves"
 
 
 class DatabaseDamaged(InternalError):
-    """The file holds nonsense. What it held is not to be taken for absent."""
+    """The file is corrupt. What it held must not be taken for absent."""
 
 
 def database_trouble(exc: DatabaseError) -> ShimError:

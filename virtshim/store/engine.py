@@ -21,7 +21,7 @@ def open_engine(path: str) -> Engine:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except OSError as exc:
         raise InternalError(
-            f"the state database {path} cannot be written: {exc.strerror}; repair that and start anew"
+            f"the state database {path} cannot be written: {exc.strerror}; repair that and restart virtshim"
         ) from exc
     engine = create_engine(
         f"sqlite:///{path}",

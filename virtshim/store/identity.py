@@ -1,4 +1,4 @@
-"""The node's id once more, in a file of its own beside the database: without it this node's VMs would be strangers' to it."""
+"""The node's id once more, in a file of its own beside the database: without it this node's VMs would look foreign to it."""
 
 from __future__ import annotations
 

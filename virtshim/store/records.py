@@ -23,7 +23,7 @@ from virtshim.store.claims import drop_ownerless, held, hold
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
-from virtshim.store.table import Mapping, SqliteTable
+from virtshim.store.table import SqliteTable, TableMapping
 from virtshim.store.writing import Writing
 
 
@@ -144,7 +144,7 @@ def _image_columns(image: Image) -> dict[str, Any]:
     return {"digest": image.digest.value, "pulled_at": image.pulled_at, "document": rows.image_document(image)}
 
 
-_SANDBOXES = Mapping[SandboxId, Sandbox](
+_SANDBOXES = TableMapping[SandboxId, Sandbox](
     table=schema.sandboxes,
     what="pod sandbox",
     key_of=lambda sandbox: sandbox.id,
@@ -156,9 +156,9 @@ _SANDBOXES = Mapping[SandboxId, Sandbox](
 )
 
 
-def _containers(claims: Claims[str, tuple[str, ...]]) -> Mapping[ContainerId, Container]:
+def _containers(claims: Claims[str, tuple[str, ...]]) -> TableMapping[ContainerId, Container]:
     """`claims` by container: one whose document is unreadable holds them all the same."""
-    return Mapping(
+    return TableMapping(
         table=schema.containers,
         what="container",
         key_of=lambda container: container.id,
@@ -171,7 +171,7 @@ def _containers(claims: Claims[str, tuple[str, ...]]) -> Mapping[ContainerId, Co
     )
 
 
-_IMAGES = Mapping[ImageDigest, Image](
+_IMAGES = TableMapping[ImageDigest, Image](
     table=schema.images,
     what="image",
     key_of=lambda image: image.digest,
@@ -181,7 +181,7 @@ _IMAGES = Mapping[ImageDigest, Image](
     order="pulled_at",
     unknown=lambda _row, _why: None,  # its file tells all that matters
 )
-_BORROWED = Mapping[str, BorrowedDevice](
+_BORROWED = TableMapping[str, BorrowedDevice](
     table=schema.borrowed,
     what="borrowed device",
     key_of=lambda device: device.claim,
@@ -191,7 +191,7 @@ _BORROWED = Mapping[str, BorrowedDevice](
     order="claim",
     unknown=lambda _row, _why: None,  # nobody can tell whose it was
 )
-_CONDITIONS = Mapping[str, DeviceCondition](
+_CONDITIONS = TableMapping[str, DeviceCondition](
     table=schema.device_conditions,
     what="device condition",
     key_of=lambda condition: condition.claim,

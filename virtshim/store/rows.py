@@ -129,7 +129,7 @@ def _read(adapter: TypeAdapter[tuple[_R]], document: object, what: str) -> _R:
 def _valid(adapter: TypeAdapter[_V], document: object, what: str) -> _V:
     """Raises InternalError: an unreadable record is never taken for an absent one."""
     if not isinstance(document, str):
-        raise InternalError(f"a {what} record in the state database is unreadable: it is no text")
+        raise InternalError(f"a {what} record in the state database is unreadable: it is not text")
     try:
         return adapter.validate_json(document)
     except ValidationError as exc:

@@ -58,7 +58,7 @@ borrowed = Table(
     Column("document", Text, nullable=False),
 )
 
-# device_conditions: what is known against PCI functions between two VMs.
+# device_conditions: faults of PCI functions, remembered between two VMs.
 device_conditions = Table(
     "device_conditions",
     metadata,

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)  # no slots: with them Python 3.11 cannot make a generic frozen dataclass
-class Mapping(Generic[K, R]):
+class TableMapping(Generic[K, R]):
     """How one kind of record lies in its SQL table. `key_of` the id, `key_text` its column value, `columns` the whole row
     (`document` among them), `parse` a document back to the record, `order` the column that lists go by, `unknown` what
     stands for a row whose document is unreadable (and why): None for nothing. `also`: (connection, before, now) writes what
@@ -46,7 +46,7 @@ class Mapping(Generic[K, R]):
 class SqliteTable(Generic[K, R]):
     """Safe to use from any thread; `writing` is shared by all tables of one database."""
 
-    def __init__(self, writing: Writing, mapping: Mapping[K, R]) -> None:
+    def __init__(self, writing: Writing, mapping: TableMapping[K, R]) -> None:
         self._writing = writing
         self._map = mapping
         self._key_column = next(iter(mapping.table.primary_key))
@@ -75,7 +75,7 @@ class SqliteTable(Generic[K, R]):
     def _parsed(self, document: str, key: str) -> R:
         record = self._map.parse(document)
         if self._map.key_text(self._map.key_of(record)) != key:
-            raise InternalError(f"a {self._map.what} record in the state database is that of another id")
+            raise InternalError(f"a {self._map.what} record in the state database has another id than its row")
         return record
 
     def on_change(self, tell: Callable[[R | None, R | None], None]) -> None:

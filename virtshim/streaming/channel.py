@@ -51,7 +51,7 @@ class ByteChannel(Protocol):
         """Waits while the peer does not read. Raises Gone."""
 
     def gone(self) -> bool:
-        """Whether the peer has left. Tells it also while nothing is read."""
+        """Whether the peer has left; works also while nothing is read."""
 
 
 class TcpChannel:

@@ -154,7 +154,7 @@ def _shaken(sock: socket.socket, host: str, path: str, protocol: str) -> WSConne
                     case _:
                         pass
         except RemoteProtocolError as exc:
-            raise InternalError(f"the node's answer is no WebSocket's: {exc}") from exc
+            raise InternalError(f"the node's answer is not WebSocket: {exc}") from exc
         if not data:
             raise InternalError(
                 f"the node refused the stream (HTTP {rejected}): {why.decode(errors='replace').strip()}"

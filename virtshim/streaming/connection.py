@@ -1,4 +1,4 @@
-"""What becomes of a connection: handshake, token, session, farewell. Lives on the streaming loop."""
+"""The life of a connection: handshake, token, session, close. Lives on the streaming loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS: Final[dict[type[StreamRequest], str]] = {
     ForwardRequest: "portforward",
 }
 
-# Connections that have not shown a token yet; a further one pushes out the oldest.
+# Connections that have not presented a token yet; one more closes the oldest.
 MOST_STRANGERS: Final = 128
 
 # Seconds that a session gets to end by itself when the daemon stops, and a closing connection for its last bytes.
@@ -81,7 +81,7 @@ class Reception:
                 ended.set()
 
     async def farewell(self) -> None:
-        """Once nobody is let in any more: all sessions are told to end; those that do not are cut off."""
+        """Once no more connections are accepted: all sessions are asked to end; those that do not are cancelled."""
         for task in self._strangers:
             task.cancel()
         for ended in self._sessions:

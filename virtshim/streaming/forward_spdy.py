@@ -93,7 +93,7 @@ class SpdyForward:
         stream = self._halves.pop(key).stream
         with contextlib.suppress(Gone):
             if stream.headers["streamtype"] == "error":
-                await stream.write(b"the data stream of this connection did not come")
+                await stream.write(b"the data stream of this connection was not opened in time")
                 await stream.finish()
             else:
                 await stream.reset()

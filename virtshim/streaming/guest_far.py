@@ -14,7 +14,7 @@ from virtshim.streaming.splice import Dial, Far, ForwardFailed
 
 log = structlog.get_logger(__name__)
 
-# Bytes of what the guest says is wrong.
+# Bytes of the guest's error message.
 _WORDS: Final = 300
 # Seconds that a command gets to be ended.
 _CLEAN_UP: Final = 10.0

@@ -1,6 +1,6 @@
 """The HTTP side of a streaming connection, until it is switched to another protocol. h11 parses; this decides.
 
-Checks come in an order that tells strangers nothing: method and size, then the token; only its owner learns what is wrong
+The order of checks tells strangers nothing: method and size, then the token; only its owner learns what is wrong
 with the upgrade. `Origin` is no reason to refuse: the Kubernetes project's Python client sends it, as do web consoles through the
 API server; a web page cannot guess the token, and no answer lets one read it.
 """
@@ -75,7 +75,7 @@ class Exchange:
             _check(head)
             await self._next()  # the end of the message: it has no body
         except h11.RemoteProtocolError as exc:
-            raise Refused(exc.error_status_hint, "the request is not HTTP/1.1 as it should be") from exc
+            raise Refused(exc.error_status_hint, "the request is not valid HTTP/1.1") from exc
         return head
 
     async def _next(self) -> h11.Event | type[h11.PAUSED]:
@@ -110,6 +110,6 @@ class Exchange:
 
 def _check(head: Head) -> None:
     if head.method not in _METHODS:
-        raise Refused(405, "GET and POST are served here", (("Allow", ", ".join(_METHODS)),))
+        raise Refused(405, "only GET and POST are allowed", (("Allow", ", ".join(_METHODS)),))
     if head.values("transfer-encoding") or any(length != "0" for length in head.values("content-length")):
-        raise Refused(400, "the request has a body")
+        raise Refused(400, "a request body is not allowed")

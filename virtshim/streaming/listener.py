@@ -1,6 +1,6 @@
 """Accepts connections on the event loop.
 
-Not asyncio's own server: one that is closed loses the connections that it has accepted in the same moment.
+Not asyncio's own server: closing it loses the connections that it accepts at that moment.
 """
 
 from __future__ import annotations

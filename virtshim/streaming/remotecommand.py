@@ -118,7 +118,7 @@ async def _output(client: RemoteClient, session: StreamSession) -> Outcome:
 
 
 async def _feed(client: RemoteClient, session: StreamSession) -> None:
-    """A session that takes no input any more tells why in `read`."""
+    """A session that accepts no more input reports why in `read`."""
     with contextlib.suppress(ShimError):
         while data := await client.stdin():
             await session.write_stdin(data)

@@ -106,7 +106,7 @@ class StreamingServer:
             isinstance(request, ForwardRequest) and request.inside is not None
         )
         if inside and not self._executes:
-            raise Unimplemented("virtshim does not implement Exec yet")
+            raise Unimplemented("exec is not available")
         return f"{self._base}/{KINDS[type(request)]}/{self._tokens.issue(request)}"
 
     def end_container(self, container: ContainerId) -> None:

@@ -123,7 +123,7 @@ async def splice(near: Near, dial_pod: Dial, address: str, port: int) -> None:
 
 
 class _Over(Exception):
-    """The pod's end has gone altogether."""
+    """The pod's end is gone in both directions."""
 
 
 async def _both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:

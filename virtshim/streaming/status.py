@@ -60,7 +60,7 @@ def from_status(told: bytes) -> Outcome:
                 return Exited(int(cause["message"]))
         return Failed(str(status["message"]))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Failed(f"the node told the end of the session in words that make no sense: {told[:200]!r}")
+        return Failed(f"the node sent an unreadable end status: {told[:200]!r}")
 
 
 def as_text(outcome: Outcome) -> bytes:

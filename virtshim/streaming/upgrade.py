@@ -38,7 +38,7 @@ def agree(head: Head, request: StreamRequest) -> Agreement:
         return _websocket(head, request)
     if head.upgrades_to(_SPDY.lower()):
         return _spdy(head, request)
-    raise Refused(400, f"the connection must be upgraded: to {_SPDY} or websocket")
+    raise Refused(400, f"the connection must be upgraded to {_SPDY} or websocket")
 
 
 def _spdy(head: Head, request: StreamRequest) -> Agreement:
@@ -50,7 +50,7 @@ def _spdy(head: Head, request: StreamRequest) -> Agreement:
     chosen = _first_common(offered, served)
     if chosen is None:
         accepted = tuple(("X-Accepted-Stream-Protocol-Versions", name) for name in served if name)
-        raise Refused(403, f"no common protocol: {_names(served)} are spoken here", accepted)
+        raise Refused(403, f"no common protocol: this server supports {_names(served)}", accepted)
     return Agreement(Transport.SPDY, chosen, [*headers, ("X-Stream-Protocol-Version", chosen)])
 
 
@@ -62,7 +62,7 @@ def _websocket(head: Head, request: StreamRequest) -> Agreement:
     offered = head.values("sec-websocket-protocol")
     chosen = _first_common(offered or [""], served)
     if chosen is None:
-        raise Refused(403, f"no common subprotocol: {_names(served)} are spoken here")
+        raise Refused(403, f"no common subprotocol: this server supports {_names(served)}")
     if isinstance(request, ForwardRequest) and chosen != forward_websocket.TUNNEL:
         _check_ports(request, chosen)
     headers = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Accept", accept)]
@@ -75,9 +75,9 @@ def _websocket(head: Head, request: StreamRequest) -> Agreement:
 def _accept_token(head: Head) -> str:
     """The answer to the client's key (RFC 6455, 4.2)."""
     if head.method != "GET":
-        raise Refused(400, "a WebSocket is asked for with GET")
+        raise Refused(400, "a WebSocket upgrade must use GET")
     if head.values("sec-websocket-version") != ["13"]:
-        raise Refused(400, "Sec-WebSocket-Version 13 is spoken here", (("Sec-WebSocket-Version", "13"),))
+        raise Refused(400, "only Sec-WebSocket-Version 13 is supported", (("Sec-WebSocket-Version", "13"),))
     keys = head.values("sec-websocket-key")
     try:
         fit = len(keys) == 1 and len(base64.b64decode(keys[0], validate=True)) == 16

@@ -185,10 +185,10 @@ class PodNetworkClient:
         except protocol.FrameError as exc:
             raise InternalError(f"{doing}: tapmanager's answer cannot be used: {exc}") from exc
         except TimeoutError as exc:
-            raise DeadlineExceeded(f"{doing}: tapmanager did not finish in time; it goes on, ask again") from exc
+            raise DeadlineExceeded(f"{doing}: tapmanager did not finish in time; it continues; try again") from exc
         except OSError as exc:
             why = exc.strerror or str(exc)
-            remedy = "see whether it runs: systemctl status tapmanager"
+            remedy = "check whether it is running: systemctl status tapmanager"
             raise Unavailable(f"{doing}: tapmanager at {self._path} cannot be reached: {why}; {remedy}") from exc
 
 
@@ -206,7 +206,7 @@ def _network(answer: Mapping[str, object]) -> PodNetwork:
 def _interface(item: Mapping[str, object]) -> Interface:
     mtu = item.get("mtu")
     if not isinstance(mtu, int):
-        raise protocol.FrameError("mtu: a number is wanted")
+        raise protocol.FrameError("mtu: must be a number")
     routes = tuple(
         Route(_text(route, "destination"), None if route.get("gateway") is None else _text(route, "gateway"))
         for route in _objects(item, "routes")
@@ -218,39 +218,39 @@ def _interface(item: Mapping[str, object]) -> Interface:
 
 def _usages(interfaces: object) -> tuple[InterfaceUsage, ...]:
     if not isinstance(interfaces, dict):
-        raise protocol.FrameError("sandboxes: objects are wanted")
+        raise protocol.FrameError("sandboxes: must be objects")
     return tuple(_usage(name, numbers) for name, numbers in interfaces.items())
 
 
 def _usage(name: str, numbers: object) -> InterfaceUsage:
     if not isinstance(numbers, list) or len(numbers) != 8 or not all(isinstance(number, int) for number in numbers):
-        raise protocol.FrameError(f"{name}: eight numbers are wanted")
+        raise protocol.FrameError(f"{name}: must be eight numbers")
     return InterfaceUsage(name, *numbers)
 
 
 def _object(obj: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = obj.get(name)
     if not isinstance(value, dict):
-        raise protocol.FrameError(f"{name}: an object is wanted")
+        raise protocol.FrameError(f"{name}: must be an object")
     return value
 
 
 def _objects(obj: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
     value = obj.get(name)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise protocol.FrameError(f"{name}: a list of objects is wanted")
+        raise protocol.FrameError(f"{name}: must be a list of objects")
     return value
 
 
 def _text(obj: Mapping[str, object], name: str) -> str:
     value = obj.get(name)
     if not isinstance(value, str):
-        raise protocol.FrameError(f"{name}: a string is wanted")
+        raise protocol.FrameError(f"{name}: must be a string")
     return value
 
 
 def _texts(obj: Mapping[str, object], name: str) -> tuple[str, ...]:
     value = obj.get(name)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise protocol.FrameError(f"{name}: a list of strings is wanted")
+        raise protocol.FrameError(f"{name}: must be a list of strings")
     return tuple(value)

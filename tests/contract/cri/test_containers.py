@@ -187,7 +187,7 @@ def test_a_malformed_image_name_is_refused(client: Client, name: str) -> None:
             {"devices": [pb.Device(host_path="vfio/7", container_path="/x")]},
             r"devices\[vfio/7\]\.host_path is not an absolute",
         ),
-        ({"devices": [pb.Device(host_path="/dev/x", permissions="rx")]}, "permissions are of r, w and m, not 'rx'"),
+        ({"devices": [pb.Device(host_path="/dev/x", permissions="rx")]}, "permissions may be r, w, m only, not 'rx'"),
         ({"CDI_devices": [pb.CDIDevice(name="vendor.com/nic=vf0")]}, "vendor.com/nic=vf0"),
         ({"annotations": {"cdi.k8s.io/x": "vendor.com/nic=vf1"}}, "vendor.com/nic=vf1"),
         (

@@ -126,7 +126,7 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
     with served(tmp_path, cri={"max_calls": 8}) as (world, client, _), contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(following(client))
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 clients follow events already"):
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 clients already follow events"):
             list(client.GetContainerEvents(pb.GetEventsRequest()))
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
         stack.close()

@@ -175,7 +175,7 @@ def test_a_stream_whose_other_half_does_not_come_is_told_so(make_node):
     client = over_spdy(make_node(streams=0.3))
     error = client.open(streamtype="error", port="80", requestid="1")
     data = client.open(streamtype="data", port="80", requestid="2")
-    assert b"did not come" in client.read_all(error)
+    assert b"was not opened in time" in client.read_all(error)
     client.until(lambda: data in client.reset)
 
 

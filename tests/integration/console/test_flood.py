@@ -125,5 +125,5 @@ def test_a_flood_costs_bounded_memory_and_disk_and_slows_nobody(
     assert most_disk < PACE.backlog + 32 * MIB, "what is in the log, or lost, takes no space"
     assert line < line_before + 0.25
     assert status < status_before + 0.05
-    until_line(logs[FLOOD], b"bytes of this console are not here")
+    until_line(logs[FLOOD], b"bytes of this console were dropped")
     assert re.search(rb"F virtshim: \d+ bytes of this console", logs[FLOOD].read_bytes())

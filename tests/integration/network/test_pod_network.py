@@ -279,7 +279,7 @@ def test_a_tap_has_one_user_at_a_time_and_the_next_gets_it_when_the_first_ends(t
     network = tap_node.attach(which)
     with tap_node.guest(which, network) as guest:
         guest.boot()
-        with pytest.raises(protocol.RemoteError, match="runs already") as caught:
+        with pytest.raises(protocol.RemoteError, match="is already running") as caught:
             tap_node.fetch(which, network["fetch_key"])
         assert caught.value.kind == "failed-precondition"
         timer = threading.Timer(0.3, guest.power_off)

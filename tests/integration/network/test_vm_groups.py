@@ -112,7 +112,7 @@ def test_who_fetches_the_taps_is_in_the_vms_group_before_it_becomes_qemu(tap_nod
         assert (quota(path), memory(path)) == ("80000", str(512 << 20))
         assert Path(f"/proc/{guest.pid}/oom_score_adj").read_text() == "950\n"
 
-        with pytest.raises(protocol.RemoteError, match="processes are in it still") as busy:
+        with pytest.raises(protocol.RemoteError, match="it still contains processes") as busy:
             ungroup(tap_node, parent)
         assert busy.value.kind == "failed-precondition"
     finally:

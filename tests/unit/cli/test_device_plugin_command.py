@@ -100,7 +100,7 @@ def test_a_resource_that_makes_no_sense_is_told_by_its_key(tmp_path, resource, f
 
 def test_a_resource_that_is_there_twice_is_an_error(tmp_path) -> None:
     twice = '[[device_plugin.resources]]\nname = "a.b/c"\nvendor = "8086"\n' * 2
-    with pytest.raises(InvalidRequest, match=r"these are there twice: a\.b/c"):
+    with pytest.raises(InvalidRequest, match=r"these are listed twice: a\.b/c"):
         settings_with(tmp_path, twice)
 
 

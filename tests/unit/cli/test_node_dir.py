@@ -171,7 +171,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Pat
 
 
 def test_a_node_that_another_removes_meanwhile_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="removed meanwhile"):
+    with pytest.raises(NotFound, match="meanwhile been removed"):
         take_lock(NodeDir.of(f"{tmp_path}/gone"))
 
 

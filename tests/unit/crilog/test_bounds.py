@@ -89,7 +89,7 @@ def test_what_waits_too_long_is_lost_from_its_older_end_and_the_log_says_how_muc
         turns(tail)
     text = machine.text(vm)
     assert text.startswith(before)
-    told = re.search(rb"virtshim: (\d+) bytes of this console are not here: [a-z ]*\n", text)
+    told = re.search(rb"virtshim: (\d+) bytes of this console were dropped: [a-z ]*\n", text)
     assert told is not None
     kept = text[: told.start()] + text[told.end() :]
     assert len(kept) + int(told[1]) == 68_192 * len(LINE % 0), "what is not there was told, to the byte"

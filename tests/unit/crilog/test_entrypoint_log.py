@@ -53,7 +53,7 @@ def test_the_place_outlives_the_process(logs: CommandLogFiles, layout: Layout, t
 
 def test_a_place_that_cannot_be_read_is_an_error_and_not_the_beginning(logs: CommandLogFiles, layout: Layout) -> None:
     Path(layout.container_dir(CONTAINER), "command.pos").write_text("[{")
-    with pytest.raises(ShimError, match="cannot be told"):
+    with pytest.raises(ShimError, match="cannot be read from"):
         logs.read_to(CONTAINER)
 
 

@@ -69,7 +69,7 @@ def test_a_function_at_another_driver_is_refused_unless_it_is_to_be_bound(
     host: FakeSysfs, driver: str, words: str
 ) -> None:
     host.pci(BDF, 9, driver=driver)
-    assert f"is at {words}, not at vfio-pci; bind it (driverctl set-override {BDF} vfio-pci)" in only(faults(host))
+    assert f"is bound to {words}, not vfio-pci; bind it (driverctl set-override {BDF} vfio-pci)" in only(faults(host))
     assert faults(host, bind=True) == []
 
 
@@ -77,7 +77,7 @@ def test_a_group_with_a_busy_neighbour_is_not_viable_and_the_neighbour_is_named(
     host.pci(BDF, 5, driver="vfio-pci")
     host.pci(SIBLING, 5, driver="e1000")
     found = only(faults(host))
-    assert f"shares IOMMU group 5 with {SIBLING}, which is at the driver e1000" in found
+    assert f"shares IOMMU group 5 with {SIBLING}, which is bound to the driver e1000" in found
     assert f"echo {SIBLING} > /sys/bus/pci/devices/{SIBLING}/driver/unbind" in found
 
 
@@ -106,7 +106,7 @@ def test_a_missing_node_says_which_and_why(host: FakeSysfs) -> None:
 def test_vfio_without_an_iommu_is_refused(host: FakeSysfs) -> None:
     host.pci(BDF, 9, driver="vfio-pci")
     host.write("/sys/kernel/iommu_groups/9/name", "vfio-noiommu\n")
-    assert "at VFIO without an IOMMU, which QEMU refuses" in only(faults(host))
+    assert "bound to VFIO without an IOMMU, which QEMU refuses" in only(faults(host))
 
 
 def test_a_physical_function_with_vfs_in_use_is_refused(host: FakeSysfs) -> None:
@@ -114,7 +114,7 @@ def test_a_physical_function_with_vfs_in_use_is_refused(host: FakeSysfs) -> None
     host.pci("0000:3b:02.0", 10, vf_of=BDF)
     found = only(faults(host))
     assert (
-        f"has VFs (1), which it would take along; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
+        f"has VFs (1), which would go with it; grant VFs, or remove them: echo 0 > /sys/bus/pci/devices/{BDF}/sriov_numvfs"
         in found
     )
 
@@ -141,7 +141,7 @@ def test_a_function_of_which_other_devices_were_made_is_refused(host: FakeSysfs,
     """Bound to another driver it would lose them, and another pod may have one."""
     home = host.pci(BDF, 7, driver=driver)
     host.path(f"{home}/{part}").mkdir()
-    assert f"has {part} made of it" in only(faults(host, bind=driver != "vfio-pci"))
+    assert f"has {part} created from it" in only(faults(host, bind=driver != "vfio-pci"))
 
 
 def test_a_bridge_is_refused(host: FakeSysfs) -> None:

@@ -97,7 +97,7 @@ def test_null_is_as_if_it_were_not_there() -> None:
         ({"kind": "9intel/net"}, "kind"),
         ({"devices": []}, "devices"),
         ({"devices": [{"name": "-a", "containerEdits": {}}]}, "devices.0.name"),
-        ({"devices": [{"name": "a", "containerEdits": {}}] * 2}, "device a is there twice"),
+        ({"devices": [{"name": "a", "containerEdits": {}}] * 2}, "device a is listed twice"),
         ({"devices": [{"name": "a", "annotations": {"bdf": "3b.1"}, "containerEdits": {}}]}, "not a PCI address"),
         ({"containerSpec": {}}, "containerSpec: Extra inputs"),
         ({"containerEdits": {"devicenodes": []}}, "containerEdits.devicenodes"),
@@ -232,14 +232,14 @@ def test_of_many_large_specifications_those_that_can_be_understood_in_seconds_ar
         node.write(f"/etc/cdi/{number:02}.json", json.dumps(spec(f"d{number}")) + " " * (MOST_BYTES - 1000))
     found = node.find("intel.com/net-pci=d0", "intel.com/net-pci=d19")
     assert [one.host_path for one in found.nodes] == ["/dev/d0"]
-    assert "/etc/cdi/19.json: past the" in found.faults[0]
+    assert "/etc/cdi/19.json: beyond the" in found.faults[0]
 
 
 def test_an_unknown_device_says_where_was_looked_and_what_could_not_be_used(node: Node) -> None:
     node.write("/etc/cdi/bad.json", spec("x", cdiVersion="9.9.9"))
     (fault,) = node.find("intel.com/net-pci=x").faults
     assert fault.startswith(
-        "CDI: no specification in /etc/cdi and /var/run/cdi describes intel.com/net-pci=x; look whether"
+        "CDI: no specification in /etc/cdi and /var/run/cdi describes intel.com/net-pci=x; check that"
     )
     assert "/etc/cdi/bad.json: cdiVersion" in fault
 
@@ -289,7 +289,7 @@ def test_a_survey_counts_what_can_be_used_and_tells_the_rest(node: Node) -> None
     assert node.directories.survey() == (
         2,
         (
-            "/etc/cdi/c.json: cdiVersion: '7.0.0' is no version that virtshim knows (0.1.0 to 1.1.0)",
+            "/etc/cdi/c.json: cdiVersion: '7.0.0' is not a version that virtshim knows (0.1.0 to 1.1.0)",
             "intel.com/net-pci=x is in /etc/cdi/a.json and /etc/cdi/b.json",
         ),
     )

@@ -72,7 +72,7 @@ def test_a_vfio_cdev_of_a_mediated_device_is_that_and_not_its_parent(host: FakeS
 
 def test_a_vfio_cdev_that_sysfs_does_not_know_is_refused(host: FakeSysfs) -> None:
     host.node("/dev/vfio/devices/vfio1", major=511, minor=1)
-    assert "sysfs knows no device" in refused(host, "/dev/vfio/devices/vfio1")
+    assert "sysfs has no device" in refused(host, "/dev/vfio/devices/vfio1")
 
 
 def test_all_of_dev_vfio_is_some_mediated_device(host: FakeSysfs) -> None:
@@ -126,7 +126,7 @@ def test_a_device_that_may_not_be_read_and_written_is_not_given(host: FakeSysfs,
     host.vfio(17)
     for node in ("/dev/bus/usb/001/002", "/dev/vhost-vdpa-0"):
         host.node(node)
-    assert f"granted with the rights {permissions}, and a VM needs rw" in refused(host, path, permissions)
+    assert f"granted with permissions {permissions}, and a VM needs rw" in refused(host, path, permissions)
 
 
 @pytest.mark.parametrize("permissions", ["w", "m", "wm", "none"])

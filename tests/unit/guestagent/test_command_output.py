@@ -50,7 +50,7 @@ def test_an_exit_code_that_is_none_is_an_error(code):
         ("user bob", InvalidRequest, "bob"),
         ("tool script", WrongState, "util-linux"),
         ("tool setpriv", WrongState, "another user"),
-        ("gibberish", InternalError, "does not say why"),
+        ("gibberish", InternalError, "gave no reason"),
     ],
 )
 def test_why_a_command_cannot_start_is_told_with_the_remedy(words, kind, says):

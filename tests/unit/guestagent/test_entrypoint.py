@@ -117,7 +117,7 @@ def test_why_it_cannot_start_is_told(make_guest, clients, reader):
     begin(clients, shell("true", working_dir="/no/such"))
     news = reader.to_the_end()
     assert (news.code, reader.seen[OUT]) == (None, b"")
-    assert "working directory /no/such is not in the guest" in news.failure
+    assert "the guest has no working directory /no/such" in news.failure
 
 
 def test_an_unknown_user_is_told(make_guest, clients, reader):
@@ -188,7 +188,7 @@ def test_the_directory_is_for_root_alone(make_guest, clients, reader):
 
 def test_a_file_for_its_termination_message_is_there_empty_and_anybodys(guest, clients, reader, tmp_path: Path):
     report = tmp_path / "deeper" / "termination-log"
-    begin(clients, shell(f"ls -l {report}; echo it failed > {report}; exit 1", report=str(report)))
+    begin(clients, shell(f"ls -l {report}; echo it failed > {report}; exit 1", termination_path=str(report)))
     assert reader.to_the_end().code == 1
     assert reader.seen[OUT].startswith(b"-rw-rw-rw-")
     assert clients.care.read_tail(CONTAINER, str(report), 4096, 10) == b"it failed\n"
@@ -197,7 +197,7 @@ def test_a_file_for_its_termination_message_is_there_empty_and_anybodys(guest, c
 def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path: Path):
     old = tmp_path / "old"
     old.write_text("from the attempt before")
-    begin(clients, shell("exit 0", report=str(old)))
+    begin(clients, shell("exit 0", termination_path=str(old)))
     reader.to_the_end()
     assert old.read_text() == ""
 
@@ -205,6 +205,6 @@ def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path
 def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, reader, tmp_path: Path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    begin(clients, shell("exit 0", report=str(fifo)))
+    begin(clients, shell("exit 0", termination_path=str(fifo)))
     assert reader.to_the_end().code == 0
     assert fifo.is_fifo()

@@ -87,7 +87,7 @@ def test_a_line_without_end_is_an_error():
 
 def test_talk_without_end_before_the_first_mark_is_an_error():
     reader = ReplyReader()
-    with pytest.raises(BadReply, match="without end"):
+    with pytest.raises(BadReply, match="keeps sending"):
         flood(reader, MAX_SKIPPED)
 
 

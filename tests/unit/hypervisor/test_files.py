@@ -74,7 +74,7 @@ def test_a_directory_that_qemu_cannot_reach_is_named(tmp_path: Path) -> None:
     closed.mkdir()
     tmp_path.chmod(0o755)
     closed.chmod(0o700)
-    with pytest.raises(InvalidRequest, match="keeps out somebody"):
+    with pytest.raises(InvalidRequest, match="is not accessible to somebody"):
         embed.require_reachable(str(closed), NOBODY)
 
 

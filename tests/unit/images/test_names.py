@@ -157,7 +157,7 @@ def test_what_no_rule_fits_is_not_translated(name: str) -> None:
         ("- a", "mapping"),
         ("1: 2", "mapping"),
         ("prefixx: a", "unknown key 'prefixx'"),
-        ("prefix: 7", "not a text"),
+        ("prefix: 7", "not a string"),
         ("translations: x", "not a list"),
         ("translations: [x]", "entry 1 of translations must be a mapping"),
         ("translations: [{url: x}]", "either a name or a regex"),

@@ -188,7 +188,7 @@ def test_a_manifest_that_is_not_the_digests_is_refused(fake_registry, web, pull,
     name = fake_registry.push("a", {"disk/x": qcow2})
     wanted = f"sha256:{'0' * 64}"
     web.routes[f"/v2/a/manifests/{wanted}"] = web.routes["/v2/a/manifests/latest"]
-    with pytest.raises(InvalidRequest, match=f"wanted is {wanted}"):
+    with pytest.raises(InvalidRequest, match=f"expected {wanted}"):
         pull(f"{name}@{wanted}")
 
 
@@ -233,8 +233,8 @@ DESCRIPTOR = {"digest": f"sha256:{'1' * 64}", "size": 1}
         ({"schemaVersion": 2}, "no list layers"),
         ({"schemaVersion": 2, "layers": []}, "0 layers"),
         ({"schemaVersion": 2, "layers": [DESCRIPTOR] * 200, "config": DESCRIPTOR}, "200 layers"),
-        ({"schemaVersion": 2, "layers": [DESCRIPTOR]}, "no descriptor"),
-        ({"schemaVersion": 2, "layers": ["x"], "config": DESCRIPTOR}, "no descriptor"),
+        ({"schemaVersion": 2, "layers": [DESCRIPTOR]}, "not a descriptor"),
+        ({"schemaVersion": 2, "layers": ["x"], "config": DESCRIPTOR}, "not a descriptor"),
         ({"schemaVersion": 2, "layers": [{"digest": "sha512:1", "size": 1}], "config": DESCRIPTOR}, "not sha256"),
         ({"schemaVersion": 2, "layers": [{**DESCRIPTOR, "size": -1}], "config": DESCRIPTOR}, "without size"),
         (
@@ -271,7 +271,7 @@ def test_an_artifact_is_told_from_an_image(fake_registry, pull, make_tar, config
     [
         (404, NotFound, "does not have it"),
         (403, PermissionRefused, "image pull secret"),
-        (429, Unavailable, "fewer pulls"),
+        (429, Unavailable, "limits the rate of pulls"),
         (500, Unavailable, "HTTP 500"),
     ],
 )

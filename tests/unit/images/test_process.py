@@ -62,7 +62,7 @@ def test_a_signal_is_a_negative_code_and_words_are_printable() -> None:
     done = run(["sh", "-c", "printf 'a\\033[31m\\377b\\nc'; kill -9 $$"], timeout=10)
     assert done.returncode == -9
     assert done.words().isprintable()
-    assert run(["false"], timeout=10).words() == "nothing said, exit code 1"
+    assert run(["false"], timeout=10).words() == "no output, exit code 1"
 
 
 @pytest.mark.parametrize("argv", [["no-such-program-here"], ["/etc/passwd"], ["true", "a\0b"]])

@@ -184,7 +184,7 @@ def test_a_device_of_two_resources_is_given_away_by_neither(directory) -> None:
         wait_until(
             lambda: kubelet.plugins["qat.intel.com/generic"].lists[-1]["0000:3d:01.0"] == "Unhealthy", "and qat is"
         )
-        with pytest.raises(grpc.RpcError, match="belongs to"):
+        with pytest.raises(grpc.RpcError, match="it is in"):
             kubelet.plugins["qat.intel.com/generic"].allocate("0000:3d:01.0")
 
 
@@ -219,7 +219,7 @@ def test_a_plugin_waits_for_its_kubelet_and_outlives_a_refusal(directory) -> Non
         wait_until(lambda: told(logs, "plugin.waits"), "it says that there is no kubelet")
     assert told(logs, "plugin.waits")[0] == (
         "qat.intel.com/generic",
-        f"{directory}/kubelet.sock is not there: kubelet does not run",
+        f"{directory}/kubelet.sock is not there: kubelet is not running",
     )
     try:
         kubelet.refuse = "the runtime is not ready"

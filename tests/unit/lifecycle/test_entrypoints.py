@@ -290,7 +290,7 @@ def test_what_it_wrote_as_its_last_words_is_kubelets_before_it_has_ended(world: 
 
 
 def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
-    world.journal.fail("care.read_tail", DeadlineExceeded("the guest agent broke off"))
+    world.journal.fail("care.read_tail", DeadlineExceeded("the connection to the guest agent broke"))
     world.outside.guests.tell(0, said(1, "", code=0))
     container = with_command(world, **TERMINATION)
     world.start(container)

@@ -73,7 +73,7 @@ def test_after_a_failure_it_moves_again(world: World, call: str) -> None:
 
 def test_a_guest_that_does_not_answer_is_asked_until_it_does(world: World) -> None:
     _, container = world.running()
-    world.journal.fail("care.thaw", Unavailable("the guest agent broke off"), times=5)
+    world.journal.fail("care.thaw", Unavailable("the connection to the guest agent broke"), times=5)
     checkpoint(world, container)
     eventually(lambda: moves_again(world, container))
     assert world.journal.count("care.thaw") == 6
@@ -94,7 +94,7 @@ def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
     world.journal.fail("care.thaw", Unavailable("the VM has ended"), times=1000)
     checkpoint(world, container)
     world.stop(container)
-    eventually(lambda: not world.app.care._threads)
+    eventually(lambda: not world.app.freezer._threads)
 
 
 # A process that dies takes its threads along.
@@ -104,7 +104,7 @@ def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
 def test_wherever_the_process_dies_the_next_one_thaws(world: World, call: str, when: When) -> None:
     _, container = world.running()
     checkpoint(world, container)
-    eventually(lambda: not world.app.care._threads)
+    eventually(lambda: not world.app.freezer._threads)
     steps = world.journal.calls
     at = steps[steps.index("archives.begin") - 1 :].index(call) + 1
     world.journal.crash(at, when)

@@ -23,7 +23,7 @@ OFF = Power.OFF
         (PowerState(Power.CRASHED), 1, ExitReason.ERROR, "the guest panicked"),
         (PowerState(OFF, OffReason.DESTROYED), 137, ExitReason.ERROR, "from outside"),
         (PowerState(OFF, OffReason.FAILED), 137, ExitReason.ERROR, "QEMU ended unexpectedly"),
-        (PowerState(OFF, OffReason.UNKNOWN), 255, ExitReason.UNKNOWN, "nobody knows how"),
+        (PowerState(OFF, OffReason.UNKNOWN), 255, ExitReason.UNKNOWN, "for an unknown reason"),
         (PowerState(Power.ABSENT), 255, ExitReason.UNKNOWN, "gone from libvirt"),
     ],
 )

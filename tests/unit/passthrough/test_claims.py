@@ -230,7 +230,7 @@ def test_its_memory_does_not_change(world: World) -> None:
 
 def test_a_pod_that_asks_for_room_to_grow_is_told(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations={"virtshim.io/max-memory": "4Gi"}))
-    with pytest.raises(InvalidRequest, match="devices of the host cannot grow"):
+    with pytest.raises(InvalidRequest, match="host devices cannot grow"):
         make(world, sandbox=sandbox)
 
 

@@ -111,7 +111,7 @@ def test_a_dropped_listener_makes_room_for_another(announcer: Announcer, monkeyp
 
 def test_one_listener_too_many_is_refused_until_another_closes(announcer: Announcer) -> None:
     first, _, _ = (announcer.subscribe() for _ in range(3))
-    with pytest.raises(ResourceExhausted, match="3 clients follow events already"):
+    with pytest.raises(ResourceExhausted, match="3 clients already follow events"):
         announcer.subscribe()
     first.close()
     assert announcer.subscribe()

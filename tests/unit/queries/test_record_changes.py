@@ -87,7 +87,7 @@ def test_a_running_container_that_is_removed_has_stopped_first_with_its_exit(
     for change in (stopped, deleted):
         (last,) = change.containers
         assert last.exit is not None
-        assert (last.exit.code, last.exit.message) == (137, "killed: it was removed while it ran")
+        assert (last.exit.code, last.exit.message) == (137, "killed: it was removed while running")
 
 
 def test_a_guest_that_ends_by_itself_is_an_event_without_any_call(world: World, listener: Subscription) -> None:

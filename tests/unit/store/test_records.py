@@ -303,7 +303,7 @@ def test_a_damaged_database_is_an_error_and_not_an_empty_node(records: SqliteRec
         ("sandboxes", "json_set(document, '$[0].id.value', hex(zeroblob(32)))", "another id"),
         ("containers", "json_set(document, '$[0].created_at', 'late')", "created_at"),
         ("containers", "json_set(document, '$[0].id.value', 'short')", "id"),
-        ("containers", "x'ff00'", "no text"),
+        ("containers", "x'ff00'", "not text"),
         ("containers", "cast(x'22ff22' as text)", "unreadable"),
         ("images", "'[]'", "image"),
         ("borrowed", "json_remove(document, '$[0].driver')", "driver"),

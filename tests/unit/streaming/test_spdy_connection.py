@@ -165,7 +165,7 @@ def block_of(plain: bytes) -> bytes:
         (block_of(numbers(1, 1) + b"a" + numbers(9) + b"b"), "cut short"),
         (block_of(numbers(1, 0, 0)), "without a name"),
         (block_of(plain_block({"a": "1", "A": "2"})), "twice"),
-        (block_of(plain_block({"a": "1"}) + b"!"), "left behind"),
+        (block_of(plain_block({"a": "1"}) + b"!"), "trailing bytes"),
         (block_of(plain_block({"a": "x" * MOST_BYTES})), "more than 1048576"),
     ],
 )

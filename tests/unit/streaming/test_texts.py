@@ -106,4 +106,4 @@ def test_a_client_reads_the_end_as_it_was_told(outcome):
 
 @pytest.mark.parametrize("told", [b"\xff", b"[]", b"{}", b'{"status":"Failure","details":[]}'])
 def test_an_end_told_in_nonsense_is_a_failure(told):
-    assert "no sense" in from_status(told).message
+    assert "unreadable" in from_status(told).message

@@ -86,7 +86,7 @@ def test_a_file_under_anothers_name_is_not_believed(ledger: Ledger) -> None:
     ledger.write(ENTRY)
     other = "f" * 64
     os.rename(ledger.path(SANDBOX), ledger.path(other))
-    with pytest.raises(NetError, match="another sandbox"):
+    with pytest.raises(NetError, match="not the sandbox"):
         ledger.read(other)
 
 

@@ -108,7 +108,7 @@ def test_a_request_without_a_usable_time_limit_is_refused(run, timeout: object) 
         protocol.send_frame(conn, {"v": 1, "id": 1, "verb": "x", "timeout": timeout, "args": {}})
         received = protocol.recv_frame(conn)
     assert received is not None
-    assert received[0]["error"] == {"kind": "invalid", "message": "timeout: a positive number of seconds is wanted"}
+    assert received[0]["error"] == {"kind": "invalid", "message": "timeout: must be a positive number of seconds"}
 
 
 def test_garbage_is_told_and_ends_the_connection(run) -> None:

@@ -21,7 +21,7 @@ from virtshim.domain.guest.ssh_key import parse_keys
 from virtshim.domain.vm import CpuModel, DiskBus
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
-# Its pods' port 5900 is a VM's screen.
+# Port 5900 of a pod with it is its VM's VNC server.
 SCREEN: Final = "virtshim.io/vnc"
 FORWARD: Final = "virtshim.io/forward"
 
@@ -142,7 +142,7 @@ def _command(options: VmOptions, text: str) -> VmOptions:
 
 
 def _screen(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, screen=_flag(text))
+    return dataclasses.replace(options, vnc=_flag(text))
 
 
 def _forward(options: VmOptions, text: str) -> VmOptions:
@@ -181,8 +181,8 @@ def _root_size(options: VmOptions, text: str) -> VmOptions:
 def _root_disk(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "container", "pod"):
         raise InvalidRequest(
-            f"{_shown(text)} is not a life of a root disk; write pod to keep it for the pod's life, or remove it for a "
-            "fresh one at each start"
+            f"{_shown(text)} is not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a "
+            "new one at each start"
         )
     return dataclasses.replace(options, keep_root_disk=text == "pod")
 
@@ -235,7 +235,7 @@ def _ssh_keys(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, ssh_keys=parse_keys(text))
 
 
-# --- what is not there yet: checked, then refused --------------------------------------------------------------------
+# --- not supported yet: checked, then refused --------------------------------------------------------------------
 
 
 def _not_yet(feature: str, remedy: str) -> InvalidRequest:

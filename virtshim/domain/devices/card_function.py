@@ -1,4 +1,4 @@
-"""A PCI function of the host as it is now, for people: its driver, and what its owner has set for it on its network card."""
+"""A PCI function of the host as it is now, for display: its driver, and the settings that its network card has for it."""
 
 from __future__ import annotations
 

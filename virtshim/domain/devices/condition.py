@@ -1,4 +1,4 @@
-"""What is known against a PCI function of the host, between the VM that had it and the next. Values only; no I/O."""
+"""Known faults of a PCI function of the host, between the VM that had it and the next one. Values only; no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from virtshim.domain.devices.granted import PciAddress, PciFunction
 
 @dataclass(frozen=True, slots=True)
 class DeviceCondition:
-    """`reset_failed_at`: nanoseconds since the epoch; 0: its last reset worked. `error`: what that failure said. `fatal`: the
+    """`reset_failed_at`: nanoseconds since the epoch; 0: its last reset worked. `error`: that failure's message. `fatal`: the
     fatal errors that were counted when it was last reset, which are over since."""
 
     address: PciAddress
@@ -28,7 +28,7 @@ class DeviceCondition:
 
     @property
     def fault(self) -> str:
-        """Why no VM gets it, for people, to go on after the device's name; "" if nothing is known against it."""
+        """Why no VM gets it, as the predicate of a sentence about the device; "" if no fault is known."""
         if not self.reset_failed_at:
             return ""
         at = dt.datetime.fromtimestamp(self.reset_failed_at // 10**9, dt.UTC)
@@ -44,6 +44,6 @@ class DeviceCondition:
 
 DOES_NOT_ANSWER = "does not answer: its configuration space reads as all ones"
 WAKE_IT = (
-    "look at the kernel's log; remove it and look for it again (echo 1 > /sys/bus/pci/devices/{address}/remove, then "
+    "check the kernel log; remove it and rescan the bus (echo 1 > /sys/bus/pci/devices/{address}/remove, then "
     "echo 1 > /sys/bus/pci/rescan), or power-cycle the node"
 )

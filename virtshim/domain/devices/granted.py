@@ -1,6 +1,6 @@
 """Devices that kubelet granted to a container, and what of them reaches the VM. Values only; no I/O.
 
-A device node, a CDI name and a pod-resources entry are authority: kubelet, or the device plugin that it asked, wrote them.
+A device node, a CDI name and a pod-resources entry are authoritative: kubelet, or the device plugin it asked, wrote them.
 An environment variable is a hint: a pod's author can write `PCIDEVICE_X` as well as a plugin can.
 """
 
@@ -50,7 +50,7 @@ class CriDevice:
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
     """What CreateContainer says about devices. `cdi`: fully qualified names, from the field and from the container's own
-    annotations (never the pod's, which its author writes). `envs`: hints about order, no more; the values
+    annotations (never the pod's, which its author writes). `envs`: hints about order, nothing more; the values
     of a variable that is there twice are joined by a comma."""
 
     namespace: str
@@ -148,7 +148,7 @@ class GrantedDevices:
 
     @property
     def pins_memory(self) -> bool:
-        """Whether a device reaches the guest's memory by itself: then all of it is in use from the start, and none can be
+        """Whether a device reaches the guest's memory by DMA: then all of it is pinned from the start, and none can be
         taken back."""
         return any(not isinstance(device, UsbDevice) for device in self.passthrough)
 

@@ -1,7 +1,7 @@
-"""Where the guest finds the devices of the host that it was given. Pure.
+"""Where the guest finds the host devices that it was given. Pure.
 
 Each device on PCI has a root port of its own, made before all others: firmware and kernel number buses in the order of the
-ports, so the k-th device is `0000:0k:00.0`, known before the VM is there. What tells the guest of addresses can so be written
+ports, so the k-th device is `0000:0k:00.0`, known before the VM is there. What tells the guest of addresses can be written
 in its own ones.
 """
 
@@ -30,7 +30,7 @@ _LONGEST_SERIAL: Final = 20
 
 
 class _UnknownAddress(Exception):
-    """A PCI address of the host that is none of this guest's devices."""
+    """A host PCI address that belongs to none of this guest's devices."""
 
 
 def refuse_too_many(granted: GrantedDevices) -> None:

@@ -1,4 +1,4 @@
-"""Which PCI functions of a node are offered to kubelet as which resource, and in what order they are best given away. Pure."""
+"""Which PCI functions of a node are offered to kubelet as which resource, and in which order they are best allocated. Pure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A resource of this node and what belongs to it: what all the criteria that are set say yes to.
+    """A resource of this node and what belongs to it: the functions that match all criteria that are set.
 
     `resource`: domain/name, as pods ask for it. `devices`: device ids of the `vendor`. `drivers`: those that a function may
-    be bound to now, empty for VFIO's; what matches but for its driver is offered as unhealthy, so that somebody notices.
+    be bound to now, empty for VFIO's; what matches except for its driver is offered as unhealthy, so that it is noticed.
     """
 
     resource: str
@@ -48,7 +48,7 @@ class Pool:
     addresses: frozenset[PciAddress] = frozenset()
     functions: Literal["any", "virtual", "physical"] = "any"
 
-    def wants(self, facts: Candidate) -> bool:
+    def matches(self, facts: Candidate) -> bool:
         return (
             (not self.vendor or facts.vendor == self.vendor)
             and (not self.devices or facts.device in self.devices)
@@ -74,8 +74,8 @@ def socket_of(resource: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One device of a resource: an IOMMU group, since a group cannot be shared out. `functions`: those of the group that
-    the pool wants, in order. `fault`: why it cannot be given away now, "" if it can."""
+    """One device of a resource: an IOMMU group, since a group cannot be split. `functions`: those of the group that
+    the pool wants, in order. `fault`: why it cannot be allocated now, "" if it can."""
 
     functions: tuple[PciAddress, ...]
     group: int | None
@@ -97,7 +97,7 @@ def offers(pool: Pool, node: Iterable[Candidate]) -> tuple[Offer, ...]:
     grouped: dict[object, list[Candidate]] = {}
     busy: dict[int | None, list[Candidate]] = {}
     for facts in sorted(node, key=lambda facts: facts.address):
-        if pool.wants(facts):
+        if pool.matches(facts):
             grouped.setdefault(facts.address if facts.group is None else facts.group, []).append(facts)
         elif facts.is_busy and facts.group is not None:
             busy.setdefault(facts.group, []).append(facts)
@@ -108,7 +108,7 @@ def _offer(pool: Pool, members: Sequence[Candidate], busy: Sequence[Candidate]) 
     """`busy`: others of the group."""
     faults = [fault for fault in (_fault(pool, facts) for facts in members) if fault]
     faults += (
-        f"IOMMU group {facts.group} has {facts.address} too, which is bound to {facts.driver}: bind that to vfio-pci or unbind it"
+        f"IOMMU group {facts.group} has {facts.address} too, which is bound to {facts.driver}: bind it to vfio-pci or unbind it"
         for facts in busy
     )
     first = members[0]
@@ -121,18 +121,18 @@ def _fault(pool: Pool, facts: Candidate) -> str:
     if facts.trouble:
         return f"{facts.address} {facts.trouble}"
     if facts.group is None:
-        return f"{facts.address} has no IOMMU group: switch the IOMMU on in firmware and kernel (intel_iommu=on)"
+        return f"{facts.address} has no IOMMU group: enable the IOMMU in firmware and kernel (intel_iommu=on)"
     if not (facts.driver in pool.drivers if pool.drivers else facts.is_vfio):
         bound = f"bound to {facts.driver}" if facts.driver else "bound to no driver"
         return f"{facts.address} is {bound}, not to {' or '.join(sorted(pool.drivers)) or 'vfio-pci'}"
     if not facts.has_node:
-        return f"/dev/vfio/{facts.group} is not there: load vfio-pci, and look at the kernel's log"
+        return f"/dev/vfio/{facts.group} does not exist: load vfio-pci and check the kernel log"
     return ""
 
 
 def overlap(pools: Mapping[str, Sequence[Offer]]) -> Mapping[str, str]:
     """Groups that two resources offer, as text "0000:3b:00.1": "a/x and b/y". kubelet counts each resource by itself, and
-    would give the same device away twice."""
+    would allocate the same device twice."""
     by_group: dict[str, list[str]] = {}
     for resource, offered in pools.items():
         for offer in offered:
@@ -141,7 +141,7 @@ def overlap(pools: Mapping[str, Sequence[Offer]]) -> Mapping[str, str]:
 
 
 def preferred(offered: Sequence[Offer], available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
-    """Ids that are best given away together: those that must be, then all of one NUMA node if that many are there, of the
+    """Ids that are best allocated together: the required ones, then all of one NUMA node if it has that many, of the
     node with the fewest left over, so that the big nodes stay whole; by address within."""
     chosen = list(dict.fromkeys(must))
     numa = {offer.id: offer.numa for offer in offered}

@@ -1,4 +1,4 @@
-"""A command to run inside a container's guest, and what came of it. No I/O."""
+"""A command to run inside a container's guest, and its result. No I/O."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def exec_port(number: int) -> str:
-    """What the guest knows the virtio-serial port by; `Layout.exec_socket` is its other end."""
+    """The name of the virtio-serial port in the guest; `Layout.exec_socket` is its other end."""
     return f"virtshim.exec.{number}"
 
 
 @dataclass(frozen=True, slots=True)
 class GuestCommand:
     """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
-    command: `report` is a file that is made for it to write its termination message to ("" for none); `stdin` and `tty` say
+    command: `report` is a file made for its termination message ("" for none); `stdin` and `tty` say
     whether it has an input, which stays open, and a terminal."""
 
     argv: tuple[str, ...]
@@ -37,7 +37,7 @@ class GuestCommand:
         if not self.argv or not self.argv[0]:
             raise InvalidRequest("the command is empty")
         if any("\0" in word for word in (*self.argv, self.working_dir, self.user.user)):
-            raise InvalidRequest("the command, its directory or its user holds a NUL character")
+            raise InvalidRequest("the command, its directory or its user contains a NUL character")
 
     def __repr__(self) -> str:  # arguments and variables may hold passwords
         return f"GuestCommand({self.argv[0][:80]!r}, {len(self.argv) - 1} arguments)"
@@ -53,7 +53,7 @@ class CommandResult:
 
 
 def own_command(container: Container) -> GuestCommand:
-    """The container's own."""
+    """The container's entrypoint."""
     file = termination_file(container.config.annotations, container.config.mounts)
     config = container.config
     return dataclasses.replace(
@@ -65,8 +65,8 @@ def own_command(container: Container) -> GuestCommand:
 
 
 def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:
-    """The command with what the container's configuration says of environment (with the guest's addresses of devices),
-    directory and user."""
+    """The command with the container's configured environment (with the devices' addresses in the guest),
+    working directory and user."""
     config = container.config
     wanted = dict(guest_view.environment(config.envs, container.granted))
     envs = {"PATH": _PATH}

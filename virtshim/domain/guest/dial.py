@@ -1,4 +1,4 @@
-"""A TCP connection inside a guest, made by what its image has. Pure."""
+"""A TCP connection inside a guest, made with the tools of its image. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container's own command in its guest: what it said since somebody last asked. No I/O."""
+"""A container's entrypoint in its guest: its output since the last poll, and its exit. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from virtshim.domain.guest.streaming import Output
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far one stream has been read. The guest keeps it in numbered pieces; `over`: there will be no more of it."""
+    """How far one stream has been read. The guest keeps it in numbered pieces; `over`: it is at its end."""
 
     piece: int = 0
     offset: int = 0
@@ -30,7 +30,7 @@ class ReadTo:
 @dataclass(frozen=True, slots=True)
 class News:
     """`code`: the command itself has ended with it (128 + n if signal n ended it); others may still hold its streams. `failure`:
-    why it could not start. Both come again with each answer."""
+    why it could not start. Both are repeated in each answer."""
 
     output: tuple[Output, ...]
     read_to: ReadTo
@@ -51,7 +51,7 @@ def ending_of(news: News, at: int) -> Exit:
 
 
 def failed_start(why: str, at: int) -> Exit:
-    """As containerd tells of a command that it could not start."""
+    """As containerd reports a command that it could not start."""
     return Exit(128, ExitReason.START_ERROR, at, f"the container's command could not be started: {why}")
 
 
@@ -60,5 +60,5 @@ def lost(at: int) -> Exit:
         255,
         ExitReason.ERROR,
         at,
-        "the container's command was lost: the guest was restarted, or something there killed it",
+        "the container's command is gone: the guest rebooted, or something in it killed the command",
     )

@@ -1,4 +1,4 @@
-"""What a caller may stream to and from a container or a pod: requests, and what a session brings. No I/O."""
+"""What a caller may stream to and from a container or a pod: requests, and the items of a session. No I/O."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Streams:
 
     def __post_init__(self) -> None:
         if self.tty and self.stderr:
-            raise InvalidRequest("tty and stderr together: a terminal has one output; ask for stdout alone")
+            raise InvalidRequest("tty and stderr together: a terminal has one output; request stdout alone")
         if not (self.stdin or self.stdout or self.stderr):
-            raise InvalidRequest("no stream is asked for: one of stdin, stdout and stderr must be")
+            raise InvalidRequest("no stream requested: request at least one of stdin, stdout and stderr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttachStreams:
-    """`stdin_once`: the container's input ends for good when the first client that has it closes it or leaves. `own_command`: to
+    """`stdin_once`: the container's input ends for good when the first client that has it closes or leaves. `own_command`: to
     the streams of the container's own command, not to the console."""
 
     container: ContainerId
@@ -81,7 +81,7 @@ class ForwardRequest:
     def __post_init__(self) -> None:
         for port in self.ports:
             if not 1 <= port <= 65535:
-                raise InvalidRequest(f"port {port}: 1 to 65535 wanted")
+                raise InvalidRequest(f"port {port}: 1 to 65535 expected")
 
 
 StreamRequest = ExecRequest | AttachStreams | ForwardRequest

@@ -1,4 +1,4 @@
-"""A container's last words: the file that kubelet shows, in the pod's status, when the container has ended. No I/O."""
+"""A container's termination message: the file that kubelet shows in the pod's status. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of a guest may be called."""
+"""Valid names of a guest's users."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 def check_user(name: str) -> None:
     """Raises InvalidRequest."""
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{name[:80]!r} is not the name of a user; letters, digits, '_', '.' and '-' are wanted")
+        raise InvalidRequest(f"{name[:80]!r} is not a user name; use letters, digits, '_', '.' and '-'")

@@ -1,4 +1,4 @@
-"""Number and model of the CPUs, the clock, and what libvirt is told of a VM's cgroup where it manages it. Pure."""
+"""Number and model of the CPUs, the clock, and cgroup settings of a VM where libvirt manages its cgroup. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Elemen
     """`count` from the start, `most` later. `cpuset` pins them where libvirt manages cgroups; elsewhere the VM's own
     cgroup does."""
     if not 1 <= count <= most <= MOST_VCPUS:
-        raise InvalidRequest(f"{count} vCPUs of {most}: 1 to {MOST_VCPUS} wanted")
+        raise InvalidRequest(f"{count} vCPUs of {most}: must be 1 to {MOST_VCPUS}")
     element = etree.Element("vcpu", placement="static")
     if cpuset and cgroups is not Cgroups.OFF:
         element.set("cpuset", cpuset)
@@ -86,7 +86,7 @@ def clock() -> etree._Element:
 
 
 def tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
-    """`<cputune>`; None if there is nothing to say. Limits are for the whole VM, QEMU's own threads included."""
+    """`<cputune>`; None if there is nothing to set. They hold for the whole VM, QEMU's own threads included."""
     if cgroups is Cgroups.OFF:
         return None
     element = etree.Element("cputune")

@@ -2,7 +2,7 @@
 
 Choices, each for a reason:
 
-- `cache='writeback'` said aloud: the guest's flushes are honoured, so nothing is lost that the guest was told
+- `cache='writeback'` is explicit: the guest's flushes are honoured, so nothing is lost that the guest was told
   is safe, and the shared base image stays in the host's page cache once instead of being read again for every
   pod (`none` would go round it, and fails at start on file systems without O_DIRECT).
 - `discard='unmap'`: space freed in the guest is freed on the host. Not for read-only disks.

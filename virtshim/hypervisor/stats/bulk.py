@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 Read = Callable[[], Mapping[uuid.UUID, Stats]]
 
-# No interface numbers: the NICs come by descriptor, libvirt does not know of them.
+# No interface statistics: NICs are passed as file descriptors, libvirt does not know of them.
 _GROUPS: Final = (
     libvirt.VIR_DOMAIN_STATS_STATE
     | libvirt.VIR_DOMAIN_STATS_CPU_TOTAL

@@ -112,14 +112,14 @@ class SpdyConnection:
             case frames.GoAway():
                 return [GoneAway()]
             case frames.SynReply():
-                raise SpdyError("SYN_REPLY for a stream that was never opened from here")
+                raise SpdyError("SYN_REPLY for a stream that the server did not open")
             case frames.Ignored():
                 return []
 
     def _opened(self, frame: frames.SynStream) -> list[Event]:
         headers = self._reader.read(frame.block)
         if frame.stream % 2 == 0 or frame.stream <= self._last:
-            raise SpdyError(f"stream id {frame.stream} after {self._last}: odd and rising ids are wanted")
+            raise SpdyError(f"stream id {frame.stream} after {self._last}: ids must be odd and rising")
         self._last = frame.stream
         if self._leaving or len(self._streams) >= self._most_streams:
             self._out.append(frames.rst_stream(frame.stream, Status.REFUSED_STREAM))

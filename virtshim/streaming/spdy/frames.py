@@ -152,7 +152,7 @@ class Decoder:
             return self._rest_of_data()
         version = (first >> 16) & 0x7FFF
         if version != VERSION:
-            raise SpdyError(f"control frame of SPDY version {version}; {VERSION} is spoken here")
+            raise SpdyError(f"control frame of SPDY version {version}; only {VERSION} is supported")
         if length > MOST_CONTROL_BYTES:
             raise SpdyError(f"control frame of {length} bytes; {MOST_CONTROL_BYTES} at most")
         if len(self._buffer) < _HEAD + length:
@@ -187,7 +187,7 @@ def _control(kind: int, flags: int, payload: bytes) -> Frame:
 def _numbers(layout: str, kind: int, payload: bytes, *, exact: bool = False) -> tuple[int, ...]:
     size = struct.calcsize(layout)
     if len(payload) < size or (exact and len(payload) != size):
-        raise SpdyError(f"{Type(kind).name} frame of {len(payload)} bytes; {size} wanted")
+        raise SpdyError(f"{Type(kind).name} frame of {len(payload)} bytes; expected {size}")
     return struct.unpack_from(layout, payload)
 
 

@@ -57,10 +57,10 @@ def _parse(plain: bytes) -> dict[str, str]:
         name, at = _text(plain, at)
         value, at = _text(plain, at)
         if not name or name.lower() in headers:
-            raise SpdyError("a header without a name, or one that is there twice")
+            raise SpdyError("a header without a name, or one given twice")
         headers[name.lower()] = value
     if at != len(plain):
-        raise SpdyError("bytes are left behind the last header")
+        raise SpdyError("trailing bytes after the last header")
     return headers
 
 

@@ -98,9 +98,9 @@ def test_addresses_of_an_interface_that_is_not_named_are_the_records_own() -> No
     [
         ({"kind": "other"}, "kind"),
         ({"kind": None}, "kind"),
-        ({"containerId": OTHER}, "another attachment"),
-        ({"networkName": "slow"}, "another attachment"),
-        ({"ifName": "net2"}, "another attachment"),
+        ({"containerId": OTHER}, "not the attachment"),
+        ({"networkName": "slow"}, "not the attachment"),
+        ({"ifName": "net2"}, "not the attachment"),
         ({"ifName": "../net1"}, "interface name"),
         ({"ifName": ""}, "interface name"),
         ({"conf": "%%%"}, "base64"),

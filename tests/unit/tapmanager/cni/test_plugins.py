@@ -209,8 +209,8 @@ def test_try_again_later_is_told_as_unavailable(place: Place) -> None:
         ("echo boom >&2; exit 3", "failed at ADD: boom"),
         ("exit 3", "exit status 3"),
         ("kill -9 $$", "killed by signal 9"),
-        ("echo '[1]'", "no object"),
-        ("true", "no JSON result"),
+        ("echo '[1]'", "did not return a JSON object"),
+        ("true", "did not return JSON"),
         ("head -c 100000 /dev/zero; exit 1", "failed at ADD"),
     ],
 )

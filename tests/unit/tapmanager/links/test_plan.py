@@ -283,5 +283,5 @@ def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
 def test_an_interface_that_is_nowhere_is_refused_with_what_is_missing() -> None:
     found = result(interfaces=[{"name": "net1", "sandbox": SANDBOX}], ips=[{"address": "10.1.0.7/24", "interface": 0}])
     assert functions(found, among={}, drivers={}) == ()
-    with pytest.raises(NetError, match="which PCI device it is"):
+    with pytest.raises(NetError, match="its PCI device is not known"):
         planned(found)
