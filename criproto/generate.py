@@ -38,7 +38,7 @@ CONTRACTS = (
     Contract("api.proto", "runtime_v1"),
     Contract("deviceplugin.proto", "deviceplugin_v1beta1"),
     Contract("podresources.proto", "podresources_v1"),
-    Contract("people.proto", "people_v1"),
+    Contract("admin.proto", "admin_v1"),
 )
 
 

@@ -11,16 +11,16 @@ import threading
 from functools import partial
 
 from tapmanager import sdnotify, server, settings, verbs
-from tapmanager.attachments import Attachments, Limits
-from tapmanager.cgroups.tree import VmGroups, hierarchies
-from tapmanager.cni.plugins import Cni
+from tapmanager.attachments import Attachments, AttachmentSettings
+from tapmanager.cgroups.tree import VmCgroups, hierarchies
+from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import NetError
 from tapmanager.ledger import Ledger
 from tapmanager.links import netns
 from tapmanager.settings import QemuUser, Settings
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
 
@@ -28,7 +28,7 @@ log = logging.getLogger("tapmanager")
 
 # Requests in work get this long at a stop, in seconds; systemd's own limit is 90.
 _DRAIN = 20.0
-_LOOK_EVERY = 5.0
+_HEALTH_INTERVAL = 5.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,15 +60,15 @@ def _run(chosen: Settings) -> int:
         _lock(chosen, held)
         dhcp = DhcpServer()
         drivers, card_links = PciDrivers(), NetlinkHostLinks()
-        functions = NicFunctions(drivers, card_links, CardSide(card_links))
+        functions = NicFunctions(drivers, card_links, PhysicalFunctions(card_links))
         attachments = _attachments(chosen, user, dhcp, functions)
         listener = sdnotify.activated_socket(os.environ, os.getpid())
         activated = listener is not None
         listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
         dhcp.start()
         attachments.recover()
-        owned = verbs.Owned(attachments, VmGroups(hierarchies()), drivers, functions)
-        serving = server.Server(listener, partial(verbs.perform, owned), user.uid)
+        resources = verbs.HostResources(attachments, VmCgroups(hierarchies()), drivers, functions)
+        serving = server.Server(listener, partial(verbs.perform, resources), user.uid)
         serving.start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
         sdnotify.notify(os.environ, "READY=1")
@@ -96,15 +96,15 @@ def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer, functions: 
     ledger = Ledger(chosen.state_dir)
     ledger.prepare()
     netns.prepare_dir(chosen.netns_dir)
-    cni = Cni(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
-    limits = Limits(chosen.netns_dir, chosen.cni_bin_dir, user.uid or 0, chosen.undo_timeout)
+    cni = CniPlugins(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
+    limits = AttachmentSettings(chosen.netns_dir, chosen.cni_bin_dir, user.uid or 0, chosen.undo_timeout)
     return Attachments(ledger, cni, dhcp, limits, functions)
 
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:
     """Until a signal comes; False if one of the threads everything hangs on died, so that systemd starts us again."""
     every = sdnotify.watchdog_seconds(os.environ, os.getpid())
-    while not stop.wait(every or _LOOK_EVERY):
+    while not stop.wait(every or _HEALTH_INTERVAL):
         if not (serving.is_alive() and dhcp.is_alive()):
             log.error("tapmanager.broken accept=%s dhcp=%s", serving.is_alive(), dhcp.is_alive())
             return False

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from tapmanager import protocol
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni import delegate_records
-from tapmanager.cni.plugins import Cni
+from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
 from tapmanager.dhcp import server as dhcp_server
 from tapmanager.dhcp.lease_plan import Lease, lease_for
@@ -54,7 +54,7 @@ DEL_READS_ADDRESSES = frozenset({"bridge", "ptp", "portmap", "firewall", "bandwi
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AttachmentSettings:
     """`tap_owner` is the uid of QEMU; `undo_timeout`, in seconds, is what clean-up after a failed attach may take: it has a
     limit of its own, for the caller's may be what ran out."""
 
@@ -97,7 +97,12 @@ class Attachments:
     """Thread-safe. Errors: NetError; OSError where the kernel refuses what it should not."""
 
     def __init__(
-        self, ledger: Ledger, cni: Cni, dhcp: dhcp_server.DhcpServer, limits: Limits, functions: NicFunctions
+        self,
+        ledger: Ledger,
+        cni: CniPlugins,
+        dhcp: dhcp_server.DhcpServer,
+        limits: AttachmentSettings,
+        functions: NicFunctions,
     ) -> None:
         self._ledger = ledger
         self._cni = cni
@@ -155,16 +160,16 @@ class Attachments:
         be going; it is left out."""
         found = {}
         for sandbox in self._ledger.sandboxes():
-            if self._what_is_gone(sandbox):
+            if self._missing_part(sandbox):
                 with (
                     contextlib.suppress(NetError),
                     self._locks.holding(sandbox, min(until, time.monotonic() + _BUSY_POLL)),
                 ):
-                    if gone := self._what_is_gone(sandbox):
+                    if gone := self._missing_part(sandbox):
                         found[sandbox] = gone
         return found
 
-    def _what_is_gone(self, sandbox: str) -> str:
+    def _missing_part(self, sandbox: str) -> str:
         try:
             entry = self._ledger.read(sandbox)
             if entry is None or entry.phase is not Phase.ATTACHED:
@@ -202,7 +207,7 @@ class Attachments:
             fetch_key=secrets.token_hex(32),
         )
         self._cni.require_plugins(entry.conf, entry.bin_dirs)
-        self._refuse_twin(entry)
+        self._refuse_id_collision(entry)
         self._ledger.write(entry)
         try:
             netns.delete(entry.netns)  # a stray of that name has no record: nothing else can own it
@@ -223,7 +228,7 @@ class Attachments:
         log.info("pod.attached sandbox=%s ips=%s nics=%d", pod.sandbox, ",".join(attached.ips), len(attached.nics))
         return attached
 
-    def _refuse_twin(self, entry: Entry) -> None:
+    def _refuse_id_collision(self, entry: Entry) -> None:
         """Names are made of 80 bits of the id; two ids that share them would share a namespace."""
         short = entry.pod.sandbox[:20]
         for other in self._ledger.sandboxes():
@@ -290,12 +295,12 @@ class Attachments:
     def _tear_down(self, entry: Entry, until: float) -> None:
         sandbox = entry.pod.sandbox
         if entry.phase is not Phase.RELEASING:
-            self._note_releasing(entry)
+            self._record_releasing(entry)
         self._dhcp.forget(sandbox)
-        alive = self._as_plugins_left_it(entry)
+        alive = self._restore_links(entry)
         functions = give_all_back(self._functions, entry.functions, entry.netns if alive else "")
         if functions != entry.functions:
-            self._note_releasing(entry := dataclasses.replace(entry, functions=functions))
+            self._record_releasing(entry := dataclasses.replace(entry, functions=functions))
         # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
         try:
             self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
@@ -308,7 +313,7 @@ class Attachments:
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
 
-    def _as_plugins_left_it(self, entry: Entry) -> bool:
+    def _restore_links(self, entry: Entry) -> bool:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
         alive = netns.exists(entry.netns)
         work = pod_links.restore
@@ -317,23 +322,23 @@ class Attachments:
             log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
             netns.delete(entry.netns)
             netns.create(entry.netns)
-            alive, work = True, pod_links.stand_in
+            alive, work = True, pod_links.make_substitutes
         if alive and entry.nics:
             for trouble in netns.run_inside(entry.netns, lambda: work(entry.nics)):
                 log.warning("pod.link_not_restored sandbox=%s error=%s", entry.pod.sandbox, trouble)
         return alive
 
-    def _note_releasing(self, entry: Entry) -> None:
+    def _record_releasing(self, entry: Entry) -> None:
         """A full disk must not prevent resources from being given back; the older record leads to the same release."""
         try:
             self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
         except NetError as exc:
             log.warning("ledger.not_written sandbox=%s error=%s", entry.pod.sandbox, exc)
 
-    def _at(self, entry: Entry, path: str) -> cni_conf.Attachment:
+    def _at(self, entry: Entry, path: str) -> cni_conf.CniAttachment:
         """Today's plugin directories, then those at the time of attach: plugins may have moved, or the config."""
         dirs = tuple(dict.fromkeys((*self._limits.bin_dirs, *entry.bin_dirs)))
-        return cni_conf.Attachment(entry.pod, path, dirs)
+        return cni_conf.CniAttachment(entry.pod, path, dirs)
 
     # -- fetch ---------------------------------------------------------------------------------------------------------
 

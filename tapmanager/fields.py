@@ -11,7 +11,7 @@ class BadField(ValueError):
     """The message begins with the field's path."""
 
 
-def known(obj: Json, names: Collection[str], where: str) -> None:
+def refuse_unknown(obj: Json, names: Collection[str], where: str) -> None:
     """Raises BadField for a field that is not in `names`."""
     for name in obj:
         if name not in names:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tapmanager.cni.conf import NetworkConf, conf_from_json
 from tapmanager.errors import NetError, internal
-from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
+from tapmanager.fields import BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, address, sandbox_id
 
 _VERSION = 1
@@ -58,7 +58,7 @@ class Placement:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Placement:
-        known(obj, ("group", "oom_score_adj"), where)
+        refuse_unknown(obj, ("group", "oom_score_adj"), where)
         score = obj.get("oom_score_adj")
         return cls(
             text(obj, "group", where), None if score is None else number(obj, "oom_score_adj", where, -1000, 1000)
@@ -115,7 +115,7 @@ def from_json(raw: Json) -> Entry:
         )
     if version != _VERSION:
         raise BadField(f"ledger.version: {str(version)[:20]!r}, this program knows {_VERSION}")
-    known(raw, _FIELDS, "ledger")
+    refuse_unknown(raw, _FIELDS, "ledger")
     phase = text(raw, "phase", "ledger")
     if phase not in {one.value for one in Phase}:
         raise BadField(f"ledger.phase: {phase[:20]!r}")

@@ -10,7 +10,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from tapmanager.fields import BadField, Json, as_object, known, number, objects, text, texts
+from tapmanager.fields import BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.sriov.vf_settings import VfSettings
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -78,7 +78,7 @@ class Dns:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Dns:
-        known(obj, ("servers", "searches", "options"), where)
+        refuse_unknown(obj, ("servers", "searches", "options"), where)
         servers = tuple(address(s, f"{where}.servers[{at}]") for at, s in enumerate(texts(obj, "servers", where)))
         return cls(servers, texts(obj, "searches", where), texts(obj, "options", where))
 
@@ -94,7 +94,7 @@ class PortMapping:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> PortMapping:
-        known(obj, ("protocol", "container_port", "host_port", "host_ip"), where)
+        refuse_unknown(obj, ("protocol", "container_port", "host_port", "host_ip"), where)
         protocol = text(obj, "protocol", where)
         if protocol not in ("tcp", "udp", "sctp"):
             raise BadField(f"{where}.protocol: must be tcp, udp or sctp")
@@ -120,9 +120,9 @@ class Pod:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        known(obj, ("sandbox", "pod", "dns", "port_mappings"), where)
+        refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings"), where)
         pod = as_object(obj.get("pod"), f"{where}.pod")
-        known(pod, ("namespace", "name", "uid"), f"{where}.pod")
+        refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
         for name in ("namespace", "name", "uid"):
             if not _ARG.fullmatch(text(pod, name, f"{where}.pod")):
                 raise BadField(f"{where}.pod.{name}: must be 1 to 253 letters, digits, and . _ : @ -")
@@ -156,7 +156,7 @@ class Route:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Route:
-        known(obj, ("destination", "gateway"), where)
+        refuse_unknown(obj, ("destination", "gateway"), where)
         gateway = text(obj, "gateway", where, "")
         return cls(
             network(text(obj, "destination", where), f"{where}.destination"),
@@ -187,7 +187,7 @@ class Nic:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Nic:
-        known(obj, cls.__slots__, where)
+        refuse_unknown(obj, cls.__slots__, where)
 
         def mac(name: str) -> str:
             return mac_address(text(obj, name, where), f"{where}.{name}")
@@ -245,7 +245,7 @@ class NicFunction:
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> NicFunction:
-        known(obj, (*cls.__slots__, "admin_mac"), where)
+        refuse_unknown(obj, (*cls.__slots__, "admin_mac"), where)
         admin = text(obj, "admin_mac", where, "")  # records of earlier versions have that alone
         settings = obj.get("settings", {"mac": admin} if admin else None)
         return cls(

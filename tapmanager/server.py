@@ -27,7 +27,7 @@ from tapmanager.verbs import Answer, seconds_of
 log = logging.getLogger(__name__)
 
 # Seconds a peer may take to send its (next) request, or to read its answer.
-_PEER_PATIENCE = 5.0
+_PEER_TIMEOUT = 5.0
 _CONNECTIONS_ROOT = 1024
 # One QEMU process (libvirt's seccomp sandbox lets it start no other) needs one; all QEMUs together must not starve root.
 _CONNECTIONS_PROCESS = 4
@@ -97,15 +97,15 @@ class Server:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self, patience: float) -> bool:
-        """No new requests; waits up to `patience` seconds for those in progress. True if all ended."""
+    def stop(self, timeout: float) -> bool:
+        """No new requests; waits up to `timeout` seconds for those in progress. True if all ended."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._thread.join(timeout=5.0)
         self._listener.close()
         with self._lock:
-            return self._idle.wait_for(lambda: self._working == 0, timeout=patience)
+            return self._idle.wait_for(lambda: self._working == 0, timeout=timeout)
 
     def _accept_all(self) -> None:
         while not self._stopping.is_set():
@@ -130,7 +130,9 @@ class Server:
         with self._lock:
             self._connections[peer] += 1
         try:
-            threading.Thread(target=self._converse, args=(conn, peer), name=f"peer-{peer.pid}", daemon=True).start()
+            threading.Thread(
+                target=self._serve_connection, args=(conn, peer), name=f"peer-{peer.pid}", daemon=True
+            ).start()
         except RuntimeError as exc:  # no more threads: this peer must try again, the others go on
             log.warning("server.no_thread error=%s", exc)
             conn.close()
@@ -150,10 +152,10 @@ class Server:
             )
         return None
 
-    def _converse(self, conn: socket.socket, peer: Peer) -> None:
+    def _serve_connection(self, conn: socket.socket, peer: Peer) -> None:
         try:
             with conn:
-                conn.settimeout(_PEER_PATIENCE)
+                conn.settimeout(_PEER_TIMEOUT)
                 while not self._stopping.is_set() and self._one_request(conn, peer):
                     pass
         except OSError as exc:
@@ -178,7 +180,7 @@ class Server:
             return False
         request, fds = received
         protocol.close_all(fds)  # no verb takes any
-        if _has_left(conn):
+        if _peer_hung_up(conn):
             # Given up before it was begun (we hung, or were busy): its caller may have asked for the opposite since.
             log.warning("request.given_up verb=%s uid=%d", str(request.get("verb"))[:40], peer.uid)
             return False
@@ -217,7 +219,7 @@ class Server:
         log.debug("request.done verb=%s ms=%.1f", verb, (time.monotonic() - started) * 1000)
 
 
-def _has_left(conn: socket.socket) -> bool:
+def _peer_hung_up(conn: socket.socket) -> bool:
     poll = select.poll()
     poll.register(conn, select.POLLRDHUP)
     return bool(poll.poll(0))

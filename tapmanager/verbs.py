@@ -28,12 +28,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tapmanager.attachments import Attachments
-from tapmanager.cgroups.plan import Limits, group_path
-from tapmanager.cgroups.tree import VmGroups
+from tapmanager.cgroups.plan import RequestedLimits, cgroup_path
+from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.drivers.usb import UsbDrivers
 from tapmanager.errors import NetError, invalid
-from tapmanager.fields import BadField, Json, as_object, known, number, text
+from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
 from tapmanager.ledger import Entry, Placement
 from tapmanager.links import networks as networks_plan
 from tapmanager.peer import Peer
@@ -41,7 +41,7 @@ from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
 from tapmanager.sriov.nic_functions import NicFunctions
 
 # The longest a caller may ask us to work on one request, in seconds.
-_LONGEST = 3600.0
+_MAX_TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class HostResources:
     """What tapmanager owns: all that verbs act on."""
 
     attachments: Attachments
-    groups: VmGroups
+    groups: VmCgroups
     drivers: PciDrivers
     functions: NicFunctions
     usb: UsbDrivers = field(default_factory=UsbDrivers)
@@ -74,7 +74,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
-    run: Callable[[Owned, _Call], Answer]
+    run: Callable[[HostResources, _Call], Answer]
     open_to_qemu: bool = False
 
 
@@ -83,10 +83,10 @@ def seconds_of(request: Json) -> float:
     value = request.get("timeout")
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise invalid("timeout: must be a positive number of seconds")
-    return min(float(value), _LONGEST)
+    return min(float(value), _MAX_TIMEOUT)
 
 
-def perform(owned: Owned, request: Json, peer: Peer, until: float) -> Answer:
+def perform(resources: HostResources, request: Json, peer: Peer, until: float) -> Answer:
     """Runs one request; `until` is a point in time of time.monotonic(). Raises NetError; OSError from the kernel."""
     name = request.get("verb")
     verb = _TABLE.get(name) if isinstance(name, str) else None
@@ -95,14 +95,14 @@ def perform(owned: Owned, request: Json, peer: Peer, until: float) -> Answer:
     if not (peer.is_root or verb.open_to_qemu):
         raise NetError("permission", f"{name} is for root only")
     try:
-        return verb.run(owned, _Call(as_object(request.get("args"), "args"), peer, until))
+        return verb.run(resources, _Call(as_object(request.get("args"), "args"), peer, until))
     except BadField as exc:
         raise invalid(str(exc)) from exc
 
 
-def _attach(owned: Owned, call: _Call) -> Answer:
+def _attach(resources: HostResources, call: _Call) -> Answer:
     pod = Pod.from_json(call.args, "args")
-    return Answer(_network(owned.attachments.attach(pod, call.until)))
+    return Answer(_network(resources.attachments.attach(pod, call.until)))
 
 
 def _network(entry: Entry) -> Json:
@@ -131,113 +131,113 @@ def _interface(one: Nic | NicFunction) -> Json:
     }
 
 
-def _release(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("sandbox",), "args")
+def _release(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("sandbox",), "args")
     sandbox = _sandbox(call.args)
-    owned.attachments.release(sandbox, call.until)
+    resources.attachments.release(sandbox, call.until)
     return Answer({})
 
 
-def _fetch(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("sandbox", "key"), "args")
+def _fetch(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
-    owned.groups.admit(owned.attachments.placement(sandbox, key, call.until), call.peer)
-    nics, fds = owned.attachments.fetch(sandbox, key, call.until)
+    resources.groups.admit(resources.attachments.placement(sandbox, key, call.until), call.peer)
+    nics, fds = resources.attachments.fetch(sandbox, key, call.until)
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
 
-def _group(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
+def _group(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
     sandbox, path = _sandbox(call.args), _path(call.args)
-    made = bool(path) and owned.groups.make(path, _limits(call.args))
-    owned.attachments.place(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
+    made = bool(path) and resources.groups.make(path, _limits(call.args))
+    resources.attachments.place(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
     return Answer({"made": made})
 
 
-def _counters(owned: Owned, call: _Call) -> Answer:
+def _counters(resources: HostResources, call: _Call) -> Answer:
     """`after` "" begins; a `last` that is not "" is the next call's `after`."""
-    known(call.args, ("after",), "args")
+    refuse_unknown(call.args, ("after",), "args")
     after = text(call.args, "after", "args", "")
-    found, last = owned.attachments.counters(after)
+    found, last = resources.attachments.counters(after)
     return Answer({"sandboxes": found, "last": last})
 
 
-def _limit(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("container", "parent", "limits", "oom_score_adj"), "args")
+def _limit(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("container", "parent", "limits", "oom_score_adj"), "args")
     path, limits, score = _path(call.args), _limits(call.args), _oom_score_adj(call.args)
     if path:
-        owned.groups.limit(path, limits, score)
+        resources.groups.limit(path, limits, score)
     return Answer({})
 
 
-def _ungroup(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("container", "parent"), "args")
+def _ungroup(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("container", "parent"), "args")
     if path := _path(call.args):
-        owned.groups.remove(path)
+        resources.groups.remove(path)
     return Answer({})
 
 
 def _path(args: Json) -> str:
     """ "" for no parent: libvirt puts the VM where it belongs."""
     parent, container = text(args, "parent", "args"), text(args, "container", "args")
-    return group_path(parent, container, "args") if parent else ""
+    return cgroup_path(parent, container, "args") if parent else ""
 
 
-def _limits(args: Json) -> Limits:
-    return Limits.from_json(as_object(args.get("limits"), "args.limits"), "args.limits")
+def _limits(args: Json) -> RequestedLimits:
+    return RequestedLimits.from_json(as_object(args.get("limits"), "args.limits"), "args.limits")
 
 
 def _oom_score_adj(args: Json) -> int:
     return number(args, "oom_score_adj", "args", -1000, 1000)
 
 
-def _lost(owned: Owned, call: _Call) -> Answer:
-    known(call.args, (), "args")
-    return Answer({"lost": dict(owned.attachments.lost(call.until))})
+def _lost(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, (), "args")
+    return Answer({"lost": dict(resources.attachments.lost(call.until))})
 
 
-def _pod(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("sandbox",), "args")
-    pod = owned.attachments.pod(_sandbox(call.args))
+def _pod(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("sandbox",), "args")
+    pod = resources.attachments.pod(_sandbox(call.args))
     return Answer({"namespace": pod.namespace, "name": pod.name, "uid": pod.uid})
 
 
-def _list(owned: Owned, call: _Call) -> Answer:
-    known(call.args, (), "args")
-    return Answer({"sandboxes": list(owned.attachments.sandboxes())})
+def _list(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, (), "args")
+    return Answer({"sandboxes": list(resources.attachments.sandboxes())})
 
 
-def _status(owned: Owned, call: _Call) -> Answer:
-    known(call.args, (), "args")
-    reason = owned.attachments.trouble
+def _status(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, (), "args")
+    reason = resources.attachments.trouble
     return Answer({"ready": not reason, "reason": reason})
 
 
-def _driver(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("address",), "args")
-    return Answer({"driver": owned.drivers.driver(text(call.args, "address", "args"))})
+def _driver(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("address",), "args")
+    return Answer({"driver": resources.drivers.driver(text(call.args, "address", "args"))})
 
 
-def _bind(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("address", "driver"), "args")
-    owned.functions.bind(text(call.args, "address", "args"), text(call.args, "driver", "args"))
+def _bind(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("address", "driver"), "args")
+    resources.functions.bind(text(call.args, "address", "args"), text(call.args, "driver", "args"))
     return Answer({})
 
 
-def _function(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("address",), "args")
-    return Answer(owned.functions.shown(text(call.args, "address", "args")))
+def _function(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("address",), "args")
+    return Answer(resources.functions.describe(text(call.args, "address", "args")))
 
 
-def _reset(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("address",), "args")
-    return Answer({"reset": owned.drivers.reset(text(call.args, "address", "args"))})
+def _reset(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("address",), "args")
+    return Answer({"reset": resources.drivers.reset(text(call.args, "address", "args"))})
 
 
-def _usb(owned: Owned, call: _Call) -> Answer:
-    known(call.args, ("bus", "device"), "args")
+def _usb(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("bus", "device"), "args")
     place = (number(call.args, name, "args", 1, 999) for name in ("bus", "device"))
-    return Answer({"interfaces": owned.usb.probe(*place)})
+    return Answer({"interfaces": resources.usb.probe(*place)})
 
 
 def _sandbox(args: Json) -> str:

@@ -25,7 +25,7 @@ from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.devices.pools import socket_of, variable_of
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import Layout
-from virtshim.domain.sizing import Sizes
+from virtshim.domain.sizing import NodeLimits
 
 DEFAULT_FILE = "/etc/virtshim/config.toml"
 
@@ -318,9 +318,9 @@ class Settings(BaseSettings):
     def layout(self) -> Layout:
         return Layout(state_dir=self.paths.state_dir, run_dir=self.paths.run_dir)
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> NodeLimits:
         vm = self.vm
-        return Sizes(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
+        return NodeLimits(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
 
     @property
     def cri_socket(self) -> str:

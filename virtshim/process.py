@@ -27,7 +27,7 @@ _PIPE_CHUNKS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """Kernel limits for a program that reads hostile data: bytes of address space, seconds of CPU time. Core dumps are off.
     They are set before the program starts, by prlimit(1) of util-linux. Too much CPU time is SIGXCPU: SIGKILL is somebody
     else's."""
@@ -83,7 +83,7 @@ def run(
     argv: Sequence[str],
     *,
     timeout: float,
-    limits: Limits | None = None,
+    limits: ProcessLimits | None = None,
     environment: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
     output_limit: int = 1 << 20,

@@ -34,7 +34,7 @@ def serve(settings: Settings) -> None:
     os.makedirs(os.path.dirname(settings.cri_socket), mode=0o711, exist_ok=True)
     lock = SocketLock(settings.cri_socket)
     try:
-        with assembly.built(settings) as app:
+        with assembly.open_app(settings) as app:
             sdnotify.notify("STATUS=recovering")
             app.recovered()
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.

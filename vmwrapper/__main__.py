@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PREFIX = "VIRTSHIM_"
 _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
 # Seconds tapmanager may be away (an upgrade, a restart) before the VM's start fails, and how often it is looked for.
-_PATIENCE = 10.0
+_CONNECT_TIMEOUT = 10.0
 _RETRY_EVERY = 0.05
 
 
@@ -54,9 +54,9 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         args += argv_plan.nic_arguments(argv, nics, fds)
         for fd in fds:
             os.set_inheritable(fd, True)
-    kept = {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
+    environment = {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
     try:
-        os.execve(emulator, args, kept)  # noqa: S606  becoming QEMU, under libvirt's eyes, is what this program is for
+        os.execve(emulator, args, environment)  # noqa: S606  becoming QEMU, under libvirt's eyes, is what this program is for
     except OSError as exc:
         remedy = "install QEMU, or correct the emulator's path in the config"
         raise CannotStart(f"{emulator}: {exc.strerror}; {remedy}") from exc
@@ -81,7 +81,7 @@ def _fetch(environ: Mapping[str, str]) -> tuple[list[dict[str, object]], list[in
 
 def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]]:
     """fetch changes nothing, so it may be repeated as often as the connection breaks."""
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _CONNECT_TIMEOUT
     while True:
         try:
             return protocol.call(path, "fetch", args, max(until - time.monotonic(), 1.0))
@@ -97,7 +97,7 @@ def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]
             if time.monotonic() >= until:
                 remedy = "check whether tapmanager is running (systemctl status tapmanager)"
                 raise CannotStart(
-                    f"tapmanager at {path} did not answer within {_PATIENCE:.0f} s: {exc}; {remedy}"
+                    f"tapmanager at {path} did not answer within {_CONNECT_TIMEOUT:.0f} s: {exc}; {remedy}"
                 ) from exc
         select.select([], [], [], _RETRY_EVERY)
 

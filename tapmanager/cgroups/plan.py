@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tapmanager.errors import invalid
-from tapmanager.fields import BadField, Json, as_object, as_text, known, number, objects, text
+from tapmanager.fields import BadField, Json, as_object, as_text, number, objects, refuse_unknown, text
 
 # The parent of VMs whose pod names none. It is ours: removed when it is empty.
 OWN_PARENT = "/virtshim"
@@ -26,7 +26,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestedLimits:
     """0 and "" mean: not set. `quota` 0 and `memory` 0: no limit. `swap`: swap alone, None: not limited. `hugepages`:
     bytes by page size in bytes. `unified`: cgroup v2 files."""
 
@@ -41,10 +41,10 @@ class Limits:
     unified: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, obj: Json, where: str) -> Limits:
+    def from_json(cls, obj: Json, where: str) -> RequestedLimits:
         """Raises BadField."""
         names = ("cpu_shares", "cpu_quota", "cpu_period", "cpuset_cpus", "cpuset_mems", "memory", "swap")
-        known(obj, (*names, "hugepages", "unified"), where)
+        refuse_unknown(obj, (*names, "hugepages", "unified"), where)
         pages = {
             number(page, "page_size", where, 4096, _LARGEST): number(page, "limit", where, 0, _LARGEST)
             for page in objects(obj, "hugepages", where)
@@ -83,7 +83,7 @@ def _value(value: object, where: str) -> str:
     return word
 
 
-def group_path(parent: str, container: str, where: str) -> str:
+def cgroup_path(parent: str, container: str, where: str) -> str:
     """The group's path below each hierarchy's root. Raises BadField for what could lead elsewhere."""
     if not _HEX64.fullmatch(container):
         raise BadField(f"{where}.container: not a container id: {container[:80]!r} (64 hex digits expected)")
@@ -130,7 +130,7 @@ class Setting:
     field: str
 
 
-def settings(limits: Limits, hierarchies: Sequence[Hierarchy]) -> Sequence[tuple[Hierarchy, Setting]]:
+def settings(limits: RequestedLimits, hierarchies: Sequence[Hierarchy]) -> Sequence[tuple[Hierarchy, Setting]]:
     """In the order in which they are to be written. Raises NetError (invalid) for a limit that this machine has no
     controller for."""
     planned: list[tuple[Hierarchy, Setting]] = []
@@ -144,7 +144,7 @@ def settings(limits: Limits, hierarchies: Sequence[Hierarchy]) -> Sequence[tuple
     return planned
 
 
-def _by_controller(limits: Limits) -> Mapping[str, tuple[list[Setting], list[Setting]]]:
+def _by_controller(limits: RequestedLimits) -> Mapping[str, tuple[list[Setting], list[Setting]]]:
     """controller -> (settings for v1, settings for v2)"""
     hugetlb = [_hugepage(size, limit) for size, limit in sorted(limits.hugepages.items())]
     by = {
@@ -165,7 +165,7 @@ def weight(shares: int) -> int:
     return 1 + (min(max(shares, 2), 262_144) - 2) * 9999 // 262_142
 
 
-def _cpu_v1(limits: Limits) -> list[Setting]:
+def _cpu_v1(limits: RequestedLimits) -> list[Setting]:
     found = []
     if limits.shares:
         found.append(Setting("cpu", "cpu.shares", str(max(limits.shares, 2)), "cpu_shares"))
@@ -177,18 +177,18 @@ def _cpu_v1(limits: Limits) -> list[Setting]:
     return found
 
 
-def _cpu_v2(limits: Limits) -> list[Setting]:
+def _cpu_v2(limits: RequestedLimits) -> list[Setting]:
     found = [Setting("cpu", "cpu.weight", str(weight(limits.shares)), "cpu_shares")] if limits.shares else []
     value = f"{limits.quota} {limits.period or _DEFAULT_PERIOD}" if limits.quota else "max"
     return [*found, Setting("cpu", "cpu.max", value, "cpu_quota")]
 
 
-def _cpuset(limits: Limits) -> list[Setting]:
+def _cpuset(limits: RequestedLimits) -> list[Setting]:
     wanted = (("cpuset.cpus", limits.cpus, "cpuset_cpus"), ("cpuset.mems", limits.mems, "cpuset_mems"))
     return [Setting("cpuset", file, value, name) for file, value, name in wanted if value]
 
 
-def _memory_v1(limits: Limits) -> list[Setting]:
+def _memory_v1(limits: RequestedLimits) -> list[Setting]:
     value = str(limits.memory) if limits.memory else "-1"
     memory = Setting("memory", "memory.limit_in_bytes", value, "memory")
     if limits.swap is None:
@@ -198,7 +198,7 @@ def _memory_v1(limits: Limits) -> list[Setting]:
     return [Setting("memory", both, "-1", "swap"), memory, Setting("memory", both, total, "swap")]
 
 
-def _memory_v2(limits: Limits) -> list[Setting]:
+def _memory_v2(limits: RequestedLimits) -> list[Setting]:
     found = [Setting("memory", "memory.max", str(limits.memory) if limits.memory else "max", "memory")]
     if limits.swap is not None:
         found.append(Setting("memory", "memory.swap.max", str(limits.swap), "swap"))

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, Limits, Setting, mounted, settings
+from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, mounted, settings
 from tapmanager.errors import NetError, internal, invalid
 from tapmanager.ledger import Placement
 from tapmanager.peer import Peer
@@ -27,7 +27,7 @@ _MOUNTINFO = "/proc/self/mountinfo"
 _INVALID = frozenset({errno.EINVAL, errno.ERANGE, errno.EACCES, errno.EOVERFLOW})
 _NOT_NOW = frozenset({errno.EBUSY, errno.ENOSPC})
 # The file system of cgroups is not ours to write.
-_NOT_OURS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 # A process that was killed leaves its cgroup a moment after its parent saw it end; seconds.
 _EMPTY_WAIT = 3.0
@@ -38,15 +38,18 @@ def hierarchies(mountinfo: str = _MOUNTINFO) -> Sequence[Hierarchy]:
     """What is mounted here. Raises OSError."""
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
         found = mounted(file.read())
-    return [Hierarchy(root, _offered(root) if is_v2 else controllers, is_v2) for root, controllers, is_v2 in found]
+    return [
+        Hierarchy(root, _available_controllers(root) if is_v2 else controllers, is_v2)
+        for root, controllers, is_v2 in found
+    ]
 
 
-def _offered(root: str) -> frozenset[str]:
+def _available_controllers(root: str) -> frozenset[str]:
     return frozenset(_read(f"{root}/cgroup.controllers").split())
 
 
-class VmGroups:
-    """Thread-safe. `path` is what `cgroup_plan.group_path` gave. Errors: NetError; OSError where the kernel refuses what
+class VmCgroups:
+    """Thread-safe. `path` is what `cgroup_plan.cgroup_path` gave. Errors: NetError; OSError where the kernel refuses what
     it should not."""
 
     def __init__(self, found: Sequence[Hierarchy]) -> None:
@@ -54,7 +57,7 @@ class VmGroups:
         self._lock = threading.Lock()  # two VMs of one pod, or removal of an empty parent beside a new child
         self._refused: set[int] = set()
 
-    def make(self, path: str, limits: Limits) -> bool:
+    def make(self, path: str, limits: RequestedLimits) -> bool:
         """The group with these limits; one that is there already is given them. False if cgroups cannot be written here
         and no pod asked for the group: then the VM stays where libvirt starts it."""
         with self._lock:
@@ -62,8 +65,8 @@ class VmGroups:
                 for one in self._found:
                     self._make_in(one, path)
             except OSError as exc:
-                if _is_own(path) and exc.errno in _NOT_OURS:
-                    self._once(exc.errno, "cgroup.unavailable path=%s error=%s", path, exc)
+                if _is_own(path) and exc.errno in _NOT_WRITABLE:
+                    self._log_once(exc.errno, "cgroup.unavailable path=%s error=%s", path, exc)
                     return False
                 raise internal(f"the cgroup {path} cannot be made: {exc.strerror} ({exc.filename})") from exc
             if not self._places(path):
@@ -73,7 +76,7 @@ class VmGroups:
             self._write_all(path, limits)
         return True
 
-    def limit(self, path: str, limits: Limits, oom_score_adj: int) -> None:
+    def limit(self, path: str, limits: RequestedLimits, oom_score_adj: int) -> None:
         """Raises NetError: not-found if there is no such group, failed-precondition if more is in use than that."""
         with self._lock:
             places = self._places(path)
@@ -86,7 +89,7 @@ class VmGroups:
     def admit(self, placement: Placement, peer: Peer) -> None:
         """Before the peer becomes QEMU: what it allocates from now on is charged to its VM's group. Nothing is done for
         who is no peer's process any more."""
-        _require_same(peer)
+        _require_live_peer(peer)
         if placement.group:
             self._enter(placement.group, peer.pid)
         if placement.oom_score_adj is not None:
@@ -120,13 +123,15 @@ class VmGroups:
         try:
             _write(path, str(wanted))
         except PermissionError as exc:
-            self._once(-1, "oom_score_adj.clamped pid=%d wanted=%d stays=%s error=%s", pid, wanted, _read(path), exc)
+            self._log_once(
+                -1, "oom_score_adj.clamped pid=%d wanted=%d stays=%s error=%s", pid, wanted, _read(path), exc
+            )
         except (FileNotFoundError, ProcessLookupError):
             return  # it has ended
         except OSError as exc:
             raise internal(f"oom_score_adj of process {pid} cannot be set to {wanted}: {exc.strerror}") from exc
 
-    def _once(self, number: int, message: str, *args: object) -> None:
+    def _log_once(self, number: int, message: str, *args: object) -> None:
         """Logs the first refusal of a kind: it is the machine's, and would come with each VM."""
         if number not in self._refused:
             self._refused.add(number)
@@ -142,7 +147,7 @@ class VmGroups:
         above = one.root
         for part in path.strip("/").split("/"):
             if one.is_v2:
-                _offer_below(above)
+                _enable_controllers(above)
             here = f"{above}/{part}"
             with contextlib.suppress(FileExistsError):
                 os.mkdir(here, 0o755)
@@ -150,7 +155,7 @@ class VmGroups:
                 _inherit_cpuset(above, here)
             above = here
 
-    def _write_all(self, path: str, limits: Limits) -> None:
+    def _write_all(self, path: str, limits: RequestedLimits) -> None:
         planned = settings(limits, self._found)
         with contextlib.ExitStack() as undo:
             for one, setting in planned:
@@ -188,7 +193,7 @@ def _why(one: Hierarchy, exc: OSError) -> str:
     return ""
 
 
-def _require_same(peer: Peer) -> None:
+def _require_live_peer(peer: Peer) -> None:
     """The peer's number may belong to another process by now, if the peer is hostile and has ended."""
     try:
         status = _read(f"/proc/{peer.pid}/status")
@@ -199,7 +204,7 @@ def _require_same(peer: Peer) -> None:
         raise NetError("permission", f"process {peer.pid} is not uid {peer.uid}'s any more")
 
 
-def _offer_below(directory: str) -> None:
+def _enable_controllers(directory: str) -> None:
     """cgroup v2: a controller works in a child only if the parent says so. Each by itself: one that cannot be had (no
     such controller, processes in the way) must not keep the others from being had; a limit that needs it is refused
     later, by name."""

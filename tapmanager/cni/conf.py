@@ -74,7 +74,7 @@ def conf_from_json(raw: Json) -> NetworkConf:
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class CniAttachment:
     """What stays the same over all calls for one pod."""
 
     pod: Pod
@@ -82,7 +82,7 @@ class Attachment:
     bin_dirs: tuple[str, ...]
 
 
-def environment(command: str, attachment: Attachment) -> dict[str, str]:
+def environment(command: str, attachment: CniAttachment) -> dict[str, str]:
     """All of a plugin's environment: nothing is inherited, so that no setting of ours changes a plugin."""
     pod = attachment.pod
     args = {

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 _MULTUS_DIR = "/var/lib/cni/multus"
 _KIND = "cniCacheV1"
 # Bytes of a record: a result and a configuration are a few thousand.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 # Records of one pod: more networks than a machine has slots for their cards.
-_MOST_RECORDS = 64
+_MAX_RECORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ def _names(folder: str, sandbox: str) -> Sequence[str]:
     except OSError as exc:
         log.warning("records.not_read sandbox=%s directory=%s error=%s", sandbox, folder, exc)
         return []
-    if len(names) > _MOST_RECORDS:
+    if len(names) > _MAX_RECORDS:
         log.warning("records.too_many sandbox=%s directory=%s count=%d", sandbox, folder, len(names))
-    return sorted(names)[:_MOST_RECORDS]
+    return sorted(names)[:_MAX_RECORDS]
 
 
 def _content(path: str) -> bytes:
@@ -107,9 +107,9 @@ def _content(path: str) -> bytes:
             raise BadField("not a regular file")
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise BadField("writable by others than root")
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise BadField(f"more than {_MOST_BYTES} bytes")
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise BadField(f"more than {_MAX_BYTES} bytes")
     return data
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from tapmanager.cni import conf as cni_conf
-from tapmanager.cni.conf import Attachment, NetworkConf
+from tapmanager.cni.conf import CniAttachment, NetworkConf
 from tapmanager.errors import NetError, deadline, internal, unavailable
 from tapmanager.fields import Json
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 _PIECE = 1 << 16
 # Bytes of a plugin's output that are kept; a result is a few hundred.
-_MOST_WORDS = 1 << 20
+_MAX_OUTPUT = 1 << 20
 # "Try again later", CNI specification, section 5 (error codes).
 _TRY_AGAIN = 11
 
 
-class Cni:
+class CniPlugins:
     """`plugin_timeout` is the longest one plugin may take, in seconds. All points in time are of time.monotonic()."""
 
     def __init__(self, conf_dir: str, bin_dirs: Sequence[str], plugin_timeout: float) -> None:
@@ -81,24 +81,24 @@ class Cni:
         for kind in (*conf.types(), *conf.ipam_types()):
             _find(kind, bin_dirs)
 
-    def add(self, conf: NetworkConf, pod_at: Attachment, until: float) -> Json:
+    def add(self, conf: NetworkConf, attachment: CniAttachment, until: float) -> Json:
         """The chain's last result. Raises NetError; whatever it raises, `delete` must follow."""
         result: Json | None = None
         for plugin in conf.plugins:
-            out = self._run("ADD", conf, plugin, pod_at, result, until)
+            out = self._run("ADD", conf, plugin, attachment, result, until)
             result = self._parsed(out, conf, plugin)
         if result is None:
             raise internal(f'CNI network "{conf.name}" has no plugins')
         return result
 
-    def delete(self, conf: NetworkConf, pod_at: Attachment, result: Json | None, until: float) -> None:
+    def delete(self, conf: NetworkConf, attachment: CniAttachment, result: Json | None, until: float) -> None:
         """The chain backwards. All plugins are run even if one fails; then the first failure is raised."""
         first: NetError | None = None
         for plugin in reversed(conf.plugins):
             try:
-                self._run("DEL", conf, plugin, pod_at, cni_conf.result_for_del(conf, result), until)
+                self._run("DEL", conf, plugin, attachment, cni_conf.result_for_del(conf, result), until)
             except NetError as exc:
-                log.warning("cni.del.failed sandbox=%s plugin=%s error=%s", pod_at.pod.sandbox, plugin["type"], exc)
+                log.warning("cni.del.failed sandbox=%s plugin=%s error=%s", attachment.pod.sandbox, plugin["type"], exc)
                 first = first or exc
         if first is not None:
             raise first
@@ -115,18 +115,24 @@ class Cni:
         return raw
 
     def _run(
-        self, command: str, conf: NetworkConf, plugin: Json, pod_at: Attachment, previous: Json | None, until: float
+        self,
+        command: str,
+        conf: NetworkConf,
+        plugin: Json,
+        attachment: CniAttachment,
+        previous: Json | None,
+        until: float,
     ) -> bytes:
         kind = str(plugin["type"])
         what = f'CNI plugin "{kind}" of network "{conf.name}"'
-        path = _find(kind, pod_at.bin_dirs)
+        path = _find(kind, attachment.bin_dirs)
         started = time.monotonic()
         limit = min(self._plugin_timeout, until - started)
         if limit <= 0:
             raise deadline(f"no time was left to run {what} ({command})")
-        env = cni_conf.environment(command, pod_at)
+        env = cni_conf.environment(command, attachment)
         try:
-            status, out, err = _spawn(path, env, cni_conf.stdin(conf, plugin, pod_at.pod, previous), limit)
+            status, out, err = _spawn(path, env, cni_conf.stdin(conf, plugin, attachment.pod, previous), limit)
         except OSError as exc:
             raise internal(f"{what}: {path} cannot be run: {exc.strerror}") from exc
         except subprocess.TimeoutExpired as exc:
@@ -134,17 +140,17 @@ class Cni:
         taken = (time.monotonic() - started) * 1000
         log.info(
             "cni.ran sandbox=%s command=%s plugin=%s status=%d ms=%.1f",
-            pod_at.pod.sandbox,
+            attachment.pod.sandbox,
             command,
             kind,
             status,
             taken,
         )
         if status != 0:
-            said = cni_conf.failure(out, err, status)
-            code = f" (CNI error {said.code})" if said.code else ""
-            message = f"{what} failed at {command}: {said.text}{code}"
-            raise NetError("unavailable" if said.code == _TRY_AGAIN else "internal", message)
+            failure = cni_conf.failure(out, err, status)
+            code = f" (CNI error {failure.code})" if failure.code else ""
+            message = f"{what} failed at {command}: {failure.text}{code}"
+            raise NetError("unavailable" if failure.code == _TRY_AGAIN else "internal", message)
         return out
 
 
@@ -152,7 +158,7 @@ def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[i
     """Exit status (negative: a signal), and the beginnings of standard output and error. Raises TimeoutExpired after killing
     the process group."""
     with (
-        _readable(data) as given,
+        _stdin_file(data) as given,
         subprocess.Popen(
             [path],
             stdin=given,
@@ -164,7 +170,7 @@ def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[i
         ) as plugin,
     ):
         try:
-            out, err = _heard(plugin, limit)
+            out, err = _read_output(plugin, limit)
         except subprocess.TimeoutExpired:
             # The group, not just the plugin: an IPAM plugin it started may be the one that hangs and holds our pipes.
             with contextlib.suppress(ProcessLookupError):
@@ -173,7 +179,7 @@ def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[i
         return plugin.returncode, out, err
 
 
-def _readable(data: bytes) -> IO[bytes]:
+def _stdin_file(data: bytes) -> IO[bytes]:
     """A file in memory, at its beginning."""
     file = open(os.memfd_create("cni-stdin"), "w+b")  # noqa: SIM115  the caller closes it
     file.write(data)
@@ -181,15 +187,15 @@ def _readable(data: bytes) -> IO[bytes]:
     return file
 
 
-def _heard(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]:
+def _read_output(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]:
     """Its output until it has closed its pipes and ended. Output beyond the limit is read and dropped."""
     assert plugin.stdout is not None
     assert plugin.stderr is not None
     until = time.monotonic() + limit
     out, err = plugin.stdout.fileno(), plugin.stderr.fileno()
-    words = {out: bytearray(), err: bytearray()}
+    output = {out: bytearray(), err: bytearray()}
     with selectors.DefaultSelector() as selector:
-        for stream in words:
+        for stream in output:
             selector.register(stream, selectors.EVENT_READ)
         while selector.get_map():
             left = until - time.monotonic()
@@ -197,11 +203,11 @@ def _heard(plugin: subprocess.Popen[bytes], limit: float) -> tuple[bytes, bytes]
                 raise subprocess.TimeoutExpired(plugin.args, limit)
             for key, _ in selector.select(left):
                 piece = os.read(key.fd, _PIECE)
-                words[key.fd] += piece[: _MOST_WORDS - len(words[key.fd])]
+                output[key.fd] += piece[: _MAX_OUTPUT - len(output[key.fd])]
                 if not piece:
                     selector.unregister(key.fd)
     plugin.wait(max(0.0, until - time.monotonic()))
-    return bytes(words[out]), bytes(words[err])
+    return bytes(output[out]), bytes(output[err])
 
 
 def _find(kind: str, bin_dirs: Sequence[str]) -> str:

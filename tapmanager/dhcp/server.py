@@ -35,7 +35,7 @@ _BACKLOG = 2 * _RECEIVE_BUFFER // 256
 # Requests of one guest served in a second; a boot takes two to four.
 _PER_SECOND = 32
 # Errors after which the socket still works: ENETDOWN comes once when the tap goes down; the others concern one frame.
-_PASSING = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.EMSGSIZE, errno.EINTR})
+_TRANSIENT = frozenset({errno.ENETDOWN, errno.ENOBUFS, errno.EMSGSIZE, errno.EINTR})
 
 # Classic BPF (linux/filter.h): code, jump if true, jump if false, operand.
 _FILTER = (
@@ -145,7 +145,7 @@ class DhcpServer:
                     refill_at = self._clock() + 1.0
                 for key, _ in ready:
                     if key.fd in self._served:
-                        self._turn(key.fd)
+                        self._handle_frame(key.fd)
 
     def _is_paused(self) -> bool:
         with self._lock:
@@ -159,7 +159,7 @@ class DhcpServer:
                 served.paused = False
                 self._selector.register(served.sock, selectors.EVENT_READ)
 
-    def _turn(self, fd: int) -> None:
+    def _handle_frame(self, fd: int) -> None:
         """One frame of one tap: the selector is level-triggered, so the others have their turn before the next."""
         served = self._served[fd]
         try:
@@ -171,7 +171,7 @@ class DhcpServer:
             pass
         except OSError as exc:
             log.info("dhcp.socket_error sandbox=%s error=%s", served.owner, exc)
-            if exc.errno not in _PASSING:
+            if exc.errno not in _TRANSIENT:
                 self._drop(fd)
         served.left -= 1
         if served.left <= 0 and fd in self._served:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 NESTED = 0x8000
 REQUEST, ACK = 1, 4
 _ERROR = 2
-_PATIENCE = 5.0  # seconds; the kernel answers while it is asked
+_TIMEOUT = 5.0  # seconds; the kernel answers while it is asked
 
 
 def attribute(kind: int, data: bytes) -> bytes:
@@ -43,7 +43,7 @@ def exchange(protocol: int, batch: bytes, acknowledgements: int) -> Iterator[int
     """Sends it; the errno of each of so many acknowledgements as it comes, 0 for done. The first that is not may be the last to
     come. In the namespace of the thread. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
-        sock.settimeout(_PATIENCE)
+        sock.settimeout(_TIMEOUT)
         sock.bind((0, 0))
         sock.send(batch)
         seen = 0

@@ -45,7 +45,7 @@ class Network:
         said = (one.pci for one in self.result.interfaces if one.sandbox and one.name == interface)
         return next(said, "") or self.device
 
-    def words(self, interface: str) -> str:
+    def label(self, interface: str) -> str:
         return f'CNI interface "{interface}"' + (f' of network "{self.name}"' if self.name else "")
 
 
@@ -98,7 +98,7 @@ def functions_of(
                 pci = functions[name]
                 found.append(links_plan.function_of(network.result, by_name[name], pci, drivers[pci]))
             elif name not in by_name and is_vfio(drivers.get(network.pci_of(name), "")):
-                link = links_plan.link_that_never_was(network.result, name)
+                link = links_plan.link_from_result(network.result, name)
                 found.append(links_plan.function_of(network.result, link, network.pci_of(name), ""))
     return tuple(found)
 
@@ -144,18 +144,18 @@ def not_given(networks: Sequence[Network], given: Sequence[Nic | NicFunction]) -
     for network in networks:
         for name in network.interfaces:
             if name not in links:
-                yield f"{network.words(name)} has no link in the pod; its device {network.pci_of(name)} is the guest's if granted"
+                yield f"{network.label(name)} has no link in the pod; its device {network.pci_of(name)} is the guest's if granted"
 
 
 def _nowhere(network: Network, name: str) -> NetError:
     device = network.pci_of(name)
     if device:
         return internal(
-            f"{network.words(name)} has no Ethernet link in the pod's network namespace, and its device {device} is not at VFIO "
+            f"{network.label(name)} has no Ethernet link in the pod's network namespace, and its device {device} is not at VFIO "
             "either: bind it to vfio-pci, or to its network driver"
         )
     return internal(
-        f"{network.words(name)} is not in the pod's network namespace, and its PCI device is not known: for SR-IOV "
+        f"{network.label(name)} is not in the pod's network namespace, and its PCI device is not known: for SR-IOV "
         "use Multus with a resource name, or functions at their kernel driver; only Ethernet links and PCI devices can be "
         "a virtual machine's"
     )
@@ -164,7 +164,7 @@ def _nowhere(network: Network, name: str) -> NetError:
 def _refuse_unfit(network: Network, link: KernelLink) -> None:
     if link.kind in _ONE_MAC_KINDS:
         message = (
-            f"{network.words(link.name)} is of kind {link.kind}, which cannot carry a virtual machine's frames; "
+            f"{network.label(link.name)} is of kind {link.kind}, which cannot carry a virtual machine's frames; "
             "use a network whose plugin makes a veth pair (bridge, ptp, Calico, Flannel, Cilium) or gives a VF (sriov)"
         )
         raise NetError("unimplemented", message)

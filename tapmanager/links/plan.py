@@ -101,7 +101,7 @@ def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> N
     )
 
 
-def link_that_never_was(result: CniResult, name: str) -> KernelLink:
+def link_from_result(result: CniResult, name: str) -> KernelLink:
     """What the kernel would show if the plugin had made its interface: one that finds its function at VFIO runs IPAM, and puts
     the addresses nowhere. `mac` "" and `mtu` 0 if the result does not tell. See CNI's `ipam.ConfigureIface`."""
     said = next((one for one in result.interfaces if one.sandbox and one.name == name), CniInterface(name, "pod"))

@@ -40,7 +40,7 @@ def random_mac() -> str:
 
 
 @contextlib.contextmanager
-def talking(doing: str) -> Iterator[None]:
+def netlink_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except NetlinkError as exc:
@@ -49,7 +49,7 @@ def talking(doing: str) -> Iterator[None]:
 
 def read() -> list[KernelLink]:
     """All Ethernet links here, with their addresses and main-table routes."""
-    with talking("reading the pod's links"), IPRoute() as ipr:
+    with netlink_errors("reading the pod's links"), IPRoute() as ipr:
         links = [link for link in ipr.get_links() if link["ifi_type"] == _ARPHRD_ETHER]
         addresses = list(ipr.get_addr())
         routes = list(ipr.get_routes(table=_TABLE_MAIN))
@@ -119,7 +119,7 @@ def build(nics: Sequence[Nic], tap_owner: int) -> None:
     _quiet_namespace()
     with IPRoute() as ipr:
         for nic in nics:
-            with talking(f"bridging {nic.link} to {nic.tap}"):
+            with netlink_errors(f"bridging {nic.link} to {nic.tap}"):
                 _build_one(ipr, nic, tap_owner)
 
 
@@ -157,12 +157,12 @@ def _strip(ipr: Any, link: int, nic: Nic) -> None:
         _route_change(ipr, "del", route, link)
     for address in nic.link_addresses:
         ip, _, prefix = address.partition("/")
-        with _gone_is_fine():
+        with _ignore_missing():
             ipr.addr("del", index=link, address=ip, prefixlen=int(prefix))
 
 
 @contextlib.contextmanager
-def _gone_is_fine(*more: int) -> Iterator[None]:
+def _ignore_missing(*more: int) -> Iterator[None]:
     """`more`: other errors that are fine as well."""
     try:
         yield
@@ -175,7 +175,7 @@ def _route_change(ipr: Any, command: str, route: Route, link: int) -> None:
     extra = {"gateway": route.gateway} if route.gateway else {"scope": _SCOPE_LINK}
     if ipaddress.ip_network(route.destination).version == 6:
         extra.pop("scope", None)
-    with _gone_is_fine(errno.EEXIST):
+    with _ignore_missing(errno.EEXIST):
         ipr.route(command, dst=route.destination, oif=link, table=_TABLE_MAIN, **extra)
 
 
@@ -205,7 +205,7 @@ def restore(nics: Sequence[Nic]) -> list[str]:
     return trouble
 
 
-def stand_in(nics: Sequence[Nic]) -> list[str]:
+def make_substitutes(nics: Sequence[Nic]) -> list[str]:
     """In an empty namespace: interfaces with the names and addresses of the lost ones, nothing behind them. As `restore`."""
     trouble: list[str] = []
     with IPRoute() as ipr:
@@ -232,7 +232,7 @@ def _try(trouble: list[str], doing: str, work: Callable[[], None]) -> None:
 def _remove(ipr: Any, name: str) -> None:
     index = _index(ipr, name)
     if index is not None:
-        with _gone_is_fine():
+        with _ignore_missing():
             ipr.link("del", index=index)
 
 

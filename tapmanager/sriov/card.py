@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tapmanager.errors import NetError, internal
-from tapmanager.sriov.vf_settings import Unkept, VfSettings, unkept
+from tapmanager.sriov.vf_settings import SettingMismatch, VfSettings, mismatched_settings
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _ROUNDS = 2
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 
 
-class CardLinks(Protocol):
+class PhysicalFunctionLinks(Protocol):
     """The host's links of network cards, by netlink. Raise NetError, OSError."""
 
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
@@ -39,7 +39,7 @@ class CardLinks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VfLocation:
     """`physical`: the name of the card's own interface; `number`: of the VF on it."""
 
     physical: str
@@ -49,10 +49,10 @@ class Place:
         return f"VF {self.number} of {self.physical}"
 
 
-class CardSide:
+class PhysicalFunctions:
     """`settles`: seconds that a function has to be told of again."""
 
-    def __init__(self, links: CardLinks, sysfs: str = "/sys", settles: float = SETTLES) -> None:
+    def __init__(self, links: PhysicalFunctionLinks, sysfs: str = "/sys", settles: float = SETTLES) -> None:
         self._links = links
         self._devices = os.path.join(sysfs, "bus/pci/devices")
         self._settles = settles
@@ -61,7 +61,7 @@ class CardSide:
         """Whether it is a virtual function."""
         return os.path.exists(os.path.join(self._devices, address, "physfn"))
 
-    def place(self, address: str) -> Place:
+    def place(self, address: str) -> VfLocation:
         """Raises NetError."""
         physical = self._own_interfaces(address)
         if not physical:
@@ -76,7 +76,7 @@ class CardSide:
             if number != name and number.isdecimal():
                 target = os.path.realpath(os.path.join(owner, name))
                 if os.path.basename(target) == address:
-                    return Place(physical[0], int(number))
+                    return VfLocation(physical[0], int(number))
         raise internal(f"PCI device {address} is not one of the virtual functions of {os.path.basename(owner)}")
 
     def mtu(self, address: str) -> int:
@@ -87,20 +87,20 @@ class CardSide:
                 return int(file.read())
         return 0
 
-    def settings(self, place: Place) -> VfSettings | None:
+    def settings(self, place: VfLocation) -> VfSettings | None:
         """None if the card does not tell within the time that it has. Raises NetError, OSError."""
         until = time.monotonic() + self._settles
-        while (found := self.settings_now(place)) is None and time.monotonic() < until:
+        while (found := self.current_settings(place)) is None and time.monotonic() < until:
             threading.Event().wait(_POLL)
         return found
 
-    def settings_now(self, place: Place) -> VfSettings | None:
+    def current_settings(self, place: VfLocation) -> VfSettings | None:
         return self._links.vf_settings(place.physical, place.number)
 
-    def set(self, place: Place, change: VfSettings) -> None:
+    def set(self, place: VfLocation, change: VfSettings) -> None:
         self._links.set_vf(place.physical, place.number, change)
 
-    def keep(self, place: Place, wanted: VfSettings) -> tuple[Unkept, ...]:
+    def keep(self, place: VfLocation, wanted: VfSettings) -> tuple[SettingMismatch, ...]:
         """Sets what differs on the card, and nothing else; returns what differs even then. Raises NetError if the settings
         cannot be read, OSError."""
         said: dict[str, str] = {}
@@ -116,8 +116,8 @@ class CardSide:
                     said[one.name] = str(exc)
         return tuple(dataclasses.replace(one, why=said.get(one.name, "")) for one in self._lost(place, wanted))
 
-    def _lost(self, place: Place, wanted: VfSettings) -> tuple[Unkept, ...]:
-        return unkept(wanted, self.settings(place) or VfSettings())
+    def _lost(self, place: VfLocation, wanted: VfSettings) -> tuple[SettingMismatch, ...]:
+        return mismatched_settings(wanted, self.settings(place) or VfSettings())
 
     def _own_interfaces(self, address: str) -> list[str]:
         found = self._names(os.path.join(address, "physfn/net"))

@@ -27,7 +27,7 @@ _BUSY = (errno.EAGAIN, errno.EBUSY)
 class NetlinkHostLinks:
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
         """See the protocol."""
-        with pod_links.talking(f"reading VF {number} of {physical}"), IPRoute() as ipr:
+        with pod_links.netlink_errors(f"reading VF {number} of {physical}"), IPRoute() as ipr:
             for link in ipr.get_links(self._index(ipr, physical), ext_mask=vf_messages.EXT_MASK):
                 return vf_messages.settings_of(link, number)
         return None
@@ -46,17 +46,17 @@ class NetlinkHostLinks:
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
         """See the protocol. By a name that neither side has: the one it had in the pod is often taken on the host."""
-        passing = f"vs{secrets.token_hex(6)}"
-        with pod_links.talking(f"moving {name} to the pod as {function.link}"), IPRoute() as ipr:
+        temporary_name = f"vs{secrets.token_hex(6)}"
+        with pod_links.netlink_errors(f"moving {name} to the pod as {function.link}"), IPRoute() as ipr:
             index = self._index(ipr, name)
             ipr.link("set", index=index, state="down")
-            ipr.link("set", index=index, ifname=passing)
+            ipr.link("set", index=index, ifname=temporary_name)
             descriptor = os.open(netns_path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 ipr.link("set", index=index, net_ns_fd=descriptor)
             finally:
                 os.close(descriptor)
-        netns.run_inside(netns_path, lambda: _settle(passing, function))
+        netns.run_inside(netns_path, lambda: _configure(temporary_name, function))
 
     def is_in(self, name: str, netns_path: str) -> bool:
         """See the protocol."""
@@ -73,9 +73,9 @@ def _gone(name: str) -> NetError:
     return internal(f"the host's interface {name} is gone")
 
 
-def _settle(passing: str, function: NicFunction) -> None:
-    with pod_links.talking(f"naming {function.link}"), IPRoute() as ipr:
-        index = int(ipr.link_lookup(ifname=passing)[0])
+def _configure(temporary_name: str, function: NicFunction) -> None:
+    with pod_links.netlink_errors(f"naming {function.link}"), IPRoute() as ipr:
+        index = int(ipr.link_lookup(ifname=temporary_name)[0])
         ipr.link("set", index=index, ifname=function.link)
         ipr.link("set", index=index, mtu=function.mtu, address=function.mac)
         if function.alias:

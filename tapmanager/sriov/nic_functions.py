@@ -26,13 +26,13 @@ from tapmanager.links.networks import Network
 from tapmanager.links.plan import KernelLink
 from tapmanager.links.pod_links import random_mac
 from tapmanager.pod import NicFunction
-from tapmanager.sriov.card import CardLinks, CardSide, Place
-from tapmanager.sriov.vf_settings import NO_MAC, Unkept, VfSettings, not_widened
+from tapmanager.sriov.card import PhysicalFunctionLinks, PhysicalFunctions, VfLocation
+from tapmanager.sriov.vf_settings import NO_MAC, SettingMismatch, VfSettings, without_new_privileges
 
 log = logging.getLogger(__name__)
 
 # Drivers register their interface a moment after they took the function, in seconds.
-_APPEARS = 10.0
+_LINK_TIMEOUT = 10.0
 _POLL = 0.02
 # The plugin that configures a card's functions from the card's side, and has made sure that this one is nobody else's.
 _CARDS_PLUGIN = "sriov"
@@ -40,7 +40,7 @@ _NO_MACS = frozenset({"", NO_MAC})
 _USUAL_MTU = 1500
 
 
-class HostLinks(CardLinks, Protocol):
+class HostLinks(PhysicalFunctionLinks, Protocol):
     """Changes of links by netlink, from the host's namespace. Raise NetError, OSError."""
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
@@ -50,19 +50,19 @@ class HostLinks(CardLinks, Protocol):
 
 
 class NicFunctions:
-    def __init__(self, drivers: PciDrivers, links: HostLinks, card: CardSide, sysfs: str = "/sys") -> None:
+    def __init__(self, drivers: PciDrivers, links: HostLinks, card: PhysicalFunctions, sysfs: str = "/sys") -> None:
         self._drivers = drivers
         self._links = links
         self._card = card
         self._devices = os.path.join(sysfs, "bus/pci/devices")
 
-    def among(self, links: Sequence[KernelLink]) -> Mapping[str, str]:
+    def virtual_functions(self, links: Sequence[KernelLink]) -> Mapping[str, str]:
         """Names of those links that are virtual functions -> PCI address."""
         return {link.name: link.parent for link in links if link.parent and self._card.has(link.parent)}
 
     def planned(self, networks: Sequence[Network], links: Sequence[KernelLink]) -> tuple[NicFunction, ...]:
         """The pod's functions, with all that bringing them back needs. Nothing is changed. Raises NetError."""
-        functions = self.among(links)
+        functions = self.virtual_functions(links)
         said = {network.pci_of(name) for network in networks for name in network.interfaces}
         drivers = {address: self._driver(address) for address in (*functions.values(), *sorted(said))}
         found = networks_plan.functions_of(networks, links, functions, drivers)
@@ -94,7 +94,7 @@ class NicFunctions:
         if not function.addresses:
             return None
         raise internal(
-            f"{network.words(function.link)} is PCI device {function.pci} at VFIO, whose MAC is not known: its guest could not "
+            f"{network.label(function.link)} is PCI device {function.pci} at VFIO, whose MAC is not known: its guest could not "
             "find it. Give the pod's attachment a `mac`, or set the VF's on the card (ip link set CARD vf NUMBER mac MAC)"
         )
 
@@ -106,10 +106,10 @@ class NicFunctions:
             return ""
         return (settings.mac if settings else "") or ""
 
-    def shown(self, address: str) -> Json:
+    def describe(self, address: str) -> Json:
         """For users: the function's driver, and if it is a card's VF its number and what is set for it now. Raises NetError."""
         driver = {"driver": self._drivers.driver(address)}
-        place, settings = self._asked(address)
+        place, settings = self._location_and_settings(address)
         if place is None:
             return driver
         told = (settings or VfSettings()).to_json()
@@ -118,12 +118,12 @@ class NicFunctions:
     def bind(self, address: str, driver: str) -> None:
         """`PciDrivers.bind` for a function that is nobody's NIC by CNI: what is set for a card's VF stays, but for the MAC, which
         may be the function's own. Raises NetError."""
-        place, before = self._asked(address)
+        place, before = self._location_and_settings(address)
         self._drivers.bind(address, driver)
         if place is not None and before is not None:
-            self._keep(address, place, dataclasses.replace(before, mac=None), guest=driver == VFIO)
+            self._reapply(address, place, dataclasses.replace(before, mac=None), guest=driver == VFIO)
 
-    def _asked(self, address: str) -> tuple[Place | None, VfSettings | None]:
+    def _location_and_settings(self, address: str) -> tuple[VfLocation | None, VfSettings | None]:
         """Where it is on its card, and what is set for it there. (None, None) for what is no network card's VF."""
         if not self._card.has(address):
             return None, None
@@ -131,7 +131,7 @@ class NicFunctions:
             place = self._card.place(address)
         except NetError:  # not a network card, or one whose own driver makes no interface
             return None, None
-        return place, self._card.settings_now(place)
+        return place, self._card.current_settings(place)
 
     def take(self, function: NicFunction) -> None:
         """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other. Raises NetError if
@@ -147,24 +147,24 @@ class NicFunctions:
         self._drivers.bind(function.pci, VFIO)
         wanted = dataclasses.replace(recorded, mac=function.mac)
         if function.settings is not None:  # else the card says nothing of its functions
-            self._keep(function.pci, place, wanted, guest=True)
+            self._reapply(function.pci, place, wanted, guest=True)
         log.info("function.taken pci=%s driver=%s at=%s %s", function.pci, function.driver, place, wanted)
 
     def give_back(self, function: NicFunction, netns_path: str) -> None:
         """Its driver and its link as the plugin left them; `netns_path` "": there is no namespace any more. May be repeated."""
         if not function.driver:  # it was VFIO's when the plugin configured it; only its MAC may be ours
             if function.settings is not None:
-                self._keep(function.pci, None, function.settings, guest=False)
+                self._reapply(function.pci, None, function.settings, guest=False)
             return
-        wanted = self._wanted_back(function)
+        wanted = self._settings_to_restore(function)
         self._drivers.bind(function.pci, function.driver)
         if wanted is not None:
-            self._keep(function.pci, None, wanted, guest=False)
+            self._reapply(function.pci, None, wanted, guest=False)
         log.info("function.given_back pci=%s driver=%s link=%s", function.pci, function.driver, function.link)
         if netns_path and not self._links.is_in(function.link, netns_path):
             self._links.move_in(self._new_link(function.pci), function, netns_path)
 
-    def _wanted_back(self, function: NicFunction) -> VfSettings | None:
+    def _settings_to_restore(self, function: NicFunction) -> VfSettings | None:
         """Asked before the driver changes: what the card does not allow any more by then was taken away by somebody else."""
         if function.settings is None:
             return None
@@ -173,9 +173,9 @@ class NicFunctions:
             before = self._card.settings(self._card.place(function.pci))
         except (NetError, OSError) as exc:
             log.warning("function.not_asked pci=%s error=%s", function.pci, exc)
-        return not_widened(function.settings, before or VfSettings())
+        return without_new_privileges(function.settings, before or VfSettings())
 
-    def _keep(self, address: str, place: Place | None, wanted: VfSettings, *, guest: bool) -> None:
+    def _reapply(self, address: str, place: VfLocation | None, wanted: VfSettings, *, guest: bool) -> None:
         """`place` None: still to be found. For a guest what is not safe raises NetError. Else all trouble is logged: a link is
         brought back anyway, for the plugin undoes what it has set itself."""
         try:
@@ -190,11 +190,11 @@ class NicFunctions:
             log.warning("function.not_put_back pci=%s wanted=%s error=%s", address, wanted, exc)
 
     def _new_link(self, address: str) -> str:
-        until = time.monotonic() + _APPEARS
+        until = time.monotonic() + _LINK_TIMEOUT
         while not (names := self._names(os.path.join(address, "net"))):
             if time.monotonic() >= until:
                 raise internal(
-                    f"PCI device {address} has its driver back, but no interface appeared within {_APPEARS:g} s"
+                    f"PCI device {address} has its driver back, but no interface appeared within {_LINK_TIMEOUT:g} s"
                 )
             threading.Event().wait(_POLL)
         return names[0]
@@ -206,7 +206,7 @@ class NicFunctions:
             return []
 
 
-def _unsafe(address: str, place: Place, lost: Unkept) -> NetError:
+def _unsafe(address: str, place: VfLocation, lost: SettingMismatch) -> NetError:
     return NetError(
         "failed-precondition",
         f"no guest is let onto the network by {place} ({address}), which at {VFIO} did not keep its {lost}. Update the driver "
@@ -216,10 +216,10 @@ def _unsafe(address: str, place: Place, lost: Unkept) -> NetError:
 
 def give_all_back(functions: NicFunctions, wanted: Sequence[NicFunction], netns_path: str) -> tuple[NicFunction, ...]:
     """All of them, with `is_back` where that is done. What cannot be brought back is logged: DEL must be tried anyway."""
-    return tuple(_given_back(functions, function, netns_path) for function in wanted)
+    return tuple(_freed_to(functions, function, netns_path) for function in wanted)
 
 
-def _given_back(functions: NicFunctions, function: NicFunction, netns_path: str) -> NicFunction:
+def _freed_to(functions: NicFunctions, function: NicFunction, netns_path: str) -> NicFunction:
     if function.is_back:
         return function
     try:

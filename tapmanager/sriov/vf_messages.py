@@ -20,7 +20,7 @@ EXT_MASK = 1 | 8
 _RTM_SETLINK = 19
 _VFINFO_LIST, _VF_INFO, _VLAN_INFO = 22, 1, 1
 _MAC, _SPOOF_CHECK, _LINK_STATE, _RATE, _RSS_QUERY, _TRUST, _VLAN_LIST = 1, 4, 5, 6, 7, 9, 12
-_NOT_TOLD = 0xFFFFFFFF  # what the kernel reports for drivers that report nothing
+_UNKNOWN = 0xFFFFFFFF  # what the kernel reports for drivers that report nothing
 
 
 def settings_of(link: Any, number: int) -> VfSettings | None:
@@ -64,7 +64,7 @@ def _vlan(info: Any) -> tuple[int | None, int | None, str | None]:
 
 def _value(info: Any, kind: str, name: str) -> int | None:
     found = info.get_attr(kind)
-    return None if found is None or found[name] == _NOT_TOLD else int(found[name])
+    return None if found is None or found[name] == _UNKNOWN else int(found[name])
 
 
 def _switch(info: Any, kind: str, name: str) -> bool | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tapmanager.fields import BadField, Json, known, number, text
+from tapmanager.fields import BadField, Json, number, refuse_unknown, text
 
 NO_MAC = "00:00:00:00:00:00"
 LINK_STATES = ("auto", "enable", "disable")  # by the kernel's number
@@ -18,7 +18,7 @@ PROTOCOLS: Mapping[int, str] = {0x8100: "802.1Q", 0x88A8: "802.1ad"}
 
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _PROTOCOL = re.compile(r"802\.1Q|802\.1ad|0x[0-9a-f]{4}")
-_MOST = 0xFFFFFFFF
+_MAX = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class VfSettings:
     @classmethod
     def from_json(cls, obj: Json, where: str) -> VfSettings:
         """Raises BadField."""
-        known(obj, cls.__slots__, where)
+        refuse_unknown(obj, cls.__slots__, where)
         link_state = _text(obj, "link_state", where)
         if link_state not in (None, *LINK_STATES):
             raise BadField(f"{where}.link_state: must be one of {', '.join(LINK_STATES)}")
         return cls(
             mac=_matching(_MAC, obj, "mac", where),
             vlan=_number(obj, "vlan", where, 4095),
-            qos=_number(obj, "qos", where, _MOST),
+            qos=_number(obj, "qos", where, _MAX),
             protocol=_matching(_PROTOCOL, obj, "protocol", where),
-            min_tx_rate=_number(obj, "min_tx_rate", where, _MOST),
-            max_tx_rate=_number(obj, "max_tx_rate", where, _MOST),
+            min_tx_rate=_number(obj, "min_tx_rate", where, _MAX),
+            max_tx_rate=_number(obj, "max_tx_rate", where, _MAX),
             spoof_check=_switch(obj, "spoof_check", where),
             link_state=link_state,
             rss_query=_switch(obj, "rss_query", where),
@@ -68,7 +68,7 @@ class VfSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Unkept:
+class SettingMismatch:
     """A setting that differs on the card. `wanted` and `now` hold its fields alone; `why`: what the kernel said when it was
     to be set, "" for nothing."""
 
@@ -103,16 +103,16 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def unkept(wanted: VfSettings, now: VfSettings) -> tuple[Unkept, ...]:
+def mismatched_settings(wanted: VfSettings, now: VfSettings) -> tuple[SettingMismatch, ...]:
     """What differs in `now`, or is not known there."""
     return tuple(
-        Unkept(name, _only(wanted, fields), _only(now, fields))
+        SettingMismatch(name, _only(wanted, fields), _only(now, fields))
         for name, fields in _TOGETHER.items()
         if any(getattr(wanted, field) not in (None, getattr(now, field)) for field in fields)
     )
 
 
-def not_widened(wanted: VfSettings, before: VfSettings) -> VfSettings:
+def without_new_privileges(wanted: VfSettings, before: VfSettings) -> VfSettings:
     """Without what would let the function do more than it could `before`: whoever took that away meant it."""
     return dataclasses.replace(
         wanted,

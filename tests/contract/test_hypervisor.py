@@ -19,7 +19,7 @@ from fakes.hypervisor import FakeHypervisor
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
 
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
@@ -30,18 +30,18 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.inventory import LibvirtCensus
-from virtshim.hypervisor.pause import LibvirtStandstill
+from virtshim.hypervisor.inventory import LibvirtInventory
+from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.stats.bulk import BulkStats, read_all
 from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
-from virtshim.ports.pause import Standstill
-from virtshim.ports.recovery import VmCensus
+from virtshim.ports.pause import VmPausing
+from virtshim.ports.recovery import VmInventory
 
 QEMU = "/usr/bin/qemu-system-x86_64"
-PATIENCE = 30.0
+WAIT_LIMIT = 30.0
 A = ContainerId("a" * 64)
 
 FOREIGN = """<domain type='{type}'><name>{name}</name><uuid>{uuid}</uuid>{metadata}<memory>65536</memory><vcpu>1</vcpu>
@@ -66,8 +66,8 @@ class World:
     add_other_node: Callable[[uuid.UUID, str], None]
     readings: VmReadings
     resizing: VmResizing
-    standstill: Standstill
-    census: VmCensus
+    pausing: VmPausing
+    inventory: VmInventory
     unplugging: VmUnplugging
     plug_in: Callable[[uuid.UUID, str, str], None]
 
@@ -107,7 +107,7 @@ def _fake_world(directory: Path) -> Iterator[World]:
     def plug_in(domain: uuid.UUID, device: str, alias: str) -> None:
         fake.domains[domain].plugged += (alias,)
         if device == CARD:
-            fake.clinging.add(domain)
+            fake.keeps_devices.add(domain)
 
     yield World(
         fake,
@@ -135,7 +135,7 @@ def _connected(uri: str, kind: DomainType) -> Iterator[_Connected]:
     hypervisor = LibvirtHypervisor(connection, _profile(kind))
     unplugging = LibvirtUnplugging(connection, _profile(kind), hypervisor.watching)
     connection.start()
-    assert connection.wait_open(PATIENCE), connection.trouble()
+    assert connection.wait_open(WAIT_LIMIT), connection.trouble()
     yield connection, hypervisor, unplugging
     hypervisor.close()
     connection.close()
@@ -166,8 +166,8 @@ def _libvirt_world(
             add(OTHER_NODE),
             LibvirtReadings(BulkStats(lambda: read_all(connection)), qemu_process.pid_directory(uri)),
             LibvirtResizing(connection, _profile(kind)),
-            LibvirtStandstill(connection, _profile(kind)),
-            LibvirtCensus(connection, _profile(kind)),
+            LibvirtPausing(connection, _profile(kind)),
+            LibvirtInventory(connection, _profile(kind)),
             unplugging,
             plug_in,
         )
@@ -339,8 +339,8 @@ def test_a_watcher_hears_of_its_own_vm_only(world: World) -> None:
             event.wait(0.2)
             event.clear()
         world.hypervisor.start(world.spec("a").uuid)
-        assert first.wait(PATIENCE)
-        assert second.wait(PATIENCE)
+        assert first.wait(WAIT_LIMIT)
+        assert second.wait(WAIT_LIMIT)
         assert not other.wait(0.2)
 
 
@@ -364,7 +364,7 @@ def test_callbacks_come_from_one_other_thread_even_after_one_failed(world: World
     world.hypervisor.start(spec.uuid)
     off_wanted.set()
     world.hypervisor.destroy(spec.uuid, spec.container_id)
-    assert off.wait(PATIENCE)
+    assert off.wait(WAIT_LIMIT)
     assert {domain for domain, _ in seen} == {spec.uuid}
     (thread,) = {thread for _, thread in seen}
     assert thread != threading.get_ident()
@@ -477,13 +477,13 @@ def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World)
 def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) -> None:
     spec = world.spec(max_memory_bytes=64 << 20)
     world.hypervisor.define(spec)
-    world.resizing.set_memory(spec.uuid, 48 << 20, PATIENCE)
-    world.resizing.set_memory(spec.uuid, 32 << 20, PATIENCE)
+    world.resizing.set_memory(spec.uuid, 48 << 20, WAIT_LIMIT)
+    world.resizing.set_memory(spec.uuid, 32 << 20, WAIT_LIMIT)
     with pytest.raises(WrongState, match="not 134217728"):
-        world.resizing.set_memory(spec.uuid, 128 << 20, PATIENCE)
+        world.resizing.set_memory(spec.uuid, 128 << 20, WAIT_LIMIT)
     assert world.resizing.memory_in_use(spec.uuid) is None
     world.hypervisor.start(spec.uuid)
-    world.resizing.set_memory(spec.uuid, 64 << 20, PATIENCE)
+    world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT)
 
 
 def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
@@ -492,7 +492,7 @@ def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
     for domain in (foreign, uuid.uuid4()):
         for change in (
             lambda domain=domain: world.resizing.add_vcpus(domain, 1),
-            lambda domain=domain: world.resizing.set_memory(domain, 32 << 20, PATIENCE),
+            lambda domain=domain: world.resizing.set_memory(domain, 32 << 20, WAIT_LIMIT),
             lambda domain=domain: world.resizing.memory_in_use(domain),
         ):
             with pytest.raises(NotFound):
@@ -501,7 +501,7 @@ def test_no_foreign_and_no_unknown_vm_is_resized(world: World) -> None:
 
 def test_where_libvirt_manages_no_cgroups_its_limits_are_left_alone(world: World) -> None:
     domain = world.running()
-    world.resizing.set_limits(domain, Limits(cpu_quota=50_000, memory=1 << 30))
+    world.resizing.set_limits(domain, CgroupLimits(cpu_quota=50_000, memory=1 << 30))
     assert world.hypervisor.power(domain).power is Power.RUNNING
 
 
@@ -510,13 +510,13 @@ def test_where_libvirt_manages_no_cgroups_its_limits_are_left_alone(world: World
 
 def test_a_paused_vm_stands_still_until_it_is_resumed(world: World) -> None:
     domain = world.running()
-    world.standstill.pause(domain)
+    world.pausing.pause(domain)
     assert world.hypervisor.power(domain) == PowerState(Power.PAUSED)
     with pytest.raises(WrongState):
-        world.standstill.pause(domain)
-    assert not world.standstill.out_of_space(domain)
+        world.pausing.pause(domain)
+    assert not world.pausing.out_of_space(domain)
     for _ in range(2):
-        world.standstill.resume(domain)
+        world.pausing.resume(domain)
         assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
 
 
@@ -524,19 +524,19 @@ def test_only_what_runs_is_paused_and_resuming_anything_else_is_no_error(world: 
     spec = world.spec()
     world.hypervisor.define(spec)
     with pytest.raises(WrongState):
-        world.standstill.pause(spec.uuid)
+        world.pausing.pause(spec.uuid)
     with pytest.raises(NotFound):
-        world.standstill.pause(uuid.uuid4())
+        world.pausing.pause(uuid.uuid4())
     for domain in (spec.uuid, uuid.uuid4()):
-        world.standstill.resume(domain)
-        assert not world.standstill.out_of_space(domain)
+        world.pausing.resume(domain)
+        assert not world.pausing.out_of_space(domain)
 
 
 def test_a_foreign_vm_is_not_made_to_stand_still(world: World) -> None:
     foreign = uuid.uuid4()
     world.add_foreign(foreign, "somebody-elses")
     with pytest.raises(NotFound):
-        world.standstill.pause(foreign)
+        world.pausing.pause(foreign)
     assert world.foreign_runs(foreign)
 
 
@@ -544,56 +544,56 @@ def test_memory_is_saved_of_a_paused_vm_that_stays_paused(world: World, request:
     if "test-driver" in request.node.name:
         return  # it has no memory
     domain = world.running()
-    world.standstill.pause(domain)
+    world.pausing.pause(domain)
     path = world.directory / "memory.save"
-    world.standstill.save_memory(domain, str(path), PATIENCE)
+    world.pausing.save_memory(domain, str(path), WAIT_LIMIT)
     assert world.hypervisor.power(domain) == PowerState(Power.PAUSED)
     if "qemu" in request.node.name:
         assert path.read_bytes().startswith(b"LibvirtQemudSave")
         assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(DeadlineExceeded):
-            world.standstill.save_memory(domain, str(world.directory / "late.save"), 0.0)
+            world.pausing.save_memory(domain, str(world.directory / "late.save"), 0.0)
         assert not (world.directory / "late.save").exists()
-    world.standstill.resume(domain)
+    world.pausing.resume(domain)
     assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
 
 
 def test_a_definition_remembers_its_pod(world: World) -> None:
     spec = world.spec(record='[{"text": "<&\\u00e9"}]', title="default/web/vm")
     world.hypervisor.define(spec)
-    found = world.census.remembered(spec.uuid)
+    found = world.inventory.domain_metadata(spec.uuid)
     assert (found.record, found.title, found.has_run) == (spec.record, spec.title, False)
 
 
 def test_a_definition_without_a_record_remembers_what_it_can(world: World) -> None:
     spec = world.spec(title="default/web/vm")
     world.hypervisor.define(spec)
-    assert world.census.remembered(spec.uuid).record == ""
+    assert world.inventory.domain_metadata(spec.uuid).record == ""
 
 
 def test_only_this_nodes_vms_are_remembered(world: World) -> None:
     domain = uuid.uuid4()
     world.add_foreign(domain, "somebody-elses")
     with pytest.raises(NotFound):
-        world.census.remembered(domain)
+        world.inventory.domain_metadata(domain)
 
 
 def test_the_census_tells_ours_and_leaves_the_others_out(world: World) -> None:
     world.add_foreign(uuid.uuid4(), "somebody-elses")
     world.add_other_node(uuid.uuid4(), "another-nodes")
     domain = world.running()
-    census = world.census.take()
-    assert [(found.uuid, found.state.power) for found in census.owned] == [(domain, Power.RUNNING)]
-    assert not census.unreadable
+    inventory = world.inventory.take()
+    assert [(found.uuid, found.state.power) for found in inventory.owned] == [(domain, Power.RUNNING)]
+    assert not inventory.unreadable
 
 
 def test_a_vm_without_devices_of_the_host_has_nothing_to_let_go_of(world: World) -> None:
     spec = world.spec()
     world.hypervisor.define(spec)
-    assert not world.unplugging.unplug(spec.uuid, A, PATIENCE)
+    assert not world.unplugging.unplug(spec.uuid, A, WAIT_LIMIT)
     world.hypervisor.start(spec.uuid)
-    assert not world.unplugging.unplug(spec.uuid, A, PATIENCE)
-    assert not world.unplugging.unplug(uuid.uuid4(), A, PATIENCE)
+    assert not world.unplugging.unplug(spec.uuid, A, WAIT_LIMIT)
+    assert not world.unplugging.unplug(uuid.uuid4(), A, WAIT_LIMIT)
     assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
 
 
@@ -603,10 +603,10 @@ def test_what_a_guest_lets_go_of_is_the_vms_no_more(world: World, request: pytes
     domain = world.running()
     for alias in ("ua-host-pci1", "ua-host-pci2"):
         world.plug_in(domain, SERIAL_PORT, alias)
-    assert not world.unplugging.unplug(domain, ContainerId("b" * 64), PATIENCE), "another container's"
+    assert not world.unplugging.unplug(domain, ContainerId("b" * 64), WAIT_LIMIT), "another container's"
     begun = time.monotonic()
-    assert not world.unplugging.unplug(domain, A, PATIENCE)
-    assert time.monotonic() - begun < PATIENCE / 2, "the guest is not waited for any longer"
+    assert not world.unplugging.unplug(domain, A, WAIT_LIMIT)
+    assert time.monotonic() - begun < WAIT_LIMIT / 2, "the guest is not waited for any longer"
     assert world.hypervisor.power(domain).power is Power.RUNNING
 
 
@@ -620,7 +620,7 @@ def test_a_guest_that_does_not_let_go_costs_the_time_and_no_more(world: World, r
         assert list(world.unplugging.unplug(domain, A, 0.5)) == ["ua-host-pci1"]
         assert time.monotonic() - begun < 5
     world.hypervisor.destroy(domain, A)
-    assert not world.unplugging.unplug(domain, A, PATIENCE)
+    assert not world.unplugging.unplug(domain, A, WAIT_LIMIT)
 
 
 def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.FixtureRequest) -> None:
@@ -628,12 +628,12 @@ def test_a_guest_that_stands_still_is_not_asked(world: World, request: pytest.Fi
         return
     domain = world.running()
     world.plug_in(domain, SERIAL_PORT, "ua-host-pci1")
-    world.standstill.pause(domain)
+    world.pausing.pause(domain)
     begun = time.monotonic()
-    assert list(world.unplugging.unplug(domain, A, PATIENCE)) == ["ua-host-pci1"]
-    assert time.monotonic() - begun < PATIENCE / 2
-    world.standstill.resume(domain)
-    assert not world.unplugging.unplug(domain, A, PATIENCE)
+    assert list(world.unplugging.unplug(domain, A, WAIT_LIMIT)) == ["ua-host-pci1"]
+    assert time.monotonic() - begun < WAIT_LIMIT / 2
+    world.pausing.resume(domain)
+    assert not world.unplugging.unplug(domain, A, WAIT_LIMIT)
 
 
 def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(world: World, request: pytest.FixtureRequest) -> None:

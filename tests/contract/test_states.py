@@ -17,7 +17,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.pause import LibvirtStandstill
+from virtshim.hypervisor.pause import LibvirtPausing
 
 URI = "test:///default"
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     assert connection.wait_open(30), connection.trouble()
     outside = Outside()
     outside.vms = cast("Any", hypervisor)
-    outside.standstill = LibvirtStandstill(connection, profile)
+    outside.pausing = LibvirtPausing(connection, profile)
     world = World(tmp_path, outside)
     world.pull()
     yield world

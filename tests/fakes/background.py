@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 
 
 class Background:
@@ -24,7 +24,7 @@ class Background:
             self._error = error
 
     def done(self) -> object:
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_LIMIT)
         assert not self._thread.is_alive(), "the call never returned"
         if self._error is not None:
             raise self._error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 
 START_NS = 1_800_000_000_000_000_000
 
@@ -59,7 +59,7 @@ class FakeClock:
     def until_waiting(self, count: int = 1) -> None:
         """Returns when so many threads wait on the held clock."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self._waiting) >= count, PATIENCE), "nobody waits"
+            assert self._changed.wait_for(lambda: len(self._waiting) >= count, WAIT_LIMIT), "nobody waits"
 
     def _wait_held(self, event: threading.Event, seconds: float) -> bool:
         mine = (self._seconds + seconds, event)
@@ -67,7 +67,7 @@ class FakeClock:
             self._waiting.append(mine)
             self._changed.notify_all()
         try:
-            assert event.wait(PATIENCE), "the held clock was never moved"
+            assert event.wait(WAIT_LIMIT), "the held clock was never moved"
         finally:
             with self._changed:
                 self._waiting.remove(mine)

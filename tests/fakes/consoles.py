@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.entrypoint import OutputPosition
 from virtshim.domain.guest.streaming import Output
 from virtshim.domain.ids import ContainerId
 
@@ -40,17 +40,17 @@ class FakeConsoles:
         self.following.clear()
 
 
-class FakeCommandLogs(FakeConsoles):
-    """Implements `virtshim.ports.CommandLogs`. `places` stay, as files do."""
+class FakeEntrypointLogs(FakeConsoles):
+    """Implements `virtshim.ports.EntrypointLogs`. `places` stay, as files do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: dict[ContainerId, ReadTo] = {}
+        self.places: dict[ContainerId, OutputPosition] = {}
 
-    def read_to(self, container: ContainerId) -> ReadTo:
-        return self.places.get(container, ReadTo())
+    def read_to(self, container: ContainerId) -> OutputPosition:
+        return self.places.get(container, OutputPosition())
 
-    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: OutputPosition) -> int:
         if container not in self.following:
             raise WrongState("not open")
         self.places[container] = read_to

@@ -6,7 +6,7 @@ from fakes.clock import START_NS
 
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.usage import DiskUse
+from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.ports.seeds import SeedRequest
 
@@ -32,19 +32,19 @@ class FakeRootDisks:
     def make_directory(self, container: ContainerId) -> None:
         self.directories.setdefault(container, set())
 
-    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+    def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
         assert name not in self.pod_disks, "a pod's disk is never created twice"
         self.pod_disks[name] = base.digest
         return Disk(f"/pods/{name}.qcow2", DiskFormat.QCOW2, "root")
 
-    def kept(self, name: str) -> Disk | None:
+    def pod_disk(self, name: str) -> Disk | None:
         return Disk(f"/pods/{name}.qcow2", DiskFormat.QCOW2, "root") if name in self.pod_disks else None
 
-    def delete_kept(self, pod: str) -> None:
+    def delete_pod_disks(self, pod: str) -> None:
         for name in [name for name in self.pod_disks if name.startswith(f"{pod}/")]:
             del self.pod_disks[name]
 
-    def pods_kept(self) -> frozenset[str]:
+    def pods_with_disks(self) -> frozenset[str]:
         return frozenset(name.split("/")[0] for name in self.pod_disks)
 
     def delete(self, container: ContainerId) -> None:
@@ -61,13 +61,13 @@ class FakeRootDisks:
     def existing(self) -> frozenset[ContainerId]:
         return frozenset(self.directories)
 
-    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
+    def use(self, container: ContainerId, pod_disk: str = "") -> DiskUsage | None:
         """A mebibyte a file."""
         files = self.directories.get(container)
         if files is None:
             return None
-        count = len(files) + (kept in self.pod_disks)
-        return DiskUse(START_NS, "/state/containers", count << 20, 1 + count, 1 << 40, 1_000_000, 900_000)
+        count = len(files) + (pod_disk in self.pod_disks)
+        return DiskUsage(START_NS, "/state/containers", count << 20, 1 + count, 1 << 40, 1_000_000, 900_000)
 
 
 class FakeGuestSeeds:

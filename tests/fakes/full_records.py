@@ -31,7 +31,15 @@ from virtshim.domain.devices.granted import (
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
-from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, Sandbox, SandboxConfig, SandboxPhase, Scope
+from virtshim.domain.sandbox import (
+    Namespaces,
+    NamespaceScope,
+    PodKey,
+    PortMapping,
+    Sandbox,
+    SandboxConfig,
+    SandboxPhase,
+)
 from virtshim.domain.vm import VmSize
 from virtshim.store.records import SqliteRecords
 
@@ -50,7 +58,7 @@ SANDBOX = Sandbox(
         runtime_handler="virtshim",
         overhead=Resources(memory_limit_bytes=1),
         resources=Resources(cpu_quota=1),
-        namespaces=Namespaces(Scope.CONTAINER, Scope.POD, Scope.CONTAINER),
+        namespaces=Namespaces(NamespaceScope.CONTAINER, NamespaceScope.POD, NamespaceScope.CONTAINER),
     ),
     created_at=2**62,
     phase=SandboxPhase.NOT_READY,

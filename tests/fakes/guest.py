@@ -142,9 +142,9 @@ class _Agent(Listener):
 
 
 class HostGuest:
-    """`disabled` commands are refused, as on Red Hat's distributions; `lies` are answers by command. `shell` is what the
+    """`disabled` commands are refused, as on Red Hat's distributions; `canned` are answers by command. `shell` is what the
     guest has as /bin/sh. `slots`: how many ports it has room for; it does not take up the
-    ports `deaf`.
+    ports `ports_not_taken_up`.
     `swept`: how often all sessions of earlier daemons were to be ended."""
 
     def __init__(self, directory: Path, ports: int = 12, slots: int = 120) -> None:
@@ -153,8 +153,8 @@ class HostGuest:
         self.devices = directory / "devices"
         self.devices.mkdir()
         self.disabled: set[str] = set()
-        self.deaf: set[int] = set()
-        self.lies: dict[str, Any] = {}
+        self.ports_not_taken_up: set[int] = set()
+        self.canned: dict[str, Any] = {}
         self.shell = ["/bin/sh"]
         self.swept = 0
         self.run = directory / "tmpfs"
@@ -162,7 +162,7 @@ class HostGuest:
         self.file_systems = 2
         self.frozen = False
         self.clock_ns = time.time_ns()
-        self.may_be_told_the_time = True
+        self.may_set_time = True
         self.ssh_keys: dict[str, list[str]] = {"root": []}
         self._files: dict[int, BinaryIO] = {}
         self._name = secrets.token_hex(8)
@@ -192,8 +192,8 @@ class HostGuest:
         if self.frozen and name not in _WHILE_FROZEN:
             words = f"Command {name} has been disabled: the agent is in frozen state"
             return {"error": {"class": "CommandNotFound", "desc": words}}
-        if name in self.lies:
-            return {"return": self.lies[name]}
+        if name in self.canned:
+            return {"return": self.canned[name]}
         match name:
             case "guest-sync-delimited":
                 return {"return": arguments["id"]}
@@ -204,9 +204,9 @@ class HostGuest:
             case "guest-file-open" | "guest-file-seek" | "guest-file-read" | "guest-file-close":
                 return self._file(name, arguments)
             case _:
-                return self._care(name, arguments)
+                return self._operation(name, arguments)
 
-    def _care(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _operation(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         match name:
             case "guest-ping":
                 return {"return": {}}
@@ -224,7 +224,7 @@ class HostGuest:
 
     def _set_time(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Without an argument from the clock chip."""
-        if "time" in arguments and not self.may_be_told_the_time:
+        if "time" in arguments and not self.may_set_time:
             words = "Failed to set time to guest: Operation not permitted"
             return {"error": {"class": "GenericError", "desc": words}}
         self.clock_ns = arguments.get("time", time.time_ns())
@@ -278,8 +278,10 @@ class HostGuest:
         if exec_scripts.KILL in words and exec_scripts.tag() in words:
             self.swept += 1
             argv = ["/bin/true"]  # "whatever an earlier virtshim left": on this machine that may be another test's
-        if exec_scripts.TAKEN_UP in words:  # it has no /sys of its own
-            missing = sum(1 << index for index, number in enumerate(words[3:]) if int(number) in self.deaf)
+        if exec_scripts.WAIT_FOR_PORTS in words:  # it has no /sys of its own
+            missing = sum(
+                1 << index for index, number in enumerate(words[3:]) if int(number) in self.ports_not_taken_up
+            )
             argv = ["/bin/sh", "-c", f"exit {missing}"]
         null = subprocess.DEVNULL
         child = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, env={**env, _OWNER: self._name})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Output, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import StreamSession
@@ -20,7 +20,7 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 
 class FakeGuests:
-    """Implements `virtshim.ports.GuestAgents` and `virtshim.ports.guests.GuestCare`. `do` runs a command; `sessions` are
+    """Implements `virtshim.ports.GuestAgents` and `virtshim.ports.guests.GuestOperations`. `do` runs a command; `sessions` are
     handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun."""
 
     def __init__(self) -> None:
@@ -37,27 +37,29 @@ class FakeGuests:
         self.ssh_keys: list[tuple[str, str]] = []
         self.console_sizes: list[tuple[int, int]] = []
         self.files: dict[str, bytes] = {}
-        self._news: dict[int, News] = {}
+        self._progress: dict[int, EntrypointProgress] = {}
         self._told = threading.Condition()
 
-    def tell(self, at: int, news: News) -> None:
+    def tell(self, at: int, progress: EntrypointProgress) -> None:
         """What is answered to those who have read up to piece `at` of stdout."""
         with self._told:
-            self._news[at] = news
+            self._progress[at] = progress
             self._told.notify_all()
 
-    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
+    def start_entrypoint(
+        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+    ) -> None:
         if self.begin_error is not None:
             raise self.begin_error
         self.begun.setdefault(container, []).append(command)
 
-    def news(self, container: ContainerId, read_to: ReadTo) -> News:
+    def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
         """Does not let a caller spin whose clock costs no time."""
         with self._told:
-            self._told.wait_for(lambda: read_to.out.piece in self._news, 0.02)
-            return self._news.get(read_to.out.piece, News((), read_to))
+            self._told.wait_for(lambda: read_to.out.piece in self._progress, 0.02)
+            return self._progress.get(read_to.out.piece, EntrypointProgress((), read_to))
 
-    def is_there(self, container: ContainerId) -> bool:
+    def entrypoint_exists(self, container: ContainerId) -> bool:
         return self.still_there
 
     def run(
@@ -72,10 +74,10 @@ class FakeGuests:
             raise Unavailable("no guest agent answers")
         return self.sessions.pop(0)
 
-    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+    def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return self.told
 
-    # --- virtshim.ports.guests.GuestCare
+    # --- virtshim.ports.guests.GuestOperations
 
     def freeze(self, container: ContainerId, timeout: float) -> int:
         self.frozen.add(container)
@@ -110,15 +112,15 @@ class FakeTerminationFiles:
         self.written[path] = message
 
 
-class FakeHearers:
-    """Implements `virtshim.ports.guests.CommandHearers`."""
+class FakeEntrypointListeners:
+    """Implements `virtshim.ports.guests.EntrypointListeners`."""
 
     def __init__(self) -> None:
         self.said: list[Output] = []
         self.forgotten: list[ContainerId] = []
         self.codes: dict[ContainerId, int] = {}
 
-    def anybody(self, container: ContainerId) -> bool:
+    def has_clients(self, container: ContainerId) -> bool:
         return False
 
     def heard(self, container: ContainerId, output: Sequence[Output]) -> None:

@@ -13,10 +13,10 @@ from virtshim.domain.devices.guest_view import buses
 from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
-from virtshim.ports.recovery import Census, Remembered
+from virtshim.ports.recovery import DomainInventory, DomainMetadata
 
 _ABSENT = PowerState(Power.ABSENT)
-_PATIENCE = 30.0
+_WAIT_LIMIT = 30.0
 
 
 @dataclass
@@ -33,13 +33,13 @@ class FakeDomain:
 class FakeHypervisor:
     """Implements `virtshim.ports.Hypervisor`. Definitions and running VMs stay when the process that made them dies
     (`forget`). Guests obey the power button unless their UUID is in `deaf`. `why_not` makes every call Unavailable.
-    They let go of devices unless their UUID is in `clinging`.
+    They let go of devices unless their UUID is in `keeps_devices`.
     `unreadable` are domains that a listing cannot read, `other_nodes` and `other_sandboxes` what it sees of others."""
 
     def __init__(self) -> None:
         self.domains: dict[uuid.UUID, FakeDomain] = {}
         self.deaf: set[uuid.UUID] = set()
-        self.clinging: set[uuid.UUID] = set()
+        self.keeps_devices: set[uuid.UUID] = set()
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
@@ -97,7 +97,7 @@ class FakeHypervisor:
             there = self._ours(domain)
             if there is None or not self._is_of(domain, container) or not there.state.is_on:
                 return ()
-            if there.state.power is Power.RUNNING and domain not in self.clinging:
+            if there.state.power is Power.RUNNING and domain not in self.keeps_devices:
                 there.plugged = ()
             return there.plugged
 
@@ -160,20 +160,20 @@ class FakeHypervisor:
                 if d.spec is not None
             ]
 
-    def take(self) -> Census:
-        """Implements `virtshim.ports.recovery.VmCensus`, with the next."""
+    def take(self) -> DomainInventory:
+        """Implements `virtshim.ports.recovery.VmInventory`, with the next."""
         self._reach("list")
         owned = [domain for domain in self.owned_now() if domain.name not in self.unreadable]
-        return Census(owned, tuple(self.unreadable), dict(self.other_nodes), self.other_sandboxes)
+        return DomainInventory(owned, tuple(self.unreadable), dict(self.other_nodes), self.other_sandboxes)
 
-    def remembered(self, domain: uuid.UUID) -> Remembered:
+    def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
         self._reach("read")
         with self._lock:
             there = self._ours(domain)
             if there is None or there.spec is None:
                 raise NotFound(f"no VM {domain}")
             spec = there.spec
-            return Remembered(spec.record, spec.title, spec.fetch_key, there.boots > 0)
+            return DomainMetadata(spec.record, spec.title, spec.fetch_key, there.boots > 0)
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:
@@ -236,12 +236,12 @@ class FakeHypervisor:
         if self._worker is not None:
             done = threading.Event()
             self._events.put(done)
-            assert done.wait(_PATIENCE), "a power event callback does not return"
+            assert done.wait(_WAIT_LIMIT), "a power event callback does not return"
 
     def close(self) -> None:
         if self._worker is not None:
             self._events.put(None)
-            self._worker.join(_PATIENCE)
+            self._worker.join(_WAIT_LIMIT)
             self._worker = None
 
     # inside

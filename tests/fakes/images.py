@@ -6,11 +6,11 @@ import hashlib
 import threading
 from dataclasses import dataclass
 
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.errors import DeadlineExceeded, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
 
@@ -52,7 +52,7 @@ class FakeImageFiles:
         if image.password and (credentials is None or credentials.password != image.password):
             raise PermissionRefused(f"the registry refuses the credentials for {reference!r}")
         if self.stalled:
-            assert cancelled.wait(PATIENCE), "nobody gave the stalled download up"
+            assert cancelled.wait(WAIT_LIMIT), "nobody gave the stalled download up"
             self.gave_up.set()
         if cancelled.is_set():
             raise DeadlineExceeded(f"the pull of {reference!r} was given up")
@@ -85,8 +85,8 @@ class FakeImageFiles:
     def sweep(self) -> None:
         self.unfinished.clear()
 
-    def use(self) -> FilesystemUse:
-        return FilesystemUse("/images", sum(self.files.values()), len(self.files), 1)
+    def use(self) -> FilesystemUsage:
+        return FilesystemUsage("/images", sum(self.files.values()), len(self.files), 1)
 
     def _published(self, name: ImageName) -> Published | None:
         if name.digest is None:

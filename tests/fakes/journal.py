@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 # Seconds of real time after which a test that waits for another thread gives up. Never reached by a test that passes.
-PATIENCE = 30.0
+WAIT_LIMIT = 30.0
 
 
 class Crash(BaseException):
@@ -39,7 +39,7 @@ class Gate:
     opened: threading.Event = field(default_factory=threading.Event)
 
     def wait(self) -> None:
-        assert self.reached.wait(PATIENCE), "nobody made the call that was to be held up"
+        assert self.reached.wait(WAIT_LIMIT), "nobody made the call that was to be held up"
 
     def open(self) -> None:
         self.opened.set()
@@ -102,7 +102,7 @@ class Journal:
             gate = self._gates.pop(name, None)
         if gate is not None:
             gate.reached.set()
-            assert gate.opened.wait(PATIENCE), f"the gate at {name} was never opened"
+            assert gate.opened.wait(WAIT_LIMIT), f"the gate at {name} was never opened"
         if dies:
             self._die(name, do, half)
         if trouble is not None and not trouble.after:

@@ -19,13 +19,13 @@ def process_usage(pid: int = 4711) -> ProcessUsage:
         file=20 * MIB,
         shmem=0,
         swap=0,
-        most_resident=180 * MIB,
+        peak_resident=180 * MIB,
         threads=5,
         minor_faults=900,
         major_faults=3,
         descriptors=31,
         sockets=7,
-        most_descriptors=1024,
+        max_descriptors=1024,
     )
 
 

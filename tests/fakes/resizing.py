@@ -7,7 +7,7 @@ import uuid
 
 from fakes.hypervisor import FakeHypervisor
 
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.errors import NotFound, WrongState
 from virtshim.domain.vm import VmSpec
 
@@ -40,7 +40,7 @@ class FakeResizing:
         self._spec(domain)
         return self.used if self._hypervisor.domains[domain].state.is_on else None
 
-    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+    def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         self._spec(domain)
         self._change(domain, limits=limits)
 

@@ -7,7 +7,7 @@ from fakes.sessions import FakeSessions
 
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.streaming.connection import Limits
+from virtshim.streaming.connection import StreamTimeouts
 from virtshim.streaming.server import StreamingServer
 
 CONTAINER = ContainerId("c" * 64)
@@ -15,7 +15,7 @@ SANDBOX = SandboxId("5" * 64)
 
 
 class StreamNode:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: StreamTimeouts) -> None:
         self.clock = FakeClock()
         self.sessions = FakeSessions()
         self.server = StreamingServer("127.0.0.1", 0, self.clock, limits)
@@ -39,5 +39,5 @@ class StreamNode:
     def forward_inside(self, *ports: int) -> str:
         return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, inside=CONTAINER))
 
-    def forward_with_screen(self, socket: str, *ports: int) -> str:
+    def forward_with_vnc(self, socket: str, *ports: int) -> str:
         return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, socket))

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 
 _tick = threading.Event()
 
 
 def eventually(condition: Callable[[], object]) -> None:
     """Returns when it holds."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_LIMIT
     while not condition():
         assert time.monotonic() < until, "it never came to hold"
         _tick.wait(0.002)

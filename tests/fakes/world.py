@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from fakes.archives import FakeArchives
+from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
-from fakes.consoles import FakeCommandLogs, FakeConsoles
+from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
-from fakes.groups import FakeVmGroups
-from fakes.guests import FakeGuests, FakeHearers, FakeTerminationFiles
+from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFiles
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, Watched
 from fakes.networks import FakePodNetworks
@@ -31,7 +31,7 @@ from virtshim.config import Paths, Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.pod_disk import pod_part
+from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.store.records import SqliteRecords
 
@@ -68,7 +68,7 @@ class Outside:
 
     clock: FakeClock = field(default_factory=FakeClock)
     networks: FakePodNetworks = field(default_factory=FakePodNetworks)
-    groups: FakeVmGroups = field(default_factory=FakeVmGroups)
+    cgroups: FakeVmCgroups = field(default_factory=FakeVmCgroups)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     archives: FakeArchives = field(default_factory=FakeArchives)
@@ -76,13 +76,13 @@ class Outside:
     device_errors: FakeDeviceErrors = field(default_factory=FakeDeviceErrors)
     drivers: FakeDeviceDrivers = field(default_factory=FakeDeviceDrivers)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
-    command_logs: FakeCommandLogs = field(default_factory=FakeCommandLogs)
+    entrypoint_logs: FakeEntrypointLogs = field(default_factory=FakeEntrypointLogs)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
-    hearers: FakeHearers = field(default_factory=FakeHearers)
-    last_words: FakeTerminationFiles = field(default_factory=FakeTerminationFiles)
+    entrypoint_listeners: FakeEntrypointListeners = field(default_factory=FakeEntrypointListeners)
+    termination_files: FakeTerminationFiles = field(default_factory=FakeTerminationFiles)
     guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
-    standstill: Any = None  # the VMs, unless a test says otherwise
+    pausing: Any = None  # the VMs, unless a test says otherwise
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
@@ -114,13 +114,13 @@ class World:
         return Adapters(
             records=cast("SqliteRecords", WatchedRecords(self.records, journal)),
             hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
-            census=cast("Any", Watched("vms", out.vms, journal)),
+            inventory=cast("Any", Watched("vms", out.vms, journal)),
             readings=out.readings,
-            standstill=cast("Any", Watched("vms", out.standstill or out.vms, journal)),
+            pausing=cast("Any", Watched("vms", out.pausing or out.vms, journal)),
             networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
             unplugging=cast("Any", Watched("vms", out.vms, journal)),
             resizing=cast("Any", Watched("resizing", out.resizing, journal, ("memory_in_use",))),
-            groups=cast("Any", Watched("groups", out.groups, journal)),
+            cgroups=cast("Any", Watched("cgroups", out.cgroups, journal)),
             files=cast("Any", Watched("files", out.files, journal, ("path",))),
             disks=cast("Any", Watched("disks", out.disks, journal)),
             devices=cast("Any", Watched("devices", out.devices, journal)),
@@ -129,17 +129,17 @@ class World:
             archives=cast("Any", Watched("archives", out.archives, journal)),
             seeds=cast("Any", Watched("seeds", out.seeds, journal)),
             consoles=cast("Any", Watched("consoles", out.consoles, journal)),
-            command_logs=out.command_logs,
+            entrypoint_logs=out.entrypoint_logs,
             streaming=out.streaming,
             guests=out.guests,
-            last_words=out.last_words,
-            hearers=out.hearers,
-            guest_operations=cast("Any", Watched("guests", out.guests, journal)),
+            termination_files=out.termination_files,
+            entrypoint_listeners=out.entrypoint_listeners,
+            guest_operations=cast("Any", Watched("guest_operations", out.guests, journal)),
             clock=out.clock,
         )
 
     def close(self) -> None:
-        self.app.commands.close()
+        self.app.entrypoints.close()
         self.app.freezer.close()
         self.records.close()
 
@@ -147,13 +147,13 @@ class World:
         """Whatever the old daemon had in memory is gone. Recovery is up to the caller."""
         self.close()
         self.outside.consoles.forget()
-        self.outside.command_logs.forget()
+        self.outside.entrypoint_logs.forget()
         self.outside.vms.forget()
         self.journal.revive()
         if rebooted:
             self.outside.vms.reboot_host()
             self.outside.networks.lose()
-            self.outside.groups.groups.clear()
+            self.outside.cgroups.cgroups.clear()
         return World(self.directory, self.outside, **self.sections)
 
     def recovered(self, *, rebooted: bool = False) -> World:
@@ -230,7 +230,7 @@ class World:
             *(f"network of {s.short}" for s in out.networks.networks),
             *(f"address of {s.short}" for s in out.networks.leases),
             *(f"VM {domain.name}" for domain in out.vms.owned()),
-            *(f"cgroup {path}" for path in out.groups.groups),
+            *(f"cgroup {path}" for path in out.cgroups.cgroups),
             *(f"directory of {c.short}" for c in out.disks.directories),
             *(f"pod disk {name}" for name in out.disks.pod_disks),
             *(f"unfinished checkpoint {path}" for path in out.archives.directories),
@@ -248,11 +248,11 @@ class World:
             *(f"network of {s.short}" for s in out.networks.networks if s not in sandboxes),
             *(f"address of {s.short}" for s in out.networks.leases if s not in sandboxes),
             *(f"VM {domain.name}" for domain in out.vms.owned() if domain.container_id not in containers),
-            *(f"cgroup {path}" for path, group in out.groups.groups.items() if group.container not in containers),
+            *(f"cgroup {path}" for path, group in out.cgroups.cgroups.items() if group.container not in containers),
             *(f"directory of {c.short}" for c in out.disks.directories if c not in containers),
             *(
                 f"disks of pod {pod}"
-                for pod in out.disks.pods_kept() - {pod_part(s.key) for s in self.records.sandboxes.all()}
+                for pod in out.disks.pods_with_disks() - {pod_hash(s.key) for s in self.records.sandboxes.all()}
             ),
             *(f"console of {c.short}" for c in out.consoles.following if c not in containers),
             *(f"image file {d}" for d in out.files.files if d not in needed),

@@ -31,7 +31,7 @@ def main() -> None:
     def dressed(settings: Any, adapters: Any) -> Any:
         parts = {
             name: Stepping(name, getattr(adapters, name), steps, _SILENT)
-            for name in ("hypervisor", "standstill", "resizing", "census")
+            for name in ("hypervisor", "pausing", "resizing", "inventory")
         }
         return wire(settings, dataclasses.replace(adapters, **parts))
 

@@ -96,7 +96,7 @@ class MortalNode:
         options = NodeOptions(directory, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
         self.settings = write_node(self._node, options)
         bundle.write(self._node.vmwrapper)
-        self.network = f"virtshim-{self._node.mark}"
+        self.network = f"virtshim-{self._node.path_hash}"
         self.killers = {name: Killer(f"{directory}/{name}.order") for name in ("tapmanager", "virtshim")}
         self.environment: dict[str, dict[str, str]] = {name: {} for name in self.killers}
         self._daemons = {name: Daemon(name, ()) for name in self.killers}

@@ -185,7 +185,7 @@ class Node:
         status = self.answer("ok" if vm else "NOT_FOUND", lambda: self.client.status(container[:20]))
         assert vm is None or (status.id, status.state, status.exit_code) == (container, vm.state, vm.exit_code)
 
-    def reopen_log(self, pick: int, this: bool, that: bool) -> None:
+    def reopen_container_log(self, pick: int, this: bool, that: bool) -> None:
         container = self.vm(pick)
         vm = self.vms.get(container)
         expected = "NOT_FOUND" if vm is None else "ok" if vm.state == RUNNING else "FAILED_PRECONDITION"
@@ -223,7 +223,7 @@ class Node:
 STEPS = [
     *(Node.run, Node.run, Node.create, Node.create, Node.create, Node.start, Node.start, Node.pull),
     *(Node.stop, Node.remove, Node.stop_pod, Node.remove_pod, Node.guest_ends, Node.restart, Node.remove_image),
-    *(Node.status, Node.pod_status, Node.reopen_log),
+    *(Node.status, Node.pod_status, Node.reopen_container_log),
 ]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import NetError
 from tapmanager.pod import NicFunction
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.vf_settings import LINK_STATES, VfSettings
 
@@ -41,7 +41,7 @@ def made(root: str, owned: VfSettings, dropped: dict[str, Any]) -> tuple[FakeNet
     card = FakeNetCard(Path(root))
     card.settings[1], card.dropped = owned, dropped
     functions = NicFunctions(
-        PciDrivers(str(card.root), card.write), card, CardSide(card, str(card.root), 0.0), str(card.root)
+        PciDrivers(str(card.root), card.write), card, PhysicalFunctions(card, str(card.root), 0.0), str(card.root)
     )
     return card, functions, NicFunction("net1", VFS[1], "iavf", MAC, 1500, (), (), (), owned)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
 from virtshim.streaming.spdy.connection import HalfClosed, Opened, Received, Reset, SpdyConnection
 from virtshim.streaming.spdy.dictionary import DICTIONARY
-from virtshim.streaming.spdy.frames import MOST_CONTROL_BYTES, SpdyError, Status
+from virtshim.streaming.spdy.frames import MAX_CONTROL_BYTES, SpdyError, Status
 from virtshim.streaming.terminal_size import SizeReader
 from virtshim.streaming.websocket import Fragment
 
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=20)
 HEADERS = st.dictionaries(NAMES, st.text(max_size=30), max_size=5)
@@ -28,7 +28,7 @@ class Fed:
     """A server that is fed, and whose invariants are looked at after each piece."""
 
     def __init__(self) -> None:
-        self.server = SpdyConnection(MOST_STREAMS)
+        self.server = SpdyConnection(MAX_STREAMS)
         self.open: set[int] = set()
         self.broken = False
 
@@ -53,8 +53,8 @@ class Fed:
                     assert number in self.open
                 case Reset(number):
                     self.open.remove(number)
-        assert len(self.server._streams) <= MOST_STREAMS
-        assert len(self.server._decoder._buffer) <= MOST_CONTROL_BYTES + 8
+        assert len(self.server._streams) <= MAX_STREAMS
+        assert len(self.server._decoder._buffer) <= MAX_CONTROL_BYTES + 8
         # All that it answers are whole frames, about as many as came in.
         answers = self.server.output()
         assert len(answers) <= 64 + 2 * len(wire)
@@ -174,7 +174,7 @@ def test_header_blocks_of_any_size_and_content(size, filler):
     pack = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
     block = pack.compress(plain_block({"a": ""})[:-4] + struct.pack(">I", size) + bytes([filler]) * size)
     block += pack.flush(zlib.Z_SYNC_FLUSH)
-    if len(block) + 10 <= MOST_CONTROL_BYTES:
+    if len(block) + 10 <= MAX_CONTROL_BYTES:
         Fed().feed(control(1, struct.pack(">IIBB", 1, 0, 0, 0) + block))
 
 

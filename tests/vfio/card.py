@@ -17,7 +17,7 @@ from typing import Any
 import hardware
 from podclient import wait_until
 
-from tapmanager.sriov.card import CardSide, Place
+from tapmanager.sriov.card import PhysicalFunctions, VfLocation
 from tapmanager.sriov.host_links import NetlinkHostLinks
 
 # Where QEMU's command line (outer.py) puts them. The wire leads to a card of the same machine.
@@ -122,5 +122,5 @@ def state(number: int) -> dict[str, Any]:
 
 def settings(number: int) -> dict[str, Any]:
     """The same as tapmanager reads it."""
-    found = CardSide(NetlinkHostLinks()).settings(Place(interface(CARD), number))
+    found = PhysicalFunctions(NetlinkHostLinks()).settings(VfLocation(interface(CARD), number))
     return {} if found is None else dict(found.to_json())

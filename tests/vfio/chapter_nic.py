@@ -13,7 +13,7 @@ from typing import Any
 
 import card
 import hardware
-from cluster import PATIENCE, device_plugin, kill_daemons
+from cluster import WAIT_LIMIT, device_plugin, kill_daemons
 from hardware import CARD_RESOURCE
 from node import Node
 from podclient import wait_until
@@ -128,7 +128,7 @@ def _at_its_kernel_driver(stage: Stage, wire: card.Wire) -> None:
         facts["ip"] = client.pod_ip(pod.id)
         facts["state"] = card.state(0)
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod.id, verbose=True)
-        facts["inspected"] = json.loads(client.runtime.PodSandboxStatus(request, timeout=PATIENCE).info["info"])
+        facts["inspected"] = json.loads(client.runtime.PodSandboxStatus(request, timeout=WAIT_LIMIT).info["info"])
     with report.step("nic: in the guest") as facts:
         wire.frames.clear()
         facts["console"] = pod.run(cluster.container())
@@ -176,7 +176,7 @@ def _at_vfio(stage: Stage, wire: card.Wire) -> None:
         facts["network config"] = network_config(node)
     with report.step("nic: both gone") as facts:
         pod.remove()
-        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        wait_until(lambda: not hardware.vfio_users(), WAIT_LIMIT, "nobody has a VFIO group open")
         facts["state"] = card.state(1)
         set_bind(node, on=True)
         kill_daemons(node, client, "virtshim")

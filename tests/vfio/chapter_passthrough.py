@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hardware
-from cluster import PATIENCE, device_plugin, kill_daemons
+from cluster import WAIT_LIMIT, device_plugin, kill_daemons
 from fakes.kubelet import Plugin
 from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
 from node import Node
@@ -79,7 +79,7 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
 
     with report.step("asked for back") as facts:
         try:
-            client_of_drivers(node).bind(PciAddress.parse(third), "nvme", PATIENCE)
+            client_of_drivers(node).bind(PciAddress.parse(third), "nvme", WAIT_LIMIT)
         except ShimError as exc:
             facts["refusal"] = str(exc)
         facts["drivers"] = hardware.drivers()
@@ -108,7 +108,7 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
     with report.step("removed") as facts:
         pod.remove()
         hardware.remove_block_device(volume)
-        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        wait_until(lambda: not hardware.vfio_users(), WAIT_LIMIT, "nobody has a VFIO group open")
         facts["drivers"] = hardware.drivers()
         facts["qemus"] = len(node.qemu_pids())
     with report.step("not bound") as facts:
@@ -126,7 +126,7 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
         facts["console"] = other.run(config)
     with report.step("killed") as facts:
         dead = other.kill(node)
-        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        wait_until(lambda: not hardware.vfio_users(), WAIT_LIMIT, "nobody has a VFIO group open")
         status = client.status(dead)
         facts.update(state=pb.ContainerState.Name(status.state), reason=status.reason)
     with report.step("restarted by kubelet") as facts:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import hardware
-from cluster import PATIENCE, Sandbox, device_plugin, kill_daemons
+from cluster import WAIT_LIMIT, Sandbox, device_plugin, kill_daemons
 from hardware import EDU_RESOURCE, NVME_RESOURCE
 from node import VIRTSHIM
 from podclient import log_lines, wait_until
@@ -46,7 +46,7 @@ def tell(stage: Stage) -> None:
 def ended(stage: Stage, container: str) -> dict[str, Any]:
     """What is known of it when it has ended."""
     status = stage.client.status(container)
-    wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+    wait_until(lambda: not hardware.vfio_users(), WAIT_LIMIT, "nobody has a VFIO group open")
     # The newest line about it.
     told = [line for line in stage.node.log().splitlines() if "vm.unplugged" in line and container[:20] in line]
     return {
@@ -93,7 +93,7 @@ def _unplugging(stage: Stage) -> None:
         begun = time.monotonic()
         pod.remove()
         facts["took"] = time.monotonic() - begun
-        wait_until(lambda: not hardware.vfio_users(), PATIENCE, "nobody has a VFIO group open")
+        wait_until(lambda: not hardware.vfio_users(), WAIT_LIMIT, "nobody has a VFIO group open")
         facts["drivers"] = hardware.drivers()
 
 
@@ -105,11 +105,13 @@ def _killed(stage: Stage) -> None:
         asked = stage.node.log().count("vm.destroy")
         stopping = threading.Thread(target=_stop, args=(stage, container), daemon=True)
         stopping.start()
-        wait_until(lambda: stage.node.log().count("vm.destroy") > asked, PATIENCE, "the VM is to be ended")
+        wait_until(lambda: stage.node.log().count("vm.destroy") > asked, WAIT_LIMIT, "the VM is to be ended")
         kill_daemons(stage.node, client, "virtshim")
-        stopping.join(PATIENCE)
+        stopping.join(WAIT_LIMIT)
         wait_until(
-            lambda: client.status(container).state == pb.CONTAINER_EXITED, PATIENCE, "it ends though nobody asks again"
+            lambda: client.status(container).state == pb.CONTAINER_EXITED,
+            WAIT_LIMIT,
+            "it ends though nobody asks again",
         )
         facts.update(ended(stage, container))
         pod.remove()
@@ -134,7 +136,7 @@ def _health(stage: Stage) -> None:
         methods = _METHOD.read_text()
         _METHOD.write_text("\n")  # the kernel refuses to reset it from now on
         facts.update(stopped(stage, container, 0), methods=methods, metrics=_metrics(stage, pod))
-        wait_until(lambda: vf.lists[-1][first] == "Unhealthy", PATIENCE, "kubelet is told")
+        wait_until(lambda: vf.lists[-1][first] == "Unhealthy", WAIT_LIMIT, "kubelet is told")
         facts["others"] = vf.lists[-1]
         facts["check"] = _check()
     with report.step("broken device refused") as facts:
@@ -143,7 +145,7 @@ def _health(stage: Stage) -> None:
     with report.step("healed") as facts:
         _METHOD.write_text("default")
         facts.update(stopped(stage, pod.started(config), 0), metrics=_metrics(stage, pod))
-        wait_until(lambda: vf.lists[-1][first] == "Healthy", PATIENCE, "kubelet is told")
+        wait_until(lambda: vf.lists[-1][first] == "Healthy", WAIT_LIMIT, "kubelet is told")
         facts["check"] = _check()
     pod.remove()
 
@@ -166,14 +168,14 @@ def _errors(stage: Stage) -> None:
         facts.update(metrics=_metrics(stage, pod), offered=plugin.lists[-1], message=client.status(container).message)
     with report.step("errors: fatal") as facts:
         hardware.inject(address, _MALFORMED)  # one: virtshim has looked at the counts before it
-        wait_until(lambda: plugin.lists[-1][address] == "Unhealthy", PATIENCE, "kubelet is told")
-        wait_until(lambda: "fatal" in client.status(container).message, PATIENCE, "the container's message tells")
+        wait_until(lambda: plugin.lists[-1][address] == "Unhealthy", WAIT_LIMIT, "kubelet is told")
+        wait_until(lambda: "fatal" in client.status(container).message, WAIT_LIMIT, "the container's message tells")
         status = client.status(container)
         facts.update(metrics=_metrics(stage, pod), message=status.message, state=pb.ContainerState.Name(status.state))
         facts["log"] = [line for line in stage.node.log().splitlines() if "device.errors" in line]
     with report.step("errors: reset") as facts:
         facts.update(stopped(stage, container, 0), metrics=_metrics(stage, pod))
-        wait_until(lambda: plugin.lists[-1][address] == "Healthy", PATIENCE, "kubelet is told")
+        wait_until(lambda: plugin.lists[-1][address] == "Healthy", WAIT_LIMIT, "kubelet is told")
         pod.remove()
 
 
@@ -188,7 +190,7 @@ def _inject_until_told(stage: Stage, address: str, error: int) -> None:
             injected = time.monotonic()
         return "device.errors" in stage.node.log()
 
-    wait_until(told, PATIENCE, "new errors are told")
+    wait_until(told, WAIT_LIMIT, "new errors are told")
 
 
 def _check() -> str:

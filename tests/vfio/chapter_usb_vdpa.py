@@ -11,7 +11,7 @@ from typing import Any
 
 import outer
 from chapter_passthrough import of_qemu
-from cluster import PATIENCE, Sandbox
+from cluster import WAIT_LIMIT, Sandbox
 from podclient import wait_until
 from telling import Stage
 from usb import UsbDevice
@@ -30,7 +30,7 @@ def tell(stage: Stage) -> None:
     with ExitStack() as stack:
         with stage.report.step("usb and vdpa: hardware") as facts:
             subprocess.run(["modprobe", "-a", "usb_storage", "sd_mod", "vduse", "vhost_vdpa"], check=True)
-            wait_until(_stick_is_ready, PATIENCE, "the USB stick is ready")
+            wait_until(_stick_is_ready, WAIT_LIMIT, "the USB stick is ready")
             card = stack.enter_context(NetworkCard("card0", bytes.fromhex(MAC.replace(":", ""))))
             facts.update(_state(card))
         one = stage.cluster.sandbox("one")
@@ -96,7 +96,7 @@ def _gone(stage: Stage, pod: Sandbox, card: NetworkCard, holds_card: ExitStack) 
         pod.remove()
     with report.step("usb: back") as facts:
         stick.plug_in()
-        wait_until(_stick_is_ready, PATIENCE, "the USB stick is ready")
+        wait_until(_stick_is_ready, WAIT_LIMIT, "the USB stick is ready")
         facts["usb"] = _stick().node
 
 

@@ -21,7 +21,7 @@ from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as plugin_pb
 from criproto.runtime_v1 import api_pb2 as pb
 
 # What takes a second elsewhere takes ten.
-PATIENCE = 600.0
+WAIT_LIMIT = 600.0
 MEMORY = 32 << 20
 
 _PLUGIN = """
@@ -96,7 +96,7 @@ class Sandbox:
         """As `run`; the container's id."""
         container = self.client.create(self.id, config, self.config)
         self.client.start(container)
-        wait_for_log(self.client.status(container).log_path, "device guest: done", PATIENCE)
+        wait_for_log(self.client.status(container).log_path, "device guest: done", WAIT_LIMIT)
         return container
 
     def refusal(self, config: pb.ContainerConfig, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Sandbox:
         (pid,) = node.qemu_pids()
         os.kill(pid, signal.SIGKILL)
         wait_until(
-            lambda: self.client.status(container).state == pb.CONTAINER_EXITED, PATIENCE, "the container has ended"
+            lambda: self.client.status(container).state == pb.CONTAINER_EXITED, WAIT_LIMIT, "the container has ended"
         )
         return container
 
@@ -143,7 +143,7 @@ def device_plugin(kubelet: FakeKubelet, deliver: str, resources: Mapping[str, st
                 resource in kubelet.plugins and kubelet.plugins[resource].lists for resource in resources
             )
 
-        wait_until(known, PATIENCE, "the device plugin has registered")
+        wait_until(known, WAIT_LIMIT, "the device plugin has registered")
         assert process.poll() is None, log.read_text()
         yield log
     finally:
@@ -160,7 +160,7 @@ def kill_daemons(node: Node, client: PodClient, *names: str) -> None:
     try:
         wait_until(
             lambda: all(node.log().count(signs[name]) > count for name, count in before.items()) and _serves(client),
-            PATIENCE,
+            WAIT_LIMIT,
             f"{', '.join(names)} serve again",
         )
     except TimeoutError as exc:

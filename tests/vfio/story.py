@@ -21,7 +21,7 @@ import chapter_passthrough  # noqa: E402
 import chapter_unplug  # noqa: E402
 import chapter_usb_vdpa  # noqa: E402
 import hardware  # noqa: E402
-from cluster import PATIENCE, Cluster  # noqa: E402
+from cluster import WAIT_LIMIT, Cluster  # noqa: E402
 from fakes.kubelet import FakeKubelet  # noqa: E402
 from fakes.pod_resources import FakePodResources, serving  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
@@ -56,14 +56,14 @@ def tell(report: Report, chapters: list[str], stack: ExitStack) -> None:
         facts["groups"] = {address: hardware.group(address) for address in hardware.drivers()}
     before = Snapshot.take()
 
-    node = Node("/var/tmp/n", "10.99.0.0/16", _NODE % chapter_unplug.SECONDS, patience=PATIENCE)
+    node = Node("/var/tmp/n", "10.99.0.0/16", _NODE % chapter_unplug.SECONDS, patience=WAIT_LIMIT)
     stack.callback(_down, node, before, report)
     with report.step("up") as facts:
         try:
             node.up()
         finally:
             facts["log"] = node.log()
-    client = stack.enter_context(PodClient(node.socket, timeout=PATIENCE))
+    client = stack.enter_context(PodClient(node.socket, timeout=WAIT_LIMIT))
     url = stack.enter_context(serve_directory(PROJECT / "build" / "vfio"))
     with report.step("image"):
         node.make_bridge()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from cluster import PATIENCE
+from cluster import WAIT_LIMIT
 from podclient import wait_until
 
 _DEVICES: Final = Path("/sys/bus/usb/devices")
@@ -50,7 +50,7 @@ class UsbDevice:
     def unplug(self) -> None:
         """Returns when the kernel has forgotten it."""
         self._port().write_text("1")
-        wait_until(lambda: not os.path.exists(self.node), PATIENCE, f"{self.node} is gone")
+        wait_until(lambda: not os.path.exists(self.node), WAIT_LIMIT, f"{self.node} is gone")
 
     def plug_in(self) -> None:
         """Into the port where it was; the kernel needs a moment to find it."""

@@ -10,11 +10,11 @@ from functools import partial
 from virtshim.attach.attachments import Attachments
 from virtshim.attach.console import ConsoleAttach
 from virtshim.attach.console_size import ConsoleSizes
-from virtshim.attach.entrypoint import CommandAttach
+from virtshim.attach.entrypoint import EntrypointAttach
 from virtshim.config import Settings
-from virtshim.crilog.entrypoint_log import CommandLogFiles
+from virtshim.crilog.entrypoint_log import EntrypointLogFiles
 from virtshim.crilog.follower import ConsoleLogs
-from virtshim.devices.attachable import Attachable
+from virtshim.devices.attachable import AttachChecker
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.host_files import HostFiles
@@ -28,9 +28,9 @@ from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.inventory import LibvirtCensus
+from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.node_profile import libvirt_uri, node_profile, own_groups
-from virtshim.hypervisor.pause import LibvirtStandstill
+from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.plugging import LibvirtPorts
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.resize import LibvirtResizing
@@ -39,23 +39,23 @@ from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.kubelet.pod_resources import PodResourcesClient
-from virtshim.lifecycle.exec_ports import PlugPort
-from virtshim.ports.cgroups import VmGroups
+from virtshim.lifecycle.exec_ports import PlugExecPort
+from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
-from virtshim.ports.consoles import CommandLogs, Consoles
+from virtshim.ports.consoles import Consoles, EntrypointLogs
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.disks import RootDisks
-from virtshim.ports.guests import CommandHearers, GuestAgents, GuestCare, TerminationFiles
+from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
-from virtshim.ports.pause import CheckpointFiles, Standstill
-from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmCensus
+from virtshim.ports.pause import CheckpointFiles, VmPausing
+from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmInventory
 from virtshim.ports.seeds import GuestSeeds
 from virtshim.ports.streaming import Streaming
 from virtshim.primitives.clock import SystemClock
 from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
-from virtshim.tapclient.cgroups import VmGroupClient
+from virtshim.tapclient.cgroups import VmCgroupClient
 from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
 
@@ -69,13 +69,13 @@ class Adapters:
 
     records: SqliteRecords
     hypervisor: Hypervisor
-    census: VmCensus
+    inventory: VmInventory
     readings: VmReadings
     resizing: VmResizing
     unplugging: VmUnplugging
-    standstill: Standstill
+    pausing: VmPausing
     networks: KnownNetworks
-    groups: VmGroups
+    cgroups: VmCgroups
     files: KnownImageFiles
     disks: RootDisks
     archives: CheckpointFiles
@@ -84,10 +84,10 @@ class Adapters:
     device_errors: DeviceErrorCounts
     seeds: GuestSeeds
     consoles: Consoles
-    command_logs: CommandLogs
+    entrypoint_logs: EntrypointLogs
     guests: GuestAgents
-    guest_operations: GuestCare
-    hearers: CommandHearers
+    guest_operations: GuestOperations
+    entrypoint_listeners: EntrypointListeners
     termination_files: TerminationFiles
     streaming: Streaming
     clock: Clock
@@ -127,25 +127,25 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     stack.callback(hypervisor.close)
     connection.start()
     consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
-    command_logs = stack.enter_context(contextlib.closing(CommandLogFiles(layout, clock)))
+    entrypoint_logs = stack.enter_context(contextlib.closing(EntrypointLogFiles(layout, clock)))
     guests = stack.enter_context(
-        contextlib.closing(AgentClients(layout, PlugPort(records, LibvirtPorts(connection, profile), layout).plug))
+        contextlib.closing(AgentClients(layout, PlugExecPort(records, LibvirtPorts(connection, profile), layout).plug))
     )
     networks = PodNetworkClient(settings.tapmanager.socket)
     sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))
-    own_commands = stack.enter_context(contextlib.closing(CommandAttach(guests.own_input)))
+    own_commands = stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
     streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
     stack.callback(streaming.stop)
     adapters = Adapters(
         records=records,
         hypervisor=hypervisor,
-        census=LibvirtCensus(connection, profile),
+        inventory=LibvirtInventory(connection, profile),
         readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
         resizing=LibvirtResizing(connection, profile),
         unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
-        standstill=LibvirtStandstill(connection, profile),
+        pausing=LibvirtPausing(connection, profile),
         networks=networks,
-        groups=VmGroupClient(networks, own=own_groups(settings)),
+        cgroups=VmCgroupClient(networks, own=own_groups(settings)),
         files=ImageFileStore(layout.images, image_settings(settings)),
         disks=RootDiskStore(layout),
         archives=CheckpointArchives(),
@@ -154,10 +154,10 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         device_errors=AerCounts(HostFiles()),
         seeds=SeedStore(layout),
         consoles=consoles,
-        command_logs=command_logs,
+        entrypoint_logs=entrypoint_logs,
         guests=guests,
         guest_operations=guests.operations,
-        hearers=own_commands,
+        entrypoint_listeners=own_commands,
         termination_files=TerminationFileStore(),
         streaming=streaming,
         clock=clock,
@@ -173,7 +173,7 @@ def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices
     if kubelet is not None:
         stack.callback(kubelet.close)
     resolver = Resolver(files, CdiDirectories(settings.devices.cdi_dirs, files), kubelet)
-    return NodeDevices(files, resolver, Attachable(files, device_rules(settings, files)))
+    return NodeDevices(files, resolver, AttachChecker(files, device_rules(settings, files)))
 
 
 def image_settings(settings: Settings) -> ImageSettings:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from virtshim import machine
 from virtshim.app.adapters import Adapters, real_parts
 from virtshim.config import Settings
-from virtshim.cri.admin import PeopleServicer
+from virtshim.cri.admin import AdminServicer
 from virtshim.cri.images import ImageServicer
 from virtshim.cri.runtime import RuntimeServicer
 from virtshim.cri.server import CriServer
@@ -19,41 +19,41 @@ from virtshim.cri.services import Services
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.create_container import CreateContainer
-from virtshim.lifecycle.entrypoints import ContainerCommands
+from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
-from virtshim.lifecycle.guest_freeze import CareForGuests
-from virtshim.lifecycle.images import ImageUse
-from virtshim.lifecycle.record_exit import Exits
+from virtshim.lifecycle.guest_freeze import GuestFreezer
+from virtshim.lifecycle.images import ImageService
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.remove_container import RemoveContainer
 from virtshim.lifecycle.remove_sandbox import RemoveSandbox
-from virtshim.lifecycle.reopen_container_log import ReopenLog
+from virtshim.lifecycle.reopen_container_log import ReopenContainerLog
 from virtshim.lifecycle.run_sandbox import RunSandbox
 from virtshim.lifecycle.start_container import StartContainer
 from virtshim.lifecycle.stop_container import StopContainer
 from virtshim.lifecycle.stop_sandbox import StopSandbox
-from virtshim.lifecycle.termination_message import LastWords
-from virtshim.lifecycle.update_container_resources import ResizeContainer
-from virtshim.lifecycle.update_sandbox_resources import ResizeSandbox
+from virtshim.lifecycle.termination_message import TerminationMessages
+from virtshim.lifecycle.update_container_resources import UpdateContainerResources
+from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
 from virtshim.lifecycle.vm_events import VmEvents
 from virtshim.metrics.usage import Usage
-from virtshim.passthrough.assembly import DeviceCare, DeviceRules, Outside, device_care
-from virtshim.passthrough.inspection import FunctionFacts
+from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
+from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.primitives.clock import Stamps
 from virtshim.primitives.inflight import Inflight, PodLocks
-from virtshim.queries.container_events import Announcer
+from virtshim.queries.container_events import EventBroadcaster
 from virtshim.queries.node_status import NodeStatus
-from virtshim.queries.record_changes import PodChanges
-from virtshim.recovery.assembly import Recovery, recovery, workbench
-from virtshim.recovery.repairs import Repairs, Workbench
+from virtshim.queries.record_changes import RecordChanges
+from virtshim.recovery.assembly import Recovery, recovery, repair_runner
+from virtshim.recovery.repairs import RepairRunner, Repairs
 from virtshim.recovery.watch_pods import WatchPods
 
 # GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
-_MOST_LISTENERS = 16
+_MAX_LISTENERS = 16
 
 # Seconds that a look which is under way gets when the daemon stops.
-_THREAD_END = 5.0
+_JOIN_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,18 @@ class App:
 
     adapters: Adapters
     services: Services
-    images: ImageUse
+    images: ImageService
     recovery: Recovery
     events: VmEvents
     watch: WatchPods
-    commands: ContainerCommands
-    freezer: CareForGuests
+    entrypoints: EntrypointRunner
+    freezer: GuestFreezer
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
         image = ImageServicer(self.images, settings.cri.runtime_handlers)
-        people = PeopleServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
+        people = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, people)
 
     def recovered(self) -> None:
@@ -103,38 +103,45 @@ class App:
         finally:
             stopping.set()
             for thread in threads:
-                thread.join(_THREAD_END)
+                thread.join(_JOIN_TIMEOUT)
 
 
 def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
     locks = PodLocks()
-    bench = workbench()
+    runner = repair_runner()
     stamps = Stamps(a.clock, a.records.newest_stamp())
-    images = ImageUse(a.records, a.files, a.clock)
+    images = ImageService(a.records, a.files, a.clock)
     timeout = settings.cri.stop_timeout
     sizes = settings.sizes()
-    logs = Logs(a.consoles, a.command_logs)
+    logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
-    exits = Exits(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.groups, timeout, devices.health)
-    last_words = LastWords(a.records, a.guest_operations, a.termination_files)
-    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, last_words, devices.unplug)
+    exits = ExitRecorder(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices.health)
+    termination_messages = TerminationMessages(a.records, a.guest_operations, a.termination_files)
+    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, termination_messages, devices.unplug)
     agent_timeout = settings.vm.agent_timeout
-    commands = ContainerCommands(
-        a.records, a.guests, a.command_logs, stop_container, a.clock, locks, agent_timeout, hearers=a.hearers
+    entrypoints = EntrypointRunner(
+        a.records,
+        a.guests,
+        a.entrypoint_logs,
+        stop_container,
+        a.clock,
+        locks,
+        agent_timeout,
+        entrypoint_listeners=a.entrypoint_listeners,
     )
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
     remove_container = RemoveContainer(
-        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.groups, devices, timeout
+        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout
     )
-    freezer = CareForGuests(a.records, a.guest_operations, a.clock, locks)
-    checkpoints = CheckpointContainer(a.records, a.standstill, a.archives, settings.layout(), a.clock, locks, freezer)
+    freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
+    checkpoints = CheckpointContainer(a.records, a.pausing, a.archives, settings.layout(), a.clock, locks, freezer)
     services = Services(
         records=a.records,
         clock=a.clock,
         layout=settings.layout(),
-        node=_node(settings, a, bench, devices),
+        node=_node(settings, a, runner, devices),
         run_sandbox=RunSandbox(
             records=a.records,
             networks=a.networks,
@@ -149,55 +156,55 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
         create_container=_create_container(settings, a, images, stamps, locks, devices),
         start_container=StartContainer(
-            a.records, a.hypervisor, logs, exits, a.clock, locks, a.groups, sizes, timeout, commands, devices.claims
+            a.records, a.hypervisor, logs, exits, a.clock, locks, a.cgroups, sizes, timeout, entrypoints, devices.claims
         ),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
         exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
-        reopen_log=ReopenLog(logs),
+        reopen_container_log=ReopenContainerLog(logs),
         usage=Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock),
         streaming=a.streaming,
-        events=_announcer(settings, a),
-        resize_container=ResizeContainer(a.records, a.resizing, a.groups, locks, sizes, timeout),
-        resize_sandbox=ResizeSandbox(a.records, locks, sizes),
+        events=_broadcaster(settings, a),
+        update_container_resources=UpdateContainerResources(a.records, a.resizing, a.cgroups, locks, sizes, timeout),
+        update_sandbox_resources=UpdateSandboxResources(a.records, locks, sizes),
     )
-    ending = (exits, remove_container, checkpoints, commands)
+    ending = (exits, remove_container, checkpoints, entrypoints)
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
-    recovering = recovery(repairs, bench, a.census, images, locks, settings.cri.reconcile_interval)
+    recovering = recovery(repairs, runner, a.inventory, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
-    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, commands, freezer)
+    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer)
 
 
-def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceCare:
+def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:
     tables = (a.records.borrowed, a.records.device_conditions)
-    outside = Outside(a.hypervisor, a.unplugging, a.devices, a.drivers, a.device_errors, *tables)
+    outside = DevicePorts(a.hypervisor, a.unplugging, a.devices, a.drivers, a.device_errors, *tables)
     own = settings.devices
     rules = DeviceRules(own.bind, own.reset, own.unplug, settings.cri.stop_timeout)
-    return device_care(a.records, outside, a.clock, locks, rules)
+    return device_services(a.records, outside, a.clock, locks, rules)
 
 
-def _announcer(settings: Settings, a: Adapters) -> Announcer:
-    most = min(_MOST_LISTENERS, settings.cri.max_calls // 4)
-    announcer = Announcer(Stamps(a.clock, a.records.newest_stamp()), most)
-    changes = PodChanges(a.records, announcer)
+def _broadcaster(settings: Settings, a: Adapters) -> EventBroadcaster:
+    most = min(_MAX_LISTENERS, settings.cri.max_calls // 4)
+    broadcaster = EventBroadcaster(Stamps(a.clock, a.records.newest_stamp()), most)
+    changes = RecordChanges(a.records, broadcaster)
     a.records.sandboxes.on_change(changes.sandbox_changed)
     a.records.containers.on_change(changes.container_changed)
-    return announcer
+    return broadcaster
 
 
 def _watch(
     a: Adapters,
-    exits: Exits,
+    exits: ExitRecorder,
     checkpoints: CheckpointContainer,
     locks: PodLocks,
-    freezer: CareForGuests,
+    freezer: GuestFreezer,
     timeout: float,
 ) -> WatchPods:
     return WatchPods(
         records=a.records,
         hypervisor=a.hypervisor,
-        standstill=a.standstill,
+        pausing=a.pausing,
         networks=a.networks,
         disks=a.disks,
         exits=exits,
@@ -211,7 +218,7 @@ def _watch(
 
 
 def _create_container(
-    settings: Settings, a: Adapters, images: ImageUse, stamps: Stamps, locks: PodLocks, devices: DeviceCare
+    settings: Settings, a: Adapters, images: ImageService, stamps: Stamps, locks: PodLocks, devices: DeviceServices
 ) -> CreateContainer:
     return CreateContainer(
         records=a.records,
@@ -234,7 +241,7 @@ def _create_container(
     )
 
 
-def _node(settings: Settings, a: Adapters, bench: Workbench, devices: DeviceCare) -> NodeStatus:
+def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: DeviceServices) -> NodeStatus:
     return NodeStatus(
         version=version("virtshim"),
         node_id=a.records.node_id(),
@@ -243,15 +250,15 @@ def _node(settings: Settings, a: Adapters, bench: Workbench, devices: DeviceCare
         hypervisor=a.hypervisor,
         networks=a.networks,
         records=a.records,
-        unfinished=bench.unfinished,
+        unfinished=runner.unfinished,
         broken_devices=devices.resets.broken,
         layout=settings.layout(),
-        functions=FunctionFacts(a.drivers),
+        functions=FunctionInspection(a.drivers),
     )
 
 
 @contextlib.contextmanager
-def built(settings: Settings) -> Iterator[App]:
+def open_app(settings: Settings) -> Iterator[App]:
     """The product on its real parts. Waits until libvirt and tapmanager answer (they may still be starting); raises
     ShimError if they do not. On leaving, everything of this process is closed; VMs and pod networks stay."""
     with contextlib.ExitStack() as stack:
@@ -259,6 +266,6 @@ def built(settings: Settings) -> Iterator[App]:
         parts.wait()
         app = wire(settings, parts.adapters)
         stack.callback(app.freezer.close)
-        stack.callback(app.commands.close)
+        stack.callback(app.entrypoints.close)
         parts.server.start(parts.attaches, app.services.exec_command)
         yield app

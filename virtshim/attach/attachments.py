@@ -14,4 +14,4 @@ class Attachments:
         self._commands = commands
 
     async def attach(self, request: AttachStreams) -> StreamSession:
-        return await (self._commands if request.own_command else self._consoles).attach(request)
+        return await (self._commands if request.to_entrypoint else self._consoles).attach(request)

@@ -24,10 +24,10 @@ from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStr
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 
-MOST_CLIENTS: Final = 16
+MAX_CLIENTS: Final = 16
 
 # Bytes that wait for one client.
-MOST_WAITING: Final = 1 << 20
+MAX_WAITING: Final = 1 << 20
 
 # Bytes in one read from QEMU, and to one client.
 _PIECE: Final = 64 << 10
@@ -72,9 +72,9 @@ class ConsoleAttach:
                         del self._lines[container]
 
     async def _joined(self, line: _Line, request: AttachStreams) -> ConsoleSession:
-        if len(line.members) >= MOST_CLIENTS:
+        if len(line.members) >= MAX_CLIENTS:
             raise ResourceExhausted(
-                f"{MOST_CLIENTS} clients are attached to container {request.container.short}; one must leave first"
+                f"{MAX_CLIENTS} clients are attached to container {request.container.short}; one must leave first"
             )
         if line.over:
             raise Unavailable("the VM's console cannot be reached: the VM has ended")
@@ -193,7 +193,7 @@ class ConsoleSession:
         if not self._request.streams.stdout:
             return
         self._waiting += data
-        if (too_many := len(self._waiting) - MOST_WAITING) > 0:
+        if (too_many := len(self._waiting) - MAX_WAITING) > 0:
             del self._waiting[:too_many]
             self._lost += too_many
         self._changed.set()

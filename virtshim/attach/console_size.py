@@ -18,12 +18,12 @@ from virtshim.domain.ids import ContainerId
 log = structlog.get_logger(__name__)
 
 # Container, columns, rows, seconds. Blocks; raises ShimError.
-Tell = Callable[[ContainerId, int, int, float], None]
+SetSize = Callable[[ContainerId, int, int, float], None]
 
 # Seconds: for the agent, and between two sizes of one console, as a window that is dragged has many.
 _ANSWER: Final = 3.0
 _PAUSE: Final = 0.3
-_MOST: Final = 0xFFFF
+_MAX: Final = 0xFFFF
 # Guests that are told at the same time; more of them wait.
 _THREADS: Final = 4
 
@@ -31,19 +31,19 @@ _THREADS: Final = 4
 class ConsoleSizes:
     """One for all consoles."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, tell: SetSize) -> None:
+        self._set = tell
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="console-size")
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def of(self, container: ContainerId) -> ConsoleSize:
-        return ConsoleSize(lambda columns, rows: self._told(container, columns, rows), self._executor)
+        return ConsoleSize(lambda columns, rows: self._set_size(container, columns, rows), self._executor)
 
-    def _told(self, container: ContainerId, columns: int, rows: int) -> None:
+    def _set_size(self, container: ContainerId, columns: int, rows: int) -> None:
         try:
-            self._tell(container, columns, rows, _ANSWER)
+            self._set(container, columns, rows, _ANSWER)
         except ShimError as exc:
             log.debug("console.size.untold", container=container.short, why=str(exc))
 
@@ -52,25 +52,25 @@ class ConsoleSize:
     """Of one console. Lives on the streaming loop."""
 
     def __init__(self, tell: Callable[[int, int], None], executor: ThreadPoolExecutor) -> None:
-        self._tell = tell
+        self._set = tell
         self._executor = executor
         self._newest: tuple[int, int] | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._setting: asyncio.Task[None] | None = None
 
     def change(self, columns: int, rows: int) -> None:
         """Returns at once. Impossible sizes are ignored."""
-        if not (0 < columns <= _MOST and 0 < rows <= _MOST):
+        if not (0 < columns <= _MAX and 0 < rows <= _MAX):
             return
         self._newest = (columns, rows)
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell_all())
+        if self._setting is None or self._setting.done():
+            self._setting = asyncio.get_running_loop().create_task(self._set_newest())
 
     def close(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._setting is not None:
+            self._setting.cancel()
 
-    async def _tell_all(self) -> None:
+    async def _set_newest(self) -> None:
         while self._newest is not None:
             size, self._newest = self._newest, None
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._tell, *size)
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._set, *size)
             await asyncio.sleep(_PAUSE)

@@ -1,6 +1,6 @@
 """Attach to a container's entrypoint: its output goes to all attached clients, what they type to its input.
 
-Lives on the streaming loop, except what the command's thread calls (`virtshim.ports.guests.CommandHearers`). The output is
+Lives on the streaming loop, except what the command's thread calls (`virtshim.ports.guests.EntrypointListeners`). The output is
 that of the log, as it is read from the guest: earlier output is not shown. A client that does not keep up loses its
 oldest output and is told so; the command is never stopped for it.
 """
@@ -20,27 +20,27 @@ from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
 from virtshim.domain.errors import ResourceExhausted, ShimError, WrongState
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
-from virtshim.ports.guests import CommandInputs
+from virtshim.ports.guests import EntrypointInputs
 from virtshim.ports.streaming import StreamSession
 
 log = structlog.get_logger(__name__)
 
-MOST_CLIENTS: Final = 16
+MAX_CLIENTS: Final = 16
 # Bytes that wait for one client.
-MOST_WAITING: Final = 1 << 20
+MAX_WAITING: Final = 1 << 20
 # Seconds: for what was typed last to reach the command, and for the guest to be told that there is no more.
 _LAST_INPUT: Final = 2.0
 _ANSWER: Final = 3.0
 
 
-class CommandAttach:
-    """Implements `virtshim.ports.Attaches` and `virtshim.ports.guests.CommandHearers`."""
+class EntrypointAttach:
+    """Implements `virtshim.ports.Attaches` and `virtshim.ports.guests.EntrypointListeners`."""
 
-    def __init__(self, inputs: CommandInputs) -> None:
+    def __init__(self, inputs: EntrypointInputs) -> None:
         self.inputs = inputs
         self._sizes = ConsoleSizes(inputs.resize)
         self._lock = threading.Lock()
-        self._sessions: dict[ContainerId, list[CommandSession]] = {}
+        self._sessions: dict[ContainerId, list[EntrypointSession]] = {}
         self._input_over: set[ContainerId] = set()
 
     def close(self) -> None:
@@ -48,24 +48,24 @@ class CommandAttach:
 
     # --- virtshim.ports.Attaches
 
-    async def attach(self, request: AttachStreams) -> CommandSession:
+    async def attach(self, request: AttachStreams) -> EntrypointSession:
         """Raises WrongState, ResourceExhausted."""
         container = request.container
-        session = CommandSession(self, request, self._sizes.of(container))
+        session = EntrypointSession(self, request, self._sizes.of(container))
         with self._lock:
             if request.streams.stdin and container in self._input_over:
                 raise WrongState(
                     f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
                 )
             others = self._sessions.setdefault(container, [])
-            if len(others) >= MOST_CLIENTS:
+            if len(others) >= MAX_CLIENTS:
                 raise ResourceExhausted(
-                    f"{MOST_CLIENTS} clients are attached to container {container.short}; one must leave first"
+                    f"{MAX_CLIENTS} clients are attached to container {container.short}; one must leave first"
                 )
             others.append(session)
         return session
 
-    def left(self, session: CommandSession, container: ContainerId) -> None:
+    def left(self, session: EntrypointSession, container: ContainerId) -> None:
         with self._lock:
             others = self._sessions.get(container, [])
             if session in others:
@@ -77,9 +77,9 @@ class CommandAttach:
         with self._lock:
             self._input_over.add(container)
 
-    # --- virtshim.ports.guests.CommandHearers: any thread
+    # --- virtshim.ports.guests.EntrypointListeners: any thread
 
-    def anybody(self, container: ContainerId) -> bool:
+    def has_clients(self, container: ContainerId) -> bool:
         with self._lock:
             return container in self._sessions
 
@@ -101,10 +101,10 @@ class CommandAttach:
             self._input_over.discard(container)
 
 
-class CommandSession:
+class EntrypointSession:
     """One client's share. Implements `virtshim.ports.StreamSession`."""
 
-    def __init__(self, hub: CommandAttach, request: AttachStreams, size: ConsoleSize) -> None:
+    def __init__(self, hub: EntrypointAttach, request: AttachStreams, size: ConsoleSize) -> None:
         self._hub = hub
         self._request = request
         self._size = size
@@ -116,7 +116,7 @@ class CommandSession:
         self._changed = asyncio.Event()
         self._input: StreamSession | None = None
         self._input_over = not request.streams.stdin
-        self._turn = asyncio.Lock()
+        self._input_lock = asyncio.Lock()
 
     # --- from the command's thread
 
@@ -135,7 +135,7 @@ class CommandSession:
             if wanted.stdout if piece.stream is OutStream.STDOUT or wanted.tty else wanted.stderr:
                 self._waiting.append(Output(OutStream.STDOUT, piece.data) if wanted.tty else piece)
                 self._held += len(piece.data)
-        while self._held > MOST_WAITING and len(self._waiting) > 1:
+        while self._held > MAX_WAITING and len(self._waiting) > 1:
             oldest = len(self._waiting.popleft().data)
             self._held -= oldest
             self._lost += oldest
@@ -163,7 +163,7 @@ class CommandSession:
 
     async def write_stdin(self, data: bytes) -> None:
         """The first call opens the input; where the guest cannot, input is discarded, and the client is told."""
-        async with self._turn:
+        async with self._input_lock:
             if self._input_over:
                 return
             try:
@@ -183,16 +183,16 @@ class CommandSession:
             self._end(0)
 
     async def _end_input(self) -> None:
-        async with self._turn:
+        async with self._input_lock:
             if self._input_over:
                 return
             self._input_over = True
             if self._request.stdin_once:
                 self._hub.input_is_over(self._request.container)
             with contextlib.suppress(ShimError, TimeoutError):
-                await self._passed_on()
+                await self._input_delivered()
             if self._request.stdin_once:
-                await self._loop.run_in_executor(None, self._tell_the_end)
+                await self._loop.run_in_executor(None, self._send_end_of_input)
 
     async def resize(self, width: int, height: int) -> None:
         if self._request.streams.tty:
@@ -205,7 +205,7 @@ class CommandSession:
         if self._input is not None:
             await self._input.close()
 
-    async def _passed_on(self) -> None:
+    async def _input_delivered(self) -> None:
         """Returns when all input has been delivered to the command. Raises ShimError, TimeoutError."""
         if self._input is None:
             return
@@ -214,7 +214,7 @@ class CommandSession:
             while not isinstance(await self._input.read(), Ended):
                 pass
 
-    def _tell_the_end(self) -> None:
+    def _send_end_of_input(self) -> None:
         try:
             self._hub.inputs.end(self._request.container, _ANSWER)
         except ShimError as exc:

@@ -37,17 +37,17 @@ def _findings(config: str | None) -> Iterator[Finding]:
 def print_lines(found: Iterable[Finding]) -> list[Finding]:
     """Each as soon as it is known."""
     console = Console(highlight=False, soft_wrap=True)
-    told: list[Finding] = []
+    printed: list[Finding] = []
     for finding in found:
-        told.append(finding)
+        printed.append(finding)
         level = Text(f"{finding.level.value:<8}", style=_STYLES[finding.level])
         console.print(Text.assemble(level, f"{finding.subject:<16} {finding.text}"))
         if finding.remedy:
             console.print(Text(f"{'':<8}{'':<16} -> {finding.remedy}"))
-    return told
+    return printed
 
 
 def _print_json(found: Iterable[Finding]) -> list[Finding]:
-    told = list(found)
-    print(json.dumps([{**dataclasses.asdict(finding), "level": finding.level.value} for finding in told], indent=2))
-    return told
+    printed = list(found)
+    print(json.dumps([{**dataclasses.asdict(finding), "level": finding.level.value} for finding in printed], indent=2))
+    return printed

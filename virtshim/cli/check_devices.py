@@ -14,7 +14,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.finding import Finding, Level, warning
-from virtshim.store.state_seen import claims_seen, conditions_seen
+from virtshim.store.state_seen import read_claims, read_conditions
 from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
 
@@ -43,7 +43,7 @@ def check_devices(
 def _state(database: str) -> tuple[dict[str, str], dict[str, DeviceCondition], list[Finding]]:
     """By claim: the id of the container that holds it; what resets have shown. The table is right without, too."""
     try:
-        return claims_seen(database), conditions_seen(database), []
+        return read_claims(database), read_conditions(database), []
     except ShimError as exc:
         text, _, remedy = str(exc).partition("; ")
         return {}, {}, [warning("claims", text, remedy)]

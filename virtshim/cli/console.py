@@ -7,7 +7,7 @@ import sys
 
 from virtshim.cli.names import running_vm
 from virtshim.cli.relay import Detached, relay
-from virtshim.cri.client import NodeClient, VmSeen, connected
+from virtshim.cri.client import NodeClient, VmSummary, connected
 from virtshim.domain.errors import WrongState
 from virtshim.streaming import client as streaming
 
@@ -18,18 +18,18 @@ def console(socket: str, wanted: str) -> int:
         vm = running_vm(wanted, node.pods(), node.vms())
         url, can_type = _attached(node, vm)
     with contextlib.closing(streaming.connect(url)) as client:
-        _say(f"connected to {vm.name} ({vm.id[:12]}); " + ("ctrl-] leaves" if can_type else "ctrl-c leaves"))
+        _print_status(f"connected to {vm.name} ({vm.id[:12]}); " + ("ctrl-] leaves" if can_type else "ctrl-c leaves"))
         if not can_type:
-            _say("it takes no input: set stdin: true in the container's spec to type here")
+            _print_status("it takes no input: set stdin: true in the container's spec to type here")
         try:
             return relay(client, stdin=can_type, is_terminal=True, detachable=True)
         except Detached:
             client.flush()
-            _say("detached; the VM keeps running")
+            _print_status("detached; the VM keeps running")
             return 0
 
 
-def _attached(node: NodeClient, vm: VmSeen) -> tuple[str, bool]:
+def _attached(node: NodeClient, vm: VmSummary) -> tuple[str, bool]:
     """The URL, and whether the VM takes input."""
     try:
         return node.console_url(vm.id, stdin=True), True
@@ -37,5 +37,5 @@ def _attached(node: NodeClient, vm: VmSeen) -> tuple[str, bool]:
         return node.console_url(vm.id, stdin=False), False
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(f"\r\nconsole: {text}\r" if sys.stderr.isatty() else f"console: {text}", file=sys.stderr, flush=True)

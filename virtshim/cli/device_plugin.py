@@ -18,14 +18,14 @@ from virtshim.devices.function_health import FunctionHealth
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import Candidate, Pool
+from virtshim.domain.devices.pools import HostFunction, Pool
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.grpc_socket import SocketLock
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
 from virtshim.logsetup import set_up_logging
-from virtshim.store.state_seen import conditions_seen
+from virtshim.store.state_seen import read_conditions
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ def device_plugin_command(file: str | None) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     pools = tuple(pool_of(resource) for resource in wanted.resources)
-    kept = frozenset(map(PciAddress.parse, settings.devices.keep))
+    excluded = frozenset(map(PciAddress.parse, settings.devices.keep))
     directory = KubeletPlugins(wanted.directory)
     with_cdi = wanted.deliver == "cdi"
 
@@ -55,7 +55,7 @@ def device_plugin_command(file: str | None) -> None:
         return partial(cdi_file.qualified_name, pool) if with_cdi else None
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
-    publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _tell_nobody
+    publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _publish_nothing
     run_dir = settings.paths.run_dir
     try:
         os.makedirs(run_dir, mode=0o711, exist_ok=True)
@@ -67,8 +67,8 @@ def device_plugin_command(file: str | None) -> None:
         sdnotify.notify("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
         files = HostFiles()
-        health = FunctionHealth(AerCounts(files), partial(conditions_seen, settings.layout().database))
-        plugin = DevicePlugin(plugins, pools, lambda: candidates(files, health, kept), publish)
+        health = FunctionHealth(AerCounts(files), partial(read_conditions, settings.layout().database))
+        plugin = DevicePlugin(plugins, pools, lambda: candidates(files, health, excluded), publish)
         plugin.run(stopping, wanted.interval, alive=partial(sdnotify.notify, "WATCHDOG=1"))
     finally:
         lock.release()
@@ -88,28 +88,30 @@ def pool_of(resource: OfferedResource) -> Pool:
     )
 
 
-def candidates(files: HostFiles, health: FunctionHealth, kept: Collection[PciAddress] = ()) -> Sequence[Candidate]:
-    """All functions of the node but bridges, which are no devices. `kept`: what no VM gets."""
+def candidates(
+    files: HostFiles, health: FunctionHealth, excluded: Collection[PciAddress] = ()
+) -> Sequence[HostFunction]:
+    """All functions of the node but bridges, which are no devices. `excluded`: what no VM gets."""
     functions = [facts for facts in PciBus(files).functions() if not facts.is_bridge]
     trouble = health.look(functions)
     return [
-        Candidate(
+        HostFunction(
             address=facts.address,
             vendor=f"{facts.vendor:04x}",
             device=f"{facts.device:04x}",
             driver=facts.driver,
             is_vfio=facts.is_vfio,
-            is_kept=facts.address in kept,
+            is_reserved=facts.address in excluded,
             is_busy=not facts.is_vfio and not facts.is_idle,
             group=facts.group,
             numa=facts.node,
             physfn=facts.physical,
-            has_node=facts.group is not None and files.exists(f"/dev/vfio/{facts.group}"),
+            has_vfio_node=facts.group is not None and files.exists(f"/dev/vfio/{facts.group}"),
             trouble=trouble.get(facts.address, ""),
         )
         for facts in functions
     ]
 
 
-def _tell_nobody(_pool: Pool, _offers: object) -> None:
+def _publish_nothing(_pool: Pool, _offers: object) -> None:
     """Containers get device nodes, which kubelet is told of when it asks."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from virtshim import config
 from virtshim.app import assembly
 from virtshim.cli.daemons import need_root, tapmanager_daemon
-from virtshim.cli.node_dir import NodeDir, remove_unstarted, use_own_paths
+from virtshim.cli.node_dir import NodeDir, drop_path_variables, remove_unstarted
 from virtshim.cli.up import holder, take_lock
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
@@ -30,7 +30,7 @@ def down_command(directory: str, *, everything: bool) -> None:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(directory)
-    use_own_paths()
+    drop_path_variables()
     if not os.path.exists(node.config_file):
         unstarted = remove_unstarted(node)
         if os.path.isdir(node.path) and everything and not os.listdir(node.path):
@@ -57,17 +57,17 @@ def down_command(directory: str, *, everything: bool) -> None:
 def _stop_node(node: NodeDir, console: Console) -> None:
     """Ends the `up` that holds the lock, and only that one."""
     until = time.monotonic() + _STOP_LIMIT
-    told, clock, never = False, SystemClock(), threading.Event()
+    signalled, clock, never = False, SystemClock(), threading.Event()
     while True:
         try:
             os.close(take_lock(node))
             return
         except WrongState:
             pid = holder(node)
-            if not told and pid > 1:
+            if not signalled and pid > 1:
                 console.print(f"down: stopping the node (pid {pid})")
                 os.kill(pid, signal.SIGTERM)
-                told = True
+                signalled = True
             if time.monotonic() > until:
                 raise
             clock.wait(never, 0.1)
@@ -79,7 +79,7 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
     tapmanager = tapmanager_daemon(node.config_file)
     tapmanager.start()
     try:
-        with assembly.built(settings) as app:
+        with assembly.open_app(settings) as app:
             app.recovered()
             clock = SystemClock()
             failures: list[str] = []

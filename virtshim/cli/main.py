@@ -144,10 +144,10 @@ def vnc(
     config: _ConfigFile = None,
 ) -> None:
     """Show a VM's screen to VNC clients of this machine; its pod needs the annotation virtshim.io/vnc."""
-    from virtshim.cli.vnc import place_of
+    from virtshim.cli.vnc import parse_listen_address
     from virtshim.cli.vnc import vnc as show
 
-    show(_cri_socket(socket, config), name, place_of(listen, unix))
+    show(_cri_socket(socket, config), name, parse_listen_address(listen, unix))
 
 
 def _cri_socket(socket: str | None, config: str | None) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from virtshim.cri.client import PodSeen, VmSeen
+from virtshim.cri.client import PodSummary, VmSummary
 from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
 
 _SHORT = 12
-_Seen = TypeVar("_Seen", bound=PodSeen | VmSeen)
+_Seen = TypeVar("_Seen", bound=PodSummary | VmSummary)
 
 
-def running_vm(wanted: str, pods: Sequence[PodSeen], vms: Sequence[VmSeen]) -> VmSeen:
+def running_vm(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
     """The running VM of that name. Names come before beginnings of ids. A name means a pod that is ready, if there is one:
     a pod's earlier sandboxes have its name, too. Raises NotFound, InvalidRequest if it may mean several, WrongState."""
     if not wanted:
@@ -20,12 +20,12 @@ def running_vm(wanted: str, pods: Sequence[PodSeen], vms: Sequence[VmSeen]) -> V
     if named := [pod for pod in pods if wanted in (pod.name, f"{pod.namespace}/{pod.name}")]:
         ready = [pod for pod in named if pod.is_ready] or named[:1]
         return _of_pod(_only(wanted, ready, (f"{pod.namespace}/{pod.name} ({pod.id[:_SHORT]})" for pod in ready)), vms)
-    found: list[PodSeen | VmSeen] = [*(vm for vm in vms if vm.id.startswith(wanted))]
+    found: list[PodSummary | VmSummary] = [*(vm for vm in vms if vm.id.startswith(wanted))]
     found += [pod for pod in pods if pod.id.startswith(wanted)]
     if not found:
         raise NotFound(f"no pod or container {wanted!r} is on this node; `virtshim ps` lists them")
     one = _only(wanted, found, (seen.id[:_SHORT] for seen in found))
-    return _of_pod(one, vms) if isinstance(one, PodSeen) else _must_run(one)
+    return _of_pod(one, vms) if isinstance(one, PodSummary) else _must_run(one)
 
 
 def _only(wanted: str, found: Sequence[_Seen], names: Iterable[str]) -> _Seen:
@@ -34,14 +34,14 @@ def _only(wanted: str, found: Sequence[_Seen], names: Iterable[str]) -> _Seen:
     return found[0]
 
 
-def _of_pod(pod: PodSeen, vms: Iterable[VmSeen]) -> VmSeen:
+def _of_pod(pod: PodSummary, vms: Iterable[VmSummary]) -> VmSummary:
     own = [vm for vm in vms if vm.pod == pod.id]
     if not own:
         raise WrongState(f"pod {pod.namespace}/{pod.name} has no VM")
     return next((vm for vm in own if vm.state == "running"), None) or _must_run(own[0])
 
 
-def _must_run(vm: VmSeen) -> VmSeen:
+def _must_run(vm: VmSummary) -> VmSummary:
     if vm.state != "running":
         raise WrongState(f"container {vm.name} ({vm.id[:_SHORT]}) is {vm.state}, not running")
     return vm

@@ -80,14 +80,14 @@ class NodeDir:
         return f"{self.run}/up.lock"
 
     @property
-    def mark(self) -> str:
+    def path_hash(self) -> str:
         """Tells the bridges and networks of several node directories on one machine apart."""
         return hashlib.sha256(self.path.encode()).hexdigest()[:8]
 
     @property
     def bridge(self) -> str:
         """Interface names hold 15 bytes."""
-        return f"vs-{self.mark}"
+        return f"vs-{self.path_hash}"
 
 
 def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
@@ -115,7 +115,7 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
         raise
 
 
-def use_own_paths() -> list[str]:
+def drop_path_variables() -> list[str]:
     """Takes those settings out of this process's environment that would lead a node out of its directory, into another node
     maybe: sockets, directories, libvirt's URI, and all that tapmanager reads from the file alone. Their names."""
     found = [name for name in os.environ if _leads_elsewhere(name.upper())]
@@ -162,7 +162,7 @@ def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:
     default = "0.0.0.0/0" if subnet.version == 4 else "::/0"
     return {
         "cniVersion": "1.0.0",
-        "name": f"virtshim-{node.mark}",
+        "name": f"virtshim-{node.path_hash}",
         "plugins": [
             {
                 "type": "bridge",

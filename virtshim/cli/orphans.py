@@ -33,14 +33,14 @@ class Orphans:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own: dict[int, _Child] = {}
-        self._born = threading.Event()
+        self._child_started = threading.Event()
 
     def start_child(self, start: Callable[[], C]) -> C:
         """Its end is left to whoever asks the child for it, however soon it comes."""
         with self._lock:
             child = start()
             self._own[child.pid] = child
-            self._born.set()
+            self._child_started.set()
             return child
 
     def adopt(self) -> None:
@@ -48,16 +48,16 @@ class Orphans:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-        threading.Thread(target=self._bury, name="orphans", daemon=True).start()
+        threading.Thread(target=self._reap, name="orphans", daemon=True).start()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         while True:
             try:
                 # Only looks: whose the child is has to be known first.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:  # no child, so no orphan either until there is one
-                self._born.wait()
-                self._born.clear()
+                self._child_started.wait()
+                self._child_started.clear()
                 continue
             if ended is None:
                 continue

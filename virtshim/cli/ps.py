@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from virtshim.cri.client import PodSeen, VmSeen, connected
+from virtshim.cri.client import PodSummary, VmSummary, connected
 
 _HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
 _SHORT = 12
@@ -20,7 +20,7 @@ def ps(socket: str) -> None:
 
 
 def rows(
-    pods: Sequence[PodSeen], vms: Sequence[VmSeen], addresses: Mapping[str, Sequence[str]], now: float
+    pods: Sequence[PodSummary], vms: Sequence[VmSummary], addresses: Mapping[str, Sequence[str]], now: float
 ) -> Iterator[tuple[str, ...]]:
     """A pod without a VM has a line, too. `now`: seconds since 1970. Ages are those of the VMs, else of the pods."""
     for pod in pods:

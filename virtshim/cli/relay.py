@@ -10,7 +10,7 @@ from typing import Final
 
 from virtshim.cli import terminal
 from virtshim.domain.errors import InternalError, Unavailable
-from virtshim.streaming.client import ERROR, RESIZE, STDERR, STDIN, STDOUT, RemoteClient
+from virtshim.streaming.client import ERROR, RESIZE, STDERR, STDIN, STDOUT, StreamClient
 from virtshim.streaming.status import Exited, Failed, Outcome, from_status
 
 _INPUT, _OUTPUT, _ERRORS = 0, 1, 2
@@ -24,13 +24,13 @@ class Detached(Exception):
     """The user typed ctrl-]."""
 
 
-def relay(client: RemoteClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:
+def relay(client: StreamClient, *, stdin: bool, is_terminal: bool, detachable: bool = False) -> int:
     """The exit code. Raises ShimError for a session that failed, Detached, BrokenPipeError if nobody reads our output.
     `is_terminal`: the other side is one, and learns the size of ours."""
     with terminal.resizes() as resized, terminal.raw(_INPUT) if is_terminal and stdin else nullcontext():
         if is_terminal:
-            _tell_size(client)
-        wanted, told = stdin, bytearray(_arrived(client))  # some may have come with the handshake's answer
+            _send_size(client)
+        wanted, status = stdin, bytearray(_received(client))  # some may have come with the handshake's answer
         while not client.is_closed:
             # Input waits until what came before has left: output is read meanwhile, so that neither side stops the other.
             reading = [client.fileno(), resized, *([_INPUT] if wanted and not client.pending else [])]
@@ -40,17 +40,17 @@ def relay(client: RemoteClient, *, stdin: bool, is_terminal: bool, detachable: b
             if resized in readable:
                 os.read(resized, _READ)
                 if is_terminal:
-                    _tell_size(client)
+                    _send_size(client)
             if _INPUT in readable:
-                wanted = _type(client, os.read(_INPUT, _READ), detachable=detachable)
+                wanted = _send_input(client, os.read(_INPUT, _READ), detachable=detachable)
             if client.fileno() in readable:
-                told += _arrived(client)
-    if not told:
+                status += _received(client)
+    if not status:
         raise Unavailable("the node closed the stream before its end; was virtshim stopped?")
-    return _code(from_status(bytes(told)))
+    return _code(from_status(bytes(status)))
 
 
-def _type(client: RemoteClient, data: bytes, *, detachable: bool) -> bool:
+def _send_input(client: StreamClient, data: bytes, *, detachable: bool) -> bool:
     """False at the end of input."""
     if not data:
         if not detachable:  # who has keys to leave has not left
@@ -64,15 +64,15 @@ def _type(client: RemoteClient, data: bytes, *, detachable: bool) -> bool:
     return True
 
 
-def _arrived(client: RemoteClient) -> bytes:
+def _received(client: StreamClient) -> bytes:
     """Output goes where it belongs; what came of the session's end is returned."""
-    told = b""
+    status = b""
     for piece in client.receive():
         if piece.channel == ERROR:
-            told += piece.data
+            status += piece.data
         elif piece.channel in _OUT:
             _write(_OUT[piece.channel], piece.data)
-    return told
+    return status
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -81,7 +81,7 @@ def _write(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def _tell_size(client: RemoteClient) -> None:
+def _send_size(client: StreamClient) -> None:
     if size := terminal.size(_INPUT):
         client.send(RESIZE, json.dumps({"Width": size[0], "Height": size[1]}).encode())
 

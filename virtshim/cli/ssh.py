@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from virtshim.cli.names import running_vm
-from virtshim.cri.client import VmSeen, connected
+from virtshim.cri.client import VmSummary, connected
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.ssh_key import parse_keys
 from virtshim.domain.guest.user import check_user
@@ -46,7 +46,7 @@ def ssh(socket: str, wanted: str, options: SshOptions) -> None:
         raise WrongState(f"{_SSH} cannot be run: {exc.strerror}; install the package openssh-client") from exc
 
 
-def arguments(vm: VmSeen, address: str, options: SshOptions) -> list[str]:
+def arguments(vm: VmSummary, address: str, options: SshOptions) -> list[str]:
     """Of ssh. Its user's own configuration holds, but for the host's key: addresses come back with other VMs, so it is
     remembered by the VM's id."""
     settings = {

@@ -13,7 +13,7 @@ from types import FrameType
 from rich.console import Console
 
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
-from virtshim.cli.node_dir import NodeDir, NodeOptions, make_directory, refuse_routed, use_own_paths, write_node
+from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.orphans import Orphans
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.process import run
@@ -21,7 +21,7 @@ from vmwrapper import bundle
 
 __all__ = ["NodeOptions", "up_command"]
 
-_LOOK_EVERY = 0.5
+_POLL_INTERVAL = 0.5
 _RESTARTS, _WITHIN = 5, 900.0  # seconds
 
 
@@ -30,7 +30,7 @@ def up_command(options: NodeOptions) -> int:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(options.directory)
-    for name in use_own_paths():
+    for name in drop_path_variables():
         console.print(f"up: {name} is ignored: a node's paths are below its directory; --config can set them")
     make_directory(node.run)
     lock = take_lock(node)
@@ -78,7 +78,7 @@ def _routes() -> list[tuple[str, str]]:
 def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Console) -> int:
     """Restarts what dies, until told to stop; gives up on one that keeps dying."""
     restarts: list[float] = []
-    while not stopping.wait(_LOOK_EVERY):
+    while not stopping.wait(_POLL_INTERVAL):
         for daemon in daemons:
             if daemon.is_running or stopping.is_set():
                 continue

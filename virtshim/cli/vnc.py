@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.cli.names import running_vm
-from virtshim.cri.client import VmSeen, connected
-from virtshim.domain.annotations.parse import SCREEN
+from virtshim.cri.client import VmSummary, connected
+from virtshim.domain.annotations.parse import VNC_ANNOTATION
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
-from virtshim.domain.guest.streaming import SCREEN_PORT
+from virtshim.domain.guest.streaming import VNC_PORT
 from virtshim.streaming import client as streaming
 
 _READ: Final = 32 << 10
@@ -31,18 +31,18 @@ _NUMBER: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """Where clients are awaited: `path` of a Unix socket, or else an address."""
 
     host: str = "127.0.0.1"
-    port: int = SCREEN_PORT
+    port: int = VNC_PORT
     path: str = ""
 
 
-def place_of(listen: str, path: str) -> Place:
+def parse_listen_address(listen: str, path: str) -> ListenAddress:
     """Raises InvalidRequest. VNC has no password here, so only this machine's own people may reach it."""
     if path:
-        return Place(path=os.path.abspath(path))
+        return ListenAddress(path=os.path.abspath(path))
     found = _ADDRESS.fullmatch(listen)
     try:
         host = ipaddress.ip_address(found["host"]) if found else None
@@ -55,22 +55,22 @@ def place_of(listen: str, path: str) -> Place:
             f"--listen {listen}: a screen has no password, so it is shown on loopback only; from another machine use "
             "ssh -L"
         )
-    return Place(str(host), int(found["port"]))
+    return ListenAddress(str(host), int(found["port"]))
 
 
-def vnc(cri_socket: str, wanted: str, place: Place) -> None:
+def vnc(cri_socket: str, wanted: str, place: ListenAddress) -> None:
     """Serves clients until ctrl-c. Raises ShimError."""
     with connected(cri_socket) as node:
         vm = running_vm(wanted, node.pods(), node.vms())
-        if not node.has_screen(vm.pod):
-            raise WrongState(f'{vm.name} has no screen; set the annotation {SCREEN}: "true" on its pod')
+        if not node.has_vnc(vm.pod):
+            raise WrongState(f'{vm.name} has no screen; set the annotation {VNC_ANNOTATION}: "true" on its pod')
     with _listener(place) as listener:
         shown = place.path or "{}:{}".format(*listener.getsockname()[:2])
         print(f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends", file=sys.stderr, flush=True)
         try:
             while True:
-                near, _ = listener.accept()
-                threading.Thread(target=_serve, args=(cri_socket, vm, near), daemon=True).start()
+                local, _ = listener.accept()
+                threading.Thread(target=_serve, args=(cri_socket, vm, local), daemon=True).start()
         except KeyboardInterrupt:
             return
         finally:
@@ -78,7 +78,7 @@ def vnc(cri_socket: str, wanted: str, place: Place) -> None:
                 os.unlink(place.path)
 
 
-def _listener(place: Place) -> socket.socket:
+def _listener(place: ListenAddress) -> socket.socket:
     family = socket.AF_UNIX if place.path else socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -95,41 +95,41 @@ def _listener(place: Place) -> socket.socket:
     return listener
 
 
-def _serve(cri_socket: str, vm: VmSeen, near: socket.socket) -> None:
+def _serve(cri_socket: str, vm: VmSummary, local: socket.socket) -> None:
     """One client, on a thread of its own."""
-    with near, contextlib.suppress(OSError):
+    with local, contextlib.suppress(OSError):
         try:
             with connected(cri_socket) as node:
-                url = node.forward_url(vm.pod, SCREEN_PORT)
-            with contextlib.closing(streaming.connect(url, streaming.FORWARD)) as far:
-                join(near, far)
+                url = node.forward_url(vm.pod, VNC_PORT)
+            with contextlib.closing(streaming.connect(url, streaming.FORWARD)) as remote:
+                copy_both_ways(local, remote)
         except ShimError as exc:
             print(f"vnc: {exc}", file=sys.stderr, flush=True)
 
 
-def join(near: socket.socket, far: streaming.RemoteClient) -> None:
+def copy_both_ways(local: socket.socket, remote: streaming.StreamClient) -> None:
     """Copies both ways until one side ends. Raises OSError, ShimError."""
-    told, number = bytearray(), bytearray()
+    failure, number = bytearray(), bytearray()
     arrived = True  # some may have come with the handshake's answer
     while True:
-        for piece in far.receive() if arrived else ():
+        for piece in remote.receive() if arrived else ():
             if piece.channel == _ERROR:
-                told += piece.data
+                failure += piece.data
                 continue
             rest = _NUMBER - len(number)
             number += piece.data[:rest] if rest > 0 else b""
-            near.sendall(piece.data[max(rest, 0) :])
-        if len(told) > _NUMBER:
-            raise WrongState(told[_NUMBER:].decode(errors="replace"))
-        if far.is_closed:
+            local.sendall(piece.data[max(rest, 0) :])
+        if len(failure) > _NUMBER:
+            raise WrongState(failure[_NUMBER:].decode(errors="replace"))
+        if remote.is_closed:
             return
-        reading = [far.fileno(), *([] if far.pending else [near.fileno()])]
-        readable, writable, _ = select.select(reading, [far.fileno()] if far.pending else [], [])
+        reading = [remote.fileno(), *([] if remote.pending else [local.fileno()])]
+        readable, writable, _ = select.select(reading, [remote.fileno()] if remote.pending else [], [])
         if writable:
-            far.flush()
-        arrived = far.fileno() in readable
-        if near.fileno() in readable:
-            data = near.recv(_READ)
+            remote.flush()
+        arrived = remote.fileno() in readable
+        if local.fileno() in readable:
+            data = local.recv(_READ)
             if not data:
                 return
-            far.send(_DATA, data)
+            remote.send(_DATA, data)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 import grpc
 import structlog
 
-from criproto.people_v1 import people_pb2, people_pb2_grpc
+from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.ssh_key import parse_keys
 from virtshim.domain.guest.streaming import AttachStreams, Streams
 from virtshim.domain.guest.user import check_user
-from virtshim.ports.guests import GuestCare
+from virtshim.ports.guests import GuestOperations
 from virtshim.queries.lookup import get_container
 
 if TYPE_CHECKING:
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _SECONDS: Final = 30.0
-_MOST_KEYS: Final = 100
+_MAX_KEYS: Final = 100
 
 
-class PeopleServicer(people_pb2_grpc.PeopleServicer):
-    def __init__(self, records: Records, guests: GuestCare, streaming: Streaming) -> None:
+class AdminServicer(admin_pb2_grpc.AdminServicer):
+    def __init__(self, records: Records, guests: GuestOperations, streaming: Streaming) -> None:
         self._records = records
         self._guests = guests
         self._streaming = streaming
 
     def AddSshKeys(
-        self, request: people_pb2.AddSshKeysRequest, context: grpc.ServicerContext
-    ) -> people_pb2.AddSshKeysResponse:
+        self, request: admin_pb2.AddSshKeysRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.AddSshKeysResponse:
         del context
         check_user(request.user)
         keys = parse_keys("\n".join(request.keys))
-        if not 1 <= len(keys) <= _MOST_KEYS:
-            raise InvalidRequest(f"{len(keys)} SSH keys: give 1 to {_MOST_KEYS}")
+        if not 1 <= len(keys) <= _MAX_KEYS:
+            raise InvalidRequest(f"{len(keys)} SSH keys: give 1 to {_MAX_KEYS}")
         container = self._running(request.container_id)
         self._guests.add_ssh_keys(container.id, request.user, keys, _SECONDS)
         log.info("guest.ssh_keys.added", container=container.id.short, user=request.user, keys=len(keys))
-        return people_pb2.AddSshKeysResponse()
+        return admin_pb2.AddSshKeysResponse()
 
     def AttachConsole(
-        self, request: people_pb2.AttachConsoleRequest, context: grpc.ServicerContext
-    ) -> people_pb2.AttachConsoleResponse:
+        self, request: admin_pb2.AttachConsoleRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.AttachConsoleResponse:
         del context
         container = self._running(request.container_id)
         config = container.config
@@ -56,7 +56,7 @@ class PeopleServicer(people_pb2_grpc.PeopleServicer):
             raise WrongState(f"container {container.id.short} was created without stdin; set stdin in its spec to type")
         streams = Streams(stdin=request.stdin, stdout=True, tty=True)
         wanted = AttachStreams(container.id, streams, config.stdin_once)
-        return people_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
+        return admin_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
 
     def _running(self, wanted: str) -> Container:
         container = get_container(self._records, wanted)

@@ -9,12 +9,12 @@ from typing import Final
 
 import grpc
 
-from criproto.people_v1 import people_pb2, people_pb2_grpc
+from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri.error_codes import STATUS
+from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.domain import errors
-from virtshim.domain.annotations.parse import SCREEN
+from virtshim.domain.annotations.parse import VNC_ANNOTATION
 from virtshim.domain.errors import NotFound, ShimError, Unavailable
 from virtshim.domain.guest.streaming import Streams
 
@@ -23,7 +23,7 @@ _SECONDS: Final = 30.0
 _AGENT_SECONDS: Final = 30.0
 _MESSAGE_BYTES: Final = 16 << 20
 
-_KINDS: Final = {code: kind for kind, code in STATUS.items()}
+_KINDS: Final = {code: kind for kind, code in GRPC_CODES.items()}
 _ERRORS: Final = {
     error.kind: error
     for error in vars(errors).values()
@@ -32,7 +32,7 @@ _ERRORS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen:
+class PodSummary:
     """`created`: seconds since 1970."""
 
     id: str
@@ -43,7 +43,7 @@ class PodSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class VmSeen:
+class VmSummary:
     """`state`: created, running, exited or unknown. `created`: seconds since 1970."""
 
     id: str
@@ -60,14 +60,14 @@ class NodeClient:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._runtime = api_pb2_grpc.RuntimeServiceStub(channel)
-        self._people = people_pb2_grpc.PeopleStub(channel)
+        self._admin = admin_pb2_grpc.AdminStub(channel)
 
-    def pods(self) -> list[PodSeen]:
+    def pods(self) -> list[PodSummary]:
         """Newest first."""
-        with _told():
+        with _log_once():
             items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
         pods = [
-            PodSeen(
+            PodSummary(
                 item.id,
                 item.metadata.namespace,
                 item.metadata.name,
@@ -78,12 +78,12 @@ class NodeClient:
         ]
         return sorted(pods, key=lambda pod: pod.created, reverse=True)
 
-    def vms(self) -> list[VmSeen]:
+    def vms(self) -> list[VmSummary]:
         """Newest first."""
-        with _told():
+        with _log_once():
             items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
         vms = [
-            VmSeen(
+            VmSummary(
                 item.id,
                 item.pod_sandbox_id,
                 item.metadata.name,
@@ -99,7 +99,7 @@ class NodeClient:
     def addresses(self, pod: str) -> list[str]:
         """None for a pod that has gone meanwhile, or has no network any more."""
         try:
-            with _told():
+            with _log_once():
                 request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
                 network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
         except NotFound:
@@ -115,30 +115,30 @@ class NodeClient:
             stderr=streams.stderr,
             tty=streams.tty,
         )
-        with _told():
+        with _log_once():
             return self._runtime.Exec(request, timeout=_SECONDS).url
 
     def forward_url(self, pod: str, port: int) -> str:
-        with _told():
+        with _log_once():
             request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[port])
             return self._runtime.PortForward(request, timeout=_SECONDS).url
 
-    def has_screen(self, pod: str) -> bool:
+    def has_vnc(self, pod: str) -> bool:
         """Whether its port 5900 is its VM's screen."""
-        with _told():
+        with _log_once():
             request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
             status = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status
-        return status.annotations.get(SCREEN) == "true"
+        return status.annotations.get(VNC_ANNOTATION) == "true"
 
     def add_ssh_keys(self, vm: str, user: str, keys: Sequence[str]) -> None:
-        request = people_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
-        with _told():
-            self._people.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
+        request = admin_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
+        with _log_once():
+            self._admin.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
 
     def console_url(self, vm: str, *, stdin: bool) -> str:
-        request = people_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
-        with _told():
-            return self._people.AttachConsole(request, timeout=_SECONDS).url
+        request = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
+        with _log_once():
+            return self._admin.AttachConsole(request, timeout=_SECONDS).url
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def connected(socket: str) -> Iterator[NodeClient]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _log_once() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:

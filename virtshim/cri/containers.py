@@ -10,7 +10,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import pod_fields, to_domain, to_proto
 from virtshim.cri.batches import batches
-from virtshim.cri.list_items import ListItems, WholeAnswer
+from virtshim.cri.list_items import ItemCache, ResponseCache
 from virtshim.cri.log_once import LogOnce
 from virtshim.cri.services import ServicerPart, Services, seconds_left
 from virtshim.domain.container import Container
@@ -23,8 +23,8 @@ from virtshim.queries.lookup import find_container, get_container, get_sandbox
 class ContainerCalls(ServicerPart):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
-        self._container_list = ListItems(to_proto.container_item)
-        self._all_containers = WholeAnswer[Container, pb.ListContainersResponse](
+        self._container_list = ItemCache(to_proto.container_item)
+        self._all_containers = ResponseCache[Container, pb.ListContainersResponse](
             lambda found: pb.ListContainersResponse(containers=self._container_list.of(found))
         )
         self._container_log = LogOnce()
@@ -37,47 +37,47 @@ class ContainerCalls(ServicerPart):
         name = to_domain.container_name(request.config)
         config = to_domain.container_config(request.config)
         self._container_log.without_effect(pod_fields.container_without_effect(request.config))
-        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
-        made = self._do.create_container.create(sandbox.id, name, config, self._deadline(context))
+        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        made = self._services.create_container.create(sandbox.id, name, config, self._deadline(context))
         return pb.CreateContainerResponse(container_id=made.value)
 
     def StartContainer(
         self, request: pb.StartContainerRequest, context: grpc.ServicerContext
     ) -> pb.StartContainerResponse:
         del context
-        self._do.start_container.start(get_container(self._do.records, request.container_id))
+        self._services.start_container.start(get_container(self._services.records, request.container_id))
         return pb.StartContainerResponse()
 
     def StopContainer(
         self, request: pb.StopContainerRequest, context: grpc.ServicerContext
     ) -> pb.StopContainerResponse:
         del context
-        found = find_container(self._do.records, request.container_id)
+        found = find_container(self._services.records, request.container_id)
         if found is not None:
-            self._do.stop_container.stop(found, max(0, request.timeout))
+            self._services.stop_container.stop(found, max(0, request.timeout))
         return pb.StopContainerResponse()
 
     def RemoveContainer(
         self, request: pb.RemoveContainerRequest, context: grpc.ServicerContext
     ) -> pb.RemoveContainerResponse:
         del context
-        found = find_container(self._do.records, request.container_id)
+        found = find_container(self._services.records, request.container_id)
         if found is not None:
-            self._do.remove_container.remove(found)
+            self._services.remove_container.remove(found)
         return pb.RemoveContainerResponse()
 
     def ReopenContainerLog(
         self, request: pb.ReopenContainerLogRequest, context: grpc.ServicerContext
     ) -> pb.ReopenContainerLogResponse:
         del context
-        self._do.reopen_log.reopen(get_container(self._do.records, request.container_id))
+        self._services.reopen_container_log.reopen(get_container(self._services.records, request.container_id))
         return pb.ReopenContainerLogResponse()
 
     def ContainerStatus(
         self, request: pb.ContainerStatusRequest, context: grpc.ServicerContext
     ) -> pb.ContainerStatusResponse:
         del context
-        container = get_container(self._do.records, request.container_id)
+        container = get_container(self._services.records, request.container_id)
         info = self._container_info(container) if request.verbose else {}
         return pb.ContainerStatusResponse(status=to_proto.container_status(container), info=info)
 
@@ -86,7 +86,7 @@ class ContainerCalls(ServicerPart):
     ) -> pb.ListContainersResponse:
         del context
         if not request.filter.ByteSize():
-            return self._all_containers.of(list_containers(self._do.records, Filter()))
+            return self._all_containers.of(list_containers(self._services.records, Filter()))
         return pb.ListContainersResponse(containers=self._container_items(request.filter))
 
     def StreamContainers(
@@ -100,11 +100,11 @@ class ContainerCalls(ServicerPart):
         self, request: pb.UpdateContainerResourcesRequest, context: grpc.ServicerContext
     ) -> pb.UpdateContainerResourcesResponse:
         del context
-        container = get_container(self._do.records, request.container_id)
+        container = get_container(self._services.records, request.container_id)
         if request.HasField("windows"):
             raise InvalidRequest("UpdateContainerResources: windows is set, this node runs Linux; send linux")
         resources = to_domain.resources(request.linux, "UpdateContainerResources", "linux")
-        self._do.resize_container.resize(container, resources)
+        self._services.update_container_resources.resize(container, resources)
         return pb.UpdateContainerResourcesResponse()
 
     def CheckpointContainer(
@@ -114,16 +114,16 @@ class ContainerCalls(ServicerPart):
             raise InvalidRequest("CheckpointContainer: location is empty")
         if request.timeout < 0:
             raise InvalidRequest(f"CheckpointContainer: timeout {request.timeout} is negative")
-        container = get_container(self._do.records, request.container_id)
+        container = get_container(self._services.records, request.container_id)
         # kubelet's own deadline for this call is the longer of its usual one and this timeout.
         seconds = float(request.timeout) or seconds_left(context)
-        deadline = Deadline.after(self._do.clock.monotonic(), seconds)
-        self._do.checkpoint_container.checkpoint(container, request.location, deadline)
+        deadline = Deadline.after(self._services.clock.monotonic(), seconds)
+        self._services.checkpoint_container.checkpoint(container, request.location, deadline)
         return pb.CheckpointContainerResponse()
 
     def _container_items(self, wanted: pb.ContainerFilter) -> list[pb.Container]:
         found = list_containers(
-            self._do.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
+            self._services.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
         )
         items = self._container_list.of(found)
         if wanted.HasField("state"):
@@ -133,6 +133,9 @@ class ContainerCalls(ServicerPart):
     def _container_info(self, container: Container) -> Mapping[str, str]:
         """What `crictl inspect` shows beside the status; no secrets. Not `pid`, where other runtimes have a process in the
         pod's network: tools enter its namespaces, and QEMU is in the node's own."""
-        facts = {**self._do.node.container_facts(container), "qemuPid": self._do.usage.process_id(container) or 0}
-        told = self._do.exec_command.guest_facts(container)
+        facts = {
+            **self._services.node.container_facts(container),
+            "qemuPid": self._services.usage.process_id(container) or 0,
+        }
+        told = self._services.exec_command.guest_info(container)
         return {"info": json.dumps(facts), **({"toldByGuest": json.dumps(told)} if told else {})}

@@ -8,7 +8,7 @@ import grpc
 
 from virtshim.domain.errors import Kind
 
-STATUS: Mapping[Kind, grpc.StatusCode] = {
+GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
     Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Kind.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,

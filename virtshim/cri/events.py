@@ -14,22 +14,22 @@ from virtshim.cri.services import ServicerPart, Services
 
 # Seconds that a client that fell behind has to read what gRPC holds for it, and then why its stream ends. One that reads
 # nothing at all is cut off then: until it reads, its thread waits in the middle of a message.
-_LAST_CHANCE: Final = 10.0
+_DROP_GRACE: Final = 10.0
 
 
 class EventCalls(ServicerPart):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
-        self._announcer = services.events
+        self._broadcaster = services.events
 
     def GetContainerEvents(
         self, request: pb.GetEventsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ContainerEventResponse]:
         """The initial metadata says that from here on nothing is missed."""
         del request
-        cut = threading.Timer(_LAST_CHANCE, context.cancel)
+        cut = threading.Timer(_DROP_GRACE, context.cancel)
         cut.daemon = True
-        subscription = self._announcer.subscribe(on_drop=cut.start)
+        subscription = self._broadcaster.subscribe(on_drop=cut.start)
         try:
             if not context.add_callback(subscription.close):
                 return  # the client has gone already
@@ -42,4 +42,4 @@ class EventCalls(ServicerPart):
 
     def end_streams(self) -> None:
         """The server stops: nobody waits for streams that never end by themselves."""
-        self._announcer.close()
+        self._broadcaster.close()

@@ -14,13 +14,13 @@ from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import check_handler
-from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.images import ImageService
 
 
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
-    def __init__(self, images: ImageUse, handlers: Collection[str]) -> None:
+    def __init__(self, images: ImageService, handlers: Collection[str]) -> None:
         self._images = images
         self._handlers = handlers
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 import structlog
 
-from virtshim.cri.error_codes import STATUS
+from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.domain.errors import Kind, ShimError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _QUIET = frozenset(
 )
 
 
-class Calls(grpc.ServerInterceptor):
+class CallInterceptor(grpc.ServerInterceptor):
     """Requests are never logged: they hold secrets."""
 
     def intercept_service(
@@ -111,7 +111,7 @@ def _ms(started: float) -> float:
 
 
 def _abort(context: grpc.ServicerContext, kind: Kind, message: str) -> NoReturn:
-    context.abort(STATUS[kind], _bounded(message))
+    context.abort(GRPC_CODES[kind], _bounded(message))
 
 
 def _bounded(message: str) -> str:

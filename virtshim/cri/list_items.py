@@ -22,10 +22,10 @@ M = TypeVar("M", bound=Message)
 A = TypeVar("A", bound=Message)
 
 # Items of records that are gone stay until a list of (nearly) everything renews them; this many at most.
-_MOST: Final = 10_000
+_MAX: Final = 10_000
 
 
-class ListItems(Generic[R, M]):
+class ItemCache(Generic[R, M]):
     """Used from any thread: at worst an item is made twice. The items are shared: never change them."""
 
     def __init__(self, make: Callable[[R], M]) -> None:
@@ -40,14 +40,14 @@ class ListItems(Generic[R, M]):
             if found is None or found[0] is not record:
                 found = (record, self._make(record))
             wanted[record.id.value] = found
-        if 2 * len(wanted) >= len(made) or len(made) > _MOST:
+        if 2 * len(wanted) >= len(made) or len(made) > _MAX:
             self._made = wanted
         else:
             made.update(wanted)
         return [item for _, item in wanted.values()]
 
 
-class WholeAnswer(Generic[R, A]):
+class ResponseCache(Generic[R, A]):
     """The answer that holds all records; made anew when there is another record. Shared, as items are."""
 
     def __init__(self, make: Callable[[Sequence[R]], A]) -> None:

@@ -22,18 +22,19 @@ class NodeCalls(ServicerPart):
         return pb.VersionResponse(
             version="0.1.0",
             runtime_name="virtshim",
-            runtime_version=self._do.node.version,
+            runtime_version=self._services.node.version,
             runtime_api_version="v1",
         )
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         del context
-        now = self._do.node.conditions()
+        now = self._services.node.conditions()
         conditions = [
             pb.RuntimeCondition(type=c.name, status=not c.trouble, reason=c.reason, message=c.trouble) for c in now
         ]
         handlers = [
-            pb.RuntimeHandler(name=name, features=pb.RuntimeHandlerFeatures()) for name in ("", *self._do.node.handlers)
+            pb.RuntimeHandler(name=name, features=pb.RuntimeHandlerFeatures())
+            for name in ("", *self._services.node.handlers)
         ]
         response = pb.StatusResponse(
             status=pb.RuntimeStatus(conditions=conditions),
@@ -41,14 +42,14 @@ class NodeCalls(ServicerPart):
             features=pb.RuntimeFeatures(),
         )
         if request.verbose:
-            response.info["config"] = json.dumps(self._do.node.facts())
+            response.info["config"] = json.dumps(self._services.node.facts())
         return response
 
     def RuntimeConfig(
         self, request: pb.RuntimeConfigRequest, context: grpc.ServicerContext
     ) -> pb.RuntimeConfigResponse:
         del request, context
-        driver = pb.SYSTEMD if self._do.node.systemd_cgroups else pb.CGROUPFS
+        driver = pb.SYSTEMD if self._services.node.systemd_cgroups else pb.CGROUPFS
         return pb.RuntimeConfigResponse(linux=pb.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
     def UpdateRuntimeConfig(

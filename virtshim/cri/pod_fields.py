@@ -120,8 +120,8 @@ def sandbox_without_effect(config: pb.PodSandboxConfig) -> Mapping[str, str]:
 def container_without_effect(config: pb.ContainerConfig) -> Mapping[str, str]:
     """As `sandbox_without_effect`."""
     context = config.linux.security_context
-    last_words = termination_file(config.annotations, config.mounts)
-    taken = {last_words.host} if last_words else set()
+    message_file = termination_file(config.annotations, config.mounts)
+    taken = {message_file.host} if message_file else set()
     mounts = [mount.container_path for mount in config.mounts if mount.host_path not in taken]
     found = {
         "privileged": context.privileged,

@@ -10,7 +10,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import pod_fields, to_domain, to_proto
 from virtshim.cri.batches import batches
-from virtshim.cri.list_items import ListItems, WholeAnswer
+from virtshim.cri.list_items import ItemCache, ResponseCache
 from virtshim.cri.log_once import LogOnce
 from virtshim.cri.services import ServicerPart, Services
 from virtshim.domain.errors import InvalidRequest
@@ -22,8 +22,8 @@ from virtshim.queries.lookup import find_sandbox, get_sandbox
 class SandboxCalls(ServicerPart):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
-        self._sandbox_list = ListItems(to_proto.sandbox_item)
-        self._all_sandboxes = WholeAnswer[Sandbox, pb.ListPodSandboxResponse](
+        self._sandbox_list = ItemCache(to_proto.sandbox_item)
+        self._all_sandboxes = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
             lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.of(found))
         )
         self._sandbox_log = LogOnce()
@@ -36,31 +36,31 @@ class SandboxCalls(ServicerPart):
         key = to_domain.sandbox_key(request.config)
         config = to_domain.sandbox_config(request.config, request.runtime_handler)
         self._sandbox_log.without_effect(pod_fields.sandbox_without_effect(request.config))
-        made = self._do.run_sandbox.run(key, config, self._deadline(context))
+        made = self._services.run_sandbox.run(key, config, self._deadline(context))
         return pb.RunPodSandboxResponse(pod_sandbox_id=made.value)
 
     def StopPodSandbox(
         self, request: pb.StopPodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.StopPodSandboxResponse:
-        found = find_sandbox(self._do.records, request.pod_sandbox_id)
+        found = find_sandbox(self._services.records, request.pod_sandbox_id)
         if found is not None:
-            self._do.stop_sandbox.stop(found, self._deadline(context))
+            self._services.stop_sandbox.stop(found, self._deadline(context))
         return pb.StopPodSandboxResponse()
 
     def RemovePodSandbox(
         self, request: pb.RemovePodSandboxRequest, context: grpc.ServicerContext
     ) -> pb.RemovePodSandboxResponse:
-        found = find_sandbox(self._do.records, request.pod_sandbox_id)
+        found = find_sandbox(self._services.records, request.pod_sandbox_id)
         if found is not None:
-            self._do.remove_sandbox.remove(found, self._deadline(context))
+            self._services.remove_sandbox.remove(found, self._deadline(context))
         return pb.RemovePodSandboxResponse()
 
     def PodSandboxStatus(
         self, request: pb.PodSandboxStatusRequest, context: grpc.ServicerContext
     ) -> pb.PodSandboxStatusResponse:
         del context
-        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
-        info = {"info": json.dumps(self._do.node.sandbox_facts(sandbox))} if request.verbose else {}
+        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        info = {"info": json.dumps(self._services.node.sandbox_facts(sandbox))} if request.verbose else {}
         return pb.PodSandboxStatusResponse(status=to_proto.sandbox_status(sandbox), info=info)
 
     def ListPodSandbox(
@@ -68,7 +68,7 @@ class SandboxCalls(ServicerPart):
     ) -> pb.ListPodSandboxResponse:
         del context
         if not request.filter.ByteSize():
-            return self._all_sandboxes.of(list_sandboxes(self._do.records, Filter()))
+            return self._all_sandboxes.of(list_sandboxes(self._services.records, Filter()))
         return pb.ListPodSandboxResponse(items=self._sandbox_items(request.filter))
 
     def StreamPodSandboxes(
@@ -79,7 +79,7 @@ class SandboxCalls(ServicerPart):
             yield pb.StreamPodSandboxesResponse(pod_sandboxes=batch)
 
     def _sandbox_items(self, wanted: pb.PodSandboxFilter) -> list[pb.PodSandbox]:
-        found = list_sandboxes(self._do.records, Filter(id=wanted.id, labels=wanted.label_selector))
+        found = list_sandboxes(self._services.records, Filter(id=wanted.id, labels=wanted.label_selector))
         items = self._sandbox_list.of(found)
         if wanted.HasField("state"):
             items = [item for item in items if item.state == wanted.state.state]
@@ -89,8 +89,8 @@ class SandboxCalls(ServicerPart):
         self, request: pb.UpdatePodSandboxResourcesRequest, context: grpc.ServicerContext
     ) -> pb.UpdatePodSandboxResourcesResponse:
         del context
-        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
+        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
         overhead = to_domain.resources(request.overhead, "UpdatePodSandboxResources", "overhead")
         resources = to_domain.resources(request.resources, "UpdatePodSandboxResources", "resources")
-        self._do.resize_sandbox.resize(sandbox.id, overhead, resources)
+        self._services.update_sandbox_resources.resize(sandbox.id, overhead, resources)
         return pb.UpdatePodSandboxResourcesResponse()

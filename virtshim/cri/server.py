@@ -8,11 +8,11 @@ from typing import Final
 import grpc
 import structlog
 
-from criproto.people_v1 import people_pb2_grpc
+from criproto.admin_v1 import admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri.admin import PeopleServicer
+from virtshim.cri.admin import AdminServicer
 from virtshim.cri.images import ImageServicer
-from virtshim.cri.interceptors import Calls
+from virtshim.cri.interceptors import CallInterceptor
 from virtshim.cri.runtime import RuntimeServicer
 from virtshim.grpc_socket import listen
 
@@ -32,13 +32,13 @@ class CriServer:
         max_calls: int,
         runtime: RuntimeServicer,
         image: ImageServicer,
-        people: PeopleServicer | None = None,
+        admin: AdminServicer | None = None,
     ) -> None:
         self._path = socket_path
         self._pool = ThreadPoolExecutor(max_calls, thread_name_prefix="cri")
         self._server = grpc.server(
             self._pool,
-            interceptors=[Calls()],
+            interceptors=[CallInterceptor()],
             options=(
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES),
                 ("grpc.max_send_message_length", _MESSAGE_BYTES),
@@ -48,8 +48,8 @@ class CriServer:
         self._runtime = runtime
         api_pb2_grpc.add_RuntimeServiceServicer_to_server(runtime, self._server)
         api_pb2_grpc.add_ImageServiceServicer_to_server(image, self._server)
-        if people is not None:
-            people_pb2_grpc.add_PeopleServicer_to_server(people, self._server)
+        if admin is not None:
+            admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
 
     def start(self) -> None:
         """The caller holds the path's `SocketLock`. The socket is 0600 from its first moment."""

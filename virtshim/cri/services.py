@@ -13,18 +13,18 @@ from virtshim.lifecycle.create_container import CreateContainer
 from virtshim.lifecycle.exec_sync import ExecCommand
 from virtshim.lifecycle.remove_container import RemoveContainer
 from virtshim.lifecycle.remove_sandbox import RemoveSandbox
-from virtshim.lifecycle.reopen_container_log import ReopenLog
+from virtshim.lifecycle.reopen_container_log import ReopenContainerLog
 from virtshim.lifecycle.run_sandbox import RunSandbox
 from virtshim.lifecycle.start_container import StartContainer
 from virtshim.lifecycle.stop_container import StopContainer
 from virtshim.lifecycle.stop_sandbox import StopSandbox
-from virtshim.lifecycle.update_container_resources import ResizeContainer
-from virtshim.lifecycle.update_sandbox_resources import ResizeSandbox
+from virtshim.lifecycle.update_container_resources import UpdateContainerResources
+from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
 from virtshim.metrics.usage import Usage
 from virtshim.ports.clock import Clock
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
-from virtshim.queries.container_events import Announcer
+from virtshim.queries.container_events import EventBroadcaster
 from virtshim.queries.node_status import NodeStatus
 
 # A caller without a deadline gets kubelet's own (runtimeRequestTimeout); no step may wait for ever.
@@ -48,22 +48,22 @@ class Services:
     checkpoint_container: CheckpointContainer
     remove_container: RemoveContainer
     exec_command: ExecCommand
-    reopen_log: ReopenLog
+    reopen_container_log: ReopenContainerLog
     usage: Usage
     streaming: Streaming
-    events: Announcer
-    resize_container: ResizeContainer
-    resize_sandbox: ResizeSandbox
+    events: EventBroadcaster
+    update_container_resources: UpdateContainerResources
+    update_sandbox_resources: UpdateSandboxResources
 
 
 class ServicerPart:
     """Some of RuntimeService's calls; `RuntimeServicer` is all parts together."""
 
     def __init__(self, services: Services) -> None:
-        self._do = services
+        self._services = services
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
-        return Deadline.after(self._do.clock.monotonic(), seconds_left(context))
+        return Deadline.after(self._services.clock.monotonic(), seconds_left(context))
 
 
 def seconds_left(context: grpc.ServicerContext) -> float:

@@ -12,8 +12,8 @@ from virtshim.cri.batches import batches
 from virtshim.cri.services import ServicerPart
 from virtshim.cri.stats_to_proto import container_stats, sandbox_stats
 from virtshim.metrics import container_metrics, device_metrics, vm_metrics
-from virtshim.metrics.family import Kind, Measured, of_container, of_pod
-from virtshim.metrics.usage import SandboxUse
+from virtshim.metrics.family import Kind, LabelledSample, of_container, of_pod
+from virtshim.metrics.usage import SandboxUsage
 from virtshim.queries.lists import Filter, list_containers, list_sandboxes
 from virtshim.queries.lookup import get_container, get_sandbox
 
@@ -28,8 +28,8 @@ class StatsCalls(ServicerPart):
         self, request: pb.ContainerStatsRequest, context: grpc.ServicerContext
     ) -> pb.ContainerStatsResponse:
         del context
-        container = get_container(self._do.records, request.container_id)
-        (use,) = self._do.usage.containers([container])
+        container = get_container(self._services.records, request.container_id)
+        (use,) = self._services.usage.containers([container])
         return pb.ContainerStatsResponse(stats=container_stats(use))
 
     def ListContainerStats(
@@ -49,8 +49,8 @@ class StatsCalls(ServicerPart):
         self, request: pb.PodSandboxStatsRequest, context: grpc.ServicerContext
     ) -> pb.PodSandboxStatsResponse:
         del context
-        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
-        (use,) = self._do.usage.sandboxes([sandbox])
+        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
+        (use,) = self._services.usage.sandboxes([sandbox])
         return pb.PodSandboxStatsResponse(stats=sandbox_stats(use))
 
     def ListPodSandboxStats(
@@ -90,21 +90,21 @@ class StatsCalls(ServicerPart):
             yield pb.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=batch)
 
     def _all_metrics(self) -> Sequence[pb.PodSandboxMetrics]:
-        uses = self._do.usage.sandboxes(list_sandboxes(self._do.records, Filter()))
+        uses = self._services.usage.sandboxes(list_sandboxes(self._services.records, Filter()))
         return [_of_one(use) for use in uses]
 
     def _of_containers(self, wanted: pb.ContainerStatsFilter) -> Sequence[pb.ContainerStats]:
         chosen = list_containers(
-            self._do.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
+            self._services.records, Filter(id=wanted.id, sandbox_id=wanted.pod_sandbox_id, labels=wanted.label_selector)
         )
-        return [container_stats(use) for use in self._do.usage.containers(chosen)]
+        return [container_stats(use) for use in self._services.usage.containers(chosen)]
 
     def _of_sandboxes(self, wanted: pb.PodSandboxStatsFilter) -> Sequence[pb.PodSandboxStats]:
-        chosen = list_sandboxes(self._do.records, Filter(id=wanted.id, labels=wanted.label_selector))
-        return [sandbox_stats(use) for use in self._do.usage.sandboxes(chosen)]
+        chosen = list_sandboxes(self._services.records, Filter(id=wanted.id, labels=wanted.label_selector))
+        return [sandbox_stats(use) for use in self._services.usage.sandboxes(chosen)]
 
 
-def _of_one(use: SandboxUse) -> pb.PodSandboxMetrics:
+def _of_one(use: SandboxUsage) -> pb.PodSandboxMetrics:
     return pb.PodSandboxMetrics(
         pod_sandbox_id=use.sandbox.id.value,
         metrics=_messages(of_pod(POD_FAMILIES, use)),
@@ -118,7 +118,7 @@ def _of_one(use: SandboxUse) -> pb.PodSandboxMetrics:
     )
 
 
-def _messages(measured: Iterable[Measured]) -> list[pb.Metric]:
+def _messages(measured: Iterable[LabelledSample]) -> list[pb.Metric]:
     """Without timestamps: they were read just now, and Prometheus knows better when a series ends."""
     return [
         pb.Metric(

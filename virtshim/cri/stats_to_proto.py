@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.to_proto import container_metadata, sandbox_metadata
-from virtshim.domain.usage import CpuUse, DiskUse, InterfaceUsage, MemoryUse, Pressure
-from virtshim.metrics.usage import ContainerUse, SandboxUse
+from virtshim.domain.usage import CpuUsage, DiskUsage, InterfaceUsage, MemoryUsage, Pressure
+from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 
 
-def container_stats(use: ContainerUse) -> pb.ContainerStats:
+def container_stats(use: ContainerUsage) -> pb.ContainerStats:
     container, cgroup = use.container, use.domain.cgroup
     pressure = cgroup.pressure if cgroup else {}
     return pb.ContainerStats(
@@ -31,7 +31,7 @@ def container_stats(use: ContainerUse) -> pb.ContainerStats:
     )
 
 
-def sandbox_stats(use: SandboxUse) -> pb.PodSandboxStats:
+def sandbox_stats(use: SandboxUsage) -> pb.PodSandboxStats:
     sandbox = use.sandbox
     return pb.PodSandboxStats(
         attributes=pb.PodSandboxAttributes(
@@ -54,7 +54,7 @@ def _number(value: int | None) -> pb.UInt64Value | None:
     return None if value is None else pb.UInt64Value(value=value)
 
 
-def _cpu(use: CpuUse, pressure: Mapping[str, Pressure]) -> pb.CpuUsage:
+def _cpu(use: CpuUsage, pressure: Mapping[str, Pressure]) -> pb.CpuUsage:
     return pb.CpuUsage(
         timestamp=use.taken_at,
         usage_core_nano_seconds=_number(use.total),
@@ -63,7 +63,7 @@ def _cpu(use: CpuUse, pressure: Mapping[str, Pressure]) -> pb.CpuUsage:
     )
 
 
-def _memory(use: MemoryUse, taken_at: int, pressure: Mapping[str, Pressure]) -> pb.MemoryUsage:
+def _memory(use: MemoryUsage, taken_at: int, pressure: Mapping[str, Pressure]) -> pb.MemoryUsage:
     return pb.MemoryUsage(
         timestamp=taken_at,
         working_set_bytes=_number(use.working_set),
@@ -76,12 +76,12 @@ def _memory(use: MemoryUse, taken_at: int, pressure: Mapping[str, Pressure]) -> 
     )
 
 
-def _swap(use: MemoryUse, taken_at: int) -> pb.SwapUsage | None:
+def _swap(use: MemoryUsage, taken_at: int) -> pb.SwapUsage | None:
     """What is available is not known: no limit on swap is kept."""
     return None if use.swap is None else pb.SwapUsage(timestamp=taken_at, swap_usage_bytes=_number(use.swap))
 
 
-def _disk(use: DiskUse) -> pb.FilesystemUsage:
+def _disk(use: DiskUsage) -> pb.FilesystemUsage:
     return pb.FilesystemUsage(
         timestamp=use.taken_at,
         fs_id=pb.FilesystemIdentifier(mountpoint=use.directory),

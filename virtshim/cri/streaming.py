@@ -8,13 +8,13 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.services import ServicerPart
-from virtshim.domain.annotations.parse import FORWARD, SCREEN
+from virtshim.domain.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import screen_socket
+from virtshim.domain.layout import vnc_socket
 from virtshim.domain.sandbox import Sandbox
 from virtshim.queries.lookup import get_container, get_sandbox
 
@@ -27,61 +27,61 @@ class StreamingCalls(ServicerPart):
         """Output that does not fit into the answer is left out."""
         if request.timeout < 0:
             raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
-        container = get_container(self._do.records, request.container_id)
+        container = get_container(self._services.records, request.container_id)
         cancelled = threading.Event()
         if not context.add_callback(cancelled.set):
             cancelled.set()
-        result = self._do.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
+        result = self._services.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
         stdout, stderr = fitting(result, _OUTPUT_ROOM)
         return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
 
     def Exec(self, request: pb.ExecRequest, context: grpc.ServicerContext) -> pb.ExecResponse:
         del context
-        container = get_container(self._do.records, request.container_id)
+        container = get_container(self._services.records, request.container_id)
         wanted = ExecRequest(container.id, tuple(request.cmd), _streams(request))
         _must_run(container)
-        return pb.ExecResponse(url=self._do.streaming.offer(wanted))
+        return pb.ExecResponse(url=self._services.streaming.offer(wanted))
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachResponse:
         del context
-        container = get_container(self._do.records, request.container_id)
+        container = get_container(self._services.records, request.container_id)
         wanted = AttachStreams(container.id, _streams(request), container.config.stdin_once, bool(container.command))
         _must_run(container)
         if wanted.streams.stdin and not container.config.stdin:
             raise WrongState(
                 f"container {container.id.short} was created without stdin; attach without it, or set stdin in its spec"
             )
-        return pb.AttachResponse(url=self._do.streaming.offer(wanted))
+        return pb.AttachResponse(url=self._services.streaming.offer(wanted))
 
     def PortForward(self, request: pb.PortForwardRequest, context: grpc.ServicerContext) -> pb.PortForwardResponse:
         del context
-        sandbox = get_sandbox(self._do.records, request.pod_sandbox_id)
+        sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")
         address, ports = sandbox.network.ips[0], tuple(request.port)
-        wanted = ForwardRequest(sandbox.id, address, ports, self._screen_of(sandbox), self._dialing_guest(sandbox))
-        return pb.PortForwardResponse(url=self._do.streaming.offer(wanted))
+        wanted = ForwardRequest(sandbox.id, address, ports, self._vnc_socket_of(sandbox), self._dialing_guest(sandbox))
+        return pb.PortForwardResponse(url=self._services.streaming.offer(wanted))
 
-    def _screen_of(self, sandbox: Sandbox) -> str:
+    def _vnc_socket_of(self, sandbox: Sandbox) -> str:
         """The VNC socket of the VM that runs in it; "" if there is none, or the pod did not ask for one."""
-        if sandbox.config.annotations.get(SCREEN) != "true":
+        if sandbox.config.annotations.get(VNC_ANNOTATION) != "true":
             return ""
         running = self._running_in(sandbox)
-        return screen_socket(self._do.layout, running) if running else ""
+        return vnc_socket(self._services.layout, running) if running else ""
 
     def _dialing_guest(self, sandbox: Sandbox) -> ContainerId | None:
         """In which ports are dialed; None: from the node. Raises WrongState if it does not run."""
-        if sandbox.config.annotations.get(FORWARD) != "agent":
+        if sandbox.config.annotations.get(FORWARD_ANNOTATION) != "agent":
             return None
         running = self._running_in(sandbox)
         if running is None:
             raise WrongState(
-                f"pod sandbox {sandbox.id.short} has no running container to dial the ports in ({FORWARD})"
+                f"pod sandbox {sandbox.id.short} has no running container to dial the ports in ({FORWARD_ANNOTATION})"
             )
         return running
 
     def _running_in(self, sandbox: Sandbox) -> ContainerId | None:
-        containers = self._do.records.containers.all()
+        containers = self._services.records.containers.all()
         running = [c for c in containers if c.sandbox_id == sandbox.id and c.phase is ContainerPhase.RUNNING]
         return running[0].id if running else None
 

@@ -14,15 +14,15 @@ from virtshim.domain.errors import InvalidRequest, Unimplemented
 from virtshim.domain.file_path import check_path
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
-from virtshim.domain.sandbox import Namespaces, PodKey, PortMapping, SandboxConfig, Scope
+from virtshim.domain.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, SandboxConfig
 from virtshim.domain.sizing import faults as resource_faults
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
-_SCOPES = {pb.POD: Scope.POD, pb.CONTAINER: Scope.CONTAINER}  # the others are refused
+_SCOPES = {pb.POD: NamespaceScope.POD, pb.CONTAINER: NamespaceScope.CONTAINER}  # the others are refused
 _MAX_TEXT = 4096
 # Bytes of labels and annotations together. Kubernetes allows 256 KiB of annotations; lists, which hold them of all pods, must
 # fit into one answer, so that one pod must not take a list from all others.
-_MAX_NOTES = 512 << 10
+_MAX_METADATA = 512 << 10
 _CDI_ANNOTATIONS = "cdi.k8s.io/"
 _SECCOMP_PROFILES = ("", "unconfined", "runtime/default", "docker/default")
 
@@ -74,7 +74,7 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
         check_path(directory, "config.log_directory")
     except InvalidRequest as wrong:
         faults.add(str(wrong))
-    _check_notes(config, faults)
+    _check_metadata_size(config, faults)
     ports = tuple(_port(mapping, faults) for mapping in config.port_mappings)
     try:
         parent_path(config.linux.cgroup_parent)
@@ -106,15 +106,15 @@ def _namespaces(context: pb.LinuxSandboxSecurityContext) -> Namespaces:
     return Namespaces(_SCOPES[asked.network], _SCOPES[asked.pid], _SCOPES[asked.ipc])
 
 
-def _check_notes(config: pb.PodSandboxConfig | pb.ContainerConfig, faults: _Faults) -> None:
+def _check_metadata_size(config: pb.PodSandboxConfig | pb.ContainerConfig, faults: _Faults) -> None:
     size = sum(
         len(name.encode()) + len(text.encode())
         for notes in (config.labels, config.annotations)
         for name, text in notes.items()
     )
     faults.require(
-        size <= _MAX_NOTES,
-        f"config.labels and config.annotations hold {size} bytes, more than the {_MAX_NOTES} that are allowed; shorten them",
+        size <= _MAX_METADATA,
+        f"config.labels and config.annotations hold {size} bytes, more than the {_MAX_METADATA} that are allowed; shorten them",
     )
 
 
@@ -153,7 +153,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     faults.require(config.image.image, "config.image.image is empty")
     faults.add_all(pod_fields.container_faults(config))
     _check_seccomp(config.linux.security_context, faults)
-    _check_notes(config, faults)
+    _check_metadata_size(config, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
     user = _run_as(config.linux.security_context, faults)
     devices = tuple(_device(device, faults) for device in config.devices)

@@ -8,9 +8,9 @@ from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
-from virtshim.domain.image import FilesystemUse, Image
-from virtshim.domain.sandbox import Namespaces, Sandbox, Scope
-from virtshim.queries.container_events import Change, PodChange
+from virtshim.domain.image import FilesystemUsage, Image
+from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
+from virtshim.queries.container_events import ContainerEvent, EventType
 
 _CONTAINER_STATE = {
     ContainerPhase.CREATING: pb.CONTAINER_CREATED,
@@ -67,7 +67,7 @@ def sandbox_status(sandbox: Sandbox) -> pb.PodSandboxStatus:
 
 
 def _namespaces(asked: Namespaces) -> pb.NamespaceOption:
-    mode = {Scope.POD: pb.POD, Scope.CONTAINER: pb.CONTAINER}
+    mode = {NamespaceScope.POD: pb.POD, NamespaceScope.CONTAINER: pb.CONTAINER}
     return pb.NamespaceOption(network=mode[asked.network], pid=mode[asked.pid], ipc=mode[asked.ipc])
 
 
@@ -140,14 +140,14 @@ def _resources(resources: Resources) -> pb.LinuxContainerResources:
 
 
 _EVENT_TYPE = {
-    Change.CREATED: pb.CONTAINER_CREATED_EVENT,
-    Change.STARTED: pb.CONTAINER_STARTED_EVENT,
-    Change.STOPPED: pb.CONTAINER_STOPPED_EVENT,
-    Change.DELETED: pb.CONTAINER_DELETED_EVENT,
+    EventType.CREATED: pb.CONTAINER_CREATED_EVENT,
+    EventType.STARTED: pb.CONTAINER_STARTED_EVENT,
+    EventType.STOPPED: pb.CONTAINER_STOPPED_EVENT,
+    EventType.DELETED: pb.CONTAINER_DELETED_EVENT,
 }
 
 
-def event(change: PodChange) -> pb.ContainerEventResponse:
+def event(change: ContainerEvent) -> pb.ContainerEventResponse:
     return pb.ContainerEventResponse(
         container_id=change.id,
         container_event_type=_EVENT_TYPE[change.kind],
@@ -178,7 +178,7 @@ def image_facts(image: Image) -> Mapping[str, object]:
     }
 
 
-def filesystem(use: FilesystemUse) -> pb.FilesystemUsage:
+def filesystem(use: FilesystemUsage) -> pb.FilesystemUsage:
     return pb.FilesystemUsage(
         timestamp=use.timestamp,
         fs_id=pb.FilesystemIdentifier(mountpoint=use.mountpoint),

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from virtshim.crilog.files import LogFile, for_people
+from virtshim.crilog.files import LogFile, user_error
 from virtshim.crilog.lines import lines_of, timestamp
 from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.entrypoint import OutputPosition
 from virtshim.domain.guest.streaming import Output
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.ports.clock import Clock
 
-_READ_TO: TypeAdapter[tuple[ReadTo]] = TypeAdapter(tuple[ReadTo])
+_OUTPUT_POSITION: TypeAdapter[tuple[OutputPosition]] = TypeAdapter(tuple[OutputPosition])
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class _Log:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class CommandLogFiles:
-    """Implements `virtshim.ports.CommandLogs`. The position is saved after the lines: a process killed between the two
+class EntrypointLogFiles:
+    """Implements `virtshim.ports.EntrypointLogs`. The position is saved after the lines: a process killed between the two
     leaves a piece that the next one writes again. Nothing is lost."""
 
     def __init__(self, layout: Layout, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class CommandLogFiles:
         log = self._open_log(container)
         with log.lock:
             if log.file is not None:
-                old, log.file = log.file, log.file.renewed()
+                old, log.file = log.file, log.file.reopened()
                 old.close()
 
     def finish(self, container: ContainerId) -> None:
@@ -64,17 +64,17 @@ class CommandLogFiles:
         for container in tuple(self._logs):
             self.finish(container)
 
-    def read_to(self, container: ContainerId) -> ReadTo:
+    def read_to(self, container: ContainerId) -> OutputPosition:
         path = self._position(container)
         try:
             with open(path, "rb") as file:
-                return _READ_TO.validate_json(file.read())[0]
+                return _OUTPUT_POSITION.validate_json(file.read())[0]
         except FileNotFoundError:
-            return ReadTo()
+            return OutputPosition()
         except (OSError, ValidationError) as exc:
             raise InternalError(f"the read position of the command's output cannot be read from {path}: {exc}") from exc
 
-    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: OutputPosition) -> int:
         log = self._open_log(container)
         stamp = timestamp(self._clock.now_ns())
         text = b"".join(lines_of(piece.stream.value, piece.data, stamp) for piece in output)
@@ -87,10 +87,10 @@ class CommandLogFiles:
                     self._note(container, read_to)
                 except OSError:
                     if log.file is not None:
-                        log.file.cut_back(before)
+                        log.file.truncate_to(before)
                     raise
             except OSError as error:
-                raise for_people("the log of the container's command cannot be written", error) from error
+                raise user_error("the log of the container's command cannot be written", error) from error
         return len(text)
 
     def _open_log(self, container: ContainerId) -> _Log:
@@ -103,9 +103,9 @@ class CommandLogFiles:
     def _position(self, container: ContainerId) -> str:
         return f"{self._layout.container_dir(container)}/command.pos"
 
-    def _note(self, container: ContainerId, read_to: ReadTo) -> None:
+    def _note(self, container: ContainerId, read_to: OutputPosition) -> None:
         path = self._position(container)
         new = f"{path}.new"
         with open(new, "wb") as file:
-            file.write(_READ_TO.dump_json((read_to,)))
+            file.write(_OUTPUT_POSITION.dump_json((read_to,)))
         os.replace(new, path)

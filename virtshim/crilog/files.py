@@ -18,7 +18,7 @@ from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhaus
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 # Of a log: caused by what the pod asks for, or by the machine, not by a fault of this program.
-_IN_THE_WAY: Final = (
+_USER_ERRNOS: Final = (
     errno.ENOENT,
     errno.EACCES,
     errno.EPERM,
@@ -28,7 +28,7 @@ _IN_THE_WAY: Final = (
     errno.ENXIO,
 )
 # Never wait for the other end of a FIFO, never follow a link that somebody put in our place.
-_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 # Space of the raw log is given back in pieces of this size (bytes).
@@ -63,16 +63,16 @@ class LogFile(_OwnedFile):
             raise InvalidRequest(f"log file {path!r} is not an absolute path; correct log_directory and log_path")
         directory = directory or os.path.dirname(path)
         below, name = os.path.split(os.path.relpath(path, directory))
-        with _told_to_the_pod(f"log_directory {directory} cannot be made"):
+        with _as_user_error(f"log_directory {directory} cannot be made"):
             _make_directory(directory)
-        with _told_to_the_pod(f"log_path: {path} cannot be opened"), _directory_below(directory, below) as parent:
+        with _as_user_error(f"log_path: {path} cannot be opened"), _directory_below(directory, below) as parent:
             log = cls(_open_log(name, parent), path, directory)
         if not stat.S_ISREG(os.fstat(log._fd).st_mode):
             log.close()
             raise InvalidRequest(f"log file {path} is not a regular file; remove it")
         return log
 
-    def renewed(self) -> Self:
+    def reopened(self) -> Self:
         """A file newly opened under the same name, after this one was renamed (log rotation)."""
         return self.open(self._path, self._directory)
 
@@ -85,20 +85,20 @@ class LogFile(_OwnedFile):
         while rest:
             rest = rest[os.write(self._fd, rest) :]
 
-    def cut_back(self, size: int) -> None:
+    def truncate_to(self, size: int) -> None:
         """Removes what is behind `size`; a shorter file stays as it is."""
         if os.fstat(self._fd).st_size > size:
             os.ftruncate(self._fd, size)
 
 
 @contextlib.contextmanager
-def _told_to_the_pod(what: str) -> Iterator[None]:
+def _as_user_error(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _IN_THE_WAY:
+        if error.errno in _USER_ERRNOS:
             raise WrongState(f"{what}: {error.strerror}; correct the path, or remove what is in its place") from error
-        raise for_people(what, error) from error
+        raise user_error(what, error) from error
 
 
 def _make_directory(path: str) -> None:
@@ -118,7 +118,7 @@ def _directory_below(top: str, below: str) -> Iterator[int]:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(part, dir_fd=here)
                 made = True
-            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _CAREFULLY, dir_fd=here)
+            here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS, dir_fd=here)
             opened.callback(os.close, here)
             if made:
                 os.fchmod(here, 0o755)
@@ -126,7 +126,7 @@ def _directory_below(top: str, below: str) -> Iterator[int]:
 
 
 def _open_log(name: str, parent: int) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | _CAREFULLY
+    flags = os.O_WRONLY | os.O_APPEND | _SAFE_FLAGS
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o640, dir_fd=parent)
         os.fchmod(descriptor, 0o640)
@@ -134,7 +134,7 @@ def _open_log(name: str, parent: int) -> int:
     return os.open(name, flags | os.O_CREAT, 0o640, dir_fd=parent)
 
 
-def for_people(what: str, error: OSError) -> ShimError:
+def user_error(what: str, error: OSError) -> ShimError:
     if error.errno == errno.ELOOP:
         return InvalidRequest(f"{what}: it is a symbolic link, which is not followed; remove it")
     if error.errno == errno.ENOTDIR:
@@ -154,7 +154,7 @@ class PositionFile(_OwnedFile):
         if not os.path.isdir(directory):
             os.makedirs(directory, mode=0o711, exist_ok=True)
             os.chmod(directory, 0o711)  # noqa: S103
-        return cls(os.open(path, os.O_RDWR | os.O_CREAT | _CAREFULLY, 0o600))
+        return cls(os.open(path, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, 0o600))
 
     def load(self) -> Position | None:
         """None if nothing (readable) was saved."""
@@ -170,14 +170,14 @@ class RawLog(_OwnedFile):
     def __init__(self, path: str) -> None:
         super().__init__(-1)
         self.path = path
-        self._given_back = 0
+        self._freed_to = 0
 
     def open(self) -> bool:
         """True if it can be read now."""
         if self._fd < 0:
             with contextlib.suppress(FileNotFoundError):
-                self._fd = os.open(self.path, os.O_RDWR | _CAREFULLY)
-                self._given_back = 0
+                self._fd = os.open(self.path, os.O_RDWR | _SAFE_FLAGS)
+                self._freed_to = 0
         return self._fd >= 0
 
     def read(self, offset: int, size: int) -> bytes:
@@ -196,13 +196,13 @@ class RawLog(_OwnedFile):
                 return offset
             raise
 
-    def give_back(self, end: int) -> None:
+    def free_before(self, end: int) -> None:
         """Frees the space of what is before `end`, in large pieces; offsets stay as they are. Where the file system cannot,
         the space comes back with the container."""
         end -= end % _HOLE
-        if end - self._given_back >= _HOLE:
-            punch_hole(self._fd, self._given_back, end - self._given_back)
-            self._given_back = end
+        if end - self._freed_to >= _HOLE:
+            punch_hole(self._fd, self._freed_to, end - self._freed_to)
+            self._freed_to = end
 
     def status(self) -> os.stat_result:
         return os.fstat(self._fd)

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from virtshim.crilog.files import LogFile
-from virtshim.crilog.raw_tail import KeptEnd
+from virtshim.crilog.raw_tail import RawTail
 from virtshim.crilog.tail import Pace, Tail
 from virtshim.crilog.watch import RawLogWatch
 from virtshim.domain.errors import Unavailable, WrongState
@@ -39,7 +39,7 @@ class ConsoleLogs:
         self._opening = threading.Lock()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._tails: dict[ContainerId, Tail | KeptEnd] = {}
+        self._tails: dict[ContainerId, Tail | RawTail] = {}
         self._arrived: list[ContainerId] = []
         self._gone: list[ContainerId] = []
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -68,9 +68,9 @@ class ConsoleLogs:
             tail.close()
             raise Unavailable("consoles are closed: the service is stopping")
 
-    def _opened(self, container: ContainerId, log_file: str, log_directory: str) -> Tail | KeptEnd:
+    def _opened(self, container: ContainerId, log_file: str, log_directory: str) -> Tail | RawTail:
         if not log_file:
-            return KeptEnd(container, self._layout.console_log(container))
+            return RawTail(container, self._layout.console_log(container))
         log = LogFile.open(log_file, log_directory)
         return Tail.open(container, log, self._layout, self._clock, self._pace)
 
@@ -136,7 +136,7 @@ class ConsoleLogs:
             os.eventfd_read(self._wake)
 
     def _sweep_at(self) -> float:
-        every = self._pace.sweep_unwatched_every if self._watch.is_blind else self._pace.sweep_every
+        every = self._pace.sweep_unwatched_every if self._watch.has_unwatched else self._pace.sweep_every
         return self._swept_at + every
 
     def _gather(self) -> None:
@@ -166,10 +166,10 @@ class ConsoleLogs:
             if tail is not None:
                 self._give_turn(container, tail)
 
-    def _give_turn(self, container: ContainerId, tail: Tail | KeptEnd) -> None:
+    def _give_turn(self, container: ContainerId, tail: Tail | RawTail) -> None:
         self._due.pop(container, None)
         try:
-            self._watch.look_after(container, tail.raw_path)
+            self._watch.ensure_watched(container, tail.raw_path)
             turn = tail.turn()
         except Exception:  # noqa: BLE001 (the edge of the thread: one console must not stop the others)
             _log.exception("console.turn.failed", container=container.short)

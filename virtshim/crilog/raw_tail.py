@@ -15,10 +15,10 @@ from virtshim.domain.ids import ContainerId
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 # Bytes that stay at least; one MiB more at most, as space is given back in pieces of that size.
-KEPT: Final = 16 * 1024 * 1024
+KEEP_BYTES: Final = 16 * 1024 * 1024
 
 
-class KeptEnd:
+class RawTail:
     """Has a Tail's methods. The file stays as long as QEMU made it: what is given back reads as zeros."""
 
     def __init__(self, container: ContainerId, raw_path: str) -> None:
@@ -62,7 +62,7 @@ class KeptEnd:
     def _trim(self) -> None:
         try:
             if self._raw.open():
-                self._raw.give_back(self._raw.status().st_size - KEPT)
+                self._raw.free_before(self._raw.status().st_size - KEEP_BYTES)
                 if self._raw.status().st_nlink == 0:
                     self._raw.close()
             self._failing = False

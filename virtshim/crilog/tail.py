@@ -14,13 +14,13 @@ from typing import Final, Self
 
 import structlog
 
-from virtshim.crilog.files import LogFile, PositionFile, RawLog, for_people
+from virtshim.crilog.files import LogFile, PositionFile, RawLog, user_error
 from virtshim.crilog.lines import LineCutter, timestamp
 from virtshim.crilog.position import Position
-from virtshim.domain.allowance import LOG_BURST, LOG_RATE, Allowance
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
+from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, TokenBucket
 from virtshim.ports.clock import Clock
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -28,7 +28,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 # Bytes between two records of the position. Each empty line of the guest becomes some 45 bytes in memory.
 _PIECE: Final = 64 * 1024
 # The end of a console that is written in any case.
-_LAST_WORDS: Final = 1024 * 1024
+_FINAL_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Tail:
         self._pace = pace
         self._lock = threading.Lock()
         self._cutter = LineCutter()
-        self._allowance = Allowance(pace.log_rate, pace.log_burst, clock.monotonic())
+        self._allowance = TokenBucket(pace.log_rate, pace.log_burst, clock.monotonic())
         self._lost = 0
-        self._done = self._agreed()
+        self._done = self._reconciled()
         self._read_to = self._done.offset
         self._flush_at: float | None = None
         self._retry_at: float | None = None
@@ -96,7 +96,7 @@ class Tail:
                 undo.callback(position.close)
                 tail = cls(container, RawLog(layout.console_log(container)), log, position, clock, pace)
             except OSError as error:
-                raise for_people(f"the console of container {container} cannot be followed", error) from error
+                raise user_error(f"the console of container {container} cannot be followed", error) from error
             undo.pop_all()
         return tail
 
@@ -115,7 +115,7 @@ class Tail:
             if self._closed:
                 return Turn()
             try:
-                self._lose_what_waits_too_long(self._pace.backlog, self._pace.backlog // 2)
+                self._drop_backlog(self._pace.backlog, self._pace.backlog // 2)
                 if self._retry_at is not None and now < self._retry_at:
                     return Turn(due=self._retry_at)
                 if wait := self._allowance.wait(now):
@@ -136,7 +136,7 @@ class Tail:
         with self._lock:
             if self._closed:
                 raise WrongState(f"the console of container {self._container} has ended; its log is complete")
-            new = self._log.renewed()
+            new = self._log.reopened()
             try:
                 self._rewind_after_failure()
             except OSError as error:  # the bytes that the failed write left would come twice
@@ -158,11 +158,11 @@ class Tail:
                 return
             try:
                 self._rewind_after_failure()
-                self._lose_what_waits_too_long(self._pace.backlog, self._pace.backlog)
-                self._allowance = Allowance(self._pace.log_rate, self._pace.log_burst, self._clock.monotonic())
+                self._drop_backlog(self._pace.backlog, self._pace.backlog)
+                self._allowance = TokenBucket(self._pace.log_rate, self._pace.log_burst, self._clock.monotonic())
                 while self._copy(self._pace.turn_bytes):
                     if self._allowance.wait(self._clock.monotonic()):
-                        self._lose_what_waits_too_long(_LAST_WORDS, _LAST_WORDS)
+                        self._drop_backlog(_FINAL_BYTES, _FINAL_BYTES)
                 self._commit(self._cutter.end(self._stamp()))
             except OSError as error:
                 _log.error("console.log.incomplete", container=self._container.short, error=str(error))
@@ -183,13 +183,13 @@ class Tail:
     def _stamp(self) -> bytes:
         return timestamp(self._clock.now_ns())
 
-    def _agreed(self) -> Position:
+    def _reconciled(self) -> Position:
         """What the record says, put right with the log that is there. A log that is not the recorded one was rotated or
         removed meanwhile; this one is then continued at its end."""
         saved = self._position.load()
         status = self._log.status()
         if saved and (saved.log_device, saved.log_inode) == (status.st_dev, status.st_ino):
-            self._log.cut_back(saved.log_size)
+            self._log.truncate_to(saved.log_size)
         agreed = dataclasses.replace(
             saved or Position(),
             log_device=status.st_dev,
@@ -204,12 +204,12 @@ class Tail:
         if not self._raw.open():
             return False
         self._start_again_if_replaced()
-        self._skip_what_was_given_back()
-        self._tell_what_was_lost()
+        self._skip_hole()
+        self._log_lost_bytes()
         while budget > 0:
             data = self._raw.read(self._read_to, min(_PIECE, budget))
             if not data:
-                self._let_go_if_removed()
+                self._close_if_removed()
                 return False
             budget -= max(len(data), self._take(data))
         return True
@@ -244,13 +244,13 @@ class Tail:
             self._position.save(position)
             self._position_failing = False
             if self._raw.is_open:
-                self._raw.give_back(position.offset)
+                self._raw.free_before(position.offset)
         except OSError as error:
             if not self._position_failing:
                 _log.warning("console.position.failed", container=self._container.short, error=str(error))
             self._position_failing = True
 
-    def _lose_what_waits_too_long(self, most: int, kept: int) -> None:
+    def _drop_backlog(self, most: int, kept: int) -> None:
         """Of more than `most` bytes that wait, the last `kept` stay; the space of the others is given back at once, also
         while the log cannot be written. (A process killed before it could tell of them in the log will not.)"""
         if not self._raw.open():
@@ -262,7 +262,7 @@ class Tail:
         self._read_to = size - kept
         self._record(dataclasses.replace(self._done, offset=self._read_to))
 
-    def _tell_what_was_lost(self) -> None:
+    def _log_lost_bytes(self) -> None:
         if not self._lost:
             return
         _log.warning("console.lost", container=self._container.short, bytes=self._lost)
@@ -278,13 +278,13 @@ class Tail:
             self._start_again()
         self._done = dataclasses.replace(self._done, raw_inode=status.st_ino)
 
-    def _skip_what_was_given_back(self) -> None:
+    def _skip_hole(self) -> None:
         """Only after a power cut, which may take a newer record than the hole that was made because of it."""
         data_from = self._raw.data_from(self._read_to)
         if data_from > self._read_to and not self._cutter.held:
             self._read_to = data_from
 
-    def _let_go_if_removed(self) -> None:
+    def _close_if_removed(self) -> None:
         if self._raw.status().st_nlink == 0:
             self._raw.close()
             self._start_again()
@@ -300,7 +300,7 @@ class Tail:
             _log.warning("console.log.failed", container=self._container.short, error=str(error))
         self._log_failing = True
         with contextlib.suppress(OSError):
-            self._log.cut_back(self._done.log_size)
+            self._log.truncate_to(self._done.log_size)
         self._cutter = LineCutter()
         self._read_to = self._done.offset
         self._flush_at = None
@@ -311,5 +311,5 @@ class Tail:
         """Back to the end of the last batch that is whole."""
         if self._retry_at is None:
             return
-        self._log.cut_back(self._done.log_size)
+        self._log.truncate_to(self._done.log_size)
         self._retry_at = None

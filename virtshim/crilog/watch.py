@@ -40,12 +40,12 @@ class RawLogWatch:
         return None if self._inotify is None else int(self._inotify.fileno())
 
     @property
-    def is_blind(self) -> bool:
+    def has_unwatched(self) -> bool:
         """There is a console that cannot be watched."""
         return bool(self._unwatched)
 
-    def look_after(self, container: ContainerId, raw_path: str) -> None:
-        """Call before each reading of the log: what is written after this call is reported, or `is_blind` is true."""
+    def ensure_watched(self, container: ContainerId, raw_path: str) -> None:
+        """Call before each reading of the log: what is written after this call is reported, or `has_unwatched` is true."""
         if container in self._files:
             return
         watched = self._watch_file(container, raw_path)

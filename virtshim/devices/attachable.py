@@ -12,7 +12,7 @@ from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import usb_used_by_host, used_by_host
 from virtshim.devices.memory_lock import EXTRA, times_locked
 from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
-from virtshim.domain.devices.condition import DOES_NOT_ANSWER, WAKE_IT, DeviceCondition
+from virtshim.domain.devices.condition import UNRESPONSIVE, UNRESPONSIVE_REMEDY, DeviceCondition
 from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
 
 _USB: Final = "/sys/bus/usb/devices"
@@ -37,7 +37,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AttachRules:
     """`bind`: whoever attaches binds a function of another driver first. `keep`: functions that no VM gets. `lockable`:
     bytes of memory that QEMU may lock, asked for only when needed; None for no limit."""
 
@@ -46,8 +46,8 @@ class Rules:
     lockable: Callable[[], int | None]
 
 
-class Attachable:
-    def __init__(self, files: HostFiles, rules: Rules) -> None:
+class AttachChecker:
+    def __init__(self, files: HostFiles, rules: AttachRules) -> None:
         self._files = files
         self._bus = PciBus(files)
         self._rules = rules
@@ -75,7 +75,7 @@ class Attachable:
             yield Fault("a bridge", "is a PCI bridge, which cannot be passed to a VM", "grant what is behind it")
             return
         if not facts.answers:
-            yield Fault("no answer", DOES_NOT_ANSWER, WAKE_IT.format(address=facts.address))
+            yield Fault("no answer", UNRESPONSIVE, UNRESPONSIVE_REMEDY.format(address=facts.address))
             return
         if facts.address in self._rules.keep:
             yield Fault("kept", "is kept for the node (devices.keep)", _SELECTION)

@@ -15,14 +15,14 @@ from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddr
 @dataclass(frozen=True, slots=True)
 class Authority:
     """`groups`: IOMMU groups behind granted nodes, with those of their functions that can be passed. Functions
-    named without a node, bound to a kernel driver: `surely` those that the VM always gets, `perhaps` those that it gets
+    named without a node, bound to a kernel driver: `unconditional` those that the VM always gets, `if_hinted` those that it gets
     only where a hint names them too. `named`: functions that kubelet or CDI name one by one, which choose in their group.
     `used`: functions that the VM gets in another form, as a vDPA device."""
 
     groups: Mapping[int, tuple[PciAddress, ...]] = field(default_factory=dict)
     named: frozenset[PciAddress] = frozenset()
-    surely: frozenset[PciAddress] = frozenset()
-    perhaps: frozenset[PciAddress] = frozenset()
+    unconditional: frozenset[PciAddress] = frozenset()
+    if_hinted: frozenset[PciAddress] = frozenset()
     mdevs: frozenset[str] = frozenset()
     used: frozenset[PciAddress] = frozenset()
     others: frozenset[UsbDevice | VdpaDevice] = frozenset()
@@ -30,7 +30,7 @@ class Authority:
     def grants(self, device: Passthrough) -> bool:
         if isinstance(device, PciFunction):
             behind = any(device.address in functions for functions in self.groups.values())
-            return behind or device.address in self.surely | self.perhaps | self.used
+            return behind or device.address in self.unconditional | self.if_hinted | self.used
         if isinstance(device, MediatedDevice):
             return device.uuid in self.mdevs
         return device in self.others
@@ -40,7 +40,7 @@ def chosen(authority: Authority, hinted: Sequence[Hint]) -> list[Passthrough]:
     """Of a group with several functions those that kubelet, CDI or a hint names, else all. No hint adds anything to the
     grant."""
     asked = {hint.device.address for hint in hinted if isinstance(hint.device, PciFunction)}
-    addresses = set(authority.surely | (authority.perhaps & asked))
+    addresses = set(authority.unconditional | (authority.if_hinted & asked))
     for functions in authority.groups.values():
         addresses.update([one for one in functions if one in authority.named | asked] or functions)
     devices: list[Passthrough] = [PciFunction(address) for address in sorted(addresses - authority.used)]

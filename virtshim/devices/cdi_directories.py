@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from virtshim.devices.cdi_spec import MOST_BYTES, CdiDevice, CdiSpec, parse_spec, split_name
+from virtshim.devices.cdi_spec import MAX_BYTES, CdiDevice, CdiSpec, parse_spec, split_name
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices.granted import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest
@@ -16,9 +16,9 @@ from virtshim.domain.errors import InvalidRequest
 log = structlog.get_logger(__name__)
 
 # Of one directory; the rest is not looked at.
-_MOST_FILES: Final = 1000
+_MAX_FILES: Final = 1000
 # Bytes of all specifications together: to understand as many takes up to ten seconds.
-_MOST_IN_ALL: Final = 16 * MOST_BYTES
+_MAX_IN_ALL: Final = 16 * MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class _Read:
         self.conflicts: dict[str, tuple[str, str]] = {}
         self.invalid: list[str] = []
         self.valid = 0
-        self._left = _MOST_IN_ALL
+        self._left = _MAX_IN_ALL
 
     def within(self, text: bytes) -> bytes:
         """InvalidRequest if it is too much."""
         self._left -= len(text)
         if self._left < 0:
             raise InvalidRequest(
-                f"beyond the {_MOST_IN_ALL} bytes allowed for all specifications together; remove those of devices that are gone"
+                f"beyond the {_MAX_IN_ALL} bytes allowed for all specifications together; remove those of devices that are gone"
             )
         return text
 
@@ -130,10 +130,10 @@ class CdiDirectories:
         read = _Read()
         for priority, directory in enumerate(self._directories):
             names = [name for name in self._files.names(directory) if name.endswith((".json", ".yaml"))]
-            for name in names[:_MOST_FILES]:
+            for name in names[:_MAX_FILES]:
                 path = f"{directory.rstrip('/')}/{name}"
                 try:
-                    read.add(path, priority, parse_spec(read.within(self._files.content(path, MOST_BYTES))))
+                    read.add(path, priority, parse_spec(read.within(self._files.content(path, MAX_BYTES))))
                 except InvalidRequest as exc:
                     read.invalid.append(f"{path}: {exc}")
         return read

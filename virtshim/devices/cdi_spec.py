@@ -17,13 +17,13 @@ from virtshim.domain.devices.granted import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
-MOST_BYTES: Final = MAX_TEXT_BYTES
+MAX_BYTES: Final = MAX_TEXT_BYTES
 VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
 _LABEL: Final = r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _DEVICE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?"
 _QUALIFIED: Final = re.compile(rf"({_LABEL}/{_LABEL})=({_DEVICE})")
-_MOST_FAULTS: Final = 3
+_MAX_FAULTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def parse_spec(data: bytes) -> CdiSpec:
             f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}"
             for fault in exc.errors(include_url=False)
         ]
-        more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-        raise InvalidRequest("; ".join(faults[:_MOST_FAULTS]) + more) from exc
+        more = f"; and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
+        raise InvalidRequest("; ".join(faults[:_MAX_FAULTS]) + more) from exc
     devices = tuple(_device(device) for device in spec.devices)
     (name, often), *_ = Counter(device.name for device in devices).most_common(1)
     if often > 1:

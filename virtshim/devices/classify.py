@@ -16,7 +16,7 @@ from virtshim.domain.devices.granted import BlockDevice, CriDevice, PciAddress, 
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class NoDevice:
     """No device by itself: the VFIO container, or what every VM has anyway."""
 
 
@@ -47,14 +47,14 @@ class VfioDirectory:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Unusable:
     """It cannot be passed to a VM. `why` ends with the remedy."""
 
     why: str
 
 
 Meaning: TypeAlias = (
-    BlockDevice | Nothing | VfioGroup | VfioFunction | VfioMdev | VfioDirectory | UsbDevice | VdpaDevice | Refused
+    BlockDevice | NoDevice | VfioGroup | VfioFunction | VfioMdev | VfioDirectory | UsbDevice | VdpaDevice | Unusable
 )
 
 _Read: TypeAlias = Callable[[re.Match[str], CriDevice, HostFiles], Meaning]
@@ -64,29 +64,29 @@ def classify(device: CriDevice, files: HostFiles) -> Meaning:
     meaning = _meaning(device, files)
     rights = device.permissions or "rwm"
     wanted = "r" if isinstance(meaning, BlockDevice) else "rw"
-    if isinstance(meaning, Nothing | Refused) or (rights != "none" and set(wanted) <= set(rights)):
+    if isinstance(meaning, NoDevice | Unusable) or (rights != "none" and set(wanted) <= set(rights)):
         return meaning
-    return Refused(f"it is granted with permissions {rights}, and a VM needs {wanted}; correct the device plugin")
+    return Unusable(f"it is granted with permissions {rights}, and a VM needs {wanted}; correct the device plugin")
 
 
 def _meaning(device: CriDevice, files: HostFiles) -> Meaning:
     path = os.path.normpath(device.host_path) if device.host_path.startswith("/") else device.host_path
     found = files.node(path)
     if found.kind is NodeKind.MISSING:
-        return Refused("it is not there; check that the device's driver still runs, then delete the pod")
+        return Unusable("it is not there; check that the device's driver still runs, then delete the pod")
     if found.kind is NodeKind.BLOCK:
         block = BlockDevice(path, device.container_path or path, readonly="w" not in (device.permissions or "rwm"))
         use = "" if block.readonly else use_of_block(files, found.major, found.minor)
-        return Refused(f"{use}, and two writers would corrupt it; grant another one") if use else block
+        return Unusable(f"{use}, and two writers would corrupt it; grant another one") if use else block
     if found.kind is NodeKind.DIRECTORY:
-        return VfioDirectory() if path == "/dev/vfio" else Refused(_NOT_A_NODE.format(found.kind.value))
+        return VfioDirectory() if path == "/dev/vfio" else Unusable(_NOT_A_NODE.format(found.kind.value))
     if found.kind is not NodeKind.CHARACTER:
-        return Refused(_NOT_A_NODE.format(found.kind.value))
+        return Unusable(_NOT_A_NODE.format(found.kind.value))
     for pattern, read in _TABLE:
         match = pattern.fullmatch(path)
         if match is not None:
             return read(match, device, files)
-    return Refused(_UNKNOWN)
+    return Unusable(_UNKNOWN)
 
 
 _NOT_A_NODE: Final = "it is a {}, not a device node; correct the device plugin"
@@ -108,7 +108,7 @@ _HELPERS: Final = r"/dev/(?:vfio/vfio|iommu|kvm|net/tun|vhost-net|vhost-vsock)"
 
 
 def _refusal(why: str) -> _Read:
-    return lambda _match, _device, _files: Refused(why)
+    return lambda _match, _device, _files: Unusable(why)
 
 
 def _cdev(match: re.Match[str], device: CriDevice, files: HostFiles) -> Meaning:
@@ -122,7 +122,7 @@ def _cdev(match: re.Match[str], device: CriDevice, files: HostFiles) -> Meaning:
         address = last_address(real)
         if address is not None:
             return VfioFunction(address)
-    return Refused("sysfs has no device behind it; check that the device is still bound to vfio-pci")
+    return Unusable("sysfs has no device behind it; check that the device is still bound to vfio-pci")
 
 
 def _usb(match: re.Match[str], _device: CriDevice, _files: HostFiles) -> Meaning:
@@ -130,7 +130,7 @@ def _usb(match: re.Match[str], _device: CriDevice, _files: HostFiles) -> Meaning
 
 
 _TABLE: Final[tuple[tuple[re.Pattern[str], _Read], ...]] = (
-    (re.compile(_HELPERS), lambda _match, _device, _files: Nothing()),
+    (re.compile(_HELPERS), lambda _match, _device, _files: NoDevice()),
     (re.compile(r"/dev/vfio/([0-9]+)"), lambda match, _device, _files: VfioGroup(int(match[1]))),
     (re.compile(r"/dev/vfio/devices/(vfio[0-9]+)"), _cdev),
     (re.compile(r"/dev/bus/usb/([0-9]{3})/([0-9]{3})"), _usb),

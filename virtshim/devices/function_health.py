@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from virtshim.devices.pci import PciFacts
-from virtshim.domain.devices.condition import DOES_NOT_ANSWER, DeviceCondition
+from virtshim.domain.devices.condition import UNRESPONSIVE, DeviceCondition
 from virtshim.domain.devices.granted import PciAddress, PciFunction
 from virtshim.domain.errors import ShimError
 from virtshim.ports.devices import DeviceErrorCounts
@@ -39,7 +39,7 @@ class FunctionHealth:
                 first[address] = min(self._first.get(address, errors.fatal), errors.fatal)
             new = _new_errors(first.get(address, 0), errors.fatal if errors else 0, known.fatal)
             if not facts.answers:
-                trouble[address] = DOES_NOT_ANSWER
+                trouble[address] = UNRESPONSIVE
             elif known.fault:
                 trouble[address] = known.fault
             elif new:

@@ -15,7 +15,7 @@ from virtshim.domain.errors import InvalidRequest
 
 
 @dataclass(slots=True)
-class Gathering:
+class GrantCollector:
     """Fills up source by source; `authority` is what came together. `faults`: (node or name, why it is of no use)."""
 
     files: HostFiles
@@ -23,8 +23,8 @@ class Gathering:
     _wants_mdev: bool = False
     _groups: dict[int, set[PciAddress]] = field(default_factory=dict)
     _named: set[PciAddress] = field(default_factory=set)
-    _surely: set[PciAddress] = field(default_factory=set)
-    _perhaps: set[PciAddress] = field(default_factory=set)
+    _unconditional: set[PciAddress] = field(default_factory=set)
+    _if_hinted: set[PciAddress] = field(default_factory=set)
     _mdevs: set[str] = field(default_factory=set)
     _used: set[PciAddress] = field(default_factory=set)
     _others: set[UsbDevice | VdpaDevice] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Gathering:
             if PciBus(self.files).function(address) is None:
                 self.faults.append(("CDI", f"PCI function {address}, which a specification names (bdf), is missing"))
             self._named.add(address)
-            self._surely.add(address)
+            self._unconditional.add(address)
 
     def kubelet(self, grants: Iterable[KubeletGrant]) -> None:
         """A VF without a node is at a kernel driver: the VM gets it. Another function might have been granted for what its
@@ -65,7 +65,7 @@ class Gathering:
                     continue
                 self._named.add(address)
                 is_vf = facts.physical is not None
-                (self._surely if is_vf and not grant.of_pod else self._perhaps).add(address)
+                (self._unconditional if is_vf and not grant.of_pod else self._if_hinted).add(address)
             if self._wants_mdev:
                 self._mdevs.update(uuid for uuid in grant.ids if is_uuid(uuid))
 
@@ -79,8 +79,8 @@ class Gathering:
         return Authority(
             groups={number: tuple(sorted(functions)) for number, functions in self._groups.items()},
             named=frozenset(self._named),
-            surely=frozenset(self._surely - behind),
-            perhaps=frozenset(self._perhaps - behind),
+            unconditional=frozenset(self._unconditional - behind),
+            if_hinted=frozenset(self._if_hinted - behind),
             mdevs=frozenset(self._mdevs),
             used=frozenset(self._used),
             others=frozenset(self._others),
@@ -105,7 +105,7 @@ class Gathering:
     def _function(self, address: PciAddress) -> None:
         facts = PciBus(self.files).function(address)
         if facts is None or facts.group is None:
-            self._surely.add(address)
+            self._unconditional.add(address)
         else:
             self._groups.setdefault(facts.group, set()).add(address)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from virtshim.domain.errors import InvalidRequest
 
-_MOST_TEXT: Final = 1 << 20
+_MAX_TEXT: Final = 1 << 20
 
 
 class NodeKind(enum.Enum):
@@ -66,7 +66,7 @@ class HostFiles:
             contextlib.suppress(OSError, ValueError),
             open(self._below(path), encoding="utf-8", errors="replace") as file,
         ):
-            return file.read(_MOST_TEXT).strip()
+            return file.read(_MAX_TEXT).strip()
         return ""
 
     def head(self, path: str, size: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from virtshim.config import Settings
-from virtshim.devices.attachable import Attachable, Rules
+from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.pci import PciBus
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class NodeDevices:
-    def __init__(self, files: HostFiles, resolver: Resolver, attachable: Attachable) -> None:
+    def __init__(self, files: HostFiles, resolver: Resolver, attachable: AttachChecker) -> None:
         self._files = files
         self._resolver = resolver
         self._attachable = attachable
@@ -42,6 +42,6 @@ class NodeDevices:
                 log.warning("devices.no_reset", device=str(facts.address))
 
 
-def device_rules(settings: Settings, files: HostFiles) -> Rules:
+def device_rules(settings: Settings, files: HostFiles) -> AttachRules:
     keep = frozenset(PciAddress.parse(address) for address in settings.devices.keep)
-    return Rules(settings.devices.bind, keep, lambda: lockable(files, settings.libvirt.uri))
+    return AttachRules(settings.devices.bind, keep, lambda: lockable(files, settings.libvirt.uri))

@@ -14,8 +14,8 @@ import structlog
 
 from virtshim.devices.authority import chosen, forged, in_order
 from virtshim.devices.cdi_directories import CdiDirectories
-from virtshim.devices.classify import Meaning, Nothing, Refused, classify
-from virtshim.devices.granted import Gathering, resources
+from virtshim.devices.classify import Meaning, NoDevice, Unusable, classify
+from virtshim.devices.granted import GrantCollector, resources
 from virtshim.devices.hints import Hint, hints
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
@@ -34,7 +34,7 @@ from virtshim.ports.devices import PodResources
 log = structlog.get_logger(__name__)
 
 # Hints at what was not granted: a pod's author may write any number of them.
-_MOST_TOLD: Final = 10
+_MAX_REPORTED: Final = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,17 +66,17 @@ class Resolver:
         nodes = [(node, classify(node, self._files)) for node in dict.fromkeys((*request.devices, *cdi.nodes))]
         hinted = hints([*((name, value, "") for name, value in request.envs.items()), *cdi.envs])
         answer = self._ask(request, nodes, hinted)
-        gathering = Gathering(self._files)
+        collector = GrantCollector(self._files)
         for node, meaning in nodes:
-            gathering.node(node.host_path, meaning)
-        gathering.cdi(cdi.addresses)
-        gathering.kubelet(answer.grants)
-        authority = gathering.authority()
+            collector.node(node.host_path, meaning)
+        collector.cdi(cdi.addresses)
+        collector.kubelet(answer.grants)
+        authority = collector.authority()
         # Variables are judged when all nodes and names are understood: what one of them names may be behind what is not.
         outside = forged(authority, hinted)
-        faults = [*cdi.faults, *_unusable(nodes, gathering, answer)]
+        faults = [*cdi.faults, *_unusable(nodes, collector, answer)]
         if not faults:
-            if (outside or gathering.lacks_mdev) and answer.is_to_come:
+            if (outside or collector.lacks_mdev) and answer.is_to_come:
                 raise Unavailable(f"it is not known which devices the container was granted: {answer.trouble}")
             faults = _not_granted(request, outside, answer)
         if faults:
@@ -102,7 +102,7 @@ class Resolver:
         self, request: DeviceRequest, nodes: Sequence[tuple[CriDevice, Meaning]], hinted: Sequence[Hint]
     ) -> _Answer:
         """Not for a pod without any sign of a device: an ordinary pod waits for nobody."""
-        if not (hinted or request.cdi or any(not isinstance(meaning, BlockDevice | Nothing) for _, meaning in nodes)):
+        if not (hinted or request.cdi or any(not isinstance(meaning, BlockDevice | NoDevice) for _, meaning in nodes)):
             return _Answer()
         if self._kubelet is None:
             return _Answer(trouble="kubelet is not asked (devices.pod_resources_socket is empty)")
@@ -113,14 +113,14 @@ class Resolver:
             return _Answer(trouble=str(exc), is_to_come=True)
 
 
-def _unusable(nodes: Sequence[tuple[CriDevice, Meaning]], gathering: Gathering, answer: _Answer) -> Iterator[str]:
+def _unusable(nodes: Sequence[tuple[CriDevice, Meaning]], collector: GrantCollector, answer: _Answer) -> Iterator[str]:
     """Faults of granted nodes."""
     for node, meaning in nodes:
-        if isinstance(meaning, Refused):
+        if isinstance(meaning, Unusable):
             yield f"{node.host_path}{answer.resources}: {meaning.why}"
-    for where, why in gathering.faults:
+    for where, why in collector.faults:
         yield f"{where}{answer.resources}: {why}"
-    if gathering.lacks_mdev and not answer.is_to_come:
+    if collector.lacks_mdev and not answer.is_to_come:
         who = answer.trouble or "kubelet lists none for this container"
         yield (
             f"/dev/vfio{answer.resources}: nothing says which mediated device (vGPU) was granted: {who}; correct the device "
@@ -132,7 +132,7 @@ def _not_granted(request: DeviceRequest, outside: Sequence[Hint], answer: _Answe
     """Faults of variables; those of the container's own are told as security events, too."""
     faults = []
     because = f" ({answer.trouble})" if answer.trouble else ""
-    for hint in outside[:_MOST_TOLD]:
+    for hint in outside[:_MAX_REPORTED]:
         if hint.spec:
             what = f"CDI: {hint.spec} sets {hint.variable} to {hint.text}, which nothing grants"
             faults.append(f"{what}; correct the specification")

@@ -35,16 +35,16 @@ class CheckpointArchives:
     """Stateless, thread-safe; one checkpoint of a container at a time."""
 
     def begin(self, location: str, container: ContainerId) -> str:
-        _require_place(location)
+        _require_location(location)
         directory = _directory(location, container)
-        with _telling(location):
+        with _archive_errors(location):
             _remove(directory)
             directory.mkdir(mode=0o700)
         return str(directory)
 
     def copy(self, source: str, target: str, check: Callable[[], None]) -> None:
         with (
-            _telling(target),
+            _archive_errors(target),
             open(source, "rb") as old,
             open(target, "xb", opener=_private) as new,
         ):
@@ -57,7 +57,7 @@ class CheckpointArchives:
     def finish(self, location: str, container: ContainerId, manifest: bytes, check: Callable[[], None]) -> None:
         directory = _directory(location, container)
         archive = directory / _ARCHIVE
-        with _telling(location):
+        with _archive_errors(location):
             names = sorted(name for name in os.listdir(directory) if name != _ARCHIVE)
             with (
                 open(archive, "xb", opener=_private) as file,
@@ -76,7 +76,7 @@ class CheckpointArchives:
             _sync_directory(os.path.dirname(location))
 
     def discard(self, location: str, container: ContainerId) -> None:
-        with _telling(location):
+        with _archive_errors(location):
             _remove(_directory(location, container))
 
 
@@ -96,7 +96,7 @@ def _directory(location: str, container: ContainerId) -> Path:
     return Path(os.path.dirname(location), f".virtshim-checkpoint-{container.short}")
 
 
-def _require_place(location: str) -> None:
+def _require_location(location: str) -> None:
     """Raises InvalidRequest."""
     if not os.path.isabs(location) or "\0" in location or location.endswith("/"):
         raise InvalidRequest(f"location must be the absolute path of a file: {location[:200]!r}")
@@ -142,7 +142,7 @@ def _sync_directory(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _telling(path: str) -> Iterator[None]:
+def _archive_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:

@@ -14,7 +14,7 @@ from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, Reso
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout
-from virtshim.domain.usage import DiskUse
+from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.process import run
 
@@ -55,7 +55,7 @@ class RootDiskStore:
         except OSError as exc:
             raise InternalError(f"container {container}: its directory cannot be made: {exc.strerror}") from exc
 
-    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+    def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
         """As `create`. The final name is given when all of it is on disk."""
         size = _size(base, base_path, size_bytes)
         final = Path(self._layout.pod_disk(name))
@@ -77,17 +77,17 @@ class RootDiskStore:
             raise InternalError(f"pod disk {name} cannot be put in its place: {exc.strerror}") from exc
         return Disk(path=str(final), format=DiskFormat.QCOW2, serial=SERIAL)
 
-    def kept(self, name: str) -> Disk | None:
+    def pod_disk(self, name: str) -> Disk | None:
         path = self._layout.pod_disk(name)
         return Disk(path=path, format=DiskFormat.QCOW2, serial=SERIAL) if os.path.lexists(path) else None
 
-    def delete_kept(self, pod: str) -> None:
+    def delete_pod_disks(self, pod: str) -> None:
         try:
             _remove(Path(self._layout.pod_disks), pod)
         except OSError as exc:
             raise InternalError(f"the disks of pod {pod} cannot be removed: {exc.strerror}") from exc
 
-    def pods_kept(self) -> frozenset[str]:
+    def pods_with_disks(self) -> frozenset[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._layout.pod_disks) as entries:
             return frozenset(entry.name for entry in entries if _POD.fullmatch(entry.name))
         return frozenset()
@@ -103,7 +103,7 @@ class RootDiskStore:
         try:
             _remove(Path(self._layout.containers), container.value)
             _remove(Path(self._layout.sockets), container.short)
-            _remove(Path(self._layout.screens), container.short)
+            _remove(Path(self._layout.vnc_sockets), container.short)
         except OSError as exc:
             raise InternalError(f"container {container}: its files cannot be removed: {exc.strerror}") from exc
 
@@ -117,20 +117,20 @@ class RootDiskStore:
                         found.add(container)
         return frozenset(found)
 
-    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
+    def use(self, container: ContainerId, pod_disk: str = "") -> DiskUsage | None:
         directory = Path(self._layout.container_dir(container))
         try:
             room = os.statvfs(directory)
         except FileNotFoundError:
             return None
         used = inodes = 0
-        disk = (Path(self._layout.pod_disk(kept)),) if kept else ()
+        disk = (Path(self._layout.pod_disk(pod_disk)),) if pod_disk else ()
         for path in (directory, *directory.rglob("*"), *disk):
             with contextlib.suppress(FileNotFoundError):
                 found = path.lstat()
                 used += found.st_blocks * _SECTOR
                 inodes += 1
-        return DiskUse(
+        return DiskUsage(
             taken_at=time.time_ns(),
             directory=self._layout.containers,
             used_bytes=used,

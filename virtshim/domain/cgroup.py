@@ -68,14 +68,14 @@ def libvirt_partition(cgroup_parent: str) -> str:
     return "/" + last.removesuffix(_SLICE).replace("-", "/")
 
 
-def vm_group(cgroup_parent: str, container: ContainerId) -> str:
+def vm_cgroup_path(cgroup_parent: str, container: ContainerId) -> str:
     """The path of a container's own cgroup; `cgroup_parent` as the sandbox's record holds it."""
     parent = parent_path(cgroup_parent) or DEFAULT_PARENT
     return f"{parent.rstrip('/')}/virtshim-{container}"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """The limits of a VM's cgroup. CRI units: shares as in cgroup v1, quota and period in microseconds (quota 0: none),
     cpusets as lists ("": the parent's), bytes. `memory` 0: no limit. `swap` is swap alone, None: not limited.
     `hugepages`: bytes by page size in bytes. `unified`: cgroup v2 files, values checked."""
@@ -92,11 +92,11 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class VmGroup:
-    """A container's cgroup (`vm_group`), below `cgroup_parent` as the pod gave it."""
+class VmCgroup:
+    """A container's cgroup (`vm_cgroup_path`), below `cgroup_parent` as the pod gave it."""
 
     sandbox: SandboxId
     container: ContainerId
     cgroup_parent: str
-    limits: Limits
+    limits: CgroupLimits
     oom_score_adj: int

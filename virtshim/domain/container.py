@@ -183,19 +183,19 @@ class Container:
         """Releases its devices, unless its VM may still be running."""
         at = max(how.finished_at, self.started_at, self.created_at)
         ended = dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
-        return ended if ended.may_be_on else released(ended)
+        return ended if ended.may_be_running else without_claims(ended)
 
-    def troubled(self, trouble: str) -> Container:
+    def with_trouble(self, trouble: str) -> Container:
         return dataclasses.replace(self, trouble=trouble)
 
-    def checkpointed_to(self, location: str) -> Container:
+    def with_checkpoint(self, location: str) -> Container:
         """ "" ends it."""
         return dataclasses.replace(self, checkpointing=location)
 
-    def begun(self) -> Container:
+    def with_command_begun(self) -> Container:
         return dataclasses.replace(self, command_begun=True)
 
-    def ending_as(self, how: Exit) -> Container:
+    def with_ending(self, how: Exit) -> Container:
         return dataclasses.replace(self, ending=how)
 
     def removing(self) -> Container:
@@ -221,7 +221,7 @@ class Container:
         return f"virtshim-{self.id.value[:12]}-{readable}"
 
     @property
-    def has_its_devices(self) -> bool:
+    def holds_its_claims(self) -> bool:
         return set(self.granted.claims) <= set(self.claims)
 
     @property
@@ -229,7 +229,7 @@ class Container:
         return self.phase is not ContainerPhase.CREATING
 
     @property
-    def was_never_made(self) -> bool:
+    def was_never_created(self) -> bool:
         """Its creation, or the rollback of it, was not finished. No VM has run for it."""
         undone = self.phase is ContainerPhase.REMOVING and not self.started_at and self.exit is None
         return self.phase is ContainerPhase.CREATING or undone
@@ -240,13 +240,13 @@ class Container:
         return self.log_file and self.log_file.removesuffix(posixpath.normpath(self.config.log_path))
 
     @property
-    def may_be_on(self) -> bool:
+    def may_be_running(self) -> bool:
         """Whether its VM may be running, including one whose removal or failed start could not be completed."""
         failed_start = self.exit is not None and self.exit.reason is ExitReason.START_ERROR
         on = (ContainerPhase.RUNNING, ContainerPhase.REMOVING, ContainerPhase.UNKNOWN)
         return failed_start or self.phase in on
 
 
-def released(container: Container) -> Container:
+def without_claims(container: Container) -> Container:
     """Without its claims: its VM is off, and is not started while it lacks one."""
     return dataclasses.replace(container, claims=())

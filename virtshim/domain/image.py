@@ -48,7 +48,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesystemUse:
+class FilesystemUsage:
     """Bytes and inodes that our files take on the file system mounted at `mountpoint`; `timestamp` in ns."""
 
     mountpoint: str

@@ -69,7 +69,7 @@ class Layout:
         return f"{self.sockets}/{container.short}"
 
     @property
-    def screens(self) -> str:
+    def vnc_sockets(self) -> str:
         """A directory each, apart from the other sockets, which libvirt binds: a screen's QEMU makes itself."""
         return f"{self.run_dir}/vnc"
 
@@ -83,11 +83,11 @@ class Layout:
         return f"{self.socket_dir(container)}/exec-{number}.sock"
 
 
-def screen_socket(layout: Layout, container: ContainerId) -> str:
+def vnc_socket(layout: Layout, container: ContainerId) -> str:
     """Alone in its directory."""
-    return f"{layout.screens}/{container.short}/vnc.sock"
+    return f"{layout.vnc_sockets}/{container.short}/vnc.sock"
 
 
-def disk_of(layout: Layout, container: Container) -> str:
+def root_disk_of(layout: Layout, container: Container) -> str:
     """The path of its root disk: the pod's, or its own."""
     return layout.pod_disk(container.pod_disk) if container.pod_disk else layout.root_disk(container.id)

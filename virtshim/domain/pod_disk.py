@@ -7,14 +7,14 @@ import hashlib
 from virtshim.domain.sandbox import PodKey
 
 
-def pod_part(pod: PodKey) -> str:
+def pod_hash(pod: PodKey) -> str:
     """64 hex digits, the same for all sandboxes of one pod. Names are hashed: a CRI client may send any text."""
     return _digest(f"{pod.namespace}\0{pod.name}\0{pod.uid}")
 
 
 def disk_name(pod: PodKey, container: str) -> str:
     """`POD/DISK`, the same for all attempts of that container."""
-    return f"{pod_part(pod)}/{_digest(container)}"
+    return f"{pod_hash(pod)}/{_digest(container)}"
 
 
 def _digest(text: str) -> str:

@@ -69,7 +69,7 @@ class PortMapping:
     host_ip: str
 
 
-class Scope(enum.Enum):
+class NamespaceScope(enum.Enum):
     """What shares a namespace."""
 
     POD = "pod"
@@ -80,9 +80,9 @@ class Scope(enum.Enum):
 class Namespaces:
     """As requested by the pod. A guest shares them all regardless; kubelet compares what is reported."""
 
-    network: Scope = Scope.POD
-    pid: Scope = Scope.CONTAINER
-    ipc: Scope = Scope.POD
+    network: NamespaceScope = NamespaceScope.POD
+    pid: NamespaceScope = NamespaceScope.CONTAINER
+    ipc: NamespaceScope = NamespaceScope.POD
 
 
 @dataclass(frozen=True, slots=True)

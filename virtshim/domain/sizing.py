@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.cgroup import Limits, VmGroup
+from virtshim.domain.cgroup import CgroupLimits, VmCgroup
 from virtshim.domain.container import Container, Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.sandbox import Sandbox
@@ -42,11 +42,11 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 # Bytes that x86-64's 46 bits of physical address reach, as most of its processors have them.
-_MOST_MEMORY: Final = 1 << 46
+_MAX_MEMORY: Final = 1 << 46
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class NodeLimits:
     """Node limits: bytes and counts. `room_*`: what a VM can be resized to if its pod does not say, 0: as it starts.
     `overhead`: bytes for QEMU where the pod has no overhead."""
 
@@ -140,7 +140,7 @@ def hugepages(resources: Resources) -> tuple[int, int]:
 # --- the VM ----------------------------------------------------------------------------------------------------------
 
 
-def size_for(options: VmOptions, resources: Resources, node: Sizes, *, pins_memory: bool = False) -> VmSize:
+def size_for(options: VmOptions, resources: Resources, node: NodeLimits, *, pins_memory: bool = False) -> VmSize:
     """What the VM boots with and can grow to. InvalidRequest for what this node, or a guest, cannot have. `pins_memory`: a
     host device will: what a balloon holds back would be in use anyway."""
     vcpus = vcpus_for(options, resources, node)
@@ -164,7 +164,7 @@ def size_for(options: VmOptions, resources: Resources, node: Sizes, *, pins_memo
     )
 
 
-def memory_for(resources: Resources, node: Sizes) -> int:
+def memory_for(resources: Resources, node: NodeLimits) -> int:
     """Guest memory in bytes: huge pages if there are any, else the container's limit, else the node's default."""
     page, pages = hugepages(resources)
     limit = pages or resources.memory_limit_bytes
@@ -176,12 +176,12 @@ def memory_for(resources: Resources, node: Sizes) -> int:
             f"{what} is {limit} bytes; a virtual machine needs {node.min_memory} at least "
             "(vm.min_memory in the node's configuration)"
         )
-    if limit > _MOST_MEMORY:
-        raise InvalidRequest(f"resources.limits.memory is {limit} bytes; a virtual machine has at most {_MOST_MEMORY}")
+    if limit > _MAX_MEMORY:
+        raise InvalidRequest(f"resources.limits.memory is {limit} bytes; a virtual machine has at most {_MAX_MEMORY}")
     return limit
 
 
-def vcpus_for(options: VmOptions, resources: Resources, node: Sizes) -> int:
+def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int:
     """vCPUs: the annotation, else the CPU limit rounded up, else 1. Raises InvalidRequest for more than the node allows."""
     if options.vcpus is not None:
         wanted, source = options.vcpus, "annotation VirtletVCPUCount"
@@ -194,7 +194,7 @@ def vcpus_for(options: VmOptions, resources: Resources, node: Sizes) -> int:
     return wanted
 
 
-def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: Sizes) -> Limits:
+def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: NodeLimits) -> CgroupLimits:
     """What the VM's cgroup is set to: the container's limits are the guest's, the pod's overhead is QEMU's on top."""
     extra = overhead_bytes(overhead, size, node)
     _, pages = hugepages(resources)
@@ -207,7 +207,7 @@ def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: Si
     swap = resources.memory_swap_limit_bytes - resources.memory_limit_bytes
     if resources.memory_swap_limit_bytes > 0 > swap:
         raise InvalidRequest("memory_swap_limit_in_bytes is less than memory_limit_in_bytes: it counts both together")
-    return Limits(
+    return CgroupLimits(
         cpu_shares=resources.cpu_shares,
         cpu_quota=quota,
         cpu_period=period if quota else 0,
@@ -220,7 +220,7 @@ def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: Si
     )
 
 
-def overhead_bytes(overhead: Resources, size: VmSize, node: Sizes) -> int:
+def overhead_bytes(overhead: Resources, size: VmSize, node: NodeLimits) -> int:
     """Memory for QEMU itself."""
     asked = overhead.memory_limit_bytes or node.overhead
     return max(asked, _LEAST_OVERHEAD) + size.memory_bytes // _GROWING_PART
@@ -249,7 +249,7 @@ def merged(old: Resources, new: Resources) -> Resources:
     return dataclasses.replace(old, **changes)
 
 
-def resized(size: VmSize, options: VmOptions, resources: Resources, node: Sizes) -> VmSize:
+def resized(size: VmSize, options: VmOptions, resources: Resources, node: NodeLimits) -> VmSize:
     """What a VM that booted with `size` is changed to. vCPUs are never taken away: the quota bounds them, and few guests
     let go of one. WrongState for more than can be had without a restart, InvalidRequest for what can never be."""
     page, pages = hugepages(resources)
@@ -270,7 +270,9 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: Sizes)
     return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)
 
 
-def group_of(container: Container, sandbox: Sandbox, resources: Resources, size: VmSize, sizes: Sizes) -> VmGroup:
+def cgroup_of(
+    container: Container, sandbox: Sandbox, resources: Resources, size: VmSize, sizes: NodeLimits
+) -> VmCgroup:
     """The container's cgroup with these resources."""
     limits = limits_for(resources, sandbox.overhead, size, sizes)
-    return VmGroup(sandbox.id, container.id, container.cgroup_parent, limits, resources.oom_score_adj)
+    return VmCgroup(sandbox.id, container.id, container.cgroup_parent, limits, resources.oom_score_adj)

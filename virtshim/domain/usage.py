@@ -68,7 +68,7 @@ class VmCounters:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """QEMU's process. `anon`, `file` and `shmem` are the parts of its resident memory; `most_descriptors` the soft limit,
+    """QEMU's process. `anon`, `file` and `shmem` are the parts of its resident memory; `max_descriptors` the soft limit,
     None if there is none."""
 
     pid: int
@@ -76,13 +76,13 @@ class ProcessUsage:
     file: int
     shmem: int
     swap: int
-    most_resident: int
+    peak_resident: int
     threads: int
     minor_faults: int
     major_faults: int
     descriptors: int
     sockets: int
-    most_descriptors: int | None
+    max_descriptors: int | None
 
     @property
     def resident(self) -> int:
@@ -122,13 +122,13 @@ class CgroupUsage:
     limit: int | None = None
     kernel: int | None = None
     swap: int | None = None
-    most_memory: int | None = None
+    peak_memory: int | None = None
     limit_hits: int | None = None
     oom_kills: int | None = None
     cpu_periods: int = 0
     cpu_throttled_periods: int = 0
     cpu_throttled: int = 0
-    most_tasks: int | None = None
+    max_tasks: int | None = None
     pressure: Mapping[str, Pressure] = field(default_factory=dict)
     hugepages: tuple[HugepageUsage, ...] = ()
 
@@ -158,7 +158,7 @@ class InterfaceUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskUse:
+class DiskUsage:
     """What a container's own files take on the file system that holds `directory` (holes not counted), and how large that
     file system is. `taken_at` since the epoch."""
 
@@ -172,7 +172,7 @@ class DiskUse:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuUse:
+class CpuUsage:
     """`total` since the VM was started; `nano_cores` over the last second or more, None before a second sample."""
 
     taken_at: int
@@ -181,7 +181,7 @@ class CpuUse:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUsage:
     """`available` is None without a limit."""
 
     usage: int
@@ -193,7 +193,7 @@ class MemoryUse:
     swap: int | None = None
 
 
-def memory_of(usage: DomainUsage, limit: int) -> MemoryUse | None:
+def memory_of(usage: DomainUsage, limit: int) -> MemoryUsage | None:
     """What the node pays for the VM, QEMU's own memory included: kubelet evicts by it, and what the guest thinks of its
     memory frees nothing here. None if neither cgroup nor process is known.
 
@@ -214,7 +214,7 @@ def memory_of(usage: DomainUsage, limit: int) -> MemoryUse | None:
         return None
     if cgroup is not None and cgroup.limit is not None:
         limit = cgroup.limit
-    return MemoryUse(
+    return MemoryUsage(
         usage=total,
         working_set=working_set,
         rss=rss,
@@ -225,12 +225,12 @@ def memory_of(usage: DomainUsage, limit: int) -> MemoryUse | None:
     )
 
 
-def memory_together(parts: Iterable[MemoryUse]) -> MemoryUse | None:
+def total_memory(parts: Iterable[MemoryUsage]) -> MemoryUsage | None:
     """The memory of a pod: that of its VMs. None if there is none."""
     uses = list(parts)
     if not uses:
         return None
-    return MemoryUse(
+    return MemoryUsage(
         usage=sum(use.usage for use in uses),
         working_set=sum(use.working_set for use in uses),
         rss=sum(use.rss for use in uses),
@@ -241,12 +241,12 @@ def memory_together(parts: Iterable[MemoryUse]) -> MemoryUse | None:
     )
 
 
-def cpu_together(parts: Iterable[CpuUse]) -> CpuUse | None:
+def total_cpu(parts: Iterable[CpuUsage]) -> CpuUsage | None:
     """The CPU time of a pod's VMs, as old as the oldest sample. None if there is none."""
     uses = list(parts)
     if not uses:
         return None
-    return CpuUse(
+    return CpuUsage(
         taken_at=min(use.taken_at for use in uses),
         total=sum(use.total for use in uses),
         nano_cores=_sum(use.nano_cores for use in uses),
@@ -269,7 +269,7 @@ _SHORTEST_WINDOW = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    use: CpuUse
+    use: CpuUsage
     base_at: int
     base_total: int
 
@@ -281,30 +281,30 @@ class CpuMeter:
     def __init__(self) -> None:
         self._last: dict[ContainerId, _Sampled] = {}
 
-    def take(self, container: ContainerId, counters: VmCounters | None) -> CpuUse | None:
+    def take(self, container: ContainerId, counters: VmCounters | None) -> CpuUsage | None:
         """The newest sample there is, `counters`' own if it has one. The total never goes down: kubelet takes that for a
         restart."""
         last = self._last.get(container)
         if counters is None or counters.cpu is None:
             return last.use if last else None
         if last is None:
-            use = CpuUse(counters.taken_at, counters.cpu)
+            use = CpuUsage(counters.taken_at, counters.cpu)
             self._last[container] = _Sampled(use, use.taken_at, use.total)
             return use
         total = max(counters.cpu, last.use.total)
         window = counters.taken_at - last.base_at
         if window >= _SHORTEST_WINDOW:
             rate = (total - last.base_total) * 1_000_000_000 // window
-            use = CpuUse(counters.taken_at, total, rate)
+            use = CpuUsage(counters.taken_at, total, rate)
             self._last[container] = _Sampled(use, use.taken_at, total)
         elif window < 0:  # the wall clock was set back
-            use = CpuUse(counters.taken_at, total, last.use.nano_cores)
+            use = CpuUsage(counters.taken_at, total, last.use.nano_cores)
             self._last[container] = _Sampled(use, use.taken_at, total)
         else:
-            use = CpuUse(counters.taken_at, total, last.use.nano_cores)
+            use = CpuUsage(counters.taken_at, total, last.use.nano_cores)
             self._last[container] = _Sampled(use, last.base_at, last.base_total)
         return use
 
-    def forget_all_but(self, containers: Iterable[ContainerId]) -> None:
+    def retain_only(self, containers: Iterable[ContainerId]) -> None:
         wanted = set(containers)
         self._last = {container: sampled for container, sampled in self._last.items() if container in wanted}

@@ -6,7 +6,7 @@ import enum
 import uuid
 from dataclasses import dataclass
 
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.devices.granted import GrantedDevices
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
@@ -55,7 +55,7 @@ class VmSpec:
     than that). `limits` and `cgroup_parent` are for libvirts that manage cgroups. `console_socket`, `console_log` and
     `agent_socket` are host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are
     listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
-    which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod. `screen_socket`: where
+    which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod. `vnc_socket`: where
     QEMU's VNC server listens, in a directory of its own; "" for a VM without a video card. `granted`: devices of the host, in
     the order of their addresses in the guest (see `virtshim.domain.devices.guest_view`)."""
 
@@ -73,7 +73,7 @@ class VmSpec:
     max_vcpus: int = 0
     max_memory_bytes: int = 0
     page_bytes: int = 0
-    limits: Limits = Limits()
+    limits: CgroupLimits = CgroupLimits()
     cgroup_parent: str = ""
     cpu_model: CpuModel = CpuModel.DEFAULT
     smbios_uuid: bool = False
@@ -82,7 +82,7 @@ class VmSpec:
     tapmanager_socket: str = ""
     exec_sockets: tuple[str, ...] = ()
     record: str = ""
-    screen_socket: str = ""
+    vnc_socket: str = ""
     granted: GrantedDevices = GrantedDevices()
 
     def __repr__(self) -> str:  # keeps the key out of logs

@@ -8,48 +8,48 @@ from contextlib import suppress
 
 from virtshim.domain.errors import InternalError, ShimError
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, mapping, whole_number
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 
-_MOST_HANDLE = 1 << 62
+_MAX_HANDLE = 1 << 62
 
 
-def open_file(channel: AgentChannel, path: str, mode: str, patience: Patience) -> int | None:
+def open_file(channel: AgentChannel, path: str, mode: str, deadline: CancellableDeadline) -> int | None:
     """The agent's handle; None if the file cannot be opened. Errors: those of `AgentChannel.ask`."""
     try:
-        handle = channel.ask("guest-file-open", {"path": path, "mode": mode}, patience)
+        handle = channel.ask("guest-file-open", {"path": path, "mode": mode}, deadline)
     except AgentRefused:
         return None
-    return whole_number(handle, "file handle", most=_MOST_HANDLE)
+    return whole_number(handle, "file handle", most=_MAX_HANDLE)
 
 
-def close_file(channel: AgentChannel, handle: int, patience: Patience) -> None:
+def close_file(channel: AgentChannel, handle: int, deadline: CancellableDeadline) -> None:
     with suppress(ShimError):  # an agent that was restarted has closed it
-        channel.ask("guest-file-close", {"handle": handle}, patience)
+        channel.ask("guest-file-close", {"handle": handle}, deadline)
 
 
-def seek(channel: AgentChannel, handle: int, offset: int, whence: str, patience: Patience) -> int:
+def seek(channel: AgentChannel, handle: int, offset: int, whence: str, deadline: CancellableDeadline) -> int:
     """Where it stands then."""
     request = {"handle": handle, "offset": offset, "whence": whence}
-    answer = mapping(channel.ask("guest-file-seek", request, patience), "file position")
+    answer = mapping(channel.ask("guest-file-seek", request, deadline), "file position")
     return whole_number(answer.get("position"), "file position", most=1 << 62)
 
 
-def read_on(channel: AgentChannel, handle: int, most: int, patience: Patience) -> bytes:
-    answer = mapping(channel.ask("guest-file-read", {"handle": handle, "count": most}, patience), "file")
+def read_on(channel: AgentChannel, handle: int, most: int, deadline: CancellableDeadline) -> bytes:
+    answer = mapping(channel.ask("guest-file-read", {"handle": handle, "count": most}, deadline), "file")
     return _decoded(answer.get("buf-b64"), most)
 
 
-def read_tail(channel: AgentChannel, path: str, most: int, patience: Patience) -> bytes:
+def read_tail(channel: AgentChannel, path: str, most: int, deadline: CancellableDeadline) -> bytes:
     """The last bytes of a file, at most `most`; none if there is no such file."""
-    handle = open_file(channel, path, "r", patience)
+    handle = open_file(channel, path, "r", deadline)
     if handle is None:
         return b""
     try:
-        size = seek(channel, handle, 0, "end", patience)
-        seek(channel, handle, max(0, size - most), "set", patience)
-        return read_on(channel, handle, most, patience)
+        size = seek(channel, handle, 0, "end", deadline)
+        seek(channel, handle, max(0, size - most), "set", deadline)
+        return read_on(channel, handle, most, deadline)
     finally:
-        close_file(channel, handle, patience)
+        close_file(channel, handle, deadline)
 
 
 def _decoded(text: object, most: int) -> bytes:

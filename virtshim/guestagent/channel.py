@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
-from virtshim.guestagent.replies import BadReply, Refused, ReplyReader, Returned, command_line, sync_line
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.replies import BadReply, ErrorReply, ReplyReader, Returned, command_line, sync_line
+from virtshim.guestagent.wait import CancellableDeadline
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ ABSENT = (
 class AgentRefused(ShimError):
     """The agent answered with an error of its own. `agent_kind` is its class, such as `GenericError`."""
 
-    def __init__(self, command: str, refusal: Refused) -> None:
+    def __init__(self, command: str, refusal: ErrorReply) -> None:
         super().__init__(f"the guest agent refused {command}: {refusal.words or refusal.kind}")
         self.agent_kind = refusal.kind
 
@@ -55,29 +55,31 @@ class AgentChannel:
         self._socket: socket.socket | None = None
         self._reader = ReplyReader()
 
-    def ask(self, command: str, arguments: Mapping[str, Any] | None, patience: Patience) -> Any:
+    def ask(self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline) -> Any:
         """The agent's answer, any JSON value. Waits for the agent to come up, and while the guest's file systems are frozen:
         then an agent does nothing that could write. Errors: DeadlineExceeded (no agent within the caller's time),
         Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused."""
         while True:
-            answer = self._answer(command, arguments, patience)
+            answer = self._answer(command, arguments, deadline)
             if isinstance(answer, Returned):
                 return answer.value
             if _FROZEN not in answer.words:
                 raise _refusal(command, answer)
-            patience.cancelled.wait(patience.slice("the guest's file systems to be thawed"))
+            deadline.cancelled.wait(deadline.slice("the guest's file systems to be thawed"))
 
-    def _answer(self, command: str, arguments: Mapping[str, Any] | None, patience: Patience) -> Returned | Refused:
-        with self._my_turn(patience):
-            connected = self._socket or self._connected(patience)
+    def _answer(
+        self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline
+    ) -> Returned | ErrorReply:
+        with self._my_turn(deadline):
+            connected = self._socket or self._connected(deadline)
             try:
-                return self._exchange(connected, command, arguments, patience)
+                return self._exchange(connected, command, arguments, deadline)
             except BaseException as exc:
                 self._drop()  # the answer may still come
                 if isinstance(exc, ConnectionError):
                     raise VmEnded(f"the virtual machine ended during {command}") from exc
                 if isinstance(exc, OSError | BadReply | DeadlineExceeded):
-                    patience.slice(f"the guest agent's answer to {command}")  # the caller's own time is over?
+                    deadline.slice(f"the guest agent's answer to {command}")  # the caller's own time is over?
                     raise Unavailable(f"the connection to the guest agent broke during {command}: {exc}") from exc
                 raise
 
@@ -94,22 +96,22 @@ class AgentChannel:
                 self._turn.release()
 
     @contextmanager
-    def _my_turn(self, patience: Patience) -> Iterator[None]:
-        while not self._turn.acquire(timeout=patience.slice(ABSENT)):
+    def _my_turn(self, deadline: CancellableDeadline) -> Iterator[None]:
+        while not self._turn.acquire(timeout=deadline.slice(ABSENT)):
             pass
         try:
             yield
         finally:
             self._turn.release()
 
-    def _connected(self, patience: Patience) -> socket.socket:
+    def _connected(self, deadline: CancellableDeadline) -> socket.socket:
         """A connection on which the agent has just answered."""
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             try:
                 connected.connect(self._path)
                 self._reader = ReplyReader()
-                self._sync(connected, patience)
+                self._sync(connected, deadline)
             except (ConnectionError, FileNotFoundError) as exc:
                 raise VmEnded("the virtual machine has ended: its guest agent's socket is closed") from exc
             except (OSError, BadReply) as exc:
@@ -120,7 +122,7 @@ class AgentChannel:
         self._socket = connected
         return connected
 
-    def _sync(self, connected: socket.socket, patience: Patience) -> None:
+    def _sync(self, connected: socket.socket, deadline: CancellableDeadline) -> None:
         """Returns when the agent has answered the newest request to start anew; answers to older ones are thrown away."""
         number, again = 0, 0.0
         while True:
@@ -129,25 +131,27 @@ class AgentChannel:
                 number, again = secrets.randbelow(_ID_RANGE), now + _SYNC_AGAIN
                 connected.settimeout(1.0)
                 connected.sendall(sync_line(number))
-            for reply in self._received(connected, patience, ABSENT):
+            for reply in self._received(connected, deadline, ABSENT):
                 if reply == Returned(number):
                     return
 
     def _exchange(
-        self, connected: socket.socket, command: str, arguments: Mapping[str, Any] | None, patience: Patience
-    ) -> Returned | Refused:
+        self, connected: socket.socket, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline
+    ) -> Returned | ErrorReply:
         connected.settimeout(_ANSWER_SECONDS)
         connected.sendall(command_line(command, arguments))
-        limited = patience.at_most(_ANSWER_SECONDS)
-        replies: list[Returned | Refused] = []
+        limited = deadline.at_most(_ANSWER_SECONDS)
+        replies: list[Returned | ErrorReply] = []
         while not replies:
             replies = self._received(connected, limited, f"its answer to {command}")
         if len(replies) > 1:
             raise BadReply("it sent an answer that was not asked for")
         return replies[0]
 
-    def _received(self, connected: socket.socket, patience: Patience, what: str) -> list[Returned | Refused]:
-        connected.settimeout(patience.slice(what))
+    def _received(
+        self, connected: socket.socket, deadline: CancellableDeadline, what: str
+    ) -> list[Returned | ErrorReply]:
+        connected.settimeout(deadline.slice(what))
         try:
             data = connected.recv(65536)
         except TimeoutError:
@@ -162,7 +166,7 @@ class AgentChannel:
             self._socket = None
 
 
-def _refusal(command: str, refusal: Refused) -> ShimError:
+def _refusal(command: str, refusal: ErrorReply) -> ShimError:
     """`CommandNotFound` is what a command that is switched off answers too."""
     if refusal.kind == "CommandNotFound" or "has been disabled" in refusal.words:
         return CommandDisabled(

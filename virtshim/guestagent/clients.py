@@ -10,18 +10,18 @@ from functools import partial
 
 from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.guestagent.collecting import Collector
-from virtshim.guestagent.entrypoint import MainCommand
-from virtshim.guestagent.entrypoint_input import OwnInput
-from virtshim.guestagent.guest_info import ask_facts
-from virtshim.guestagent.guest_vm import GuestVm, RunningCommand, Wanted
+from virtshim.guestagent.entrypoint import Entrypoint
+from virtshim.guestagent.entrypoint_input import EntrypointInput
+from virtshim.guestagent.guest_info import ask_guest_info
+from virtshim.guestagent.guest_vm import CommandStreams, GuestVm, RunningCommand
 from virtshim.guestagent.live_session import LiveSession
-from virtshim.guestagent.operations import AgentCare
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.operations import AgentOperations
+from virtshim.guestagent.wait import CancellableDeadline
 from virtshim.ports.streaming import StreamSession
 
 # kubelet and critest run a command right after the start: the guest gets this long to boot.
@@ -42,8 +42,8 @@ class AgentClients:
         self._lock = threading.Lock()
         self._vms: dict[ContainerId, GuestVm] = {}
         self._executor = ThreadPoolExecutor(_WAITING, thread_name_prefix="guest-exec")
-        self.care = AgentCare(self._vm)
-        self.own_input = OwnInput(self.open, self._vm)
+        self.operations = AgentOperations(self._vm)
+        self.entrypoint_input = EntrypointInput(self.open, self._vm)
 
     def close(self) -> None:
         with self._lock:
@@ -56,8 +56,12 @@ class AgentClients:
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
     ) -> CommandResult:
         vm = self._vm(container)
-        whole = Patience.of(timeout or _FOR_EVER, cancelled)
-        running = vm.start(command, Wanted(), whole) if timeout else _started(vm, command, Wanted(), cancelled)
+        whole = CancellableDeadline.of(timeout or _FOR_EVER, cancelled)
+        running = (
+            vm.start(command, CommandStreams(), whole)
+            if timeout
+            else _started(vm, command, CommandStreams(), cancelled)
+        )
         try:
             result = Collector(vm, running, OUTPUT_LIMIT).result(whole)
         except DeadlineExceeded:
@@ -72,7 +76,7 @@ class AgentClients:
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
         """A terminal always has an input: without one its programs would read the end of it at once."""
         vm = self._vm(container)
-        wanted = Wanted(stdin=streams.stdin or streams.tty, tty=streams.tty)
+        wanted = CommandStreams(stdin=streams.stdin or streams.tty, tty=streams.tty)
         cancelled = threading.Event()
         starting = asyncio.get_running_loop().run_in_executor(self._executor, _started, vm, command, wanted, cancelled)
         try:
@@ -83,17 +87,19 @@ class AgentClients:
             raise
         return LiveSession(vm, running, self._executor)
 
-    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
-        self._main(container).begin(command, Patience.of(timeout, cancelled))
+    def start_entrypoint(
+        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+    ) -> None:
+        self._entrypoint(container).start_entrypoint(command, CancellableDeadline.of(timeout, cancelled))
 
-    def news(self, container: ContainerId, read_to: ReadTo) -> News:
-        return self._main(container).news(read_to)
+    def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
+        return self._entrypoint(container).progress(read_to)
 
-    def is_there(self, container: ContainerId) -> bool:
-        return self._main(container).is_there()
+    def entrypoint_exists(self, container: ContainerId) -> bool:
+        return self._entrypoint(container).entrypoint_exists()
 
-    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
-        return ask_facts(self._vm(container).channel, Patience.of(timeout))
+    def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+        return ask_guest_info(self._vm(container).channel, CancellableDeadline.of(timeout))
 
     def forget(self, container: ContainerId) -> None:
         with self._lock:
@@ -101,8 +107,8 @@ class AgentClients:
         if vm is not None:
             vm.close()
 
-    def _main(self, container: ContainerId) -> MainCommand:
-        return MainCommand(container, self._vm(container))
+    def _entrypoint(self, container: ContainerId) -> Entrypoint:
+        return Entrypoint(container, self._vm(container))
 
     def _vm(self, container: ContainerId) -> GuestVm:
         with self._lock:
@@ -117,9 +123,9 @@ class AgentClients:
             return vm
 
 
-def _started(vm: GuestVm, command: GuestCommand, wanted: Wanted, cancelled: threading.Event) -> RunningCommand:
+def _started(vm: GuestVm, command: GuestCommand, wanted: CommandStreams, cancelled: threading.Event) -> RunningCommand:
     """For callers without a time limit. Raises WrongState if the guest has had time to boot and there is no agent."""
     try:
-        return vm.start(command, wanted, Patience.of(_BOOT_SECONDS, cancelled))
+        return vm.start(command, wanted, CancellableDeadline.of(_BOOT_SECONDS, cancelled))
     except DeadlineExceeded as exc:
         raise WrongState(str(exc)) from exc

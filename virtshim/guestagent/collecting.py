@@ -10,8 +10,8 @@ from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import OutStream
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
-from virtshim.guestagent.silence import Vigil
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.silence import SilenceTracker
+from virtshim.guestagent.wait import CancellableDeadline
 
 _PIECE = 1 << 18
 # Asking whether a command still runs must not hold up its output for long.
@@ -28,9 +28,9 @@ class Collector:
         self._running = running
         self._limit = limit
         self._kept = {stream: bytearray() for stream in OutStream}
-        self._vigil = Vigil(time.monotonic())
+        self._silence = SilenceTracker(time.monotonic())
 
-    def result(self, patience: Patience) -> CommandResult:
+    def result(self, deadline: CancellableDeadline) -> CommandResult:
         """Returns when the command has ended. Errors: DeadlineExceeded, Aborted, Unavailable (the VM ended), InternalError."""
         running, output = self._running, self._running.output
         streams = {end.fileno(): (stream, end) for stream, end in running.outputs.items()}
@@ -38,7 +38,7 @@ class Collector:
         for number in streams:
             poller.register(number, select.POLLIN)
         while not output.complete:
-            wait = patience.slice("the command's end")
+            wait = deadline.slice("the command's end")
             for number, _ in poller.poll(wait * 1000):
                 stream, end = streams[number]
                 data = end.recv(_PIECE)
@@ -55,16 +55,16 @@ class Collector:
         for piece in self._running.output.feed(stream, data):
             kept = self._kept[piece.stream]
             kept += piece.data[: self._limit - len(kept)]
-        self._vigil.heard(time.monotonic(), exited=self._running.output.exited)
+        self._silence.heard(time.monotonic(), exited=self._running.output.exited)
 
     def _over(self) -> bool:
         now = time.monotonic()
-        if self._vigil.check_due(now, started=self._running.output.started):
+        if self._silence.check_due(now, started=self._running.output.started):
             with suppress(ShimError):  # a busy guest; the command's own end will be heard
-                if self._vm.is_gone(self._running, Patience.of(_CHECK_SECONDS)):
-                    self._vigil.gone(time.monotonic())
-        if self._vigil.turn_due(now):
-            self._vm.take_turn()
-            self._vigil.turned(time.monotonic())
+                if self._vm.is_gone(self._running, CancellableDeadline.of(_CHECK_SECONDS)):
+                    self._silence.gone(time.monotonic())
+        if self._silence.turn_due(now):
+            self._vm.run_noop()
+            self._silence.turned(time.monotonic())
             return False
-        return self._vigil.over(now)
+        return self._silence.over(now)

@@ -1,6 +1,6 @@
 """A container's entrypoint, started and polled through the guest agent alone: it takes no serial ports.
 
-What it writes is read from files (see `main_scripts`): a restarted virtshim continues where the previous one stopped.
+What it writes is read from files (see `entrypoint_scripts`): a restarted virtshim continues where the previous one stopped.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Final
 
 from virtshim.domain.guest.command import GuestCommand
-from virtshim.domain.guest.entrypoint import News, Place, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
 from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.guestagent import agent_files, entrypoint_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused
 from virtshim.guestagent.command_output import failure
 from virtshim.guestagent.guest_vm import GuestVm, environment
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 
 # Bytes at a time; as base64 in JSON they fit into one of the agent's lines.
 _PIECE: Final = 1 << 17
@@ -30,23 +30,27 @@ _SIZE: Final = "24 80"
 _EXIT = re.compile(r"exit ([0-9]{1,3})")
 
 
-class MainCommand:
+class Entrypoint:
     def __init__(self, container: ContainerId, vm: GuestVm) -> None:
         self._directory = entrypoint_scripts.directory(container)
         self._vm = vm
 
-    def begin(self, command: GuestCommand, patience: Patience) -> None:
-        """See `virtshim.ports.GuestAgents.begin`. The agent does not wait for the script, so neither does this."""
+    def start_entrypoint(self, command: GuestCommand, deadline: CancellableDeadline) -> None:
+        """See `virtshim.ports.GuestAgents.start_entrypoint`. The agent does not wait for the script, so neither does this."""
         channel = self._vm.channel
         user = command.user
         envs, odd = environment(command.envs)
         # An agent that may not read files must be found out before the command runs.
         with suppress(AgentRefused):
-            handle = channel.ask("guest-file-open", {"path": f"{self._directory}/pid", "mode": "r"}, patience)
-            channel.ask("guest-file-close", {"handle": handle}, patience)
+            handle = channel.ask("guest-file-open", {"path": f"{self._directory}/pid", "mode": "r"}, deadline)
+            channel.ask("guest-file-close", {"handle": handle}, deadline)
             return  # it was begun before
         words = [self._directory, command.working_dir, user.user, "" if user.group is None else str(user.group)]
-        words += [",".join(str(one) for one in user.supplementary), "1" if user.own_groups else "", command.report]
+        words += [
+            ",".join(str(one) for one in user.supplementary),
+            "1" if user.own_groups else "",
+            command.termination_path,
+        ]
         words += ["1" if command.stdin or command.tty else "", _SIZE if command.tty else ""]
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         request = {
@@ -54,35 +58,37 @@ class MainCommand:
             "arg": ["-c", entrypoint_scripts.START, "virtshim-command", *words, *argv],
             "env": envs,
         }
-        channel.ask("guest-exec", request, patience)
+        channel.ask("guest-exec", request, deadline)
 
-    def is_there(self) -> bool:
+    def entrypoint_exists(self) -> bool:
         """False for a command that is neither running nor ended."""
-        patience = Patience.of(_SCRIPT_SECONDS)
-        return self._vm.run_script(entrypoint_scripts.STILL_THERE, (self._directory,), patience) == 0
+        deadline = CancellableDeadline.of(_SCRIPT_SECONDS)
+        return self._vm.run_script(entrypoint_scripts.IS_KNOWN, (self._directory,), deadline) == 0
 
-    def news(self, read_to: ReadTo) -> News:
-        """See `virtshim.ports.GuestAgents.news`."""
-        files = _Files(self._vm.channel, self._directory, Patience.of(_LOOK_SECONDS))
+    def progress(self, read_to: OutputPosition) -> EntrypointProgress:
+        """See `virtshim.ports.GuestAgents.progress`."""
+        files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
         code, why = _result(files.read("exit", 0, _RESULT))  # first: what was written before the end is seen after it
         ended = code is not None or bool(why)
         out, out_data = files.stream("stdout", read_to.out, ended=ended)
         err, err_data = files.stream("stderr", read_to.err, ended=ended)
         output = ((OutStream.STDOUT, out_data), (OutStream.STDERR, err_data))
         if why:  # there are no streams
-            out, err = Place(over=True), Place(over=True)
-        return News(tuple(Output(stream, data) for stream, data in output if data), ReadTo(out, err), code, why)
+            out, err = StreamPosition(over=True), StreamPosition(over=True)
+        return EntrypointProgress(
+            tuple(Output(stream, data) for stream, data in output if data), OutputPosition(out, err), code, why
+        )
 
 
 class _Files:
     """The files of one command."""
 
-    def __init__(self, channel: AgentChannel, directory: str, patience: Patience) -> None:
+    def __init__(self, channel: AgentChannel, directory: str, deadline: CancellableDeadline) -> None:
         self._channel = channel
         self._directory = directory
-        self._patience = patience
+        self._patience = deadline
 
-    def stream(self, name: str, place: Place, *, ended: bool) -> tuple[Place, bytes]:
+    def stream(self, name: str, place: StreamPosition, *, ended: bool) -> tuple[StreamPosition, bytes]:
         """At most one piece of what is behind `place`, and the place behind that. The piece before `place` was read and is
         written down wherever its reader keeps it, so its room is given back."""
         if place.over:
@@ -98,10 +104,10 @@ class _Files:
             if next_there or over:  # only now is it sure that the piece grows no more
                 data = self.read(piece, place.offset, _PIECE)
         if data:
-            return Place(place.piece, place.offset + len(data)), data
+            return StreamPosition(place.piece, place.offset + len(data)), data
         if next_there:
-            return Place(place.piece + 1), b""
-        return (Place(place.piece, place.offset, over=True) if over else place), b""
+            return StreamPosition(place.piece + 1), b""
+        return (StreamPosition(place.piece, place.offset, over=True) if over else place), b""
 
     def read(self, name: str, offset: int, most: int) -> bytes:
         """Nothing from a file that is not there."""

@@ -1,4 +1,4 @@
-"""The input of containers' entrypoints, and the size of their terminals. Implements `virtshim.ports.guests.CommandInputs`."""
+"""The input of containers' entrypoints, and the size of their terminals. Implements `virtshim.ports.guests.EntrypointInputs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.guestagent import entrypoint_scripts
 from virtshim.guestagent.guest_vm import GuestVm
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 from virtshim.ports.streaming import StreamSession
 
 _PATH: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),)
@@ -21,7 +21,7 @@ class _Opener(Protocol):
     async def __call__(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession: ...
 
 
-class OwnInput:
+class EntrypointInput:
     """What is typed goes over serial ports, as a command's input does, to a program in the guest that writes it into the pipe
     that the container's command reads."""
 
@@ -41,6 +41,6 @@ class OwnInput:
 
     def _script(self, container: ContainerId, script: str, words: tuple[str, ...], timeout: float) -> None:
         arguments = (entrypoint_scripts.directory(container), *words)
-        code = self._vm(container).run_script(script, arguments, Patience.of(timeout))
+        code = self._vm(container).run_script(script, arguments, CancellableDeadline.of(timeout))
         if code:
             raise InternalError(f"the guest could not change the command's input or terminal (exit code {code})")

@@ -1,4 +1,4 @@
-"""The scripts around a container's entrypoint (see `guest_scripts` for what they need of the guest; and `dd`). Pure.
+"""The scripts around a container's entrypoint (see `exec_scripts` for what they need of the guest; and `dd`). Pure.
 
 The command outlives virtshim and the agent's memory of it, so all that is to be known of it lies in files in the guest, in a
 directory that is gone after a reboot of the guest:
@@ -105,7 +105,7 @@ keep() {
 )
 
 # Argument: directory. 0: it runs or has ended, else it is lost.
-STILL_THERE: Final = r"""
+IS_KNOWN: Final = r"""
 [ ! -e "$1/exit" ] || exit 0
 read -r pid <"$1/pid" && kill -0 "$pid" 2>/dev/null
 """

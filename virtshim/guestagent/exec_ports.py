@@ -17,18 +17,18 @@ import structlog
 from virtshim.domain.annotations.options import MAX_EXEC_PORTS
 from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable, WrongState
 from virtshim.domain.guest.command import exec_port
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 
 log = structlog.get_logger(__name__)
 
 # A port is free again a moment after its command has ended.
-_FREE_SOON = 5.0
+_LEASE_WAIT = 5.0
 # While more are being plugged in: seconds since the last, which take milliseconds on an idle machine.
-_PLUGGED_SOON = 30.0
+_PLUG_WAIT = 30.0
 # Seconds without another try after a port could not be plugged in.
-_BREATHER = 2.0
+_RETRY_PAUSE = 2.0
 # QEMU tells the guest of a new port by two messages, and forgets what does not fit into a queue of 32.
-_AT_ONCE = 8
+_MAX_BATCH = 8
 _SOCKET = re.compile(r"exec-([0-9]{1,3})\.sock")
 
 
@@ -52,14 +52,14 @@ class ExecPort:
 
 class ExecPorts:
     def __init__(
-        self, directory: str, plug: Callable[[int], None], taken_up: Callable[[Sequence[int]], Collection[int]]
+        self, directory: str, plug: Callable[[int], None], await_ports: Callable[[Sequence[int]], Collection[int]]
     ) -> None:
         """The ports are those whose sockets are there. When they do not suffice, `plug` brings more into the VM, by number, and
-        they stay; a VM without any was made so on purpose, and gets none. `taken_up` waits for some to show up in the guest,
+        they stay; a VM without any was made so on purpose, and gets none. `await_ports` waits for some to show up in the guest,
         and tells which did. Both raise ShimError."""
         self._directory = directory
         self._plug = plug
-        self._taken_up = taken_up
+        self._await_ports = await_ports
         numbers: list[int] = []
         with suppress(FileNotFoundError):
             numbers = sorted(int(found[1]) for entry in os.listdir(directory) if (found := _SOCKET.fullmatch(entry)))
@@ -70,11 +70,11 @@ class ExecPorts:
         self._wanted = 0  # by those who wait in `lease`
         self._plugging = False
         self._plugging_until = 0.0
-        self._refused = -_BREATHER
+        self._refused_at = -_RETRY_PAUSE
         self._refusal = ""
         self._changed = threading.Condition()
 
-    def lease(self, count: int, patience: Patience) -> Sequence[ExecPort]:
+    def lease(self, count: int, deadline: CancellableDeadline) -> Sequence[ExecPort]:
         """All or none. Raises ResourceExhausted if they are not free within a few seconds, and no more can be had."""
         if not self.count:
             raise WrongState(
@@ -87,17 +87,17 @@ class ExecPorts:
             try:
                 while len(self._free) < count:
                     self._plug_more()
-                    if time.monotonic() >= max(begun + _FREE_SOON, self._plugging_until):
+                    if time.monotonic() >= max(begun + _LEASE_WAIT, self._plugging_until):
                         raise ResourceExhausted(
                             f"all {self.count} ports for commands are in use in this virtual machine"
                             f"{self._refusal and f' and no more fit ({self._refusal})'}; wait for a command to end"
                         )
-                    self._changed.wait(patience.slice("a free port for the command"))
+                    self._changed.wait(deadline.slice("a free port for the command"))
                 return [self._free.popleft() for _ in range(count)]
             finally:
                 self._wanted -= count
 
-    def give_back(self, ports: Sequence[ExecPort]) -> None:
+    def release(self, ports: Sequence[ExecPort]) -> None:
         with self._changed:
             self._free.extend(ports)
             self._changed.notify_all()
@@ -113,9 +113,9 @@ class ExecPorts:
 
     def _numbers(self) -> range:
         """Of the next ports to plug in: those that are wanted and to be had."""
-        if time.monotonic() < self._refused + _BREATHER:
+        if time.monotonic() < self._refused_at + _RETRY_PAUSE:
             return range(0)
-        last = min(self._next + self._wanted - len(self._free), self._next + _AT_ONCE, MAX_EXEC_PORTS)
+        last = min(self._next + self._wanted - len(self._free), self._next + _MAX_BATCH, MAX_EXEC_PORTS)
         return range(self._next, last)
 
     def _plug_wanted(self) -> None:
@@ -125,7 +125,7 @@ class ExecPorts:
                 if not numbers:
                     self._plugging, self._plugging_until = False, 0.0
                     return
-                self._plugging_until = time.monotonic() + _PLUGGED_SOON
+                self._plugging_until = time.monotonic() + _PLUG_WAIT
             try:
                 plugged, refusal = self._plugged(numbers)
                 usable = self._usable(plugged) if plugged else ()
@@ -139,7 +139,7 @@ class ExecPorts:
                 self._next += len(plugged)
                 self._refusal = refusal
                 if refusal:
-                    self._refused = time.monotonic()
+                    self._refused_at = time.monotonic()
                 self.count += len(usable)
                 self._free.extend(self._port(number) for number in usable)
                 self._changed.notify_all()
@@ -159,6 +159,6 @@ class ExecPorts:
 
     def _usable(self, numbers: Sequence[int]) -> Collection[int]:
         try:
-            return self._taken_up(numbers)
+            return self._await_ports(numbers)
         except ShimError:
             return numbers  # a guest too busy to say

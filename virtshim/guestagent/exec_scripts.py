@@ -207,7 +207,7 @@ exit 0
 
 # Arguments: numbers of ports that were just plugged in, eight at most. Waits for them; the exit code has a bit for each that did
 # not come (the guest has no memory for it, say).
-TAKEN_UP: Final = r"""
+WAIT_FOR_PORTS: Final = r"""
 for try in 1 2 3 4 5 6 7 8 9; do
   missing=0 bit=1
   for number; do

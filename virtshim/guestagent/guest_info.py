@@ -8,36 +8,36 @@ from typing import Any
 
 from virtshim.domain.errors import ShimError
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 
-_MOST_TEXT = 120
-_MOST_ITEMS = 16
-_MOST_NUMBER = 1 << 63
+_MAX_TEXT = 120
+_MAX_ITEMS = 16
+_MAX_NUMBER = 1 << 63
 
 
-def ask_facts(channel: AgentChannel, patience: Patience) -> Mapping[str, object]:
+def ask_guest_info(channel: AgentChannel, deadline: CancellableDeadline) -> Mapping[str, object]:
     """One entry for each question that the agent answers in time."""
     facts: dict[str, object] = {}
     with suppress(ShimError):
         for key, (command, read) in _QUESTIONS.items():
             with suppress(AgentRefused, CommandDisabled):
-                facts[key] = read(channel.ask(command, None, patience))
+                facts[key] = read(channel.ask(command, None, deadline))
     return facts
 
 
 def _text(value: object) -> str:
     words = value if isinstance(value, str) else ""
-    return "".join(char if char.isprintable() else "?" for char in words[:_MOST_TEXT])
+    return "".join(char if char.isprintable() else "?" for char in words[:_MAX_TEXT])
 
 
 def _number(value: object) -> int:
-    right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_NUMBER
+    right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_NUMBER
     return value if isinstance(value, int) and right else 0
 
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:
     items = value if isinstance(value, list) else []
-    return [item for item in items[:_MOST_ITEMS] if isinstance(item, dict)]
+    return [item for item in items[:_MAX_ITEMS] if isinstance(item, dict)]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled, VmEnded, mapping, whole_number
 from virtshim.guestagent.command_output import CommandOutput
 from virtshim.guestagent.exec_ports import ExecPort, ExecPorts
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CommandStreams:
     """Which streams a command gets. `size`: rows and columns of its terminal."""
 
     stdin: bool = False
@@ -86,7 +86,7 @@ class GuestVm:
     def __init__(self, agent_socket: str, socket_directory: str, plug: Callable[[int], None]) -> None:
         """`plug` brings one more serial port into the VM, by its number. Raises ShimError."""
         self.channel = AgentChannel(agent_socket)
-        self._ports = ExecPorts(socket_directory, plug, self._taken_up)
+        self._ports = ExecPorts(socket_directory, plug, self._await_ports)
         self._starting = threading.Lock()
         self._swept = False
         self._ended = threading.Event()
@@ -96,17 +96,17 @@ class GuestVm:
         self._ended.set()
         self.channel.close()
 
-    def start(self, command: GuestCommand, wanted: Wanted, patience: Patience) -> RunningCommand:
+    def start(self, command: GuestCommand, wanted: CommandStreams, deadline: CancellableDeadline) -> RunningCommand:
         """The command is being started; its output tells of it. Must be given to `settle`. Errors: those of
         `AgentChannel.ask`, ResourceExhausted."""
-        self._end_earlier_sessions(patience)
+        self._end_earlier_sessions(deadline)
         token = secrets.token_hex(16)
-        ports = self._ports.lease(1 + (not wanted.tty) + wanted.stdin, patience)
+        ports = self._ports.lease(1 + (not wanted.tty) + wanted.stdin, deadline)
         running = RunningCommand(token, ports, CommandOutput(token, stderr=not wanted.tty))
         try:
-            with self._one_start(patience):
+            with self._start_lock(deadline):
                 self._connect(running, wanted)
-                self._spawn(running, command, wanted, patience)
+                self._spawn(running, command, wanted, deadline)
         except (AgentRefused, CommandDisabled):
             self._free(running)  # surely nothing runs
             raise
@@ -116,18 +116,18 @@ class GuestVm:
         return running
 
     def settle(self, running: RunningCommand, kill: str = "") -> threading.Thread:
-        """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see guest_scripts), then frees its
+        """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see exec_scripts), then frees its
         ports. Goes on on a thread of its own, which is returned."""
         thread = threading.Thread(target=self._settle, args=(running, kill), name="exec-settle", daemon=True)
         thread.start()
         return thread
 
-    def is_gone(self, running: RunningCommand, patience: Patience) -> bool:
+    def is_gone(self, running: RunningCommand, deadline: CancellableDeadline) -> bool:
         """Whether its run script has ended. Errors: those of `AgentChannel.ask`."""
         if running.pid is None:
             return True
         try:
-            status = mapping(self.channel.ask("guest-exec-status", {"pid": running.pid}, patience), "exec status")
+            status = mapping(self.channel.ask("guest-exec-status", {"pid": running.pid}, deadline), "exec status")
         except AgentRefused:
             return True  # the guest, or its agent, was restarted
         if status.get("exited") is not True:
@@ -136,48 +136,48 @@ class GuestVm:
         running.no_port = status.get("exitcode") == _NO_PORT
         return True
 
-    def run_script(self, script: str, arguments: Sequence[str], patience: Patience) -> int:
+    def run_script(self, script: str, arguments: Sequence[str], deadline: CancellableDeadline) -> int:
         """Exit code of a short script without output; -1 for one that a signal ended."""
         request = {"path": _SHELL, "arg": ["-c", script, "virtshim", *arguments]}
         pid = whole_number(
-            mapping(self.channel.ask("guest-exec", request, patience), "process").get("pid"), "process id"
+            mapping(self.channel.ask("guest-exec", request, deadline), "process").get("pid"), "process id"
         )
         while True:
-            status = mapping(self.channel.ask("guest-exec-status", {"pid": pid}, patience), "exec status")
+            status = mapping(self.channel.ask("guest-exec-status", {"pid": pid}, deadline), "exec status")
             if status.get("exited") is True:
                 code = status.get("exitcode")
                 return code if isinstance(code, int) else -1
-            patience.cancelled.wait(min(_POLL, patience.slice("a script in the guest")))
+            deadline.cancelled.wait(min(_POLL, deadline.slice("a script in the guest")))
 
-    def take_turn(self) -> None:
+    def run_noop(self) -> None:
         """Returns when a process has run in the guest, or waiting is of no use. Never raises."""
         with suppress(ShimError):
-            self.run_script(":", (), Patience.of(_SCRIPT_SECONDS, self._ended))
+            self.run_script(":", (), CancellableDeadline.of(_SCRIPT_SECONDS, self._ended))
 
-    def _end_earlier_sessions(self, patience: Patience) -> None:
+    def _end_earlier_sessions(self, deadline: CancellableDeadline) -> None:
         """Once: what a virtshim before this one left running holds ports, and nobody reads its output."""
         if not self._swept:
-            self.run_script(exec_scripts.KILL, ("all", exec_scripts.tag()), patience)
+            self.run_script(exec_scripts.KILL, ("all", exec_scripts.tag()), deadline)
             self._swept = True
 
     @contextmanager
-    def _one_start(self, patience: Patience) -> Iterator[None]:
+    def _start_lock(self, deadline: CancellableDeadline) -> Iterator[None]:
         """QEMU tells the guest of each connection to a port, and forgets to when more than thirty such messages wait: a port
         would stay closed for ever. A start asks the agent something, by which time the guest has read them."""
-        while not self._starting.acquire(timeout=patience.slice("earlier commands to be started")):
+        while not self._starting.acquire(timeout=deadline.slice("earlier commands to be started")):
             pass
         try:
             yield
         finally:
             self._starting.release()
 
-    def _taken_up(self, numbers: Sequence[int]) -> Collection[int]:
+    def _await_ports(self, numbers: Sequence[int]) -> Collection[int]:
         """Those of these new ports that the guest has. Errors: those of `AgentChannel.ask`."""
-        patience = Patience.of(_SCRIPT_SECONDS, self._ended)
-        missing = self.run_script(exec_scripts.TAKEN_UP, [str(number) for number in numbers], patience)
+        deadline = CancellableDeadline.of(_SCRIPT_SECONDS, self._ended)
+        missing = self.run_script(exec_scripts.WAIT_FOR_PORTS, [str(number) for number in numbers], deadline)
         return [number for index, number in enumerate(numbers) if not missing & (1 << index)]
 
-    def _connect(self, running: RunningCommand, wanted: Wanted) -> None:
+    def _connect(self, running: RunningCommand, wanted: CommandStreams) -> None:
         outputs: dict[OutStream, socket.socket] = {}
         running.outputs = outputs
         ports = iter(running.ports)
@@ -187,7 +187,9 @@ class GuestVm:
         if wanted.stdin:
             running.stdin = next(ports).connect()
 
-    def _spawn(self, running: RunningCommand, command: GuestCommand, wanted: Wanted, patience: Patience) -> None:
+    def _spawn(
+        self, running: RunningCommand, command: GuestCommand, wanted: CommandStreams, deadline: CancellableDeadline
+    ) -> None:
         names = [port.name for port in running.ports]
         out = names.pop(0)
         err = "" if wanted.tty else names.pop(0)
@@ -205,7 +207,7 @@ class GuestVm:
             "arg": ["-c", script, "virtshim-exec", *settings, *become, *argv],
             "env": envs,
         }
-        answer = mapping(self.channel.ask("guest-exec", request, patience), "process")
+        answer = mapping(self.channel.ask("guest-exec", request, deadline), "process")
         running.pid = whole_number(answer.get("pid"), "process id")
 
     def _settle(self, running: RunningCommand, kill: str) -> None:
@@ -214,7 +216,7 @@ class GuestVm:
                 self._ended.wait(_LAST_STEPS)
             for pause in _SETTLE_PAUSES:
                 try:
-                    if self._made_gone(running, kill):
+                    if self._kill_and_wait(running, kill):
                         break
                 except VmEnded:
                     break
@@ -232,18 +234,18 @@ class GuestVm:
         finally:
             running.close()
 
-    def _made_gone(self, running: RunningCommand, kill: str) -> bool:
-        patience = Patience.of(_SCRIPT_SECONDS, self._ended)
+    def _kill_and_wait(self, running: RunningCommand, kill: str) -> bool:
+        deadline = CancellableDeadline.of(_SCRIPT_SECONDS, self._ended)
         if kill:
-            self.run_script(exec_scripts.KILL, (kill, exec_scripts.tag(running.token)), patience)
-        patience = patience.at_most(_GONE_SECONDS)
-        while not self.is_gone(running, patience):
-            patience.cancelled.wait(patience.slice("the command's end"))
+            self.run_script(exec_scripts.KILL, (kill, exec_scripts.tag(running.token)), deadline)
+        deadline = deadline.at_most(_GONE_SECONDS)
+        while not self.is_gone(running, deadline):
+            deadline.cancelled.wait(deadline.slice("the command's end"))
         return True
 
     def _free(self, running: RunningCommand) -> None:
         running.close()
-        self._ports.give_back(running.ports)
+        self._ports.release(running.ports)
 
 
 def environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:

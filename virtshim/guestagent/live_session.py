@@ -19,8 +19,8 @@ from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.collecting import VM_ENDED
 from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
-from virtshim.guestagent.silence import Vigil
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.silence import SilenceTracker
+from virtshim.guestagent.wait import CancellableDeadline
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class LiveSession:
         self._running = running
         self._executor = executor
         self._pending: deque[Output] = deque()
-        self._vigil = Vigil(time.monotonic())
+        self._silence = SilenceTracker(time.monotonic())
         self._input_over = asyncio.Event()
         self._broken: ShimError | None = None
         self._size: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ class LiveSession:
         while not self._pending:
             if self._broken is not None:
                 raise self._broken
-            if output.complete or self._vigil.over(time.monotonic()):
+            if output.complete or self._silence.over(time.monotonic()):
                 if output.code is None:
                     raise self._running.lost()
                 self._input_over.set()
@@ -112,7 +112,7 @@ class LiveSession:
             if not data:
                 raise Unavailable(VM_ENDED)
             self._pending.extend(output.feed(stream, data))
-            self._vigil.heard(time.monotonic(), exited=output.exited)
+            self._silence.heard(time.monotonic(), exited=output.exited)
         if output.exited:  # the guest's `cat` waits for more to pass on
             self._input_over.set()
             self._running.end_input()
@@ -128,16 +128,16 @@ class LiveSession:
             raise Unavailable(VM_ENDED) from exc
 
     async def _check(self) -> None:
-        due = self._vigil.check_due(time.monotonic(), started=self._running.output.started)
+        due = self._silence.check_due(time.monotonic(), started=self._running.output.started)
         if due and await self._in_thread(self._is_gone):
-            self._vigil.gone(time.monotonic())
-        if self._vigil.turn_due(time.monotonic()):
-            await self._in_thread(self._vm.take_turn)
-            self._vigil.turned(time.monotonic())
+            self._silence.gone(time.monotonic())
+        if self._silence.turn_due(time.monotonic()):
+            await self._in_thread(self._vm.run_noop)
+            self._silence.turned(time.monotonic())
 
     def _is_gone(self) -> bool:
         try:
-            return self._vm.is_gone(self._running, Patience.of(_CHECK_SECONDS))
+            return self._vm.is_gone(self._running, CancellableDeadline.of(_CHECK_SECONDS))
         except ShimError:
             return False  # a busy guest; the command's own end will be heard
 
@@ -150,9 +150,9 @@ class LiveSession:
         while self._size is not None:
             (rows, columns), self._size = self._size, None
             words = (self._running.output.tty, str(rows), str(columns))
-            patience = Patience.of(_RESIZE_SECONDS)
+            deadline = CancellableDeadline.of(_RESIZE_SECONDS)
             try:
-                await self._in_thread(partial(self._vm.run_script, exec_scripts.RESIZE, words, patience))
+                await self._in_thread(partial(self._vm.run_script, exec_scripts.RESIZE, words, deadline))
             except ShimError as exc:
                 log.info("exec.resize.failed", error=str(exc))
 

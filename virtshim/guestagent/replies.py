@@ -31,14 +31,14 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ErrorReply:
     """The agent's own error. `kind` is a word for programs (`CommandNotFound`, `GenericError`), `words` are for people."""
 
     kind: str
     words: str
 
 
-Reply = Returned | Refused
+Reply = Returned | ErrorReply
 
 
 def command_line(name: str, arguments: Mapping[str, Any] | None = None) -> bytes:
@@ -102,7 +102,7 @@ def _reply(line: bytes) -> Reply:
     error = value.get("error")
     if not isinstance(error, dict):
         raise BadReply("it sent an object that is neither an answer nor an error")
-    return Refused(_text(error.get("class")), _text(error.get("desc")))
+    return ErrorReply(_text(error.get("class")), _text(error.get("desc")))
 
 
 def _text(value: object) -> str:

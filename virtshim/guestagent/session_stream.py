@@ -1,4 +1,4 @@
-"""One port's bytes, as the run script writes them (see `guest_scripts`): data with records between. Pure."""
+"""One port's bytes, as the run script writes them (see `exec_scripts`): data with records between. Pure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _CHECK = 5.0
 _LAST_BYTES = 0.5
 
 
-class Vigil:
+class SilenceTracker:
     def __init__(self, now: float) -> None:
         self._heard = now
         self._checked = now

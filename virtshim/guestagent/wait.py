@@ -13,18 +13,18 @@ _SLICE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CancellableDeadline:
     """`until` is a point of the monotonic clock, `cancelled` is set by a caller that has gone."""
 
     until: float
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
-    def of(cls, seconds: float, cancelled: threading.Event | None = None) -> Patience:
+    def of(cls, seconds: float, cancelled: threading.Event | None = None) -> CancellableDeadline:
         return cls(time.monotonic() + seconds, cancelled or threading.Event())
 
-    def at_most(self, seconds: float) -> Patience:
-        return Patience(min(self.until, time.monotonic() + seconds), self.cancelled)
+    def at_most(self, seconds: float) -> CancellableDeadline:
+        return CancellableDeadline(min(self.until, time.monotonic() + seconds), self.cancelled)
 
     def slice(self, waiting_for: str) -> float:
         """Seconds to wait at a time. Raises DeadlineExceeded, naming what did not come, or Aborted."""

@@ -18,7 +18,7 @@ import libvirt
 from lxml import etree
 
 from virtshim.domain.errors import InternalError, ShimError, Unavailable
-from virtshim.hypervisor.errors import code_of, talking_to_libvirt, translated, words_of
+from virtshim.hypervisor.errors import code_of, message_of, talking_to_libvirt, translated
 from virtshim.hypervisor.events import start_event_loop
 from virtshim.hypervisor.file_owner import QemuIds
 
@@ -48,14 +48,14 @@ class Connection:
         self._conn: libvirt.virConnect | None = None
         self._trouble = f"libvirt at {uri} has not been connected yet"
         self._prepare: list[Callable[[libvirt.virConnect], None]] = []
-        self._announce: list[Callable[[], None]] = []
+        self._notify: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
 
-    def on_open(self, prepare: Callable[[libvirt.virConnect], None], announce: Callable[[], None]) -> None:
+    def on_open(self, prepare: Callable[[libvirt.virConnect], None], notify: Callable[[], None]) -> None:
         """Call before `start`. For each new connection, on the connection's own thread: `prepare` before others
-        can use it (an error makes it be closed and tried again), `announce` as soon as they can."""
+        can use it (an error makes it be closed and tried again), `notify` as soon as they can."""
         self._prepare.append(prepare)
-        self._announce.append(announce)
+        self._notify.append(notify)
 
     def start(self) -> None:
         """Begins connecting; returns at once."""
@@ -97,7 +97,7 @@ class Connection:
             if _is_alive(conn):
                 raise translated(what, exc) from exc
             self._wake.set()
-            raise Unavailable(f"{what}: the connection to libvirt was lost: {words_of(exc)}") from exc
+            raise Unavailable(f"{what}: the connection to libvirt was lost: {message_of(exc)}") from exc
 
     def qemu_ids(self) -> QemuIds | None:
         """Whom libvirt runs QEMU as; None if that is whoever libvirt runs as, or there is no QEMU (test driver)."""
@@ -144,8 +144,8 @@ class Connection:
         with self._lock:
             self._conn, self._trouble = conn, ""
         self._opened.set()
-        for announce in self._announce:
-            announce()
+        for notify in self._notify:
+            notify()
         _log.info("connected to libvirt at %s", self._uri)
         return True
 

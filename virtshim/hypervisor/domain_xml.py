@@ -27,7 +27,7 @@ SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
 # Less than this and SeaBIOS does not come up.
 _SMALLEST_MEMORY = 4 << 20
 
-_TRANSLATED_MIB = 64
+_TCG_CACHE_MIB = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)
-    domain.append(cpu.model(spec.cpu_model, profile.domain_type, _most_vcpus(spec)))
+    domain.append(cpu.model(spec.cpu_model, profile.domain_type, _max_vcpus(spec)))
     domain.append(cpu.clock())
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
@@ -81,8 +81,8 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
         raise InvalidRequest(
             f"{wanted} bytes of memory are too few for a VM: set a limit of at least 4Mi; a real guest needs about 128Mi"
         )
-    etree.SubElement(domain, "memory", unit="KiB").text = str(_most_memory(spec) >> 10)
-    if _most_memory(spec) > wanted:
+    etree.SubElement(domain, "memory", unit="KiB").text = str(_max_memory(spec) >> 10)
+    if _max_memory(spec) > wanted:
         etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
     backing = etree.Element("memoryBacking")
     if spec.page_bytes:
@@ -96,18 +96,18 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
         domain.append(backing)
 
 
-def _most_memory(spec: VmSpec) -> int:
+def _max_memory(spec: VmSpec) -> int:
     return max(spec.memory_bytes, spec.max_memory_bytes)
 
 
-def _most_vcpus(spec: VmSpec) -> int:
+def _max_vcpus(spec: VmSpec) -> int:
     return max(spec.vcpus, spec.max_vcpus)
 
 
 def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
     """vCPUs, and what libvirt is to tell the VM's cgroup."""
     limits = spec.limits
-    domain.append(cpu.vcpus(spec.vcpus, _most_vcpus(spec), limits.cpuset_cpus, cgroups))
+    domain.append(cpu.vcpus(spec.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
     for element in (
         cpu.memory_tuning(limits, cgroups),
         cpu.tuning(limits, cgroups),
@@ -133,7 +133,7 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
     if domain_type is DomainType.QEMU:
         # QEMU would keep up to 1 GiB of translated code, which the VM's cgroup has no room for.
         translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
-        translated.text = str(_TRANSLATED_MIB)
+        translated.text = str(_TCG_CACHE_MIB)
 
 
 def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
@@ -150,9 +150,9 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices.append(serial.console(spec.console_socket, spec.console_log))
     devices.append(serial.agent(spec.agent_socket))
     devices.extend(serial.exec_ports(spec.exec_sockets))
-    if spec.screen_socket:
-        devices.extend(vnc.build(spec.screen_socket))
-    devices.append(platform.balloon(holds_back=_most_memory(spec) > spec.memory_bytes, pinned=granted.pins_memory))
+    if spec.vnc_socket:
+        devices.extend(vnc.build(spec.vnc_socket))
+    devices.append(platform.balloon(holds_back=_max_memory(spec) > spec.memory_bytes, pinned=granted.pins_memory))
     devices.append(platform.entropy())
     devices.append(platform.panic())
     return devices

@@ -26,14 +26,14 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices import vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.errors import code_of, words_of
+from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.events import Lifecycle
-from virtshim.hypervisor.exit_watcher import QemuEnds
-from virtshim.hypervisor.file_owner import hand_over
+from virtshim.hypervisor.exit_watcher import QemuExitWatcher
+from virtshim.hypervisor.file_owner import give_to_qemu
 from virtshim.hypervisor.power import ABSENT, to_power
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.start_failure import start_failed
-from virtshim.hypervisor.vnc_directory import opened_to_qemu
+from virtshim.hypervisor.vnc_directory import writable_by_qemu
 
 _log = logging.getLogger(__name__)
 
@@ -72,17 +72,17 @@ class LibvirtHypervisor:
         self._profile = profile
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
-        self._ends = QemuEnds(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
+        self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._pressing = BoundedCalls("shut down")
         self.close = self._end_threads
-        connection.on_open(self._subscribe, self._tell_after_settling)
+        connection.on_open(self._subscribe, self._notify_after_reconnect)
 
     def define(self, spec: VmSpec) -> None:
         xml = domain_xml.build(spec, self._profile)
         with self._connection.using(f"define VM {spec.name}") as conn:
-            self._make_room(conn, spec)
+            self._remove_earlier(conn, spec)
             if (qemu := self._connection.qemu_ids()) is not None:
-                hand_over(spec.disks, qemu)
+                give_to_qemu(spec.disks, qemu)
             conn.defineXML(xml)
 
     def start(self, domain: uuid.UUID) -> None:
@@ -90,14 +90,14 @@ class LibvirtHypervisor:
             found = self._find(conn, domain)
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
-            self._ends.forget(domain)
+            self._exits.forget(domain)
             try:
                 socket = vnc.socket_in(found.XMLDesc())
-                with opened_to_qemu(socket, self._connection.qemu_ids() if socket else None):
+                with writable_by_qemu(socket, self._connection.qemu_ids() if socket else None):
                     found.create()
             except libvirt.libvirtError as exc:
                 raise start_failed(found.name(), exc) from exc
-            self._ends.follow(domain, found.name())
+            self._exits.follow(domain, found.name())
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         def press() -> None:
@@ -109,7 +109,7 @@ class LibvirtHypervisor:
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
         def act(found: libvirt.virDomain) -> None:
-            self._ends.destroying(domain)
+            self._exits.will_destroy(domain)
             found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
 
         self._end(domain, "destroy", act, container)
@@ -117,10 +117,10 @@ class LibvirtHypervisor:
     def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:
             self._remove(self._find(conn, domain, container))
-            self._ends.forget(domain)
+            self._exits.forget(domain)
 
     def power(self, domain: uuid.UUID) -> PowerState:
-        if (over := self._ends.over(domain)) is not None:
+        if (over := self._exits.over(domain)) is not None:
             return over
         try:
             with self._connection.using(f"read the state of VM {domain}") as conn:
@@ -128,7 +128,7 @@ class LibvirtHypervisor:
                 state, reason = cast("list[int]", self._find(conn, domain).state())
         except NotFound:
             return ABSENT
-        return self._ends.corrected(domain, to_power(state, reason))
+        return self._exits.corrected(domain, to_power(state, reason))
 
     def owned(self) -> Sequence[OwnedDomain]:
         with self._connection.using("list VMs") as conn:
@@ -153,10 +153,10 @@ class LibvirtHypervisor:
         try:
             conn.getDomainCapabilities(self._profile.emulator, "x86_64", "q35", self._profile.domain_type.value)
         except libvirt.libvirtError as exc:
-            _log.warning("libvirt cannot query the capabilities of %s: %s", self._profile.emulator, words_of(exc))
+            _log.warning("libvirt cannot query the capabilities of %s: %s", self._profile.emulator, message_of(exc))
 
     def _end_threads(self) -> None:
-        self._ends.close()
+        self._exits.close()
         self._events.close()
 
     def _subscribe(self, conn: libvirt.virConnect) -> None:
@@ -168,19 +168,19 @@ class LibvirtHypervisor:
         ):
             conn.domainEventRegisterAny(None, event, self._on_device, None)
 
-    def _tell_after_settling(self) -> None:
+    def _notify_after_reconnect(self) -> None:
         """After libvirt was started, its threads look for each VM's QEMU again; until then a VM counts as running, and
         if QEMU is gone it is turned off without an event. Balloon numbers need QEMU's monitor, so asking for them waits
         for those threads."""
         wanted = libvirt.VIR_DOMAIN_STATS_STATE | libvirt.VIR_DOMAIN_STATS_BALLOON
         with contextlib.suppress(ShimError), self._connection.using("wait for VMs to be found again") as conn:
             conn.getAllDomainStats(wanted, libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE)
-        self._ends.forget_ends()
+        self._exits.forget_exits()
         with contextlib.suppress(ShimError):
             for domain in self.owned():
                 if domain.state.is_on:
-                    self._ends.follow(domain.uuid, domain.name)
-        self._events.some_were_lost()
+                    self._exits.follow(domain.uuid, domain.name)
+        self._events.events_were_lost()
 
     def _on_lifecycle(
         self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, *_: object
@@ -188,16 +188,16 @@ class LibvirtHypervisor:
         """libvirt's event thread: hands over."""
         which = uuid.UUID(domain.UUIDString())
         if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN:
-            self._ends.shutting_down(which, by_host=detail == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST)
+            self._exits.shutting_down(which, by_host=detail == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST)
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
-            self._ends.stopped(which)
+            self._exits.stopped(which)
         self._events.happened(which)
 
     def _on_device(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
         """libvirt's event thread: hands over, to who waits for a guest to let go of a device."""
         self._events.wake(uuid.UUID(domain.UUIDString()))
 
-    def _make_room(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
+    def _remove_earlier(self, conn: libvirt.virConnect, spec: VmSpec) -> None:
         """Removes an earlier definition of ours with this UUID; refuses when UUID or name belong to something
         else."""
         if (existing := _lookup(conn.lookupByUUID, spec.uuid.bytes)) is not None:
@@ -226,7 +226,7 @@ class LibvirtHypervisor:
 
     def _is_on(self, domain: libvirt.virDomain) -> bool:
         """Waits for a libvirt that has not noticed yet that QEMU has ended."""
-        if self._ends.over(uuid.UUID(domain.UUIDString())) is not None:
+        if self._exits.over(uuid.UUID(domain.UUIDString())) is not None:
             with contextlib.suppress(libvirt.libvirtError):  # "not running" when it is through
                 domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
         return bool(domain.isActive())

@@ -92,11 +92,11 @@ def prepare(root: str, user: QemuUser) -> str:
     configuration = os.path.join(root, "etc")
     os.makedirs(configuration, mode=0o755, exist_ok=True)
     _replace(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group))
-    _forget_unborn(os.path.join(root, "run", "qemu"))
+    _remove_stale_status(os.path.join(root, "run", "qemu"))
     return f"qemu:///embed?root={root}"
 
 
-def _forget_unborn(status_directory: str) -> None:
+def _remove_stale_status(status_directory: str) -> None:
     """Removes libvirt's status of VMs whose QEMU was not there yet when the last process was killed. libvirt (9.0) would
     take such a VM for running, in the middle of its start, and refuse for ever to end it; without the file it is off."""
     for path in glob.glob(os.path.join(glob.escape(status_directory), "*.xml")):

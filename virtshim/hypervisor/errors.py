@@ -64,7 +64,7 @@ def code_of(exc: libvirt.libvirtError) -> int:
     return libvirt.VIR_ERR_INTERNAL_ERROR if code is None else code
 
 
-def words_of(exc: libvirt.libvirtError) -> str:
+def message_of(exc: libvirt.libvirtError) -> str:
     """libvirt's message without the Python wrapper's decoration."""
     message: str | None = exc.get_error_message()
     return message or str(exc)
@@ -72,7 +72,7 @@ def words_of(exc: libvirt.libvirtError) -> str:
 
 def translated(what: str, exc: libvirt.libvirtError) -> ShimError:
     """The error to raise for `exc`; `what` says what was being done, for people."""
-    message = f"{what}: {words_of(exc)}"
+    message = f"{what}: {message_of(exc)}"
     code = code_of(exc)
     if code in _GENERAL and exc.get_error_domain() in _TRANSPORT:
         return Unavailable(message)

@@ -95,7 +95,7 @@ class Lifecycle:
             for event in self._waiters.get(domain, ()):
                 event.set()
 
-    def some_were_lost(self) -> None:
+    def events_were_lost(self) -> None:
         """Wakes every waiter and tells the callbacks about every domain."""
         with self._changed:
             for events in self._waiters.values():

@@ -28,33 +28,33 @@ from virtshim.hypervisor import qemu_process
 _STATE: Final = re.compile(rb"<domstatus state='(\w+)'")
 _BEGINNING: Final = 4096
 # Seconds: libvirt writes the file and then sends its event, while QEMU is ending.
-_EVENT_COMES: Final = 0.1
+_EVENT_WAIT: Final = 0.1
 
 
 @dataclass(slots=True)
-class _Followed:
-    """One QEMU. `why` if we are about to end it; `by` once it is known who shut it down; `is_libvirts` once libvirt has told
+class _WatchedQemu:
+    """One QEMU. `why` if we are about to end it; `by` once it is known who shut it down; `is_reported` once libvirt has told
     of its end."""
 
     domain: uuid.UUID
     name: str
     why: OffReason | None = None
     by: OffReason | None = None
-    is_libvirts: bool = False
+    is_reported: bool = False
 
 
-class QemuEnds:
+class QemuExitWatcher:
     """`told` is called from a thread of its own when `over` has news of a domain. `directory` as `qemu_process` knows it;
     "" follows nothing. `is_embedded`: libvirt is in this process."""
 
     def __init__(self, directory: str, told: Callable[[uuid.UUID], None], *, is_embedded: bool) -> None:
         self._directory = directory
-        self._told = told
+        self._notify = told
         self._is_embedded = is_embedded
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._ended_from_outside: set[uuid.UUID] = set()
-        self._descriptors: dict[int, _Followed] = {}
+        self._descriptors: dict[int, _WatchedQemu] = {}
         self._over: dict[uuid.UUID, PowerState] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -90,13 +90,13 @@ class QemuEnds:
             descriptor = _pidfd(self._directory, name, domain)
             if descriptor is None:
                 return
-            self._descriptors[descriptor] = _Followed(domain, name)
+            self._descriptors[descriptor] = _WatchedQemu(domain, name)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="qemu-ends", daemon=True)
                 self._thread.start()
             self._poll.register(descriptor, select.EPOLLIN)
 
-    def destroying(self, domain: uuid.UUID) -> None:
+    def will_destroy(self, domain: uuid.UUID) -> None:
         """We are about to end it."""
         with self._lock:
             for followed in self._of(domain):
@@ -117,7 +117,7 @@ class QemuEnds:
         """libvirt has told of its end. Called on its event thread."""
         self._drop(domain)
 
-    def forget_ends(self) -> None:
+    def forget_exits(self) -> None:
         """Events may have been lost: libvirt is to be asked."""
         with self._lock:
             self._over.clear()
@@ -138,7 +138,7 @@ class QemuEnds:
             self._poll.close()
             os.close(self._closing)
 
-    def _of(self, domain: uuid.UUID) -> list[_Followed]:
+    def _of(self, domain: uuid.UUID) -> list[_WatchedQemu]:
         return [followed for followed in self._descriptors.values() if followed.domain == domain]
 
     def _drop(self, domain: uuid.UUID) -> None:
@@ -147,7 +147,7 @@ class QemuEnds:
             self._over.pop(domain, None)
             for descriptor, followed in list(self._descriptors.items()):
                 if followed.domain == domain:
-                    followed.is_libvirts = True
+                    followed.is_reported = True
                     self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
@@ -165,25 +165,25 @@ class QemuEnds:
                 if followed is not None:
                     self._ended(descriptor, followed)
 
-    def _ended(self, descriptor: int, followed: _Followed) -> None:
+    def _ended(self, descriptor: int, followed: _WatchedQemu) -> None:
         why = followed.why or self._why(followed)
         with self._lock:
-            if followed.is_libvirts:
+            if followed.is_reported:
                 return
             self._forget(descriptor)
             if why is None:
                 return
             self._over[followed.domain] = PowerState(Power.OFF, why)
-        self._told(followed.domain)
+        self._notify(followed.domain)
 
-    def _why(self, followed: _Followed) -> OffReason | None:
+    def _why(self, followed: _WatchedQemu) -> OffReason | None:
         """None: libvirt will tell."""
         match _last_state(self._directory, followed.name):
             case "":
                 return None
             case "shutdown":
                 with self._news:
-                    self._news.wait_for(lambda: followed.by or followed.is_libvirts, _EVENT_COMES)
+                    self._news.wait_for(lambda: followed.by or followed.is_reported, _EVENT_WAIT)
                     return followed.by
             case _:
                 return OffReason.CRASHED if self._is_embedded else None

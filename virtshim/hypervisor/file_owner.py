@@ -24,19 +24,19 @@ class QemuIds:
     gid: int
 
 
-def hand_over(disks: Iterable[Disk], qemu: QemuIds) -> None:
+def give_to_qemu(disks: Iterable[Disk], qemu: QemuIds) -> None:
     """NotFound if a file is missing, InternalError if its rights cannot be changed. Files that fit are left as
     they are."""
     for disk in disks:
         try:
-            _hand_over(disk, qemu)
+            _give_to_qemu(disk, qemu)
         except FileNotFoundError as exc:
             raise NotFound(f"disk file {disk.path} is not there") from exc
         except OSError as exc:
             raise InternalError(f"disk file {disk.path} cannot be chowned to QEMU's user: {exc.strerror}") from exc
 
 
-def _hand_over(disk: Disk, qemu: QemuIds) -> None:
+def _give_to_qemu(disk: Disk, qemu: QemuIds) -> None:
     found = os.stat(disk.path)
     writable = not (disk.readonly or disk.cdrom)
     if _may_use(found, qemu, writable=writable):

@@ -1,4 +1,4 @@
-"""Which VMs exist, and what their definitions hold: implements `virtshim.ports.recovery.VmCensus`."""
+"""Which VMs exist, and what their definitions hold: implements `virtshim.ports.recovery.VmInventory`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from virtshim.domain.vm import OwnedDomain
 from virtshim.hypervisor import owner_mark, ownership
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.errors import words_of
-from virtshim.ports.recovery import Census, Remembered
+from virtshim.hypervisor.errors import message_of
+from virtshim.ports.recovery import DomainInventory, DomainMetadata
 
 _log = logging.getLogger(__name__)
 
 
-class LibvirtCensus:
+class LibvirtInventory:
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
         self._profile = profile
 
-    def take(self) -> Census:
+    def take(self) -> DomainInventory:
         owned: list[OwnedDomain] = []
         unreadable: list[str] = []
         others: dict[ContainerId, str] = {}
@@ -38,7 +38,7 @@ class LibvirtCensus:
                 except (libvirt.libvirtError, InvalidRequest) as exc:
                     if not conn.isAlive():
                         raise
-                    why = words_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
+                    why = message_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
                     _log.warning("libvirt domain %s cannot be read and is left alone: %s", domain.name(), why)
                     unreadable.append(domain.name())
                     continue
@@ -49,9 +49,9 @@ class LibvirtCensus:
                     sandboxes.add(owner.sandbox_id)
                     continue
                 owned.append(ownership.owned(domain, owner, stats))
-        return Census(owned, unreadable, others, frozenset(sandboxes))
+        return DomainInventory(owned, unreadable, others, frozenset(sandboxes))
 
-    def remembered(self, domain: uuid.UUID) -> Remembered:
+    def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
         with self._connection.using(f"read the definition of VM {domain}") as conn:
             text = ownership.find(conn, domain, self._profile.node).XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
         try:
@@ -60,7 +60,7 @@ class LibvirtCensus:
             raise InternalError(f"the definition of VM {domain} is not XML: {exc}") from exc
         keys = found.xpath("*[local-name()='commandline']/*[@name='VIRTSHIM_FETCH_KEY']/@value")
         console = found.find("devices/serial/log")
-        return Remembered(
+        return DomainMetadata(
             record=found.findtext(f"metadata/{{{owner_mark.RECORD_NAMESPACE}}}record", ""),
             title=found.findtext("title", ""),
             fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",

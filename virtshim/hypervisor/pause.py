@@ -1,4 +1,4 @@
-"""Pausing VMs and saving their memory: implements `virtshim.ports.pause.Standstill`."""
+"""Pausing VMs and saving their memory: implements `virtshim.ports.pause.VmPausing`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OP
 _AGAIN: Final = 0.2
 
 
-class LibvirtStandstill:
+class LibvirtPausing:
     def __init__(self, connection: Connection, profile: NodeProfile) -> None:
         self._connection = connection
         self._profile = profile

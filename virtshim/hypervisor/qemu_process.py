@@ -66,13 +66,13 @@ def _parsed(pid: int, *, status: str, stat: str, limits: str, links: list[str]) 
         file=fields["RssFile"] * _KIB,
         shmem=fields["RssShmem"] * _KIB,
         swap=fields["VmSwap"] * _KIB,
-        most_resident=fields["VmHWM"] * _KIB,
+        peak_resident=fields["VmHWM"] * _KIB,
         threads=fields["Threads"],
         minor_faults=int(words[7]),
         major_faults=int(words[9]),
         descriptors=len(links),
         sockets=sum(link.startswith("socket:") for link in links),
-        most_descriptors=None if most == "unlimited" else int(most),
+        max_descriptors=None if most == "unlimited" else int(most),
     )
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import libvirt
 
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.errors import WrongState
 from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
@@ -28,9 +28,9 @@ _BALLOON_POLL = 0.1
 # A guest from which nothing came for so long, in seconds, has nothing to spare.
 _STALLED = 5.0
 # A guest stops a few pages short of what it was asked for.
-_CLOSE = 1 << 20
+_BALLOON_TOLERANCE = 1 << 20
 # Seconds in which a QEMU that works has long answered.
-_ANSWER = 10.0
+_ANSWER_TIMEOUT = 10.0
 
 
 class LibvirtResizing:
@@ -44,15 +44,15 @@ class LibvirtResizing:
 
     def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         """See the port."""
-        self._changing.call(domain, lambda: self._add_vcpus(domain, count), _ANSWER)
+        self._changing.call(domain, lambda: self._add_vcpus(domain, count), _ANSWER_TIMEOUT)
 
     def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
         """See the port."""
-        self._changing.call(domain, lambda: self._set_memory(domain, memory_bytes, timeout), timeout + _ANSWER)
+        self._changing.call(domain, lambda: self._set_memory(domain, memory_bytes, timeout), timeout + _ANSWER_TIMEOUT)
 
     def memory_in_use(self, domain: uuid.UUID) -> int | None:
         """See the port."""
-        return self._reading.call(domain, lambda: self._memory_in_use(domain), _ANSWER)
+        return self._reading.call(domain, lambda: self._memory_in_use(domain), _ANSWER_TIMEOUT)
 
     def _add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         with self._connection.using(f"add vCPUs to VM {domain}") as conn:
@@ -78,7 +78,7 @@ class LibvirtResizing:
         before = has = _actual(found)
         found.setMemoryFlags(memory_bytes >> 10, _LIVE)
         moved = started = time.monotonic()
-        while self._profile.domain_type.has_guest and has > memory_bytes + _CLOSE:
+        while self._profile.domain_type.has_guest and has > memory_bytes + _BALLOON_TOLERANCE:
             now = time.monotonic()
             if now >= started + timeout or now >= moved + _STALLED:
                 found.setMemoryFlags(before >> 10, _LIVE)
@@ -103,12 +103,12 @@ class LibvirtResizing:
         # Of `actual`, some is the guest kernel's own from boot and never "available": it is in use.
         return (stats["actual"] - spare) << 10
 
-    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+    def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         """See the port."""
         if self._profile.cgroups is not Cgroups.OFF:
-            self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER)
+            self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER_TIMEOUT)
 
-    def _set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+    def _set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         with self._connection.using(f"change the limits of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node)
             for scope in _scopes(found):

@@ -9,7 +9,7 @@ from typing import Final
 import libvirt
 
 from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
-from virtshim.hypervisor.errors import code_of, translated, words_of
+from virtshim.hypervisor.errors import code_of, message_of, translated
 
 # qemuProcessReportLogError and qemuMonitorIO; then QEMU's own words, if it said any.
 _ENDED: Final = re.compile(
@@ -22,7 +22,7 @@ _SIGNALLED: Final = re.compile(r"terminating on signal \d+")
 def start_failed(name: str, exc: libvirt.libvirtError) -> ShimError:
     """The error to raise for `exc`, which `virDomain.create` raised."""
     what = f"start VM {name}"
-    found = _ENDED.search(words_of(exc)) if code_of(exc) == libvirt.VIR_ERR_INTERNAL_ERROR else None
+    found = _ENDED.search(message_of(exc)) if code_of(exc) == libvirt.VIR_ERR_INTERNAL_ERROR else None
     if found is None:
         return translated(what, exc)
     said = (found["said"] or "").strip()

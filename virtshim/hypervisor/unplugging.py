@@ -27,7 +27,7 @@ from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.hostdev import ON_PCI
 from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.errors import words_of
+from virtshim.hypervisor.errors import message_of
 from virtshim.hypervisor.power import to_power
 
 log = structlog.get_logger(__name__)
@@ -82,7 +82,7 @@ class LibvirtUnplugging:
                     found.detachDeviceAlias(alias, libvirt.VIR_DOMAIN_AFFECT_LIVE)
                 except libvirt.libvirtError as exc:
                     # Asked for already, or gone meanwhile; and one that cannot go does not keep the others.
-                    log.info("vm.unplug.refused", domain=str(domain), device=alias, error=words_of(exc))
+                    log.info("vm.unplug.refused", domain=str(domain), device=alias, error=message_of(exc))
 
     def _plugged(self, domain: uuid.UUID, container: ContainerId) -> _Plugged:
         """Nothing for a VM that is off or gone."""

@@ -13,7 +13,7 @@ from virtshim.hypervisor.file_owner import QemuIds
 
 
 @contextlib.contextmanager
-def opened_to_qemu(socket: str, qemu: QemuIds | None) -> Iterator[None]:
+def writable_by_qemu(socket: str, qemu: QemuIds | None) -> Iterator[None]:
     """Inside the block QEMU may make `socket`. The directory is made if missing; a socket of an earlier start goes. Nothing for
     "". Raises InternalError."""
     if not socket:

@@ -19,7 +19,7 @@ _MAX_NOTES = 1000
 
 
 class DiskSearch:
-    """One image's search. Call `is_the_disk` for every entry of a layer, `layer_done` after it; from the top layer down."""
+    """One image's search. Call `is_disk` for every entry of a layer, `layer_done` after it; from the top layer down."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -30,26 +30,26 @@ class DiskSearch:
         self._next_hidden: set[str] = set()
         self._next_hidden_below: set[str] = set()
 
-    def is_the_disk(self, entry: TarEntry) -> bool:
+    def is_disk(self, entry: TarEntry) -> bool:
         """True for the entry whose data is the disk. Raises InvalidRequest for a second one, and for links."""
         path = posixpath.normpath(f"/{entry.name}").lstrip("/")
-        if not self._matters(path):
+        if not self._is_relevant(path):
             return False
         parent, name = posixpath.split(path)
         if name == _OPAQUE:
-            self._note(self._next_hidden_below, parent)
+            self._add(self._next_hidden_below, parent)
             return False
         if name.startswith(_WHITEOUT):
-            self._note(self._next_hidden, posixpath.join(parent, name.removeprefix(_WHITEOUT)))
+            self._add(self._next_hidden, posixpath.join(parent, name.removeprefix(_WHITEOUT)))
             return False
         if self._is_hidden(path):
             return False
         if entry.kind is EntryKind.DIRECTORY:
-            self._note(self._directories, path)
+            self._add(self._directories, path)
             return False
         if path in self._directories:
             return False
-        self._note(self._next_hidden, path)
+        self._add(self._next_hidden, path)
         return path != _DIRECTORY and self._take(path, entry)
 
     def layer_done(self) -> None:
@@ -88,13 +88,13 @@ class DiskSearch:
                 return False
             path, above = above, posixpath.dirname(above)
 
-    def _note(self, notes: set[str], path: str) -> None:
+    def _add(self, notes: set[str], path: str) -> None:
         notes.add(path)
         if len(notes) > _MAX_NOTES:
             raise InvalidRequest(
                 f"image {self._image!r} has more than {_MAX_NOTES} entries below /disk; keep only the disk"
             )
 
-    def _matters(self, path: str) -> bool:
+    def _is_relevant(self, path: str) -> bool:
         """Below /disk, or a whiteout that hides all of it."""
         return path in (_DIRECTORY, _OPAQUE, f"{_WHITEOUT}{_DIRECTORY}") or path.startswith(f"{_DIRECTORY}/")

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from virtshim.domain.errors import Aborted, InternalError, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, FilesystemUse
+from virtshim.domain.image import Credentials, FilesystemUsage
 from virtshim.domain.image_name import ImageName
 from virtshim.images import http_source, oci_source
 from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
 from virtshim.images.http_client import HttpClient
 from virtshim.images.names import HttpLocation, RegistryLocation, resolve
 from virtshim.images.pull_watch import PullWatch
-from virtshim.images.pulled import Pulled, PullMemory
+from virtshim.images.pulled import PullCache, Pulled
 from virtshim.images.qemu_img import verify
 from virtshim.images.registry import Registry
 from virtshim.images.translation_files import read_translations
@@ -57,14 +57,14 @@ class ImageFileStore:
         self._files = self._root / "sha256"
         self._incoming = self._root / "incoming"
         self._known = self._root / "known"
-        self._memory = PullMemory(str(self._known))
+        self._memory = PullCache(str(self._known))
         self._settings = settings
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         name = ImageName.parse(reference)
         translations = read_translations(self._settings.translations_dir) if self._settings.translations_dir else []
         location = resolve(name, translations, self._settings.download_protocol)
-        with self._saying(name), self._half_made() as path:
+        with self._store_errors(name), self._incoming_file() as path:
             with DiskWriter(str(path), str(name), self._settings.max_bytes) as disk:
                 pulled = self._download(location, credentials, disk, cancelled)
                 disk.finish()
@@ -90,7 +90,7 @@ class ImageFileStore:
         return str(self._files / digest.hex)
 
     def delete(self, digest: ImageDigest) -> None:
-        with self._saying(digest):
+        with self._store_errors(digest):
             Path(self.path(digest)).unlink(missing_ok=True)
             self._memory.keep_only(self.stored())
 
@@ -105,19 +105,19 @@ class ImageFileStore:
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
         path = Path(self.path(digest))
-        with self._saying(digest):
+        with self._store_errors(digest):
             found, virtual_size = verify(str(path), str(digest), self._settings.max_bytes)
             size = path.stat().st_size
         return FetchedImage(digest, "", "", size, virtual_size, found)
 
     def sweep(self) -> None:
-        with self._saying(self._root):
+        with self._store_errors(self._root):
             self._make_directories()
             for entry in list(self._incoming.iterdir()):
                 entry.unlink(missing_ok=True)
             self._memory.keep_only(self.stored())
 
-    def use(self) -> FilesystemUse:
+    def use(self) -> FilesystemUsage:
         """Counts what the files take on disk, holes not counted, and the directories' own blocks and inodes."""
         used = inodes = 0
         for directory, _, names in os.walk(self._root):
@@ -126,7 +126,7 @@ class ImageFileStore:
                     status = os.lstat(path)
                     used += status.st_blocks * 512
                     inodes += 1
-        return FilesystemUse(_mountpoint(self._root), used, inodes, time.time_ns())
+        return FilesystemUsage(_mountpoint(self._root), used, inodes, time.time_ns())
 
     def _download(
         self,
@@ -135,10 +135,10 @@ class ImageFileStore:
         disk: DiskWriter,
         cancelled: threading.Event,
     ) -> Pulled:
-        patience = self._settings.progress_timeout
+        progress_timeout = self._settings.progress_timeout
         transport = location.transport if isinstance(location, HttpLocation) else Transport()
         with (
-            PullWatch(str(location.name), cancelled, patience) as watch,
+            PullWatch(str(location.name), cancelled, progress_timeout) as watch,
             HttpClient(watch, transport) as client,
         ):
             if isinstance(location, HttpLocation):
@@ -166,7 +166,7 @@ class ImageFileStore:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def _half_made(self) -> Iterator[Path]:
+    def _incoming_file(self) -> Iterator[Path]:
         """A name for a file in the making; the file is gone afterwards unless it was moved away."""
         self._make_directories()
         path = self._incoming / secrets.token_hex(16)
@@ -195,7 +195,7 @@ class ImageFileStore:
             raise Aborted(f"image {str(name)!r} was removed while it was pulled; repeat the pull") from exc
 
     @contextlib.contextmanager
-    def _saying(self, what: object) -> Iterator[None]:
+    def _store_errors(self, what: object) -> Iterator[None]:
         """System errors of the store's own files become domain errors."""
         try:
             yield

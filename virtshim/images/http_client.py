@@ -35,13 +35,13 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BROKEN = (HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
-def shown(url: str) -> str:
+def redacted_url(url: str) -> str:
     """The URL for people: a query may be a signature, and user information a password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
 
 
-class Answer:
+class HttpResponse:
     """One response. A context manager: leaving it closes the connection if the body was not read to its end."""
 
     def __init__(self, url: str, response: urllib3.BaseHTTPResponse, watch: PullWatch) -> None:
@@ -70,8 +70,10 @@ class Answer:
             chunk = self._response.read1(CHUNK, decode_content=False)
         except _BROKEN as exc:
             self._watch.check()
-            raise Unavailable(f"download from {shown(self.url)} broke off ({type(exc).__name__}); try again") from exc
-        self._watch.moved()
+            raise Unavailable(
+                f"download from {redacted_url(self.url)} broke off ({type(exc).__name__}); try again"
+            ) from exc
+        self._watch.progressed()
         return chunk
 
     def all(self, limit: int) -> bytes:
@@ -80,7 +82,9 @@ class Answer:
         while chunk := self.read():
             body += chunk
             if len(body) > limit:
-                raise InvalidRequest(f"{shown(self.url)} answers with more than {limit} bytes where few are expected")
+                raise InvalidRequest(
+                    f"{redacted_url(self.url)} answers with more than {limit} bytes where few are expected"
+                )
         return bytes(body)
 
 
@@ -103,7 +107,7 @@ class HttpClient:
         for pool in self._pools.values():
             pool.clear()
 
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
+    def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         """GET, following redirects. An Authorization header goes to the first host only. Raises Unavailable (cannot be
         reached, breaks off), InvalidRequest (a redirect leads from https to http, to no http(s) URL, or there are too
         many of them); the status is the caller's to judge."""
@@ -116,9 +120,9 @@ class HttpClient:
                 url = _next_url(url, answer.headers["Location"])
             if _origin(url) != _origin(first):
                 wanted.pop("Authorization", None)
-        raise InvalidRequest(f"{shown(first)} redirects more than {self._transport.max_redirects} times")
+        raise InvalidRequest(f"{redacted_url(first)} redirects more than {self._transport.max_redirects} times")
 
-    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+    def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:
         """One request, no redirect followed."""
         self._watch.check()
         try:
@@ -144,11 +148,11 @@ class HttpClient:
                 f"{_host(url)} cannot be reached ({_reason(exc)}); check the name and the network"
             ) from exc
         try:
-            self._watch.moved()
+            self._watch.progressed()
         except ShimError:
             response.close()
             raise
-        return Answer(url, response, self._watch)
+        return HttpResponse(url, response, self._watch)
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """One pool a proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
@@ -255,9 +259,11 @@ def _next_url(url: str, location: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise InvalidRequest(f"{shown(url)} redirects to something that is not an http(s) URL")
+        raise InvalidRequest(f"{redacted_url(url)} redirects to something that is not an http(s) URL")
     if url.startswith("https://") and not following.startswith("https://"):
-        raise InvalidRequest(f"{shown(url)} redirects from https to http ({shown(following)}), which is refused")
+        raise InvalidRequest(
+            f"{redacted_url(url)} redirects from https to http ({redacted_url(following)}), which is refused"
+        )
     return following
 
 

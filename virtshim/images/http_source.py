@@ -9,13 +9,17 @@ from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.http_client import Answer, HttpClient, shown
+from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
 from virtshim.images.names import HttpLocation, is_loopback
-from virtshim.images.pulled import Known, Pulled
+from virtshim.images.pulled import Pulled, StoredDiskLookup
 
 
 def download(
-    location: HttpLocation, credentials: Credentials | None, client: HttpClient, disk: DiskWriter, known: Known
+    location: HttpLocation,
+    credentials: Credentials | None,
+    client: HttpClient,
+    disk: DiskWriter,
+    known: StoredDiskLookup,
 ) -> Pulled:
     """Streams the file into `disk`, unless it is known. A digest in the name must be the file's. The client carries the
     location's transport."""
@@ -24,7 +28,9 @@ def download(
             raise _refusal(location, answer)
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
-            raise InvalidRequest(f"{shown(location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file")
+            raise InvalidRequest(
+                f"{redacted_url(location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file"
+            )
         identity = _identity(location, answer)
         stored = known(identity) if identity else None
         if stored is not None:
@@ -36,7 +42,7 @@ def download(
         while chunk := answer.read():
             disk.write(chunk)
     if announced is not None and disk.size != announced:
-        raise Unavailable(f"{shown(location.url)} broke off after {disk.size} of {announced} bytes; try again")
+        raise Unavailable(f"{redacted_url(location.url)} broke off after {disk.size} of {announced} bytes; try again")
     _check_digest(location, disk.digest())
     return Pulled(identity)
 
@@ -50,15 +56,15 @@ def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
         )
 
 
-def _identity(location: HttpLocation, answer: Answer) -> str:
+def _identity(location: HttpLocation, answer: HttpResponse) -> str:
     """A strong ETag of one URL stands for the same bytes (RFC 9110 8.8.1); a weak one, or a date, does not."""
     tag = answer.headers.get("ETag", "")
     if not tag.startswith('"') or answer.length() is None:
         return ""
-    return f"{location.url} {shown(answer.url)} {tag} {answer.length()}"
+    return f"{location.url} {redacted_url(answer.url)} {tag} {answer.length()}"
 
 
-def _get(location: HttpLocation, credentials: Credentials | None, client: HttpClient) -> Answer:
+def _get(location: HttpLocation, credentials: Credentials | None, client: HttpClient) -> HttpResponse:
     """Asks without credentials first; a password goes only to the host that was named, and never in the clear."""
     answer = client.get(location.url, {})
     parts = urlsplit(location.url)
@@ -67,12 +73,14 @@ def _get(location: HttpLocation, credentials: Credentials | None, client: HttpCl
     with answer:
         login = basic_login(credentials)
         if parts.scheme != "https" and not is_loopback(parts.netloc):
-            raise PermissionRefused(f"{shown(location.url)} wants a password, which is sent over https only; use https")
+            raise PermissionRefused(
+                f"{redacted_url(location.url)} wants a password, which is sent over https only; use https"
+            )
     return client.get(location.url, {"Authorization": f"Basic {login}"} if login else {})
 
 
-def _refusal(location: HttpLocation, answer: Answer) -> ShimError:
-    where = f"image {location.name.name!r}: {shown(answer.url)}"
+def _refusal(location: HttpLocation, answer: HttpResponse) -> ShimError:
+    where = f"image {location.name.name!r}: {redacted_url(answer.url)}"
     if answer.status in (404, 410):
         return NotFound(f"{where} does not exist (HTTP {answer.status}); check the name and its translation rule")
     if answer.status in (401, 403, 407):

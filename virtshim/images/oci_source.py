@@ -12,11 +12,13 @@ from virtshim.images.layer_stream import limited, unpacked, verified
 from virtshim.images.layer_tar import BadTar, TarStream
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import Descriptor, Index, Manifest, architecture, choose, diff_ids, parse_manifest
-from virtshim.images.pulled import Known, Pulled
+from virtshim.images.pulled import Pulled, StoredDiskLookup
 from virtshim.images.registry import Registry
 
 
-def download(location: RegistryLocation, registry: Registry, disk: DiskWriter, known: Known, max_bytes: int) -> Pulled:
+def download(
+    location: RegistryLocation, registry: Registry, disk: DiskWriter, known: StoredDiskLookup, max_bytes: int
+) -> Pulled:
     """Streams the disk into `disk`, unless the manifest's is known. No layer may unpack to more than `max_bytes`. Every
     blob's digest and size and every layer's diff_id are checked."""
     image = location.name.name
@@ -70,7 +72,7 @@ def _read_layer(
         tar = TarStream(chunks)
         try:
             while (entry := tar.next()) is not None:
-                if search.is_the_disk(entry):
+                if search.is_disk(entry):
                     disk.expect(entry.size)
                     for piece in tar.data():
                         disk.write(piece)

@@ -15,7 +15,7 @@ from typing import Self
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
 
-_LOOK_EVERY = 0.2
+_POLL_INTERVAL = 0.2
 
 
 class PullWatch:
@@ -26,12 +26,12 @@ class PullWatch:
         self._cancelled = cancelled
         self.progress_timeout = progress_timeout
         self._end = float("inf")
-        self._moved_at = time.monotonic()
-        self._verdict: ShimError | None = None
+        self._progressed_at = time.monotonic()
+        self._failure: ShimError | None = None
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="image-pull-watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="image-pull-watch", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -57,36 +57,36 @@ class PullWatch:
             self._sockets.append(connected.dup())
         self.check()
 
-    def moved(self) -> None:
+    def progressed(self) -> None:
         """Bytes arrived. Raises like `check`."""
-        self._moved_at = time.monotonic()
+        self._progressed_at = time.monotonic()
         self.check()
 
     def check(self) -> None:
         """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled."""
-        if self._verdict is None and self._cancelled.is_set():
-            self._verdict = DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
-        if self._verdict is not None:
-            raise self._verdict
+        if self._failure is None and self._cancelled.is_set():
+            self._failure = DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
+        if self._failure is not None:
+            raise self._failure
 
-    def _look(self) -> None:
-        while not self._done.wait(_LOOK_EVERY):
-            self._verdict = self._verdict or self._judge(time.monotonic())
-            if self._verdict is not None:
-                self._cut()
+    def _watch(self) -> None:
+        while not self._done.wait(_POLL_INTERVAL):
+            self._failure = self._failure or self._reason_to_end(time.monotonic())
+            if self._failure is not None:
+                self._shut_down_sockets()
 
-    def _judge(self, now: float) -> ShimError | None:
+    def _reason_to_end(self, now: float) -> ShimError | None:
         if self._cancelled.is_set():
             return DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
         if now >= self._end:
             return DeadlineExceeded(f"pull of image {self._name!r} took longer than its transport's timeout allows")
-        if now - self._moved_at > self.progress_timeout:
+        if now - self._progressed_at > self.progress_timeout:
             return Unavailable(
                 f"pull of image {self._name!r}: the source sent nothing for {self.progress_timeout:g} s; try again"
             )
         return None
 
-    def _cut(self) -> None:
+    def _shut_down_sockets(self) -> None:
         with self._lock:
             for guarded in self._sockets:
                 with contextlib.suppress(OSError):

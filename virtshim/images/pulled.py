@@ -30,12 +30,12 @@ class Pulled:
     manifest: str = ""
 
 
-class Known(Protocol):
+class StoredDiskLookup(Protocol):
     def __call__(self, identity: str) -> ImageDigest | None:
         """The stored disk that this identity stands for."""
 
 
-class PullMemory:
+class PullCache:
     """Identities and the disks they stood for, below `directory`."""
 
     def __init__(self, directory: str) -> None:
@@ -63,10 +63,10 @@ class PullMemory:
         with contextlib.suppress(FileNotFoundError):
             for entry in list(self._directory.iterdir()):
                 try:
-                    kept = ImageDigest(entry.read_bytes()[:_MAX_BYTES].decode(errors="replace").strip()) in digests
+                    is_stored = ImageDigest(entry.read_bytes()[:_MAX_BYTES].decode(errors="replace").strip()) in digests
                 except (OSError, InvalidRequest):
-                    kept = False
-                if not kept or entry.name.startswith("."):
+                    is_stored = False
+                if not is_stored or entry.name.startswith("."):
                     entry.unlink(missing_ok=True)
 
     def _file(self, identity: str) -> Path:

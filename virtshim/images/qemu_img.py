@@ -9,10 +9,10 @@ import threading
 from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.image import DiskFormat
 from virtshim.images.verify import HEAD_BYTES, TAIL_BYTES, DiskInfo, judge_bytes, judge_info, parse_info
-from virtshim.process import Limits, run
+from virtshim.process import ProcessLimits, run
 
 # Reading a header takes milliseconds and a few megabytes; what takes more was made to.
-_LIMITS = Limits(address_space=1 << 30, cpu_seconds=20)
+_LIMITS = ProcessLimits(address_space=1 << 30, cpu_seconds=20)
 _TIMEOUT = 60.0
 
 

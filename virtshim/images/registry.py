@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
-from virtshim.images.http_client import Answer, HttpClient
+from virtshim.images.http_client import HttpClient, HttpResponse
 from virtshim.images.layer_stream import verified
 from virtshim.images.names import RegistryLocation, is_loopback
 from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
@@ -64,7 +64,7 @@ class Registry:
         with self._get(f"{self._root}/blobs/{descriptor.digest}", {}) as answer:
             yield from verified(iter(answer.read, b""), descriptor.digest, descriptor.size, what)
 
-    def _get(self, url: str, headers: Mapping[str, str]) -> Answer:
+    def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         """Asks; when challenged logs in, once a request: a token may run out during a long pull."""
         answer = self._client.get(url, self._with_login(headers))
         if answer.status == 401 and answer.url == url:

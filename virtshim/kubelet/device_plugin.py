@@ -21,7 +21,7 @@ import structlog
 
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2 as pb
 from criproto.deviceplugin_v1beta1 import deviceplugin_pb2_grpc
-from virtshim.domain.devices.pools import Candidate, Offer, Pool, offers, overlap, socket_of
+from virtshim.domain.devices.pools import HostFunction, Offer, Pool, offers, overlap, socket_of
 from virtshim.domain.errors import ShimError
 from virtshim.grpc_socket import listen
 from virtshim.kubelet.resource_server import ResourceServer
@@ -77,7 +77,9 @@ class ResourcePlugin:
         kubelet = self._plugins.kubelet()
         if kubelet is None:
             self._registered = None
-            self._tell("plugin.waits", f"{self._plugins.directory}/kubelet.sock is not there: kubelet is not running")
+            self._warn_once(
+                "plugin.waits", f"{self._plugins.directory}/kubelet.sock is not there: kubelet is not running"
+            )
             return
         try:
             if self._server is None or _identity(self._path) != self._socket:
@@ -89,11 +91,11 @@ class ResourcePlugin:
                 log.info("plugin.registered", resource=self._pool.resource, socket=self._path)
             self._trouble = ""
         except grpc.RpcError as exc:
-            self._tell("plugin.not_registered", f"{exc.code().name} {exc.details() or ''}".strip())
+            self._warn_once("plugin.not_registered", f"{exc.code().name} {exc.details() or ''}".strip())
         except (OSError, ShimError) as exc:
-            self._tell("plugin.not_listening", str(exc))
+            self._warn_once("plugin.not_listening", str(exc))
 
-    def _tell(self, event: str, reason: str) -> None:
+    def _warn_once(self, event: str, reason: str) -> None:
         """Once, and not every second."""
         if reason != self._trouble:
             log.warning(event, resource=self._pool.resource, reason=reason)
@@ -129,14 +131,14 @@ class DevicePlugin:
         self,
         plugins: Mapping[str, ResourcePlugin],
         pools: Sequence[Pool],
-        functions: Callable[[], Sequence[Candidate]],
+        functions: Callable[[], Sequence[HostFunction]],
         publish: Callable[[Pool, Sequence[Offer]], None],
     ) -> None:
         self._plugins = plugins
         self._pools = pools
         self._functions = functions
         self._publish = publish
-        self._told: Mapping[str, str] = {}
+        self._reported: Mapping[str, str] = {}
 
     def run(self, stopping: threading.Event, look_every: float, alive: Callable[[], object] = lambda: None) -> None:
         """Returns when `stopping` is set. Devices are looked at every `look_every` seconds, kubelet every second; `alive` is
@@ -163,10 +165,10 @@ class DevicePlugin:
         node = self._functions()
         found = {pool.resource: offers(pool, node) for pool in self._pools}
         shared = overlap(found)
-        if shared != self._told:
+        if shared != self._reported:
             for group, resources in shared.items():
                 log.error("device.in_two_resources", device=group, resources=resources)
-            self._told = shared
+            self._reported = shared
         for pool in self._pools:
             offered = [_unshared(offer, shared) for offer in found[pool.resource]]
             try:

@@ -40,11 +40,11 @@ class PodResourcesClient:
         """See `virtshim.ports.devices.PodResources`."""
         # gRPC would wait for the socket to appear for as long as it is allowed to.
         if not os.path.exists(self._socket):
-            raise Unavailable(self._words("it is not there"))
+            raise Unavailable(self._message("it is not there"))
         try:
             found = self._pod(namespace, pod)
         except grpc.RpcError as exc:
-            raise Unavailable(self._words(f"{exc.code().name} {exc.details() or ''}".strip())) from exc
+            raise Unavailable(self._message(f"{exc.code().name} {exc.details() or ''}".strip())) from exc
         if found is None:
             return ()
         mine = [one for one in found.containers if one.name == container]
@@ -64,10 +64,10 @@ class PodResourcesClient:
             found = [one for one in listed if (one.namespace, one.name) == (namespace, pod)]
         if len(found) > 1:  # no UID tells them apart
             raise Unavailable(
-                self._words(f"it lists {len(found)} pods {namespace}/{pod}: an earlier one is not gone yet")
+                self._message(f"it lists {len(found)} pods {namespace}/{pod}: an earlier one is not gone yet")
             )
         if any((one.namespace, one.name) != (namespace, pod) for one in found):
-            raise Unavailable(self._words(f"when asked for {namespace}/{pod} it answers for another pod"))
+            raise Unavailable(self._message(f"when asked for {namespace}/{pod} it answers for another pod"))
         return found[0] if found else None
 
     def _stub(self) -> podresources_pb2_grpc.PodResourcesListerStub:
@@ -77,7 +77,7 @@ class PodResourcesClient:
                 self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=options)
             return podresources_pb2_grpc.PodResourcesListerStub(self._channel)
 
-    def _words(self, why: str) -> str:
+    def _message(self, why: str) -> str:
         return (
             f"kubelet does not say which devices it granted ({self._socket}: {why}); check that kubelet runs and "
             "devices.pod_resources_socket is its socket"

@@ -22,10 +22,10 @@ from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout, disk_of
-from virtshim.lifecycle.guest_freeze import CareForGuests
+from virtshim.domain.layout import Layout, root_disk_of
+from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.ports.clock import Clock
-from virtshim.ports.pause import CheckpointFiles, Standstill
+from virtshim.ports.pause import CheckpointFiles, VmPausing
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
 
@@ -39,33 +39,33 @@ _SEED: Final = "seed.iso"
 
 @dataclass(slots=True)
 class _Work:
-    """`is_paused`: we have paused the VM and not let it go on yet. `resting`: how many were frozen."""
+    """`is_paused`: we have paused the VM and not let it go on yet. `frozen_file_systems`: how many were frozen."""
 
     container: Container
     location: str
     deadline: Deadline
     is_paused: bool = False
-    resting: int = 0
+    frozen_file_systems: int = 0
 
 
 class CheckpointContainer:
     def __init__(
         self,
         records: Records,
-        standstill: Standstill,
+        pausing: VmPausing,
         files: CheckpointFiles,
         layout: Layout,
         clock: Clock,
         locks: PodLocks,
-        care: CareForGuests,
+        freezer: GuestFreezer,
     ) -> None:
         self._records = records
-        self._standstill = standstill
+        self._pausing = pausing
         self._files = files
         self._layout = layout
         self._clock = clock
         self._locks = locks
-        self._care = care
+        self._freezer = freezer
         self._lock = threading.Lock()
         self._under_way: set[ContainerId] = set()
 
@@ -83,7 +83,7 @@ class CheckpointContainer:
                 self._tidy(work.container, was_paused=work.is_paused)
         log.info("container.checkpointed", container=wanted.id.short, location=location)
 
-    def finish_left(self, container: Container) -> None:
+    def finish_leftover(self, container: Container) -> None:
         """Ends what another process, or a failed clean-up, has left of a checkpoint."""
         with self._alone(container.id) as is_alone:
             now = self._records.containers.get(container.id)
@@ -92,7 +92,7 @@ class CheckpointContainer:
             if now.checkpointing:
                 self._tidy(now, was_paused=True)
             elif now.frozen:
-                self._care.resumed(now.id)
+                self._freezer.after_resume(now.id)
 
     @contextlib.contextmanager
     def _alone(self, container: ContainerId) -> Iterator[bool]:
@@ -120,7 +120,7 @@ class CheckpointContainer:
                     f"container {container.id} has host devices ({', '.join(container.granted.claims)}), whose state "
                     "cannot be saved"
                 )
-            container = container.checkpointed_to(location)
+            container = container.with_checkpoint(location)
             self._records.containers.replace(container)
             return container
 
@@ -135,35 +135,40 @@ class CheckpointContainer:
         directory = self._files.begin(work.location, container.id)
         domain = uuid.UUID(container.domain_uuid)
         check()
-        work.resting = self._care.bring_to_rest(container)
-        self._standstill.pause(domain)
+        work.frozen_file_systems = self._freezer.freeze(container)
+        self._pausing.pause(domain)
         work.is_paused = True
         began = clock.monotonic()
-        self._standstill.save_memory(domain, os.path.join(directory, _MEMORY), work.deadline.left(began))
-        self._files.copy(disk_of(self._layout, container), os.path.join(directory, _DISK), check)
-        self._standstill.resume(domain)
+        self._pausing.save_memory(domain, os.path.join(directory, _MEMORY), work.deadline.left(began))
+        self._files.copy(root_disk_of(self._layout, container), os.path.join(directory, _DISK), check)
+        self._pausing.resume(domain)
         work.is_paused = False
-        self._care.resumed(container.id)
+        self._freezer.after_resume(container.id)
         seconds = round(clock.monotonic() - began, 3)
-        log.info("vm.stood_still", container=container.id.short, seconds=seconds, resting=work.resting)
+        log.info(
+            "vm.stood_still",
+            container=container.id.short,
+            seconds=seconds,
+            frozen_file_systems=work.frozen_file_systems,
+        )
         self._files.copy(self._layout.seed_iso(container.id), os.path.join(directory, _SEED), check)
-        self._files.finish(work.location, container.id, self._manifest(container, work.resting), check)
+        self._files.finish(work.location, container.id, self._manifest(container, work.frozen_file_systems), check)
 
     def _tidy(self, container: Container, *, was_paused: bool) -> None:
         """The record last: as long as it tells of a checkpoint, this is tried again (`virtshim.recovery.watch_pods`)."""
         try:
             if was_paused:
-                self._standstill.resume(uuid.UUID(container.domain_uuid))
-            self._care.resumed(container.id, was_paused=was_paused)
+                self._pausing.resume(uuid.UUID(container.domain_uuid))
+            self._freezer.after_resume(container.id, was_paused=was_paused)
             self._files.discard(container.checkpointing, container.id)
             with self._locks.held(container.sandbox_id):
                 now = self._records.containers.get(container.id)
                 if now is not None:
-                    self._records.containers.replace(now.checkpointed_to(""))
+                    self._records.containers.replace(now.with_checkpoint(""))
         except ShimError as exc:
             log.warning("checkpoint.not_tidied", container=container.id.short, error=str(exc))
 
-    def _manifest(self, container: Container, resting: int) -> bytes:
+    def _manifest(self, container: Container, frozen_file_systems: int) -> bytes:
         """What the archive is of. Names of files here, what they are in docs/pods.md."""
         sandbox = self._records.sandboxes.get(container.sandbox_id)
         facts = {
@@ -178,6 +183,6 @@ class CheckpointContainer:
             "memory": _MEMORY,
             "rootDisk": _DISK,
             "seed": _SEED,
-            "frozenFileSystems": resting,
+            "frozenFileSystems": frozen_file_systems,
         }
         return json.dumps(facts, indent=2).encode() + b"\n"

@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
-from virtshim.ports.consoles import CommandLogs, Consoles
+from virtshim.ports.consoles import Consoles, EntrypointLogs
 
 
 @dataclass(frozen=True, slots=True)
-class Logs:
+class ContainerLogs:
     """Each call is that of the port behind it, and raises what it raises."""
 
     consoles: Consoles
-    commands: CommandLogs
+    entrypoints: EntrypointLogs
 
     def open(self, container: Container) -> None:
         self._of(container).open(container.id, container.log_file, container.log_directory)
@@ -29,5 +29,5 @@ class Logs:
         if container.command:
             self.consoles.finish(container.id)
 
-    def _of(self, container: Container) -> Consoles | CommandLogs:
-        return self.commands if container.command else self.consoles
+    def _of(self, container: Container) -> Consoles | EntrypointLogs:
+        return self.entrypoints if container.command else self.consoles

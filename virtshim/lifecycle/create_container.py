@@ -20,13 +20,13 @@ from virtshim.domain.errors import AlreadyExists, InvalidRequest, NotFound, Reso
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import Image
-from virtshim.domain.layout import Layout, screen_socket
+from virtshim.domain.layout import Layout, vnc_socket
 from virtshim.domain.network import Dns, nics_of
 from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import Sizes, limits_for, size_for
+from virtshim.domain.sizing import NodeLimits, limits_for, size_for
 from virtshim.domain.vm import Disk, VmSize, VmSpec
-from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.borrowing import BorrowedDevices
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.clock import Clock
@@ -49,7 +49,7 @@ class CreateContainer:
     records: StateRecords
     hypervisor: Hypervisor
     files: ImageFiles
-    images: ImageUse
+    images: ImageService
     disks: RootDisks
     seeds: GuestSeeds
     clock: Clock
@@ -57,7 +57,7 @@ class CreateContainer:
     locks: PodLocks
     inflight: Inflight[ContainerId]
     layout: Layout
-    sizes: Sizes
+    sizes: NodeLimits
     tapmanager_socket: str
     free_hugepages: Callable[[int], int]
     claims: DeviceClaims
@@ -88,7 +88,7 @@ class CreateContainer:
             self._refuse_beside_another(sandbox_id)
             options = parse_vm_options(sandbox.config.annotations)
             granted = self.claims.resolve(sandbox, name, config)
-            _tell_of_missing_nics(sandbox, name, granted)
+            _log_missing_nics(sandbox, name, granted)
             size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
             self.claims.check(granted, size)
             self._refuse_without_hugepages(size)
@@ -116,7 +116,7 @@ class CreateContainer:
                 container = dataclasses.replace(container, domain_uuid=str(domain))
                 self._refuse_taken_uuid(domain, options, sandbox)
                 self.claims.add(container, sandbox)  # from here on the record keeps the image and the devices
-                if container.pod_disk and self.disks.kept(container.pod_disk) is None:
+                if container.pod_disk and self.disks.pod_disk(container.pod_disk) is None:
                     sandbox = self._note_pod_disk(sandbox, container)
             self._make(container, sandbox, image, options)
             return container.id
@@ -124,7 +124,7 @@ class CreateContainer:
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
         for other in self.records.containers.all():
             if other.sandbox_id == sandbox and other.name == name:
-                if other.was_never_made:
+                if other.was_never_created:
                     self._drop(other)  # not being created: we hold the pod's lock. Its rollback failed
                     continue
                 if other.phase is ContainerPhase.CREATED and other.config == config:
@@ -157,7 +157,7 @@ class CreateContainer:
                 continue
             owner = self.records.sandboxes.get(other.sandbox_id)
             is_earlier = owner is not None and owner.key.is_same_pod(sandbox.key)
-            if not (is_earlier and other.phase is ContainerPhase.EXITED and not other.may_be_on):
+            if not (is_earlier and other.phase is ContainerPhase.EXITED and not other.may_be_running):
                 raise AlreadyExists(
                     f"VirtletSystemUUID {domain} is already used by container {other.id}; a UUID names one VM on a node"
                 )
@@ -182,8 +182,8 @@ class CreateContainer:
         if not container.pod_disk:
             return self.disks.create(container.id, image, path, options.root_volume_bytes)
         self.disks.make_directory(container.id)
-        kept = self.disks.kept(container.pod_disk)
-        return kept or self.disks.create_kept(container.pod_disk, image, path, options.root_volume_bytes)
+        pod_disk = self.disks.pod_disk(container.pod_disk)
+        return pod_disk or self.disks.create_pod_disk(container.pod_disk, image, path, options.root_volume_bytes)
 
     def _make(self, container: Container, sandbox: Sandbox, image: Image, options: VmOptions) -> None:
         with Rollback() as undo:
@@ -240,7 +240,7 @@ class CreateContainer:
             console_log=self.layout.console_log(container.id),
             agent_socket=self.layout.agent_socket(container.id),
             exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
-            screen_socket=screen_socket(self.layout, container.id) if options.screen else "",
+            vnc_socket=vnc_socket(self.layout, container.id) if options.vnc else "",
             limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
             cgroup_parent=sandbox.config.cgroup_parent,
             cpu_model=options.cpu_model,
@@ -269,7 +269,7 @@ def log_file_for(sandbox: Sandbox, config: ContainerConfig) -> str:
     return path
 
 
-def _tell_of_missing_nics(sandbox: Sandbox, name: ContainerName, granted: GrantedDevices) -> None:
+def _log_missing_nics(sandbox: Sandbox, name: ContainerName, granted: GrantedDevices) -> None:
     """Usual for an init container, to which kubelet grants no device; a mistake for the one that asked for it."""
     there = nics_of(sandbox.network, granted)
     for nic in sandbox.network.interfaces if sandbox.network else ():

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.allowance import LOG_BURST, LOG_RATE, Allowance
 from virtshim.domain.container import Container, ContainerPhase, Exit
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
-from virtshim.domain.guest.command import own_command
-from virtshim.domain.guest.entrypoint import ending_of, failed_start, lost
+from virtshim.domain.guest.command import entrypoint_command
+from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, TokenBucket
 from virtshim.lifecycle.stop_container import StopContainer
 from virtshim.ports.clock import Clock
-from virtshim.ports.consoles import CommandLogs
-from virtshim.ports.guests import CommandHearers, GuestAgents
+from virtshim.ports.consoles import EntrypointLogs
+from virtshim.ports.guests import EntrypointListeners, GuestAgents
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
 
@@ -42,31 +42,31 @@ _CLOSE = 5.0
 
 
 @dataclass(slots=True)
-class _Attention:
+class _FollowState:
     """What one thread remembers of its command; points of the monotonic clock. `since`: the agent is waited for from then
     on; after a restart of virtshim anew, for the wall clock that the record has may have been set meanwhile."""
 
     since: float
     heard: float
-    allowance: Allowance
+    allowance: TokenBucket
     exited: float | None = None
     pause: float = _SOONEST
 
 
-class ContainerCommands:
+class EntrypointRunner:
     """`agent_timeout`: seconds from the container's start to the agent's first word. One thread a command."""
 
     def __init__(
         self,
         records: Records,
         guests: GuestAgents,
-        logs: CommandLogs,
+        logs: EntrypointLogs,
         stop: StopContainer,
         clock: Clock,
         locks: PodLocks,
         agent_timeout: float,
         *,
-        hearers: CommandHearers,
+        entrypoint_listeners: EntrypointListeners,
     ) -> None:
         self._records = records
         self._guests = guests
@@ -75,7 +75,7 @@ class ContainerCommands:
         self._clock = clock
         self._locks = locks
         self._agent_timeout = agent_timeout
-        self._hearers = hearers
+        self._listeners = entrypoint_listeners
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._threads: dict[ContainerId, threading.Thread] = {}
@@ -86,7 +86,7 @@ class ContainerCommands:
         if not container.command and container.ending is None:
             return
         thread = threading.Thread(
-            target=self._attend, args=(container.id,), name=f"command-{container.id.short}", daemon=True
+            target=self._follow, args=(container.id,), name=f"command-{container.id.short}", daemon=True
         )
         with self._lock:
             if not self._closing.is_set():
@@ -104,23 +104,23 @@ class ContainerCommands:
 
     # --- below: a thread of each command
 
-    def _attend(self, wanted: ContainerId) -> None:
+    def _follow(self, wanted: ContainerId) -> None:
         now = self._clock.monotonic()
-        attention = _Attention(now, now, Allowance(LOG_RATE, LOG_BURST, now))
-        complaint = ""
+        state = _FollowState(now, now, TokenBucket(LOG_RATE, LOG_BURST, now))
+        last_error = ""
         try:
             while not self._closing.is_set() and (container := self._running(wanted)) is not None:
                 try:
-                    pause = self._step(container, attention)
+                    pause = self._step(container, state)
                 except ShimError as exc:
                     pause = _AGAIN
-                    if str(exc) != complaint and self._running(wanted) is not None:
-                        complaint = str(exc)
+                    if str(exc) != last_error and self._running(wanted) is not None:
+                        last_error = str(exc)
                         expected = isinstance(
                             exc, DeadlineExceeded | Aborted
                         )  # a guest that boots, a daemon that stops
                         (log.info if expected else log.warning)(
-                            "command.waiting", container=wanted.short, error=complaint
+                            "command.waiting", container=wanted.short, error=last_error
                         )
                 self._clock.wait(self._closing, pause)
         except Exception:  # the edge of the thread
@@ -130,25 +130,25 @@ class ContainerCommands:
                 if self._threads.get(wanted) is threading.current_thread():
                     del self._threads[wanted]
             if self._running(wanted) is None:
-                self._hearers.forget(wanted)
+                self._listeners.forget(wanted)
             if self._records.containers.get(wanted) is None:
                 self._guests.forget(wanted)  # a question may have been under way when it was removed
 
-    def _step(self, container: Container, attention: _Attention) -> float:
+    def _step(self, container: Container, state: _FollowState) -> float:
         """Seconds to wait before the next."""
         if container.ending is not None:
             self._stop.stop(container, _GRACE)
             return _AGAIN
         if not container.command_begun:
-            self._begin(container, attention)
+            self._begin(container, state)
             return 0.0
-        return self._listen(container, attention)
+        return self._listen(container, state)
 
-    def _begin(self, container: Container, attention: _Attention) -> None:
-        left = self._agent_timeout - (self._clock.monotonic() - attention.since)
+    def _begin(self, container: Container, state: _FollowState) -> None:
+        left = self._agent_timeout - (self._clock.monotonic() - state.since)
         try:
-            command = own_command(container)
-            self._guests.begin(container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._closing)
+            command = entrypoint_command(container)
+            self._guests.start_entrypoint(container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._closing)
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
             if left > _AGENT_SLICE or isinstance(exc, Aborted):
                 raise
@@ -157,42 +157,42 @@ class ContainerCommands:
         except ShimError as exc:
             self._end(container, failed_start(str(exc), self._clock.now_ns()))
         else:
-            attention.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
+            state.heard = self._clock.monotonic()  # while the guest booted there was nothing to be heard
             log.info("command.begun", container=container.id.short)
             self._write(container.id, Container.with_command_begun)
 
-    def _listen(self, container: Container, attention: _Attention) -> float:
+    def _listen(self, container: Container, state: _FollowState) -> float:
         before = self._logs.read_to(container.id)
-        news = self._guests.news(container.id, before)
+        progress = self._guests.progress(container.id, before)
         now = self._clock.monotonic()
-        if news.output or news.read_to != before:
-            attention.allowance.spend(self._logs.write(container.id, news.output, news.read_to), now)
-            attention.heard, attention.pause = now, _SOONEST
-            self._hearers.heard(container.id, news.output)
-        if news.ended and attention.exited is None:
-            attention.exited = attention.heard = now
-        if attention.exited is not None:
-            quiet = now - attention.heard >= _QUIET_AFTER_EXIT or now - attention.exited >= _LONGEST_AFTER_EXIT
-            if news.read_to.over or quiet:
-                self._end(container, ending_of(news, self._clock.now_ns()))
+        if progress.output or progress.read_to != before:
+            state.allowance.spend(self._logs.write(container.id, progress.output, progress.read_to), now)
+            state.heard, state.pause = now, _SOONEST
+            self._listeners.heard(container.id, progress.output)
+        if progress.ended and state.exited is None:
+            state.exited = state.heard = now
+        if state.exited is not None:
+            quiet = now - state.heard >= _QUIET_AFTER_EXIT or now - state.exited >= _LONGEST_AFTER_EXIT
+            if progress.read_to.over or quiet:
+                self._end(container, exit_of_entrypoint(progress, self._clock.now_ns()))
                 return 0.0
             return _SOONEST
-        if now - attention.heard >= _SILENCE:
-            if not self._guests.is_there(container.id):
+        if now - state.heard >= _SILENCE:
+            if not self._guests.entrypoint_exists(container.id):
                 self._end(container, lost(self._clock.now_ns()))
                 return 0.0
-            attention.heard = now
-        if news.output:  # a command that writes more than its log may grow is made to wait
-            return attention.allowance.wait(now)
-        latest = _SOONEST if self._hearers.anybody(container.id) else _LATEST
-        attention.pause = min(attention.pause * 1.5, latest)
-        return attention.pause
+            state.heard = now
+        if progress.output:  # a command that writes more than its log may grow is made to wait
+            return state.allowance.wait(now)
+        latest = _SOONEST if self._listeners.has_clients(container.id) else _LATEST
+        state.pause = min(state.pause * 1.5, latest)
+        return state.pause
 
     def _end(self, container: Container, how: Exit) -> None:
         """Written first: whoever finds the VM off, also after a crash, knows why."""
         log.info("command.ended", container=container.id.short, code=how.code, message=how.message)
-        self._write(container.id, lambda found: found.ending_as(how))
-        self._hearers.ended(container.id, how.code)
+        self._write(container.id, lambda found: found.with_ending(how))
+        self._listeners.ended(container.id, how.code)
 
     def _write(self, container: ContainerId, change: Callable[[Container], Container]) -> None:
         found = self._records.containers.get(container)

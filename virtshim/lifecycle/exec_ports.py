@@ -21,7 +21,7 @@ class VmPorts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlugPort:
+class PlugExecPort:
     records: Records
     vms: VmPorts
     layout: Layout

@@ -27,7 +27,7 @@ class ExecCommand:
         self._records = records
         self._guests = guests
         self._most = most
-        self._places = threading.BoundedSemaphore(most)
+        self._slots = threading.BoundedSemaphore(most)
 
     def run(
         self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
@@ -36,14 +36,14 @@ class ExecCommand:
         `GuestAgents.run`."""
         _refuse_unless_running(container)
         command = in_container(container, argv)
-        if not self._places.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             raise ResourceExhausted(
                 f"{self._most} commands already run on this node; wait for some to end, or raise cri.max_calls"
             )
         try:
             return self._guests.run(container.id, command, timeout, cancelled)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def start(self, request: ExecRequest) -> StreamSession:
         container = self._records.containers.get(request.container)
@@ -60,11 +60,11 @@ class ExecCommand:
         _refuse_unless_running(found)
         return await self._guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
 
-    def guest_facts(self, container: Container) -> Mapping[str, object]:
+    def guest_info(self, container: Container) -> Mapping[str, object]:
         """What the guest of a running container says of itself; empty if there is none, or it does not answer at once."""
         if container.phase is not ContainerPhase.RUNNING:
             return {}
-        return self._guests.facts(container.id, _FACTS_SECONDS)
+        return self._guests.guest_info(container.id, _FACTS_SECONDS)
 
 
 def _refuse_unless_running(container: Container) -> None:

@@ -16,7 +16,7 @@ from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.clock import Clock
-from virtshim.ports.guests import GuestCare
+from virtshim.ports.guests import GuestOperations
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
 
@@ -30,10 +30,10 @@ _SOONEST, _LATEST = 0.5, 30.0
 _CLOSE: Final = 5.0
 
 
-class CareForGuests:
+class GuestFreezer:
     """A thread for each guest that was let go on, until it has answered."""
 
-    def __init__(self, records: Records, guests: GuestCare, clock: Clock, locks: PodLocks) -> None:
+    def __init__(self, records: Records, guests: GuestOperations, clock: Clock, locks: PodLocks) -> None:
         self._records = records
         self._guests = guests
         self._clock = clock
@@ -42,8 +42,8 @@ class CareForGuests:
         self._lock = threading.Lock()
         self._threads: dict[ContainerId, threading.Thread] = {}
 
-    def bring_to_rest(self, container: Container) -> int:
-        """How many of its file systems are frozen now; 0 if none could be, and the log says why. `resumed` must
+    def freeze(self, container: Container) -> int:
+        """How many of its file systems are frozen now; 0 if none could be, and the log says why. `after_resume` must
         follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
         earlier = self._thread_of(container.id)
         if earlier is not None:
@@ -64,14 +64,14 @@ class CareForGuests:
         log.info("guest.frozen", container=container.id.short, file_systems=count)
         return count
 
-    def resumed(self, container: ContainerId, *, was_paused: bool = True) -> None:
+    def after_resume(self, container: ContainerId, *, was_paused: bool = True) -> None:
         """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once; nothing if
         that is under way already."""
         with self._lock:
             if self._closing.is_set() or container in self._threads:
                 return
             thread = threading.Thread(
-                target=self._attend, args=(container, was_paused), name=f"thaw-{container.short}", daemon=True
+                target=self._run, args=(container, was_paused), name=f"thaw-{container.short}", daemon=True
             )
             self._threads[container] = thread
             thread.start()
@@ -91,7 +91,7 @@ class CareForGuests:
 
     # --- below: a thread of each guest
 
-    def _attend(self, container: ContainerId, was_paused: bool) -> None:
+    def _run(self, container: ContainerId, was_paused: bool) -> None:
         try:
             self._thaw(container)
             if was_paused and not self._closing.is_set() and self._runs(container) is not None:
@@ -105,14 +105,14 @@ class CareForGuests:
                 del self._threads[container]
 
     def _thaw(self, wanted: ContainerId) -> None:
-        pause, complaint = _SOONEST, ""
+        pause, last_error = _SOONEST, ""
         while not self._closing.is_set() and (container := self._runs(wanted)) is not None and container.frozen:
             try:
                 self._guests.thaw(wanted, _ANSWER)
             except ShimError as exc:
-                if str(exc) != complaint:
-                    complaint = str(exc)
-                    log.warning("guest.not_thawed", container=wanted.short, why=complaint)
+                if str(exc) != last_error:
+                    last_error = str(exc)
+                    log.warning("guest.not_thawed", container=wanted.short, why=last_error)
                 self._clock.wait(self._closing, pause)
                 pause = min(2 * pause, _LATEST)
             else:

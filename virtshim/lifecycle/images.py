@@ -11,7 +11,7 @@ import structlog
 
 from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUse, Image
+from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image
 from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
 from virtshim.ports.clock import Clock
 from virtshim.ports.images import FetchedImage
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 _ATTEMPTS = 3
 
 
-class ImageUse:
+class ImageService:
     """The image table. One lock orders what changes it; downloads run outside that lock."""
 
     def __init__(self, records: StateRecords, files: KnownImageFiles, clock: Clock) -> None:
@@ -149,7 +149,7 @@ class ImageUse:
             for digest in stored:
                 self.collect(digest)
 
-    def filesystem(self) -> FilesystemUse:
+    def filesystem(self) -> FilesystemUsage:
         return self._files.use()
 
 

@@ -13,9 +13,9 @@ from virtshim.domain.devices.granted import GrantedDevices, PciFunction
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
-from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.passthrough.health import DeviceHealth, with_devices
-from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
@@ -26,23 +26,23 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Exits:
+class ExitRecorder:
     """`timeout`: seconds for a call to tapmanager."""
 
     records: Records
     hypervisor: Hypervisor
-    logs: Logs
+    logs: ContainerLogs
     clock: Clock
     locks: PodLocks
     streaming: Streaming
-    groups: VmGroups
+    cgroups: VmCgroups
     timeout: float
     devices: DeviceHealth
-    ended_by_us: dict[ContainerId, str] = field(default_factory=dict)
+    kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
-    def announce(self, container: ContainerId, message: str) -> None:
+    def note_kill(self, container: ContainerId, message: str) -> None:
         """Why we are about to end this VM. Another thread may record its power event before we return."""
-        self.ended_by_us[container] = message
+        self.kill_reasons[container] = message
 
     def settle(self, container: ContainerId, message: str = "") -> Container | None:
         """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
@@ -63,7 +63,7 @@ class Exits:
             if state.is_on:  # it panicked, and its QEMU waits
                 self.hypervisor.destroy(domain, container)
             self.finish_log(found)
-            message = message or self.ended_by_us.pop(container, "")
+            message = message or self.kill_reasons.pop(container, "")
             vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
             how = how_it_ended(found, vm)
             how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.ended(found)]))
@@ -83,12 +83,12 @@ class Exits:
         """Asked before the cgroup goes."""
         if state.reason is not OffReason.CRASHED:
             return False
-        return self.groups.oom_kills(container.id, container.cgroup_parent) > 0
+        return self.cgroups.oom_kills(container.id, container.cgroup_parent) > 0
 
     def _drop_group(self, container: Container) -> None:
         """RemoveContainer repeats it."""
         try:
-            self.groups.remove(container.id, container.cgroup_parent, self.timeout)
+            self.cgroups.remove(container.id, container.cgroup_parent, self.timeout)
         except ShimError as exc:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
 
@@ -97,7 +97,7 @@ class Exits:
         if container.checkpointing or container.trouble == trouble:
             return container
         log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
-        now = container.troubled(trouble)
+        now = container.with_trouble(trouble)
         self.records.containers.replace(now)
         return now
 

@@ -9,10 +9,10 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import ShimError
-from virtshim.lifecycle.container_logs import Logs
-from virtshim.lifecycle.images import ImageUse
-from virtshim.passthrough.assembly import DeviceCare
-from virtshim.ports.cgroups import VmGroups
+from virtshim.lifecycle.container_logs import ContainerLogs
+from virtshim.lifecycle.images import ImageService
+from virtshim.passthrough.assembly import DeviceServices
+from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import GuestAgents
@@ -29,14 +29,14 @@ class RemoveContainer:
 
     records: Records
     hypervisor: Hypervisor
-    logs: Logs
+    logs: ContainerLogs
     disks: RootDisks
-    images: ImageUse
+    images: ImageService
     clock: Clock
     locks: PodLocks
     guests: GuestAgents
-    groups: VmGroups
-    devices: DeviceCare
+    cgroups: VmCgroups
+    devices: DeviceServices
     timeout: float
 
     def remove(self, wanted: Container) -> None:
@@ -61,7 +61,7 @@ class RemoveContainer:
                 how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
                 self.records.containers.replace(removing.ended_by_removal(how))
             self.hypervisor.undefine(domain, container.id)
-            self.groups.remove(container.id, container.cgroup_parent, self.timeout)
+            self.cgroups.remove(container.id, container.cgroup_parent, self.timeout)
             self.disks.delete(container.id)
             self.records.containers.delete(container.id)
         self.devices.borrowed.give_back_of(container)

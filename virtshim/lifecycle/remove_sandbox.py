@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.deadline import Deadline
-from virtshim.domain.pod_disk import pod_part
+from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import Sandbox
-from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.images import ImageService
 from virtshim.lifecycle.remove_container import RemoveContainer
 from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.ports.disks import RootDisks
@@ -25,7 +25,7 @@ class RemoveSandbox:
     stop_sandbox: StopSandbox
     remove_container: RemoveContainer
     disks: RootDisks
-    images: ImageUse
+    images: ImageService
     locks: PodLocks
 
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
@@ -49,5 +49,5 @@ class RemoveSandbox:
         """Root disks that stay for the pod's life."""
         others = (other for other in self.records.sandboxes.all() if other.id != sandbox.id)
         if sandbox.root_disks and not any(other.key.is_same_pod(sandbox.key) for other in others):
-            self.disks.delete_kept(pod_part(sandbox.key))
+            self.disks.delete_pod_disks(pod_hash(sandbox.key))
             log.info("pod.disks.removed", pod=str(sandbox.key))

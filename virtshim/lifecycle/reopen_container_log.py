@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import WrongState
-from virtshim.lifecycle.container_logs import Logs
+from virtshim.lifecycle.container_logs import ContainerLogs
 
 
 @dataclass(frozen=True, slots=True)
-class ReopenLog:
+class ReopenContainerLog:
     """Takes no lock: a rotation must not wait for a stop that is under way."""
 
-    logs: Logs
+    logs: ContainerLogs
 
     def reopen(self, container: Container) -> None:
         """The new file is there on return, and nothing more is written to the old one. WrongState if the container does not

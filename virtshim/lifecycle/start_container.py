@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, released
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, without_claims
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import Sizes, group_of
-from virtshim.lifecycle.container_logs import Logs
-from virtshim.lifecycle.entrypoints import ContainerCommands
-from virtshim.lifecycle.record_exit import Exits
+from virtshim.domain.sizing import NodeLimits, cgroup_of
+from virtshim.lifecycle.container_logs import ContainerLogs
+from virtshim.lifecycle.entrypoints import EntrypointRunner
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.passthrough.claims import DeviceClaims
-from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
@@ -31,14 +31,14 @@ class StartContainer:
 
     records: Records
     hypervisor: Hypervisor
-    logs: Logs
-    exits: Exits
+    logs: ContainerLogs
+    exits: ExitRecorder
     clock: Clock
     locks: PodLocks
-    groups: VmGroups
-    sizes: Sizes
+    cgroups: VmCgroups
+    sizes: NodeLimits
     timeout: float
-    commands: ContainerCommands
+    entrypoints: EntrypointRunner
     claims: DeviceClaims
 
     def start(self, wanted: Container) -> None:
@@ -54,8 +54,8 @@ class StartContainer:
                 self.logs.open(container)
                 # Anything may have been unplugged since it was created, of which libvirt says little.
                 self.claims.check(container.granted, container.size)
-                group = group_of(container, sandbox, container.resources, container.size, self.sizes)
-                self.groups.make(group, self.timeout)
+                group = cgroup_of(container, sandbox, container.resources, container.size, self.sizes)
+                self.cgroups.make(group, self.timeout)
                 self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
             except ShimError as exc:
@@ -67,19 +67,19 @@ class StartContainer:
             self.exits.settle(container.id)
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
-        self.commands.follow(container)
+        self.entrypoints.follow(container)
 
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
         """Its sandbox."""
         if container.phase is not ContainerPhase.CREATED:
             raise WrongState(f"container {container.id} is {container.phase.value}: only a created one can be started")
-        if not container.has_its_devices:
+        if not container.holds_its_claims:
             raise WrongState(f"the devices of container {container.id} went to a later container of its pod; remove it")
         sandbox = self.records.sandboxes.get(container.sandbox_id)
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
         for other in self.records.containers.all():
-            if other.id == container.id or not other.may_be_on or not _share(container, other):
+            if other.id == container.id or not other.may_be_running or not _share(container, other):
                 continue
             if other.phase is ContainerPhase.RUNNING:
                 if other.sandbox_id != container.sandbox_id:
@@ -99,9 +99,9 @@ class StartContainer:
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out
             # Once its VM is certainly off, its devices are free.
-            undo.add("record", lambda: self.records.containers.replace(released(ended) if undo.clean else ended))
+            undo.add("record", lambda: self.records.containers.replace(without_claims(ended) if undo.clean else ended))
             undo.add("console", lambda: self.logs.finish(container))
-            undo.add("cgroup", lambda: self.groups.remove(container.id, container.cgroup_parent, self.timeout))
+            undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.cgroup_parent, self.timeout))
             undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
 
 

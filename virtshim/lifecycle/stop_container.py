@@ -11,8 +11,8 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId
-from virtshim.lifecycle.record_exit import Exits
-from virtshim.lifecycle.termination_message import LastWords
+from virtshim.lifecycle.record_exit import ExitRecorder
+from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.passthrough.unplug import UnplugDevices
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
@@ -41,10 +41,10 @@ class StopContainer:
         self,
         records: Records,
         hypervisor: Hypervisor,
-        exits: Exits,
+        exits: ExitRecorder,
         clock: Clock,
         locks: PodLocks,
-        last_words: LastWords,
+        termination_messages: TerminationMessages,
         unplug: UnplugDevices,
     ) -> None:
         self._records = records
@@ -52,7 +52,7 @@ class StopContainer:
         self._exits = exits
         self._clock = clock
         self._locks = locks
-        self._last_words = last_words
+        self._termination_messages = termination_messages
         self._unplug = unplug
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
@@ -88,7 +88,7 @@ class StopContainer:
 
     def _lead(self, container: Container, stop: _Stop) -> None:
         try:
-            self._last_words.collect(container, stop.until - self._clock.monotonic())
+            self._termination_messages.collect(container, stop.until - self._clock.monotonic())
             self._shut_down(container, stop)
         except Exception as exc:
             stop.error = exc
@@ -108,7 +108,7 @@ class StopContainer:
                 else "killed: no grace period"
             )
             log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
-            self._exits.announce(container.id, message)
+            self._exits.note_kill(container.id, message)
             self._unplug.before_kill(container, message)
             self._hypervisor.destroy(domain, container.id)
         self._settled(container, message)

@@ -24,14 +24,14 @@ _AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
 
 @dataclass(frozen=True, slots=True)
 class StopSandbox:
-    """`least`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
+    """`min_release_timeout`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
 
     records: Records
     networks: PodNetworks
     stop_container: StopContainer
     clock: Clock
     locks: PodLocks
-    least: float
+    min_release_timeout: float
     streaming: Streaming
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
@@ -50,14 +50,14 @@ class StopSandbox:
             self.streaming.end_sandbox(sandbox.id)
             if sandbox.network_released:
                 return
-            timeout = max(self.least, deadline.left(self.clock.monotonic()))
+            timeout = max(self.min_release_timeout, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
             self.records.sandboxes.replace(sandbox.with_network_released())
         log.info("sandbox.stopped", sandbox=sandbox.id.short)
 
     def _kill_containers(self, sandbox: SandboxId) -> None:
         for container in self.records.containers.all():  # at most one runs: a pod is one virtual machine
-            if container.sandbox_id == sandbox and container.may_be_on:
+            if container.sandbox_id == sandbox and container.may_be_running:
                 self.stop_container.kill(container, "killed: its pod was stopped")
 
     def _free_devices(self, sandbox: SandboxId) -> None:

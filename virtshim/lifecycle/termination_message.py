@@ -9,8 +9,8 @@ import structlog
 
 from virtshim.domain.container import Container
 from virtshim.domain.errors import ShimError
-from virtshim.domain.guest.termination_message import MOST_BYTES, termination_file
-from virtshim.ports.guests import GuestCare, TerminationFiles
+from virtshim.domain.guest.termination_message import MAX_MESSAGE_BYTES, termination_file
+from virtshim.ports.guests import GuestOperations, TerminationFiles
 from virtshim.ports.records import Records
 
 log = structlog.get_logger(__name__)
@@ -21,9 +21,9 @@ _BEFORE_A_STOP: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class TerminationMessages:
     records: Records
-    guests: GuestCare
+    guests: GuestOperations
     files: TerminationFiles
 
     def collect(self, container: Container, most_seconds: float) -> None:
@@ -34,7 +34,7 @@ class LastWords:
         if wanted is None or sandbox is None or timeout <= 0:
             return
         try:
-            message = self.guests.read_tail(container.id, wanted.guest, MOST_BYTES, timeout)
+            message = self.guests.read_tail(container.id, wanted.guest, MAX_MESSAGE_BYTES, timeout)
             if message:
                 self.files.write(wanted.host, sandbox.key.uid, message)
         except ShimError as exc:

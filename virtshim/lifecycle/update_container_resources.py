@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.cgroup import VmGroup
+from virtshim.domain.cgroup import VmCgroup
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.errors import NotFound, WrongState
-from virtshim.domain.sizing import Sizes, group_of, merged, resized
+from virtshim.domain.sizing import NodeLimits, cgroup_of, merged, resized
 from virtshim.domain.vm import VmSize
-from virtshim.ports.cgroups import VmGroups
+from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.hypervisor import VmResizing
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
@@ -32,8 +32,8 @@ class _Change:
     container: Container
     domain: uuid.UUID
     size: VmSize
-    before: VmGroup
-    after: VmGroup
+    before: VmCgroup
+    after: VmCgroup
 
     @property
     def runs(self) -> bool:
@@ -41,14 +41,14 @@ class _Change:
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeContainer:
+class UpdateContainerResources:
     """`timeout`: seconds for each call to tapmanager."""
 
     records: Records
     resizing: VmResizing
-    groups: VmGroups
+    cgroups: VmCgroups
     locks: PodLocks
-    sizes: Sizes
+    sizes: NodeLimits
     timeout: float
 
     def resize(self, wanted: Container, resources: Resources) -> None:
@@ -78,8 +78,8 @@ class ResizeContainer:
                 container=container,
                 domain=uuid.UUID(container.domain_uuid),
                 size=size,
-                before=group_of(container, sandbox, container.resources, container.size, self.sizes),
-                after=group_of(container, sandbox, after, size, self.sizes),
+                before=cgroup_of(container, sandbox, container.resources, container.size, self.sizes),
+                after=cgroup_of(container, sandbox, after, size, self.sizes),
             )
             self._apply(change, after)
         log.info("container.resized", container=container.id.short, vcpus=size.vcpus, memory=size.memory_bytes)
@@ -104,8 +104,8 @@ class ResizeContainer:
     def _limit(self, change: _Change, undo: Rollback) -> None:
         """A created container has no cgroup yet: it is made with the new values."""
         if change.runs:
-            self.groups.limit(change.after, self.timeout)
-            undo.add("cgroup", lambda: self.groups.limit(change.before, self.timeout))
+            self.cgroups.limit(change.after, self.timeout)
+            undo.add("cgroup", lambda: self.cgroups.limit(change.before, self.timeout))
 
     def _shrink(self, change: _Change, undo: Rollback) -> None:
         if change.runs:

@@ -9,16 +9,16 @@ from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.errors import NotFound
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import Sizes, merged, resized
+from virtshim.domain.sizing import NodeLimits, merged, resized
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeSandbox:
+class UpdateSandboxResources:
     records: Records
     locks: PodLocks
-    sizes: Sizes
+    sizes: NodeLimits
 
     def resize(self, sandbox_id: SandboxId, overhead: Resources, resources: Resources) -> None:
         """Records the pod's new sums; the VM itself changes with UpdateContainerResources, which follows. WrongState if it

@@ -9,7 +9,7 @@ import structlog
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import ShimError
-from virtshim.lifecycle.record_exit import Exits
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.ports.records import Records
 
 log = structlog.get_logger(__name__)
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class VmEvents:
     records: Records
-    exits: Exits
+    exits: ExitRecorder
 
     def changed(self, domain: uuid.UUID) -> None:
         """Called for each life-cycle event of any domain, foreign ones included."""

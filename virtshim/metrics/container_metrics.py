@@ -13,17 +13,17 @@ from virtshim.domain.container import Resources
 from virtshim.domain.usage import (
     BlockUsage,
     CgroupUsage,
-    DiskUse,
+    DiskUsage,
     InterfaceUsage,
-    MemoryUse,
+    MemoryUsage,
     Pressure,
     ProcessUsage,
     VmCounters,
 )
 from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
-from virtshim.metrics.usage import ContainerUse, SandboxUse
+from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 
-Read = Callable[[ContainerUse], Iterable[Sample]]
+Read = Callable[[ContainerUsage], Iterable[Sample]]
 
 _CONTAINER_AND_BELOW = ("container", "hierarchy")
 
@@ -31,18 +31,18 @@ _CONTAINER_AND_BELOW = ("container", "hierarchy")
 def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
     """Nanoseconds to whole seconds."""
 
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         value = pick(use.domain.counters) if use.domain.counters else None
         return one(None if value is None else value // SECOND)
 
     return read
 
 
-def _cpu_total(use: ContainerUse) -> Iterable[Sample]:
+def _cpu_total(use: ContainerUsage) -> Iterable[Sample]:
     return (Sample(use.cpu.total // SECOND, ("total",)),) if use.cpu else ()
 
 
-def _memory(pick: Callable[[MemoryUse], int | None]) -> Read:
+def _memory(pick: Callable[[MemoryUsage], int | None]) -> Read:
     return lambda use: one(pick(use.memory) if use.memory else None)
 
 
@@ -53,7 +53,7 @@ def _cgroup(pick: Callable[[CgroupUsage], int | None]) -> Read:
 def _cgroup_count(pick: Callable[[CgroupUsage], int | None]) -> Read:
     """0 for a VM that is there and has no cgroup of its own: what would be counted cannot happen."""
 
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         if use.domain.cgroup is not None:
             return one(pick(use.domain.cgroup))
         return one(0 if use.domain.process is not None else None)
@@ -68,14 +68,14 @@ def _process(pick: Callable[[ProcessUsage], int | None]) -> Read:
 def _cgroup_or_process(
     group: Callable[[CgroupUsage], int | None], process: Callable[[ProcessUsage], int | None]
 ) -> Read:
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         known = group(use.domain.cgroup) if use.domain.cgroup else None
         return one(known) if known is not None else _process(process)(use)
 
     return read
 
 
-def _faults(use: ContainerUse) -> Iterable[Sample]:
+def _faults(use: ContainerUsage) -> Iterable[Sample]:
     memory = use.memory
     if memory is None:
         return
@@ -85,19 +85,19 @@ def _faults(use: ContainerUse) -> Iterable[Sample]:
                 yield Sample(count, (kind, scope))
 
 
-def _disk(pick: Callable[[DiskUse], int]) -> Read:
+def _disk(pick: Callable[[DiskUsage], int]) -> Read:
     return lambda use: (Sample(pick(use.disk), (use.disk.directory,)),) if use.disk else ()
 
 
 def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         counters = use.domain.counters
         return [Sample(pick(block), (block.device,)) for block in (counters.blocks if counters else ())]
 
     return read
 
 
-def _block_operations(use: ContainerUse) -> Iterable[Sample]:
+def _block_operations(use: ContainerUsage) -> Iterable[Sample]:
     for block in use.domain.counters.blocks if use.domain.counters else ():
         yield Sample(block.read_bytes, (block.device, "Read"))
         yield Sample(block.write_bytes, (block.device, "Write"))
@@ -119,18 +119,18 @@ def _full(pressure: Pressure) -> int:
     return pressure.full_total
 
 
-def _most_threads(use: ContainerUse) -> Iterable[Sample]:
+def _most_threads(use: ContainerUsage) -> Iterable[Sample]:
     """0 means no limit."""
     cgroup = use.domain.cgroup
-    return one((cgroup.most_tasks if cgroup else None) or 0)
+    return one((cgroup.max_tasks if cgroup else None) or 0)
 
 
-def _hugepages(use: ContainerUse) -> Iterable[Sample]:
+def _hugepages(use: ContainerUsage) -> Iterable[Sample]:
     cgroup = use.domain.cgroup
     return [Sample(page.usage, (page.page_size,)) for page in (cgroup.hugepages if cgroup else ())]
 
 
-def _most_hugepages(use: ContainerUse) -> Iterable[Sample]:
+def _most_hugepages(use: ContainerUsage) -> Iterable[Sample]:
     cgroup = use.domain.cgroup
     pages = cgroup.hugepages if cgroup else ()
     return [Sample(page.most, (page.page_size,)) for page in pages if page.most is not None]
@@ -146,22 +146,22 @@ def _reservation(resources: Resources) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _open_files(use: ContainerUse) -> Iterable[Sample]:
+def _open_files(use: ContainerUsage) -> Iterable[Sample]:
     process = use.domain.process
-    if process is None or process.most_descriptors is None:
+    if process is None or process.max_descriptors is None:
         return ()
-    return (Sample(process.most_descriptors, ("max_open_files",)),)
+    return (Sample(process.max_descriptors, ("max_open_files",)),)
 
 
-def _network(pick: Callable[[InterfaceUsage], int]) -> Callable[[SandboxUse], Iterable[Sample]]:
+def _network(pick: Callable[[InterfaceUsage], int]) -> Callable[[SandboxUsage], Iterable[Sample]]:
     return lambda use: [Sample(pick(interface), (interface.name,)) for interface in use.interfaces]
 
 
-def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
     return Family(name, Kind.COUNTER, text, read, labels)
 
 
-def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
     return Family(name, Kind.GAUGE, text, read, labels)
 
 
@@ -222,7 +222,7 @@ _MEMORY = (
     _gauge(
         "container_memory_max_usage_bytes",
         "Most memory ever used.",
-        _cgroup_or_process(lambda c: c.most_memory, lambda p: p.most_resident),
+        _cgroup_or_process(lambda c: c.peak_memory, lambda p: p.peak_resident),
     ),
     _counter(
         "container_memory_failcnt", "How often the memory limit was reached.", _cgroup_count(lambda c: c.limit_hits)
@@ -317,7 +317,7 @@ _PROCESSES = (
 CONTAINER = (*_CPU, *_MEMORY, *_PRESSURE, *_DISKS, *_PROCESSES)
 
 
-def network_families(prefix: str) -> tuple[Family[SandboxUse], ...]:
+def network_families(prefix: str) -> tuple[Family[SandboxUsage], ...]:
     """Traffic of the guest's NICs, as the guest sees it."""
     return tuple(
         Family(f"{prefix}_network_{way}_{what}_total", Kind.COUNTER, text, _network(pick), ("interface",))

@@ -7,15 +7,15 @@ from typing import Final
 
 from virtshim.domain.devices.granted import DeviceErrors, PciAddress
 from virtshim.metrics.family import Family, Kind, Sample
-from virtshim.metrics.usage import ContainerUse, SandboxUse
-from virtshim.passthrough.health import DeviceUse
+from virtshim.metrics.usage import ContainerUsage, SandboxUsage
+from virtshim.passthrough.health import DeviceStatus
 from virtshim.passthrough.resets import DONE
 
 # Conformance wants a sample of all that is described from every running pod.
 _NO_DEVICE: Final = (Sample(0, ("",)),)
 
 
-def _errors(pick: Callable[[DeviceErrors], int]) -> Callable[[ContainerUse], Iterable[Sample]]:
+def _errors(pick: Callable[[DeviceErrors], int]) -> Callable[[ContainerUsage], Iterable[Sample]]:
     return lambda use: (
         [
             Sample(pick(device.errors), (str(address),))
@@ -26,12 +26,12 @@ def _errors(pick: Callable[[DeviceErrors], int]) -> Callable[[ContainerUse], Ite
     )
 
 
-def _of_pod(use: SandboxUse) -> dict[PciAddress, DeviceUse]:
+def _of_pod(use: SandboxUsage) -> dict[PciAddress, DeviceStatus]:
     """Each once, though several of its containers had it."""
     return {address: device for container in use.containers for address, device in container.devices.items()}
 
 
-def _resets(use: SandboxUse) -> Iterable[Sample]:
+def _resets(use: SandboxUsage) -> Iterable[Sample]:
     found = [
         Sample(count, (str(address), result))
         for address, device in _of_pod(use).items()
@@ -40,7 +40,7 @@ def _resets(use: SandboxUse) -> Iterable[Sample]:
     return found or (Sample(0, ("", DONE)),)
 
 
-def _broken(use: SandboxUse) -> Iterable[Sample]:
+def _broken(use: SandboxUsage) -> Iterable[Sample]:
     return [Sample(int(device.broken), (str(address),)) for address, device in _of_pod(use).items()] or _NO_DEVICE
 
 

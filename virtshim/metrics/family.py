@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.sandbox import Sandbox
-from virtshim.metrics.usage import ContainerUse, SandboxUse
+from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 
 S_contra = TypeVar("S_contra", contravariant=True)
 
@@ -53,7 +53,7 @@ class Family(Generic[S_contra]):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LabelledSample:
     """One sample of a family with all its label values."""
 
     name: str
@@ -62,13 +62,15 @@ class Measured:
     value: int
 
 
-def of_pod(families: Iterable[Family[SandboxUse]], use: SandboxUse) -> list[Measured]:
+def of_pod(families: Iterable[Family[SandboxUsage]], use: SandboxUsage) -> list[LabelledSample]:
     sandbox = use.sandbox
     base = ("", sandbox.id.value, "", "", sandbox.key.namespace, sandbox.key.name)
     return [_measured(family, base, sample) for family in families for sample in family.read(use)]
 
 
-def of_container(families: Iterable[Family[ContainerUse]], sandbox: Sandbox, use: ContainerUse) -> list[Measured]:
+def of_container(
+    families: Iterable[Family[ContainerUsage]], sandbox: Sandbox, use: ContainerUsage
+) -> list[LabelledSample]:
     """Nothing for a container that does not run: its series end, as cAdvisor's do."""
     container = use.container
     if container.phase is not ContainerPhase.RUNNING:
@@ -89,5 +91,5 @@ def one(value: int | None) -> Iterable[Sample]:
     return () if value is None else (Sample(value),)
 
 
-def _measured(family: Family[S_contra], base: tuple[str, ...], sample: Sample) -> Measured:
-    return Measured(family.name, family.kind, base + sample.labels, sample.value)
+def _measured(family: Family[S_contra], base: tuple[str, ...], sample: Sample) -> LabelledSample:
+    return LabelledSample(family.name, family.kind, base + sample.labels, sample.value)

@@ -16,16 +16,16 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.usage import (
     CpuMeter,
-    CpuUse,
-    DiskUse,
+    CpuUsage,
+    DiskUsage,
     DomainUsage,
     InterfaceUsage,
-    MemoryUse,
-    cpu_together,
+    MemoryUsage,
     memory_of,
-    memory_together,
+    total_cpu,
+    total_memory,
 )
-from virtshim.passthrough.health import DeviceHealth, DeviceUse
+from virtshim.passthrough.health import DeviceHealth, DeviceStatus
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import VmReadings
@@ -39,31 +39,31 @@ _NETWORK_LIMIT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerUse:
+class ContainerUsage:
     """`taken_at` in ns is the time of all that has no time of its own. Of a container that does not run, only the disk and the
     devices that it had are known; of one that runs, each part that could be read."""
 
     container: Container
     taken_at: int
-    cpu: CpuUse | None = None
-    memory: MemoryUse | None = None
-    disk: DiskUse | None = None
+    cpu: CpuUsage | None = None
+    memory: MemoryUsage | None = None
+    disk: DiskUsage | None = None
     domain: DomainUsage = DomainUsage()
-    devices: Mapping[PciAddress, DeviceUse] = field(default_factory=dict)
+    devices: Mapping[PciAddress, DeviceStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxUse:
+class SandboxUsage:
     """The pod is its VMs: nothing else runs in it. `interfaces` are in the pod's order, its first NIC first; empty if they
     could not be read."""
 
     sandbox: Sandbox
     taken_at: int
-    cpu: CpuUse | None
-    memory: MemoryUse | None
+    cpu: CpuUsage | None
+    memory: MemoryUsage | None
     interfaces: tuple[InterfaceUsage, ...]
     processes: int
-    containers: tuple[ContainerUse, ...]
+    containers: tuple[ContainerUsage, ...]
 
 
 class Usage:
@@ -88,7 +88,7 @@ class Usage:
         self._meter = CpuMeter()
         self._lock = threading.Lock()
 
-    def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUse]:
+    def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUsage]:
         """In the order given."""
         running = [c for c in chosen if c.phase is ContainerPhase.RUNNING]
         usages = self._readings.usage({uuid.UUID(c.domain_uuid): c.domain_name for c in running})
@@ -103,11 +103,11 @@ class Usage:
         found = self._readings.usage({domain: container.domain_name}).get(domain)
         return found.process.pid if found and found.process else None
 
-    def sandboxes(self, chosen: Sequence[Sandbox]) -> Sequence[SandboxUse]:
+    def sandboxes(self, chosen: Sequence[Sandbox]) -> Sequence[SandboxUsage]:
         """In the order given."""
         ids = {sandbox.id for sandbox in chosen}
         members = [c for c in self._records.containers.all() if c.is_visible and c.sandbox_id in ids]
-        by_sandbox: dict[SandboxId, list[ContainerUse]] = {}
+        by_sandbox: dict[SandboxId, list[ContainerUsage]] = {}
         for use in self.containers(members):
             by_sandbox.setdefault(use.container.sandbox_id, []).append(use)
         counters = self._counters(chosen)
@@ -115,18 +115,18 @@ class Usage:
 
     def _metered(
         self, running: Sequence[Container], usages: Mapping[uuid.UUID, DomainUsage]
-    ) -> Mapping[str, CpuUse | None]:
+    ) -> Mapping[str, CpuUsage | None]:
         with self._lock:
-            self._meter.forget_all_but(container.id for container in self._records.containers.all())
+            self._meter.retain_only(container.id for container in self._records.containers.all())
             found = {}
             for container in running:
                 usage = usages.get(uuid.UUID(container.domain_uuid))
                 found[container.id.value] = self._meter.take(container.id, usage.counters if usage else None)
             return found
 
-    def _container(self, container: Container, usage: DomainUsage | None, cpu: CpuUse | None) -> ContainerUse:
+    def _container(self, container: Container, usage: DomainUsage | None, cpu: CpuUsage | None) -> ContainerUsage:
         domain = usage or DomainUsage()
-        return ContainerUse(
+        return ContainerUsage(
             container=container,
             taken_at=self._clock.now_ns(),
             cpu=cpu,
@@ -136,11 +136,11 @@ class Usage:
             devices=self._devices.of(container),
         )
 
-    def _disk(self, container: Container) -> DiskUse | None:
+    def _disk(self, container: Container) -> DiskUsage | None:
         try:
             # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
-            kept = container.pod_disk if container.phase is ContainerPhase.RUNNING else ""
-            return self._disks.use(container.id, kept)
+            pod_disk = container.pod_disk if container.phase is ContainerPhase.RUNNING else ""
+            return self._disks.use(container.id, pod_disk)
         except ShimError as exc:
             log.warning("container.disk_not_read", container=container.id.value, error=str(exc))
             return None
@@ -155,13 +155,13 @@ class Usage:
             return {}
 
     def _sandbox(
-        self, sandbox: Sandbox, containers: Sequence[ContainerUse], counters: Sequence[InterfaceUsage]
-    ) -> SandboxUse:
-        return SandboxUse(
+        self, sandbox: Sandbox, containers: Sequence[ContainerUsage], counters: Sequence[InterfaceUsage]
+    ) -> SandboxUsage:
+        return SandboxUsage(
             sandbox=sandbox,
             taken_at=self._clock.now_ns(),
-            cpu=cpu_together(use.cpu for use in containers if use.cpu),
-            memory=memory_together(use.memory for use in containers if use.memory),
+            cpu=total_cpu(use.cpu for use in containers if use.cpu),
+            memory=total_memory(use.memory for use in containers if use.memory),
             interfaces=_in_order(sandbox, counters),
             processes=sum(use.domain.process is not None for use in containers),
             containers=tuple(containers),

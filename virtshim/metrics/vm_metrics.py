@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from virtshim.domain.usage import BlockUsage, GuestMemory, VcpuUsage, VmCounters
 from virtshim.metrics.container_metrics import network_families
 from virtshim.metrics.family import SECOND, Family, Kind, Sample, one
-from virtshim.metrics.usage import ContainerUse
+from virtshim.metrics.usage import ContainerUsage
 
-Read = Callable[[ContainerUse], Iterable[Sample]]
+Read = Callable[[ContainerUsage], Iterable[Sample]]
 
 _PREFIX = "virtshim_vm"
 
 
 def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         value = pick(use.domain.counters) if use.domain.counters else None
         return one(None if value is None else value // SECOND)
 
@@ -26,7 +26,7 @@ def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
 
 
 def _vcpus(pick: Callable[[VcpuUsage], int | None]) -> Read:
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         for vcpu in use.domain.counters.vcpus if use.domain.counters else ():
             value = pick(vcpu)
             if value is not None:
@@ -36,7 +36,7 @@ def _vcpus(pick: Callable[[VcpuUsage], int | None]) -> Read:
 
 
 def _memory(pick: Callable[[GuestMemory], int | None]) -> Read:
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         memory = use.domain.counters.memory if use.domain.counters else None
         return one(pick(memory) if memory else None)
 
@@ -50,26 +50,26 @@ def _used(memory: GuestMemory) -> int | None:
 
 
 def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
-    def read(use: ContainerUse) -> Iterable[Sample]:
+    def read(use: ContainerUsage) -> Iterable[Sample]:
         counters = use.domain.counters
         return [Sample(pick(block), (block.device,)) for block in (counters.blocks if counters else ())]
 
     return read
 
 
-def _info(use: ContainerUse) -> Iterable[Sample]:
+def _info(use: ContainerUsage) -> Iterable[Sample]:
     return (Sample(1, (use.container.domain_uuid,)),)
 
 
-def _resident(use: ContainerUse) -> Iterable[Sample]:
+def _resident(use: ContainerUsage) -> Iterable[Sample]:
     return one(use.domain.process.resident if use.domain.process else None)
 
 
-def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+def _counter(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
     return Family(f"{_PREFIX}_{name}", Kind.COUNTER, text, read, labels)
 
 
-def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUse]:
+def _gauge(name: str, text: str, read: Read, *labels: str) -> Family[ContainerUsage]:
     return Family(f"{_PREFIX}_{name}", Kind.GAUGE, text, read, labels)
 
 

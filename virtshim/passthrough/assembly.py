@@ -9,7 +9,7 @@ from virtshim.passthrough.claims import DeviceClaims
 from virtshim.passthrough.health import DeviceHealth
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.passthrough.unplug import UnplugDevices
-from virtshim.passthrough.usb_drivers import UsbReturns
+from virtshim.passthrough.usb_drivers import UsbReprobe
 from virtshim.ports.clock import Clock
 from virtshim.ports.devices import BorrowedTable, ConditionTable, DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.hypervisor import Hypervisor, VmUnplugging
@@ -28,7 +28,7 @@ class DeviceRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class DevicePorts:
     """The ports that these services need."""
 
     hypervisor: Hypervisor
@@ -41,7 +41,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCare:
+class DeviceServices:
     claims: DeviceClaims
     borrowed: BorrowedDevices
     health: DeviceHealth
@@ -49,12 +49,14 @@ class DeviceCare:
     unplug: UnplugDevices
 
 
-def device_care(records: Records, out: Outside, clock: Clock, locks: PodLocks, rules: DeviceRules) -> DeviceCare:
+def device_services(
+    records: Records, out: DevicePorts, clock: Clock, locks: PodLocks, rules: DeviceRules
+) -> DeviceServices:
     resets = DeviceResets(records, out.conditions, out.drivers, out.errors, clock, rules.timeout)
-    return DeviceCare(
+    return DeviceServices(
         claims=DeviceClaims(records, out.hypervisor, out.devices, resets),
         borrowed=BorrowedDevices(records, out.borrowed, out.drivers, rules.timeout, binds=rules.bind),
-        health=DeviceHealth(records, out.errors, resets, UsbReturns(out.drivers, rules.timeout), resets=rules.reset),
+        health=DeviceHealth(records, out.errors, resets, UsbReprobe(out.drivers, rules.timeout), resets=rules.reset),
         resets=resets,
         unplug=UnplugDevices(records, out.unplugging, clock, locks, rules.unplug),
     )

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, released
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, without_claims
 from virtshim.domain.devices import guest_view
 from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciFunction
 from virtshim.domain.errors import WrongState
@@ -67,7 +67,7 @@ class DeviceClaims:
             if other.sandbox_id != sandbox.id or other.phase not in (ContainerPhase.CREATED, ContainerPhase.EXITED):
                 raise WrongState(self._held(other, sorted(shared)))
             self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)  # off, or this raises
-            self.records.containers.replace(released(other))
+            self.records.containers.replace(without_claims(other))
 
     def _held(self, other: Container, claims: list[str]) -> str:
         owner = self.records.sandboxes.get(other.sandbox_id)

@@ -11,7 +11,7 @@ from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.devices.granted import DeviceErrors, PciAddress, PciFunction
 from virtshim.domain.ids import ContainerId
 from virtshim.passthrough.resets import DeviceResets
-from virtshim.passthrough.usb_drivers import UsbReturns
+from virtshim.passthrough.usb_drivers import UsbReprobe
 from virtshim.ports.devices import DeviceErrorCounts
 from virtshim.ports.records import Records
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
+class DeviceStatus:
     """A function that a container's VM has or had, in numbers: `resets` by result, since virtshim started; `errors` None if the
     kernel counts none; `broken`: no VM gets it."""
 
@@ -32,7 +32,7 @@ class DeviceHealth:
     """`resets`: whether functions are reset by us; the kernel does it too, when QEMU lets go of them."""
 
     def __init__(
-        self, records: Records, counts: DeviceErrorCounts, resetting: DeviceResets, usb: UsbReturns, *, resets: bool
+        self, records: Records, counts: DeviceErrorCounts, resetting: DeviceResets, usb: UsbReprobe, *, resets: bool
     ) -> None:
         self._records = records
         self._counts = counts
@@ -42,11 +42,11 @@ class DeviceHealth:
         self._seen: Mapping[PciAddress, DeviceErrors] = {}
         self._first: Mapping[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
 
-    def of(self, container: Container) -> Mapping[PciAddress, DeviceUse]:
+    def of(self, container: Container) -> Mapping[PciAddress, DeviceStatus]:
         """Its functions."""
         broken = self._resetting.broken() if container.granted.passthrough else {}
         return {
-            address: DeviceUse(self._resetting.counts(address), self._counts.of(address), address in broken)
+            address: DeviceStatus(self._resetting.counts(address), self._counts.of(address), address in broken)
             for address in _functions(container)
         }
 

@@ -18,7 +18,7 @@ _LIMIT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionFacts:
+class FunctionInspection:
     """As they are now: what the card says, not what was once set."""
 
     drivers: DeviceDrivers

@@ -131,7 +131,7 @@ class DeviceResets:
         if before == after:
             return
         try:
-            if after.says_something:
+            if after.is_notable:
                 self._table.put(after)
             else:
                 self._table.delete(after.claim)

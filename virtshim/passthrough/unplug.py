@@ -62,7 +62,7 @@ class UnplugDevices:
                 return False
             if found.ending is None:
                 how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), message)
-                self.records.containers.replace(found.ending_as(how))
+                self.records.containers.replace(found.with_ending(how))
             return True
 
     def _unplug(self, container: Container) -> None:

@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UsbReturns:
+class UsbReprobe:
     """`timeout`: seconds for each call to tapmanager."""
 
     drivers: DeviceDrivers

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from virtshim.domain.cgroup import VmGroup
+from virtshim.domain.cgroup import VmCgroup
 from virtshim.domain.ids import ContainerId
 
 
-class VmGroups(Protocol):
+class VmCgroups(Protocol):
     """The cgroups of VMs, by way of tapmanager. Errors: Unavailable, InvalidRequest (a limit that the kernel refuses, by
     name), WrongState (less than is in use), InternalError, DeadlineExceeded."""
 
-    def make(self, group: VmGroup, timeout: float) -> None:
+    def make(self, group: VmCgroup, timeout: float) -> None:
         """The group with its limits; the sandbox's next VM starts in it."""
 
-    def limit(self, group: VmGroup, timeout: float) -> None:
+    def limit(self, group: VmCgroup, timeout: float) -> None:
         """Changes the limits of an existing cgroup; all or nothing. NotFound if it does not exist."""
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.entrypoint import OutputPosition
 from virtshim.domain.guest.streaming import Output
 from virtshim.domain.ids import ContainerId
 
@@ -26,12 +26,12 @@ class Consoles(Protocol):
         """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
 
 
-class CommandLogs(Consoles, Protocol):
+class EntrypointLogs(Consoles, Protocol):
     """CRI logs of the containers' own commands, both streams in one file."""
 
-    def read_to(self, container: ContainerId) -> ReadTo:
+    def read_to(self, container: ContainerId) -> OutputPosition:
         """What the last `write`, maybe of an earlier process, was told."""
 
-    def write(self, container: ContainerId, output: Sequence[Output], read_to: ReadTo) -> int:
+    def write(self, container: ContainerId, output: Sequence[Output], read_to: OutputPosition) -> int:
         """Both are on disk on return, and so many bytes of log are new. After an error neither is, and it may be tried again.
         WrongState if not open."""

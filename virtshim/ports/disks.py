@@ -6,7 +6,7 @@ from typing import Protocol
 
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import Image
-from virtshim.domain.usage import DiskUse
+from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 
 
@@ -23,23 +23,23 @@ class RootDisks(Protocol):
     def make_directory(self, container: ContainerId) -> None:
         """The container's directories, for one whose root disk is the pod's. `create` makes them too."""
 
-    def create_kept(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
+    def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
         """As `create`, for the pod: it is there whole or not at all, and one that is there is never replaced."""
 
-    def kept(self, name: str) -> Disk | None:
+    def pod_disk(self, name: str) -> Disk | None:
         """The pod's disk of that name, if it is there."""
 
-    def delete_kept(self, pod: str) -> None:
-        """All disks of that pod (`pod_disk.pod_part`)."""
+    def delete_pod_disks(self, pod: str) -> None:
+        """All disks of that pod (`pod_disk.pod_hash`)."""
 
-    def pods_kept(self) -> frozenset[str]:
+    def pods_with_disks(self) -> frozenset[str]:
         """The pods that something is there of."""
 
     def existing(self) -> frozenset[ContainerId]:
         """Containers that have a state directory."""
 
-    def use(self, container: ContainerId, kept: str = "") -> DiskUse | None:
-        """What the container's state directory takes, its root disk above all; and `kept`, the pod's disk, if it has one.
+    def use(self, container: ContainerId, pod_disk: str = "") -> DiskUsage | None:
+        """What the container's state directory takes, its root disk above all; and `pod_disk`, the pod's disk, if it has one.
         None if there is no directory."""
 
     def free_bytes(self) -> int:

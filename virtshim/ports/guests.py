@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from virtshim.domain.guest.command import CommandResult, GuestCommand
-from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Output, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import StreamSession
@@ -28,19 +28,21 @@ class GuestAgents(Protocol):
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
         """As `run`, without a time limit; returns when the command is being started."""
 
-    def begin(self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event) -> None:
+    def start_entrypoint(
+        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+    ) -> None:
         """Starts the container's own command. One that was begun before, in this boot of the guest, is not begun again. Waits
         `timeout` seconds for the agent: DeadlineExceeded. After that, Unavailable, and Aborted (`cancelled` was set), it may be
         tried again; any other error is final."""
 
-    def news(self, container: ContainerId, read_to: ReadTo) -> News:
+    def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
         """What the container's own command has written behind `read_to`, a piece of each stream, and whether it has ended.
         What is before `read_to` is not needed any more and may be dropped. After any error it may be tried again."""
 
-    def is_there(self, container: ContainerId) -> bool:
+    def entrypoint_exists(self, container: ContainerId) -> bool:
         """False if the command was begun, and the guest knows nothing of it (any more)."""
 
-    def facts(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
+    def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         """What the guest reports about itself, as JSON of a few KiB at most; what it does not say within `timeout`
         seconds is left out. Never raises."""
 
@@ -48,7 +50,7 @@ class GuestAgents(Protocol):
         """The VM is gone: closes the connection. No error if there is none."""
 
 
-class GuestCare(Protocol):
+class GuestOperations(Protocol):
     """Each call waits for the agent to come up, `timeout` seconds in all. Errors: DeadlineExceeded (no agent, or no answer),
     Unavailable (the VM ended, the agent broke off), WrongState (the agent may not do that), InternalError (it refused)."""
 
@@ -81,8 +83,8 @@ class TerminationFiles(Protocol):
         InvalidRequest, InternalError."""
 
 
-class CommandInputs(Protocol):
-    """The inputs of containers' own commands. Errors: as `GuestCare`; ResourceExhausted (no port for it is free)."""
+class EntrypointInputs(Protocol):
+    """The inputs of containers' own commands. Errors: as `GuestOperations`; ResourceExhausted (no port for it is free)."""
 
     async def open(self, container: ContainerId) -> StreamSession:
         """One writer to the input; when it closes, the command keeps reading from the others."""
@@ -94,10 +96,10 @@ class CommandInputs(Protocol):
         """The command's terminal has that size. InternalError if it has none."""
 
 
-class CommandHearers(Protocol):
+class EntrypointListeners(Protocol):
     """Clients attached to containers' entrypoints. Called from any thread; returns at once."""
 
-    def anybody(self, container: ContainerId) -> bool: ...
+    def has_clients(self, container: ContainerId) -> bool: ...
 
     def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
         """Output of the entrypoint, already written to the log."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.usage import DomainUsage
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
@@ -82,5 +82,5 @@ class VmResizing(Protocol):
     def memory_in_use(self, domain: uuid.UUID) -> int | None:
         """Bytes that the guest cannot give back; None if it does not say (off, or no balloon driver)."""
 
-    def set_limits(self, domain: uuid.UUID, limits: Limits) -> None:
+    def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         """Changes the limits where libvirt manages the VM's cgroup; nothing elsewhere."""

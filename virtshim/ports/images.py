@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUse
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +43,4 @@ class ImageFiles(Protocol):
     def sweep(self) -> None:
         """Removes half-made files of an earlier process. Called once at start, before any fetch."""
 
-    def use(self) -> FilesystemUse: ...
+    def use(self) -> FilesystemUsage: ...

@@ -9,7 +9,7 @@ from typing import Protocol
 from virtshim.domain.ids import ContainerId
 
 
-class Standstill(Protocol):
+class VmPausing(Protocol):
     """Pauses and resumes VMs. Errors: as Hypervisor."""
 
     def pause(self, domain: uuid.UUID) -> None:

@@ -52,7 +52,7 @@ class KnownImageFiles(ImageFiles, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class DomainInventory:
     """All domains, in one listing. `owned`: this node's. `unreadable`: names of those that may be, but cannot be read.
     `other_nodes`: containers that domains with our mark and another node's id name -> that id; `other_sandboxes` likewise."""
 
@@ -63,7 +63,7 @@ class Census:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class DomainMetadata:
     """What a domain's definition records of its pod. `record`: as in VmSpec, "" in those of earlier versions. `title`:
     `namespace/pod/container`. `fetch_key` "": it has no network. `has_run`: it was started at least once."""
 
@@ -76,11 +76,11 @@ class Remembered:
         return f"Remembered({self.title!r})"
 
 
-class VmCensus(Protocol):
+class VmInventory(Protocol):
     """Errors: as Hypervisor."""
 
-    def take(self) -> Census:
+    def take(self) -> DomainInventory:
         """A domain that cannot be read does not prevent the others from being listed."""
 
-    def remembered(self, domain: uuid.UUID) -> Remembered:
+    def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
         """NotFound if there is no such domain of this node."""

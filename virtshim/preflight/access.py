@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class Want(enum.IntFlag):
+class AccessMode(enum.IntFlag):
     EXECUTE = 1
     WRITE = 2
     READ = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class UserAccount:
     """A user with all groups, the primary one included."""
 
     name: str
@@ -24,7 +24,7 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FileStatus:
     """A file or directory; `mode` as in stat(2), type bits included."""
 
     path: str
@@ -37,9 +37,9 @@ class Node:
         return f"{stat.S_IMODE(self.mode):04o}"
 
 
-def allows(node: Node, who: Who, want: Want) -> bool:
+def allows(node: FileStatus, who: UserAccount, want: AccessMode) -> bool:
     if who.uid == 0:
-        return want is not Want.EXECUTE or bool(node.mode & 0o111) or stat.S_ISDIR(node.mode)
+        return want is not AccessMode.EXECUTE or bool(node.mode & 0o111) or stat.S_ISDIR(node.mode)
     if node.uid == who.uid:
         given = node.mode >> 6
     elif node.gid in who.gids:
@@ -49,11 +49,11 @@ def allows(node: Node, who: Who, want: Want) -> bool:
     return given & want == want
 
 
-def closed(directories: Sequence[Node], who: Who) -> Node | None:
+def first_blocked(directories: Sequence[FileStatus], who: UserAccount) -> FileStatus | None:
     """The first directory on the way that `who` cannot pass."""
-    return next((node for node in directories if not allows(node, who, Want.EXECUTE)), None)
+    return next((node for node in directories if not allows(node, who, AccessMode.EXECUTE)), None)
 
 
-def opening(node: Node) -> str:
+def chmod_command(node: FileStatus) -> str:
     """The command that lets everybody pass through a directory without letting them list it."""
     return f"chmod a+x {node.path}"

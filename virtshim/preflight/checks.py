@@ -10,7 +10,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.hypervisor import probe
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.preflight import facts, machine, network, virtualization
-from virtshim.preflight.access import Who
+from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
 
 Check = Callable[[Settings], Sequence[Finding]]
@@ -21,9 +21,11 @@ _FORWARDING = ("net.ipv4.ip_forward",)
 _SOME_CONTAINER = ContainerId("0" * 64)
 
 
-def _qemu_user(settings: Settings) -> Who:
+def _qemu_user(settings: Settings) -> UserAccount:
     """Somebody without any rights where there is no such user: that finding stands by itself."""
-    return facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or Who("QEMU's user", -1, frozenset())
+    return facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or UserAccount(
+        "QEMU's user", -1, frozenset()
+    )
 
 
 def root(_settings: Settings) -> Sequence[Finding]:
@@ -32,11 +34,11 @@ def root(_settings: Settings) -> Sequence[Finding]:
 
 def qemu(settings: Settings) -> Sequence[Finding]:
     path = settings.libvirt.emulator
-    return [virtualization.qemu(path, facts.said([path, "--version"]))]
+    return [virtualization.qemu(path, facts.program_output([path, "--version"]))]
 
 
 def qemu_img(_settings: Settings) -> Sequence[Finding]:
-    return [virtualization.qemu_img(facts.said(["qemu-img", "--version"]))]
+    return [virtualization.qemu_img(facts.program_output(["qemu-img", "--version"]))]
 
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:
@@ -53,8 +55,8 @@ def libvirt_user(settings: Settings) -> Sequence[Finding]:
     """Not of the embedded driver, whose configuration virtshim writes itself; nothing where libvirt is not reached."""
     if _is_embedded(settings):
         return []
-    said = _ask(settings, "owner")
-    return [virtualization.runs_qemu_as(said, _qemu_user(settings))] if said.reached else []
+    program_output = _ask(settings, "owner")
+    return [virtualization.runs_qemu_as(program_output, _qemu_user(settings))] if program_output.reached else []
 
 
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
@@ -67,8 +69,8 @@ def emulator(settings: Settings) -> Sequence[Finding]:
     """Nothing where there is no vmwrapper or libvirt is not reached: those are findings already."""
     if facts.node(settings.libvirt.vmwrapper) is None:
         return []
-    said = _ask(settings, "emulator")
-    return [virtualization.emulator(settings.libvirt.vmwrapper, said)] if said.reached else []
+    program_output = _ask(settings, "emulator")
+    return [virtualization.emulator(settings.libvirt.vmwrapper, program_output)] if program_output.reached else []
 
 
 def kvm(settings: Settings) -> Sequence[Finding]:
@@ -153,7 +155,7 @@ def _is_embedded(settings: Settings) -> bool:
     return settings.libvirt.uri.startswith("qemu:///embed")
 
 
-def _ask(settings: Settings, question: str) -> virtualization.Said:
+def _ask(settings: Settings, question: str) -> virtualization.ProgramOutput:
     mine = settings.libvirt
     return facts.ask_libvirt(question, mine.uri, mine.vmwrapper, mine.qemu_user, mine.qemu_group)
 

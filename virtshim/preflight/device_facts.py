@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from virtshim.config import Settings
-from virtshim.devices.attachable import Attachable, condition_faults
+from virtshim.devices.attachable import AttachChecker, condition_faults
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import used_by_host
@@ -17,10 +17,10 @@ from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import PciAddress, PciFunction
 from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
 from virtshim.ports.devices import DeviceDrivers
-from virtshim.preflight.devices import Candidate, Surroundings
+from virtshim.preflight.devices import ExaminedFunction, HostDeviceSupport
 
 # Seconds for tapmanager to tell of one function.
-_ASKING = 1.0
+_ASK_TIMEOUT = 1.0
 _UNSAFE = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 
 
@@ -30,18 +30,18 @@ def candidates(
     claims: Mapping[str, str],
     conditions: Mapping[str, DeviceCondition],
     drivers: DeviceDrivers,
-) -> list[Candidate]:
+) -> list[ExaminedFunction]:
     """All functions but the machine's own wiring, by address. By claim: the container that holds it; what resets have shown.
     `drivers`: tells the VLANs of network cards' VFs, as far as it can be asked."""
     used = used_by_host(files)
-    attachable = Attachable(files, device_rules(settings, files))
+    attachable = AttachChecker(files, device_rules(settings, files))
     bus = PciBus(files)
     found = []
     for facts in bus.functions():
-        if not _is_wiring(facts):
+        if not _is_bridge(facts):
             claim = PciFunction(facts.address).claim
             faults = (*attachable.function_faults(facts, used), *condition_faults(conditions.get(claim)))
-            found.append(Candidate(facts, faults, claims.get(claim, ""), bus.place(facts)))
+            found.append(ExaminedFunction(facts, faults, claims.get(claim, ""), bus.place(facts)))
     vlans = _vlans([one.facts.address for one in found if one.place], drivers)
     return [dataclasses.replace(one, vlan=vlans.get(one.facts.address, "")) for one in found]
 
@@ -51,7 +51,7 @@ def _vlans(addresses: Sequence[PciAddress], drivers: DeviceDrivers) -> Mapping[P
     told = {}
     for address in addresses:
         try:
-            told[address] = drivers.function(address, _ASKING).vlan
+            told[address] = drivers.function(address, _ASK_TIMEOUT).vlan
         except (Unavailable, DeadlineExceeded):
             break
         except ShimError:  # about this one
@@ -59,11 +59,11 @@ def _vlans(addresses: Sequence[PciAddress], drivers: DeviceDrivers) -> Mapping[P
     return told
 
 
-def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> Surroundings:
+def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]) -> HostDeviceSupport:
     mine = settings.devices
     count, invalid = CdiDirectories(mine.cdi_dirs, files).survey()
     there = {f"pci:{facts.address}" for facts in PciBus(files).functions()}
-    return Surroundings(
+    return HostDeviceSupport(
         groups=PciBus(files).groups(),
         has_vfio=files.node("/dev/vfio/vfio").kind is NodeKind.CHARACTER,
         without_iommu=files.text(_UNSAFE) in ("Y", "1"),
@@ -77,6 +77,6 @@ def surroundings(settings: Settings, files: HostFiles, claims: Mapping[str, str]
     )
 
 
-def _is_wiring(facts: PciFacts) -> bool:
+def _is_bridge(facts: PciFacts) -> bool:
     """Bridges to other buses, old ones included. 0x0680 is what has no class of its own, such as NVSwitch."""
     return facts.class_code >> 16 == 0x06 and facts.class_code >> 8 != 0x0680

@@ -39,7 +39,7 @@ _USUAL: Final = frozenset({"has VFs", "in use", "kept"})
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ExaminedFunction:
     """A function with what stands in its way, and the container that has it ("" for none). `place`: which VF of which network
     card it is, `vlan`: its VLAN there; "" for others."""
 
@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class HostDeviceSupport:
     """`lockable`: bytes, None for no limit. `kubelet`: its socket, "" if it is not to be asked. `specifications`: how many
     CDI specifications are there, `invalid`: path and reason of those that cannot be used. `lost`: claims of containers on
     devices that are gone."""
@@ -68,7 +68,7 @@ class Surroundings:
     lost: Mapping[str, str]
 
 
-def rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
+def rows(candidates: Sequence[ExaminedFunction]) -> list[tuple[str, ...]]:
     """Cells as in HEAD; "-" where there is nothing to say."""
     return [
         (
@@ -86,11 +86,11 @@ def rows(candidates: Sequence[Candidate]) -> list[tuple[str, ...]]:
     ]
 
 
-def findings(candidates: Sequence[Candidate], around: Surroundings) -> list[Finding]:
+def findings(candidates: Sequence[ExaminedFunction], support: HostDeviceSupport) -> list[Finding]:
     """Errors: no VM can have any device."""
-    found = [_iommu(around), _vfio(around), _memory(around), _kubelet(around), _cdi(around)]
+    found = [_iommu(support), _vfio(support), _memory(support), _kubelet(support), _cdi(support)]
     # Without any IOMMU all of them say what one finding says.
-    told = candidates if around.groups else ()
+    told = candidates if support.groups else ()
     found += [
         warning(str(one.facts.address), fault.text, fault.remedy)
         for one in told
@@ -99,58 +99,58 @@ def findings(candidates: Sequence[Candidate], around: Surroundings) -> list[Find
     ]
     found += [
         warning("claims", f"container {holder[:_SHORT]} holds {claim}, which no longer exists", "delete its pod")
-        for claim, holder in sorted(around.lost.items())
+        for claim, holder in sorted(support.lost.items())
     ]
     return found
 
 
-def _iommu(around: Surroundings) -> Finding:
-    if around.without_iommu:
+def _iommu(support: HostDeviceSupport) -> Finding:
+    if support.without_iommu:
         text = "vfio.enable_unsafe_noiommu_mode is set, and no VM can use the devices it makes"
-        return (warning if around.groups else error)("IOMMU", text, f"unset it (/etc/modprobe.d); {IOMMU_ON}")
-    if around.groups:
-        return ok("IOMMU", f"on, {around.groups} groups")
+        return (warning if support.groups else error)("IOMMU", text, f"unset it (/etc/modprobe.d); {IOMMU_ON}")
+    if support.groups:
+        return ok("IOMMU", f"on, {support.groups} groups")
     return error("IOMMU", "off: no VM can have a PCI device", IOMMU_ON)
 
 
-def _vfio(around: Surroundings) -> Finding:
-    if around.has_vfio:
+def _vfio(support: HostDeviceSupport) -> Finding:
+    if support.has_vfio:
         return ok("VFIO", "/dev/vfio/vfio is there")
     return warning(
         "VFIO", "/dev/vfio/vfio is missing", "modprobe vfio-pci; for every start: /etc/modules-load.d/vfio.conf"
     )
 
 
-def _memory(around: Surroundings) -> Finding:
-    if around.lockable is None:
+def _memory(support: HostDeviceSupport) -> Finding:
+    if support.lockable is None:
         return ok("locked memory", "QEMU may lock as much as a guest has")
-    room = max(0, around.lockable - EXTRA) >> 20
-    text = f"QEMU may lock {around.lockable >> 20} MiB: a guest with a device can have {room} MiB at most"
+    room = max(0, support.lockable - EXTRA) >> 20
+    text = f"QEMU may lock {support.lockable >> 20} MiB: a guest with a device can have {room} MiB at most"
     return warning("locked memory", text, "LimitMEMLOCK=infinity in the unit of libvirt's daemon, then restart it")
 
 
-def _kubelet(around: Surroundings) -> Finding:
-    if not around.kubelet:
+def _kubelet(support: HostDeviceSupport) -> Finding:
+    if not support.kubelet:
         text = "not asked what it granted: no VF at a kernel driver, no vGPU of NVIDIA's plugin"
         return warning("kubelet", text, "set devices.pod_resources_socket")
-    if around.kubelet_is_there:
-        return ok("kubelet", f"reports what it granted on {around.kubelet}")
-    return warning("kubelet", f"{around.kubelet} is missing", "start kubelet, or set devices.pod_resources_socket")
+    if support.kubelet_is_there:
+        return ok("kubelet", f"reports what it granted on {support.kubelet}")
+    return warning("kubelet", f"{support.kubelet} is missing", "start kubelet, or set devices.pod_resources_socket")
 
 
-def _cdi(around: Surroundings) -> Finding:
-    if around.invalid:
-        return warning("CDI", f"cannot be used: {'; '.join(around.invalid)}", "correct them or remove them")
-    return ok("CDI", f"{around.specifications} specifications in {', '.join(around.cdi_dirs) or 'no directory'}")
+def _cdi(support: HostDeviceSupport) -> Finding:
+    if support.invalid:
+        return warning("CDI", f"cannot be used: {'; '.join(support.invalid)}", "correct them or remove them")
+    return ok("CDI", f"{support.specifications} specifications in {', '.join(support.cdi_dirs) or 'no directory'}")
 
 
-def _verdict(one: Candidate) -> str:
+def _verdict(one: ExaminedFunction) -> str:
     if one.faults:
         return f"no: {one.faults[0].brief}"
     return "yes" if one.facts.is_vfio else "yes, bound on use"
 
 
-def _virtual(one: Candidate) -> str:
+def _virtual(one: ExaminedFunction) -> str:
     facts = one.facts
     if one.place:
         return one.place + (f", VLAN {one.vlan}" if one.vlan else "")

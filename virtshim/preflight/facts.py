@@ -14,24 +14,24 @@ from tapmanager import protocol
 from virtshim import process
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.hypervisor import embed
-from virtshim.preflight.access import Node, Who
-from virtshim.preflight.machine import Cgroups, Room
-from virtshim.preflight.virtualization import AppArmor, Rules, Said
+from virtshim.preflight.access import FileStatus, UserAccount
+from virtshim.preflight.machine import Cgroups, FreeSpace
+from virtshim.preflight.virtualization import AppArmor, AppArmorProfile, ProgramOutput
 
 # A little less than a whole check may take (`runner.LIMIT`), so that the cause is told and not just the limit.
 _PROGRAM_LIMIT = 13.0
 _APPARMOR = "/etc/apparmor.d"
 
 
-def node(path: str) -> Node | None:
+def node(path: str) -> FileStatus | None:
     """None if it is not there or cannot be seen."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
-        return Node(path, found.st_mode, found.st_uid, found.st_gid)
+        return FileStatus(path, found.st_mode, found.st_uid, found.st_gid)
     return None
 
 
-def directories(path: str) -> list[Node]:
+def directories(path: str) -> list[FileStatus]:
     """What exists of `path` from / down, links followed as a process would."""
     real = Path(os.path.realpath(path))
     found = (node(str(part)) for part in (*reversed(real.parents), real))
@@ -43,14 +43,14 @@ def is_character_device(path: str) -> bool:
     return found is not None and stat.S_ISCHR(found.mode)
 
 
-def user(name: str, group: str = "") -> Who | None:
+def user(name: str, group: str = "") -> UserAccount | None:
     """The user with all groups, `group` among them; "" is the distribution's own for QEMU. None if there is no such user or
     group."""
     try:
         found = embed.qemu_user(name, group)
     except ShimError:
         return None
-    return Who(found.name, found.uid, frozenset({found.gid, *os.getgrouplist(found.name, found.gid)}))
+    return UserAccount(found.name, found.uid, frozenset({found.gid, *os.getgrouplist(found.name, found.gid)}))
 
 
 def text(path: str) -> str:
@@ -60,11 +60,11 @@ def text(path: str) -> str:
     return ""
 
 
-def room(path: str) -> Room:
+def room(path: str) -> FreeSpace:
     """Raises OSError."""
     there = directories(path)[-1].path
     free = os.statvfs(there)
-    return Room(path, free.f_bavail * free.f_frsize, free.f_favail if free.f_files else None)
+    return FreeSpace(path, free.f_bavail * free.f_frsize, free.f_favail if free.f_files else None)
 
 
 def cgroups() -> Cgroups:
@@ -80,27 +80,29 @@ def systemd_runs() -> bool:
     return os.path.isdir("/run/systemd/system")
 
 
-def said(argv: Sequence[str]) -> Said:
+def program_output(argv: Sequence[str]) -> ProgramOutput:
     """A program's standard output, or why there is none."""
     try:
         done = process.run(argv, timeout=_PROGRAM_LIMIT)
     except ShimError as exc:
-        return Said(trouble=str(exc), late=isinstance(exc, DeadlineExceeded))
+        return ProgramOutput(trouble=str(exc), late=isinstance(exc, DeadlineExceeded))
     if done.returncode != 0:
-        return Said(trouble=done.words())
-    return Said(text=done.stdout.decode(errors="replace").strip())
+        return ProgramOutput(trouble=done.words())
+    return ProgramOutput(text=done.stdout.decode(errors="replace").strip())
 
 
-def ask_libvirt(question: str, uri: str, *rest: str) -> Said:
+def ask_libvirt(question: str, uri: str, *rest: str) -> ProgramOutput:
     """`libvirt_child` says which questions there are."""
-    answer = said([sys.executable, "-m", "virtshim.preflight.libvirt_child", question, uri, *rest])
+    answer = program_output([sys.executable, "-m", "virtshim.preflight.libvirt_child", question, uri, *rest])
     if answer.trouble:
         return answer
     try:
         fields = json.loads(answer.text.splitlines()[-1])
-        return Said(str(fields.get("text", "")), str(fields.get("trouble", "")), reached=fields["reached"] is True)
+        return ProgramOutput(
+            str(fields.get("text", "")), str(fields.get("trouble", "")), reached=fields["reached"] is True
+        )
     except (ValueError, AttributeError, LookupError, TypeError):
-        return Said(trouble=f"unclear answer: {answer.text[:80]!r}")
+        return ProgramOutput(trouble=f"unclear answer: {answer.text[:80]!r}")
 
 
 def apparmor() -> AppArmor:
@@ -108,9 +110,9 @@ def apparmor() -> AppArmor:
     return AppArmor(enabled, _rules("usr.sbin.libvirtd"), _rules("abstractions/libvirt-qemu"))
 
 
-def _rules(name: str) -> Rules:
+def _rules(name: str) -> AppArmorProfile:
     profile, additions = text(f"{_APPARMOR}/{name}"), f"{_APPARMOR}/local/{name}"
-    return Rules(f"{profile}\n{text(additions)}" if profile else "", additions)
+    return AppArmorProfile(f"{profile}\n{text(additions)}" if profile else "", additions)
 
 
 def file_names(directory: str) -> list[str]:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from virtshim.preflight.access import Node, Who, closed, opening
+from virtshim.preflight.access import FileStatus, UserAccount, chmod_command, first_blocked
 from virtshim.preflight.finding import Finding, error, ok, warning
 
 _GIB = 1 << 30
@@ -28,7 +28,7 @@ class Cgroups(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSpace:
     """Free for root on the file system of `path`; `inodes` None where the file system does not count them."""
 
     path: str
@@ -90,7 +90,7 @@ def libvirt_cgroups(qemu_conf: str) -> Finding:
     )
 
 
-def room(found: Room) -> Finding:
+def room(found: FreeSpace) -> Finding:
     subject = "disk room"
     inodes = "" if found.inodes is None else f", {found.inodes} inodes"
     text = f"{found.path}: {found.bytes / _GIB:.1f} GiB free{inodes}"
@@ -117,13 +117,13 @@ def sockets(paths: Sequence[str]) -> Finding:
     return ok("socket paths", f"at most {length} of {_LONGEST_SOCKET_PATH} bytes")
 
 
-def reach(setting: str, path: str, directories: Sequence[Node], who: Who) -> Finding:
+def reach(setting: str, path: str, directories: Sequence[FileStatus], who: UserAccount) -> Finding:
     """`directories`: what exists of `path` from / down, itself included."""
-    barrier = closed(directories, who)
+    barrier = first_blocked(directories, who)
     if barrier is None:
         return ok(setting, f"{path} can be reached by {who.name}")
     return error(
         setting,
         f"{path} cannot be reached by {who.name}, who runs QEMU: {barrier.path} has mode {barrier.permissions}",
-        f"set {setting} to another place, or {opening(barrier)}",
+        f"set {setting} to another place, or {chmod_command(barrier)}",
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtshim.preflight.access import Node, Want, Who, allows, closed, opening
+from virtshim.preflight.access import AccessMode, FileStatus, UserAccount, allows, chmod_command, first_blocked
 from virtshim.preflight.finding import Finding, error, ok, warning
 
 _OLDEST_QEMU = (6, 2)
@@ -14,7 +14,7 @@ _VERSION = re.compile(r"version (\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ProgramOutput:
     """A program's words: `text` if it worked, else `trouble`; `late` if it did not end in time. `reached` is False for a
     question to libvirt that did not get so far."""
 
@@ -24,27 +24,31 @@ class Said:
     reached: bool = True
 
 
-def qemu(path: str, said: Said) -> Finding:
-    """`said`: the answer to --version."""
-    if said.trouble:
-        return error("QEMU", f"{path}: {said.trouble}", "apt-get install qemu-system-x86, or correct libvirt.emulator")
-    found = _VERSION.search(said.text)
+def qemu(path: str, program_output: ProgramOutput) -> Finding:
+    """`program_output`: the answer to --version."""
+    if program_output.trouble:
+        return error(
+            "QEMU", f"{path}: {program_output.trouble}", "apt-get install qemu-system-x86, or correct libvirt.emulator"
+        )
+    found = _VERSION.search(program_output.text)
     if found is None:
-        return error("QEMU", f"{path} does not report a version: {said.text[:80]!r}", "correct libvirt.emulator")
+        return error(
+            "QEMU", f"{path} does not report a version: {program_output.text[:80]!r}", "correct libvirt.emulator"
+        )
     version = (int(found[1]), int(found[2]))
     if version < _OLDEST_QEMU:
         return error("QEMU", f"{path} is version {found[1]}.{found[2]}; 6.2 is needed", "install a newer QEMU")
     return ok("QEMU", f"{path}, version {found[1]}.{found[2]}")
 
 
-def qemu_img(said: Said) -> Finding:
-    if said.trouble:
-        return error("qemu-img", f"{said.trouble}", "apt-get install qemu-utils")
-    found = _VERSION.search(said.text)
+def qemu_img(program_output: ProgramOutput) -> Finding:
+    if program_output.trouble:
+        return error("qemu-img", f"{program_output.trouble}", "apt-get install qemu-utils")
+    found = _VERSION.search(program_output.text)
     return ok("qemu-img", f"version {found[1]}.{found[2]}" if found else "runs")
 
 
-def qemu_user(wanted: str, who: Who | None, tapmanagers: Who | None) -> Finding:
+def qemu_user(wanted: str, who: UserAccount | None, tapmanagers: UserAccount | None) -> Finding:
     """`wanted`: user and group as set, "" for the distribution's own; `tapmanagers`: whom tapmanager serves."""
     if who is None:
         named = f"there is no user or group {wanted}" if wanted else "this machine has no user for QEMU"
@@ -63,7 +67,7 @@ def qemu_user(wanted: str, who: Who | None, tapmanagers: Who | None) -> Finding:
     return ok("QEMU user", f"{who.name} ({who.uid})")
 
 
-def kvm(domain_type: str, device: Node | None, who: Who) -> Finding:
+def kvm(domain_type: str, device: FileStatus | None, who: UserAccount) -> Finding:
     """The device file only; whether a guest boots with it is another finding."""
     if device is None:
         text, remedy = "/dev/kvm is missing", "turn virtualization on in the firmware, or nested for a VM; modprobe kvm"
@@ -72,7 +76,7 @@ def kvm(domain_type: str, device: Node | None, who: Who) -> Finding:
         if domain_type == "auto":
             return warning("/dev/kvm", f"{text}: VMs run in software (TCG), ten times slower", remedy)
         return ok("/dev/kvm", f'{text}; not needed with libvirt.domain_type = "qemu"')
-    if allows(device, who, Want.READ | Want.WRITE):
+    if allows(device, who, AccessMode.READ | AccessMode.WRITE):
         return ok("/dev/kvm", f"open to {who.name} (mode {device.permissions})")
     remedy = "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm (the distribution's udev rule does this at boot)"
     text = f"/dev/kvm has mode {device.permissions} and {who.name} cannot open it"
@@ -91,21 +95,21 @@ def boot(domain_type: str, works: bool, why: str) -> Finding:
     return warning("KVM", f"{why}; VMs run in software (TCG), ten times slower", remedy)
 
 
-def vmwrapper(path: str, file: Node | None, directories: Sequence[Node], who: Who) -> Finding:
+def vmwrapper(path: str, file: FileStatus | None, directories: Sequence[FileStatus], who: UserAccount) -> Finding:
     """`directories`: those on the way to the file, from / down."""
     subject = "vmwrapper"
     if file is None:
         return error(
             subject, f"{path} is missing", f"write it with virtshim's Python: python -m vmwrapper.bundle {path}"
         )
-    barrier = closed(directories, who)
+    barrier = first_blocked(directories, who)
     if barrier is not None:
         return error(
             subject,
             f"{path} cannot be reached by {who.name}: {barrier.path} has mode {barrier.permissions}",
-            f"{opening(barrier)}, or put vmwrapper elsewhere (libvirt.vmwrapper)",
+            f"{chmod_command(barrier)}, or put vmwrapper elsewhere (libvirt.vmwrapper)",
         )
-    if not allows(file, who, Want.READ | Want.EXECUTE):
+    if not allows(file, who, AccessMode.READ | AccessMode.EXECUTE):
         return error(
             subject,
             f"{path} has mode {file.permissions}: {who.name} cannot read and execute it",
@@ -114,30 +118,30 @@ def vmwrapper(path: str, file: Node | None, directories: Sequence[Node], who: Wh
     return ok(subject, f"{path} can be run by {who.name}")
 
 
-def libvirt(uri: str, said: Said) -> Finding:
-    if not said.trouble:
-        return ok("libvirt", f"{uri}, version {said.text}")
+def libvirt(uri: str, program_output: ProgramOutput) -> Finding:
+    if not program_output.trouble:
+        return ok("libvirt", f"{uri}, version {program_output.text}")
     embedded = uri.startswith("qemu:///embed")
     remedy = (
         "apt-get install libvirt-daemon-driver-qemu"
         if embedded
         else "apt-get install libvirt-daemon-system; systemctl enable --now libvirtd.socket; or correct libvirt.uri"
     )
-    return error("libvirt", f"{uri}: {said.trouble}", remedy)
+    return error("libvirt", f"{uri}: {program_output.trouble}", remedy)
 
 
-def runs_qemu_as(said: Said, who: Who) -> Finding:
-    """`said.text`: libvirt's `+UID:+GID`, "" if it changes no owners."""
+def runs_qemu_as(program_output: ProgramOutput, who: UserAccount) -> Finding:
+    """`program_output.text`: libvirt's `+UID:+GID`, "" if it changes no owners."""
     subject = "libvirt's user"
-    if said.trouble:
+    if program_output.trouble:
         return warning(
             subject,
-            f"libvirt does not describe this node: {said.trouble}",
+            f"libvirt does not describe this node: {program_output.trouble}",
             "look into its log; when it takes long, the finding about /dev/kvm says why",
         )
-    if not said.text:
+    if not program_output.text:
         return ok(subject, "libvirt does not change owners of files")
-    uid = said.text.split(":")[0].lstrip("+")
+    uid = program_output.text.split(":")[0].lstrip("+")
     if uid != str(who.uid):
         return error(
             subject,
@@ -147,25 +151,25 @@ def runs_qemu_as(said: Said, who: Who) -> Finding:
     return ok(subject, f"libvirt runs QEMU as {who.name}")
 
 
-def emulator(path: str, said: Said) -> Finding:
-    """`said`: whether libvirt could start vmwrapper and ask the QEMU behind it what it can do."""
-    if not said.trouble:
+def emulator(path: str, program_output: ProgramOutput) -> Finding:
+    """`program_output`: whether libvirt could start vmwrapper and ask the QEMU behind it what it can do."""
+    if not program_output.trouble:
         return ok("emulator", f"libvirt accepts {path} in QEMU's place")
-    if said.late:
+    if program_output.late:
         return warning(
             "emulator",
-            f"libvirt takes long to examine {path}: {said.trouble}",
+            f"libvirt takes long to examine {path}: {program_output.trouble}",
             "run the check again: libvirt caches the result; if it never ends, the finding about /dev/kvm says why",
         )
     return error(
         "emulator",
-        f"libvirt cannot use {path} in QEMU's place: {said.trouble}",
+        f"libvirt cannot use {path} in QEMU's place: {program_output.trouble}",
         f"run `{path} --version` as the QEMU user; it must print QEMU's version",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AppArmorProfile:
     """An AppArmor profile as it stands on this node, its local additions included; "" if it is not there. `additions` is
     the file for the node's own rules."""
 
@@ -178,8 +182,8 @@ class AppArmor:
     """`daemon` confines libvirt itself, `guests` each QEMU."""
 
     enabled: bool
-    daemon: Rules
-    guests: Rules
+    daemon: AppArmorProfile
+    guests: AppArmorProfile
 
 
 def apparmor(facts: AppArmor, wrapper: str, tapmanager_socket: str) -> Finding:

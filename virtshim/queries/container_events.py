@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 _ROOM: Final = 1024
 
 
-class Change(enum.Enum):
+class EventType(enum.Enum):
     CREATED = "created"
     STARTED = "started"
     STOPPED = "stopped"
@@ -30,11 +30,11 @@ class Change(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PodChange:
+class ContainerEvent:
     """`id` is the sandbox's or the container's, whichever changed; `at` nanoseconds since the epoch, strictly increasing.
     `sandbox` and `containers` are the pod as it was then; with what was deleted, as it was last."""
 
-    kind: Change
+    kind: EventType
     id: str
     at: int
     sandbox: Sandbox
@@ -42,17 +42,17 @@ class PodChange:
 
 
 class Subscription:
-    """One listener: a bounded queue. Made by `Announcer.subscribe`; used by one thread, closed from any."""
+    """One listener: a bounded queue. Made by `EventBroadcaster.subscribe`; used by one thread, closed from any."""
 
     def __init__(self, forget: Callable[[Subscription], None], on_drop: Callable[[], object]) -> None:
         self._forget = forget
         self._on_drop = on_drop
         self._changed = threading.Condition()
-        self._waiting: deque[PodChange] = deque()
+        self._waiting: deque[ContainerEvent] = deque()
         self._closed = False
         self._error: ShimError | None = None
 
-    def next(self) -> PodChange | None:
+    def next(self) -> ContainerEvent | None:
         """Waits for the next change; None after `close`. Raises ResourceExhausted if this listener was too slow (what
         waited is lost), Unavailable when the daemon stops."""
         with self._changed:
@@ -69,7 +69,7 @@ class Subscription:
             self._changed.notify_all()
         self._forget(self)
 
-    def offer(self, change: PodChange) -> bool:
+    def offer(self, change: ContainerEvent) -> bool:
         """False if there is no room: then the subscription is over."""
         with self._changed:
             if len(self._waiting) < _ROOM:
@@ -88,7 +88,7 @@ class Subscription:
             self._changed.notify_all()
 
 
-class Announcer:
+class EventBroadcaster:
     """`most`: listeners at once (each may hold a thread of the caller's)."""
 
     def __init__(self, stamps: Stamps, most: int) -> None:
@@ -99,7 +99,7 @@ class Announcer:
         self._closed = False
 
     @property
-    def is_heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether anybody listens."""
         return bool(self._listeners)
 
@@ -117,11 +117,13 @@ class Announcer:
             self._listeners.append(made)
             return made
 
-    def publish(self, kinds: Sequence[Change], changed: str, sandbox: Sandbox, containers: Sequence[Container]) -> None:
+    def publish(
+        self, kinds: Sequence[EventType], changed: str, sandbox: Sandbox, containers: Sequence[Container]
+    ) -> None:
         """Call after the record is written, and for one change after the other: `at` then tells their order."""
         with self._lock:
             for kind in kinds:
-                change = PodChange(kind, changed, self._stamps.next(), sandbox, tuple(containers))
+                change = ContainerEvent(kind, changed, self._stamps.next(), sandbox, tuple(containers))
                 slow = [listener for listener in self._listeners if not listener.offer(change)]
                 for listener in slow:
                     self._listeners.remove(listener)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.layout import Layout, disk_of
+from virtshim.domain.layout import Layout, root_disk_of
 from virtshim.domain.sandbox import Sandbox
-from virtshim.passthrough.inspection import FunctionFacts
+from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords
@@ -35,7 +35,7 @@ class NodeStatus:
     records: StateRecords
     unfinished: Callable[[], Mapping[str, str]]
     layout: Layout
-    functions: FunctionFacts
+    functions: FunctionInspection
     broken_devices: Callable[[], Mapping[PciAddress, str]]
 
     def conditions(self) -> Sequence[Condition]:
@@ -75,7 +75,7 @@ class NodeStatus:
             "domainUUID": container.domain_uuid,
             "phase": container.phase.value,
             "trouble": container.trouble,
-            "rootDisk": disk_of(self.layout, container),
+            "rootDisk": root_disk_of(self.layout, container),
             "consoleLog": self.layout.console_log(container.id),
             "consoleSocket": self.layout.console_socket(container.id),
             "agentSocket": self.layout.agent_socket(container.id),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.lifecycle.images import ImageUse
-from virtshim.ports.recovery import VmCensus
+from virtshim.lifecycle.images import ImageService
+from virtshim.ports.recovery import VmInventory
 from virtshim.primitives.inflight import PodLocks
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
 from virtshim.recovery.recover import Recover, Survey
-from virtshim.recovery.repairs import Repairs, Workbench
+from virtshim.recovery.repairs import RepairRunner, Repairs
 
 # One repair, and all that are stuck together in one round, in seconds. What is not done by then is left to the reconciler.
 _LIMIT: Final = 15.0
@@ -24,18 +24,23 @@ class Recovery:
     reconcile: Reconcile
 
 
-def workbench() -> Workbench:
-    return Workbench(_LIMIT, _BUDGET)
+def repair_runner() -> RepairRunner:
+    return RepairRunner(_LIMIT, _BUDGET)
 
 
 def recovery(
-    repairs: Repairs, bench: Workbench, census: VmCensus, images: ImageUse, locks: PodLocks, interval: float
+    repairs: Repairs,
+    runner: RepairRunner,
+    inventory: VmInventory,
+    images: ImageService,
+    locks: PodLocks,
+    interval: float,
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
-    survey = Survey(repairs.records, census, repairs.networks, repairs.disks, repairs.timeout)
+    survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout)
     resets = repairs.remove_container.devices.resets
-    rebuild = Rebuild(repairs.records, census, repairs.networks, repairs.timeout)
+    rebuild = Rebuild(repairs.records, inventory, repairs.networks, repairs.timeout)
     return Recovery(
-        Recover(survey, rebuild, repairs, bench, images, resets),
-        Reconcile(repairs.records, survey, repairs, bench, images, locks, repairs.clock, interval, resets),
+        Recover(survey, rebuild, repairs, runner, images, resets),
+        Reconcile(repairs.records, survey, repairs, runner, images, locks, repairs.clock, interval, resets),
     )

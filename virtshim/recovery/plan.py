@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.pod_disk import pod_part
+from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.domain.vm import OwnedDomain
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NodeState:
     """What was read. Each part was read without error, or there is no plan at all. `in_doubt`: single records or domains
     could not be read, so what seems to be without a record may have one."""
 
@@ -23,7 +23,7 @@ class Found:
     domains: Sequence[OwnedDomain]
     networks: frozenset[SandboxId]
     directories: frozenset[ContainerId]
-    pods_kept: frozenset[str]
+    pods_with_disks: frozenset[str]
     rebooted: bool
     in_doubt: bool = False
 
@@ -53,7 +53,7 @@ class Plan:
         return dataclasses.replace(self, stray_domains=(), stray_networks=(), stray_directories=(), stray_pod_disks=())
 
 
-def plan(found: Found) -> Plan:
+def plan(found: NodeState) -> Plan:
     known = {container.id for container in found.containers}
     sandboxes = {sandbox.id for sandbox in found.sandboxes}
     on = {domain.container_id for domain in found.domains if not domain.state.has_ended}
@@ -76,13 +76,13 @@ def plan(found: Found) -> Plan:
         unwanted_domains=tuple(d for d in found.domains if d.container_id in exited and d.state.is_on),
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
-        stray_pod_disks=tuple(sorted(found.pods_kept - {pod_part(s.key) for s in found.sandboxes})),
+        stray_pod_disks=tuple(sorted(found.pods_with_disks - {pod_hash(s.key) for s in found.sandboxes})),
         checkpoints=tuple(c for c in found.containers if c.checkpointing or c.frozen),
     )
     return todo.without_deletions() if found.in_doubt else todo
 
 
-def _is_orphan(container: Container, sandboxes: set[SandboxId], found: Found) -> bool:
+def _is_orphan(container: Container, sandboxes: set[SandboxId], found: NodeState) -> bool:
     """Its sandbox's record is positively not there."""
     known = container.phase is not ContainerPhase.UNKNOWN and not found.in_doubt
     return known and container.sandbox_id not in sandboxes

@@ -15,7 +15,7 @@ from virtshim.domain.image import UNKNOWN_IMAGE
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 from virtshim.domain.vm import OwnedDomain
 from virtshim.ports.network import AttachRequest
-from virtshim.ports.recovery import KnownNetworks, Remembered, StateRecords, VmCensus
+from virtshim.ports.recovery import DomainMetadata, KnownNetworks, StateRecords, VmInventory
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class Rebuild:
     """`timeout`: seconds for a call to tapmanager."""
 
     records: StateRecords
-    census: VmCensus
+    inventory: VmInventory
     networks: KnownNetworks
     timeout: float
 
@@ -43,12 +43,12 @@ class Rebuild:
         return lost if there is None else there.phase is ContainerPhase.UNKNOWN
 
     def _restore(self, domain: OwnedDomain, *, lost: bool) -> None:
-        remembered = self.census.remembered(domain.uuid)
+        domain_metadata = self.inventory.domain_metadata(domain.uuid)
         try:
-            sandbox, container = self._read(domain, remembered)
+            sandbox, container = self._read(domain, domain_metadata)
         except InternalError as exc:
             log.warning("rebuild.bare", vm=domain.name, container=domain.container_id.short, why=str(exc))
-            sandbox, container = self._bare(domain, remembered)
+            sandbox, container = self._bare(domain, domain_metadata)
         if self.records.sandboxes.get(sandbox.id) is None or sandbox.id.value in self.records.unreadable():
             self.records.sandboxes.put(sandbox)
         if self._wants_container(domain, lost=lost):
@@ -69,24 +69,24 @@ class Rebuild:
         held = (*container.granted.claims, *(before.claims if before else ()))
         return dataclasses.replace(container, claims=tuple(dict.fromkeys(held)) if domain.state.is_on else ())
 
-    def _read(self, domain: OwnedDomain, remembered: Remembered) -> tuple[Sandbox, Container]:
+    def _read(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
         """Raises InternalError."""
-        if not remembered.record:
+        if not domain_metadata.record:
             raise InternalError("its definition was written by a version that did not record the pod in it")
-        sandbox, container = self.records.from_text(remembered.record)
+        sandbox, container = self.records.from_text(domain_metadata.record)
         if (sandbox.id, container.id) != (domain.sandbox_id, domain.container_id):
             raise InternalError("its definition describes a different container than its owner mark")
-        network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=remembered.fetch_key)
+        network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=domain_metadata.fetch_key)
         # Whether the network is still there is seen by what follows, as after each start.
         phase = SandboxPhase.READY if network else SandboxPhase.NOT_READY
         return (
             dataclasses.replace(sandbox, network=network, phase=phase),
-            _alive(domain, remembered, dataclasses.replace(container, domain_uuid=str(domain.uuid))),
+            _alive(domain, domain_metadata, dataclasses.replace(container, domain_uuid=str(domain.uuid))),
         )
 
-    def _bare(self, domain: OwnedDomain, remembered: Remembered) -> tuple[Sandbox, Container]:
+    def _bare(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
         """Names and ids: enough for the VM to be seen, stopped and removed."""
-        namespace, pod, name = ([*remembered.title.split("/"), "", "", ""])[:3]
+        namespace, pod, name = ([*domain_metadata.title.split("/"), "", "", ""])[:3]
         known = self.networks.pod_of(domain.sandbox_id, self.timeout)
         key = known or PodKey(namespace, pod, "", 0)
         labels = {
@@ -110,11 +110,11 @@ class Rebuild:
             domain_uuid=str(domain.uuid),
             created_at=1,
         )
-        return sandbox, _alive(domain, remembered, container)
+        return sandbox, _alive(domain, domain_metadata, container)
 
 
-def _alive(domain: OwnedDomain, remembered: Remembered, container: Container) -> Container:
+def _alive(domain: OwnedDomain, domain_metadata: DomainMetadata, container: Container) -> Container:
     """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start."""
-    if domain.state.is_on or remembered.has_run:
+    if domain.state.is_on or domain_metadata.has_run:
         return dataclasses.replace(container, phase=ContainerPhase.RUNNING, started_at=container.created_at)
     return dataclasses.replace(container, phase=ContainerPhase.CREATED)

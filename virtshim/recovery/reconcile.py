@@ -14,14 +14,14 @@ from typing import Final
 import structlog
 
 from virtshim.domain.errors import ShimError
-from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.clock import Clock
 from virtshim.ports.recovery import StateRecords
 from virtshim.primitives.inflight import PodLocks
 from virtshim.recovery.plan import plan
 from virtshim.recovery.recover import Survey
-from virtshim.recovery.repairs import FOLLOW, Repair, Repairs, Workbench
+from virtshim.recovery.repairs import FOLLOW, Repair, RepairRunner, Repairs
 
 log = structlog.get_logger(__name__)
 
@@ -36,8 +36,8 @@ class Reconcile:
     records: StateRecords
     survey: Survey
     repairs: Repairs
-    workbench: Workbench
-    images: ImageUse
+    repair_runner: RepairRunner
+    images: ImageService
     locks: PodLocks
     clock: Clock
     interval: float
@@ -55,7 +55,7 @@ class Reconcile:
                 log.exception("reconcile.broken")  # the edge of a thread: the next look must come
 
     def _pause(self) -> float:
-        return min(self.interval, _AGE) if self._seen or self.workbench.unfinished() else self.interval
+        return min(self.interval, _AGE) if self._seen or self.repair_runner.unfinished() else self.interval
 
     def look(self) -> None:
         """One look. Raises what reading raises; then nothing was changed."""
@@ -63,11 +63,11 @@ class Reconcile:
         if trouble := self.records.trouble():
             log.critical("database.damaged", error=trouble)
             return
-        before = self.workbench.unfinished()
+        before = self.repair_runner.unfinished()
         found = [repair for repair in self._differences() if repair.what != FOLLOW or repair.name in before]
         now = self.clock.monotonic()
         self._seen = {repair.name: self._seen.get(repair.name, now) for repair in found}
-        left = self.workbench.begin_round(self._seen)
+        left = self.repair_runner.begin_round(self._seen)
         for repair in found:
             if now - self._seen[repair.name] >= _AGE:
                 left = self._make(repair, left)
@@ -84,7 +84,7 @@ class Reconcile:
     def _make(self, repair: Repair, left: float) -> float:
         if repair.pod is not None and self.locks.is_busy(repair.pod):
             return left
-        return self.workbench.make(repair.guarded(self._alone), left)
+        return self.repair_runner.make(repair.guarded(self._alone), left)
 
     def _alone(self, repair: Repair) -> None:
         """On the repair's own thread."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.lifecycle.images import ImageUse
+from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.network import PodNetworks
-from virtshim.ports.recovery import StateRecords, VmCensus
-from virtshim.recovery.plan import Found, Plan, plan
+from virtshim.ports.recovery import StateRecords, VmInventory
+from virtshim.recovery.plan import NodeState, Plan, plan
 from virtshim.recovery.rebuild import Rebuild
-from virtshim.recovery.repairs import Repairs, Workbench
+from virtshim.recovery.repairs import RepairRunner, Repairs
 
 log = structlog.get_logger(__name__)
 
@@ -23,18 +23,18 @@ class Survey:
     """Reads what there is. `timeout`: seconds for a call to tapmanager."""
 
     records: StateRecords
-    census: VmCensus
+    inventory: VmInventory
     networks: PodNetworks
     disks: RootDisks
     timeout: float
 
-    def take(self, rebuild: Rebuild | None = None, *, lost: bool = False, rebooted: bool = False) -> Found:
+    def take(self, rebuild: Rebuild | None = None, *, lost: bool = False, rebooted: bool = False) -> NodeState:
         """The world first, then the records: a record is written before anything is made, so what was seen in the world and
         has no record now is really without one. Raises what reading raises."""
-        there = self.census.take()
+        there = self.inventory.take()
         networks = self.networks.attached(self.timeout)
         directories = self.disks.existing()
-        pods_kept = self.disks.pods_kept()
+        pods_with_disks = self.disks.pods_with_disks()
         if rebuild is not None:
             rebuild.run(there.owned, lost=lost)
         containers = self.records.containers.all()
@@ -42,13 +42,13 @@ class Survey:
         for container, node in (there.other_nodes or {}).items():
             if container in directories:
                 log.warning("domain.of_another_node", container=container.short, node=node, why="its disk is here")
-        return Found(
+        return NodeState(
             sandboxes=sandboxes,
             containers=containers,
             domains=there.owned,
             networks=networks - there.other_sandboxes,
             directories=directories - (there.other_nodes or {}).keys(),
-            pods_kept=pods_kept,
+            pods_with_disks=pods_with_disks,
             rebooted=rebooted,
             in_doubt=bool(there.unreadable or self.records.unreadable()),
         )
@@ -59,8 +59,8 @@ class Recover:
     survey: Survey
     rebuild: Rebuild
     repairs: Repairs
-    workbench: Workbench
-    images: ImageUse
+    repair_runner: RepairRunner
+    images: ImageService
     resets: DeviceResets
 
     def run(self, *, rebooted: bool, lost: bool = False) -> None:
@@ -71,16 +71,16 @@ class Recover:
         todo = plan(found)
         if lost:
             self.images.adopt()
-            _tell_what_nobody_remembers(todo)
+            _log_unknown_pods(todo)
             todo = (
                 todo.without_deletions()
             )  # kubelet has had no time to ask for what it misses: the reconciler looks again
-        left = self.workbench.begin_round()
+        left = self.repair_runner.begin_round()
         for repair in self.repairs.of(todo, rebooted=rebooted):
-            left = self.workbench.make(repair, left)
+            left = self.repair_runner.make(repair, left)
         if not (lost or found.in_doubt):  # a VM that could not be read may have them
             for repair in self.repairs.idle_devices():
-                left = self.workbench.make(repair, left)
+                left = self.repair_runner.make(repair, left)
         if rebooted:
             self.resets.forget()
         self.images.collect_all()
@@ -90,11 +90,11 @@ class Recover:
             containers=len(found.containers),
             running=len(todo.follow),
             unreadable=list(self.survey.records.unreadable()),
-            unfinished=list(self.workbench.unfinished()),
+            unfinished=list(self.repair_runner.unfinished()),
         )
 
 
-def _tell_what_nobody_remembers(todo: Plan) -> None:
+def _log_unknown_pods(todo: Plan) -> None:
     """What is here of pods that have no VM."""
     networks = [sandbox.short for sandbox in todo.stray_networks]
     directories = [container.short for container in todo.stray_directories]

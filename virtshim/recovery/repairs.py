@@ -18,9 +18,9 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import OwnedDomain
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.container_logs import Logs
-from virtshim.lifecycle.entrypoints import ContainerCommands
-from virtshim.lifecycle.record_exit import Exits, how_it_ended
+from virtshim.lifecycle.container_logs import ContainerLogs
+from virtshim.lifecycle.entrypoints import EntrypointRunner
+from virtshim.lifecycle.record_exit import ExitRecorder, how_it_ended
 from virtshim.lifecycle.remove_container import RemoveContainer
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
@@ -68,12 +68,12 @@ class Repairs:
     records: StateRecords
     hypervisor: Hypervisor
     networks: KnownNetworks
-    logs: Logs
+    logs: ContainerLogs
     disks: RootDisks
-    exits: Exits
+    exits: ExitRecorder
     remove_container: RemoveContainer
     checkpoints: CheckpointContainer
-    commands: ContainerCommands
+    entrypoints: EntrypointRunner
     clock: Clock
     timeout: float
 
@@ -83,14 +83,14 @@ class Repairs:
         yield from self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
         yield from self._each("half-made container", todo.undo_containers, self.remove_container.remove)
         yield from self._each("stray directory", todo.stray_directories, self.disks.delete)
-        yield from self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_kept)
+        yield from self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_pod_disks)
         yield from self._each("started container", todo.adopt, self._adopt)
         yield from self._each(FOLLOW, todo.follow, self._follow)
         yield from self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
         yield from self._each("half-made sandbox", todo.undo_sandboxes, self._undo_sandbox)
         yield from self._each("sandbox without network", todo.lost_networks, self._lost_network)
         yield from self._each("stray network", todo.stray_networks, self._drop_network)
-        yield from self._each("unfinished checkpoint", todo.checkpoints, self.checkpoints.finish_left)
+        yield from self._each("unfinished checkpoint", todo.checkpoints, self.checkpoints.finish_leftover)
 
     def idle_devices(self) -> Iterator[Repair]:
         """Devices that were borrowed for containers which have gone: after all others, which may set them free."""
@@ -133,11 +133,11 @@ class Repairs:
         self.logs.open(container)
         running = container.running(self.clock.now_ns())
         self.records.containers.replace(running)
-        self.commands.follow(running)
+        self.entrypoints.follow(running)
 
     def _follow(self, container: Container) -> None:
         self.logs.open(container)
-        self.commands.follow(container)
+        self.entrypoints.follow(container)
 
     def _settle(self, container: Container) -> None:
         self.exits.settle(container.id)
@@ -173,7 +173,7 @@ class _Attempt:
         self.over.set()
 
 
-class Workbench:
+class RepairRunner:
     """Makes repairs one after another, each for `limit` seconds at most: then it is left behind on its thread, and the next
     one's turn comes. `budget` bounds, in seconds, how long one round may wait for such repairs."""
 

@@ -15,14 +15,14 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.vm import OwnedDomain, PauseReason, Power
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
-from virtshim.lifecycle.guest_freeze import CareForGuests
-from virtshim.lifecycle.record_exit import Exits
+from virtshim.lifecycle.guest_freeze import GuestFreezer
+from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.passthrough.health import DeviceHealth
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
-from virtshim.ports.pause import Standstill
+from virtshim.ports.pause import VmPausing
 from virtshim.ports.records import Records
 from virtshim.primitives.inflight import PodLocks
 
@@ -40,14 +40,14 @@ class WatchPods:
 
     records: Records
     hypervisor: Hypervisor
-    standstill: Standstill
+    pausing: VmPausing
     networks: PodNetworks
     disks: RootDisks
-    exits: Exits
+    exits: ExitRecorder
     checkpoints: CheckpointContainer
     clock: Clock
     locks: PodLocks
-    care: CareForGuests
+    freezer: GuestFreezer
     devices: DeviceHealth
     timeout: float
 
@@ -78,7 +78,7 @@ class WatchPods:
         domains = {domain.container_id: domain for domain in self.hypervisor.owned()}
         for container in running:
             if container.checkpointing or container.frozen:  # no harm if it is under way
-                self._try(lambda one=container: self.checkpoints.finish_left(one))  # type: ignore[misc]
+                self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
             troubled = container.trouble or self.devices.trouble(container)
             if domain is None or domain.state.has_ended or troubled or domain.state.power is Power.PAUSED:
@@ -91,9 +91,9 @@ class WatchPods:
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:
         """Safe to do: QEMU holds the writes that failed and tries them again; without room it only stops again."""
-        if self.disks.free_bytes() >= _ROOM_WANTED and self.standstill.out_of_space(domain):
+        if self.disks.free_bytes() >= _ROOM_WANTED and self.pausing.out_of_space(domain):
             log.info("vm.resumed", container=container.id.short, why="there is space for its disk again")
-            self.standstill.resume(domain)
+            self.pausing.resume(domain)
             self.freezer.after_resume(container.id)
             self.exits.settle(container.id)
 

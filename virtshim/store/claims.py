@@ -10,7 +10,7 @@ from virtshim.domain.errors import WrongState
 from virtshim.store import schema
 
 
-def hold(connection: Connection, container: str, claims: Sequence[str]) -> None:
+def write_claims(connection: Connection, container: str, claims: Sequence[str]) -> None:
     """The container holds these and no others. WrongState if another one holds one of them; then the transaction must not be
     committed."""
     table = schema.claims
@@ -34,7 +34,7 @@ def held(engine: Engine) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def drop_ownerless(engine: Engine) -> None:
+def delete_orphaned_claims(engine: Engine) -> None:
     """Claims without a container, which only an edit of the database by hand can leave."""
     known = select(schema.containers.c.id)
     with engine.begin() as connection:

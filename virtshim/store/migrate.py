@@ -31,7 +31,7 @@ def migrate(engine: Engine) -> None:
     if not inspect(engine).get_table_names():
         _make_newest(engine)
     else:
-        step_up(engine)
+        upgrade_schema(engine)
 
 
 def _make_newest(engine: Engine) -> None:
@@ -41,7 +41,7 @@ def _make_newest(engine: Engine) -> None:
         connection.execute(text("insert into alembic_version values (:head)"), {"head": HEAD})
 
 
-def step_up(engine: Engine) -> None:
+def upgrade_schema(engine: Engine) -> None:
     """From whatever version it has. Raises as `migrate`."""
     from alembic import command
     from alembic.config import Config

@@ -19,12 +19,12 @@ from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 from virtshim.store import damage, identity, rows, schema
-from virtshim.store.claims import drop_ownerless, held, hold
+from virtshim.store.claims import delete_orphaned_claims, held, write_claims
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
 from virtshim.store.table import SqliteTable, TableMapping
-from virtshim.store.writing import Writing
+from virtshim.store.writing import DatabaseWriter
 
 
 class SqliteRecords:
@@ -40,12 +40,12 @@ class SqliteRecords:
         self._engine = open_engine(path)
         try:
             migrate(self._engine)
-            self._writing = Writing(self._engine, path)
+            self._writing = DatabaseWriter(self._engine, path)
             self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._writing, _SANDBOXES)
             self.containers: SqliteTable[ContainerId, Container] = SqliteTable(
                 self._writing, _containers(held(self._engine))
             )
-            drop_ownerless(self._engine)
+            delete_orphaned_claims(self._engine)
             self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
             self.borrowed: SqliteTable[str, BorrowedDevice] = SqliteTable(self._writing, _BORROWED)
             self.device_conditions: SqliteTable[str, DeviceCondition] = SqliteTable(self._writing, _CONDITIONS)
@@ -76,11 +76,11 @@ class SqliteRecords:
 
     def to_text(self, sandbox: Sandbox, container: Container) -> str:
         """See the port."""
-        return rows.both_document(sandbox, container)
+        return rows.pair_document(sandbox, container)
 
     def from_text(self, text: str) -> tuple[Sandbox, Container]:
         """See the port."""
-        return rows.both_from(text)
+        return rows.pair_from(text)
 
     def newest_stamp(self) -> int:
         """The latest creation time of any record, nanoseconds; 0 if there is none."""
@@ -137,7 +137,7 @@ def _container_columns(container: Container) -> dict[str, Any]:
 
 def _write_claims(connection: Connection, before: Container | None, now: Container) -> None:
     if now.claims != (() if before is None else before.claims):
-        hold(connection, now.id.value, now.claims)
+        write_claims(connection, now.id.value, now.claims)
 
 
 def _image_columns(image: Image) -> dict[str, Any]:
@@ -152,7 +152,7 @@ _SANDBOXES = TableMapping[SandboxId, Sandbox](
     columns=_sandbox_columns,
     parse=rows.sandbox_from,
     order="created_at",
-    unknown=rows.unknown_sandbox,
+    unknown=rows.unreadable_sandbox,
 )
 
 
@@ -166,7 +166,7 @@ def _containers(claims: Claims[str, tuple[str, ...]]) -> TableMapping[ContainerI
         columns=_container_columns,
         parse=rows.container_from,
         order="created_at",
-        unknown=lambda row, why: rows.unknown_container(row, why, claims.get(str(row["id"]), ())),
+        unknown=lambda row, why: rows.unreadable_container(row, why, claims.get(str(row["id"]), ())),
         also=_write_claims,
     )
 

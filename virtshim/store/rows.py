@@ -72,7 +72,7 @@ def condition_from(document: str) -> DeviceCondition:
     return _read(_CONDITION, document, "device condition")
 
 
-def unknown_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
+def unreadable_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
     """What is shown of a sandbox whose document is unreadable. Raises InvalidRequest, TypeError, ValueError."""
     return Sandbox(
         id=SandboxId(row["id"]),
@@ -84,8 +84,8 @@ def unknown_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
     )
 
 
-def unknown_container(row: Mapping[str, Any], why: str, claims: tuple[str, ...] = ()) -> Container:
-    """As `unknown_sandbox`."""
+def unreadable_container(row: Mapping[str, Any], why: str, claims: tuple[str, ...] = ()) -> Container:
+    """As `unreadable_sandbox`."""
     own = ContainerId(row["id"])
     return Container(
         id=own,
@@ -102,7 +102,7 @@ def unknown_container(row: Mapping[str, Any], why: str, claims: tuple[str, ...] 
     )
 
 
-def both_document(sandbox: Sandbox, container: Container) -> str:
+def pair_document(sandbox: Sandbox, container: Container) -> str:
     """ASCII, for places that take no other text. Without secrets: those are with the pod and in the VM's own definition."""
     network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key="")
     bare = dataclasses.replace(container, config=dataclasses.replace(container.config, envs=()))
@@ -110,7 +110,7 @@ def both_document(sandbox: Sandbox, container: Container) -> str:
     return json.dumps(json.loads(document), separators=(",", ":"))
 
 
-def both_from(document: str) -> tuple[Sandbox, Container]:
+def pair_from(document: str) -> tuple[Sandbox, Container]:
     """Raises InternalError."""
     return _valid(_BOTH, document, "virtual machine's copy of its")
 

@@ -13,7 +13,7 @@ from virtshim.domain.errors import ShimError, WrongState
 from virtshim.store import rows
 
 
-def claims_seen(path: str) -> dict[str, str]:
+def read_claims(path: str) -> dict[str, str]:
     """Claim -> id of the container. {} where there is no database yet, or an older one. WrongState if it cannot be read."""
     return {
         str(claim): str(container)
@@ -21,8 +21,8 @@ def claims_seen(path: str) -> dict[str, str]:
     }
 
 
-def conditions_seen(path: str) -> dict[str, DeviceCondition]:
-    """By claim; as `claims_seen`."""
+def read_conditions(path: str) -> dict[str, DeviceCondition]:
+    """By claim; as `read_claims`."""
     found = {}
     for claim, document in _rows(path, "device_conditions", "select claim, document from device_conditions"):
         with contextlib.suppress(ShimError):  # the daemon tells of it

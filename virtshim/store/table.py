@@ -17,7 +17,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
 from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, NotFound
-from virtshim.store.writing import Writing
+from virtshim.store.writing import DatabaseWriter
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -46,11 +46,11 @@ class TableMapping(Generic[K, R]):
 class SqliteTable(Generic[K, R]):
     """Safe to use from any thread; `writing` is shared by all tables of one database."""
 
-    def __init__(self, writing: Writing, mapping: TableMapping[K, R]) -> None:
+    def __init__(self, writing: DatabaseWriter, mapping: TableMapping[K, R]) -> None:
         self._writing = writing
         self._map = mapping
         self._key_column = next(iter(mapping.table.primary_key))
-        self._tell: Callable[[R | None, R | None], None] = lambda _before, _after: None
+        self._notify: Callable[[R | None, R | None], None] = lambda _before, _after: None
         self.unreadable: dict[str, str] = {}
         self._memory: dict[K, R] = {}
         with writing.engine.connect() as connection:
@@ -81,7 +81,7 @@ class SqliteTable(Generic[K, R]):
     def on_change(self, tell: Callable[[R | None, R | None], None]) -> None:
         """From now on `tell(before, after)` is called for each change once it is on disk and in memory, in the order of the
         changes; None where there was, or is, no record. It may read tables, and must neither wait nor write."""
-        self._tell = tell
+        self._notify = tell
 
     def add(self, record: R) -> None:
         self._write(insert(self._map.table).values(**self._map.columns(record)), self._map.key_of(record), record)
@@ -125,5 +125,5 @@ class SqliteTable(Generic[K, R]):
                     self._memory.pop(key, None)
                 else:
                     self._memory[key] = record
-                self._tell(before, record)
+                self._notify(before, record)
             return changed

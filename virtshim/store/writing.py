@@ -25,10 +25,10 @@ from virtshim.store.damage import DatabaseDamaged, database_trouble
 _RESERVE: Final = 5 << 20
 _SUFFIX: Final = ".reserve"
 
-Also: TypeAlias = Callable[[Connection], None]
+ExtraWrite: TypeAlias = Callable[[Connection], None]
 
 
-class Writing:
+class DatabaseWriter:
     """Of one database at `path`. The caller holds `lock` around `commit` and what must follow it."""
 
     def __init__(self, engine: Engine, path: str) -> None:
@@ -39,7 +39,7 @@ class Writing:
         with contextlib.suppress(ResourceExhausted):
             self._keep_reserve()
 
-    def commit(self, statement: Insert | Update | Delete, also: Also | None = None) -> int:
+    def commit(self, statement: Insert | Update | Delete, also: ExtraWrite | None = None) -> int:
         """Rows changed. `also` writes what else belongs into the transaction, if there are any. Raises IntegrityError,
         ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
         if isinstance(statement, Insert):
@@ -61,7 +61,7 @@ class Writing:
                 self._execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": new}))
         return self._damage or self._trouble
 
-    def _execute(self, statement: Insert | Update | Delete, also: Also | None = None) -> int:
+    def _execute(self, statement: Insert | Update | Delete, also: ExtraWrite | None = None) -> int:
         try:
             with self.engine.begin() as connection:
                 changed = int(connection.execute(statement).rowcount)

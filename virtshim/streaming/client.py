@@ -33,7 +33,7 @@ _CONNECTING: Final = 30.0
 _READ: Final = 64 << 10
 
 
-class RemoteClient:
+class StreamClient:
     """After the handshake. Waiting is the caller's: for reading always, for writing while `pending`."""
 
     def __init__(self, sock: socket.socket, ws: WSConnection) -> None:
@@ -116,7 +116,7 @@ class RemoteClient:
         self._sock.close()
 
 
-def connect(url: str, protocol: str = PROTOCOL) -> RemoteClient:
+def connect(url: str, protocol: str = PROTOCOL) -> StreamClient:
     """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, InternalError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
@@ -125,7 +125,7 @@ def connect(url: str, protocol: str = PROTOCOL) -> RemoteClient:
     except OSError as exc:
         raise Unavailable(f"the node's streaming server {host}:{port} cannot be reached: {exc}") from exc
     try:
-        return RemoteClient(sock, _shaken(sock, parts.netloc, parts.path, protocol))
+        return StreamClient(sock, _handshake(sock, parts.netloc, parts.path, protocol))
     except OSError as exc:
         sock.close()
         raise Unavailable(f"the node's streaming server {host}:{port} does not answer: {exc}") from exc
@@ -134,7 +134,7 @@ def connect(url: str, protocol: str = PROTOCOL) -> RemoteClient:
         raise
 
 
-def _shaken(sock: socket.socket, host: str, path: str, protocol: str) -> WSConnection:
+def _handshake(sock: socket.socket, host: str, path: str, protocol: str) -> WSConnection:
     ws = WSConnection(ConnectionType.CLIENT)
     sock.sendall(ws.send(Request(host=host, target=path, subprotocols=[protocol])))
     why = b""

@@ -18,14 +18,14 @@ from virtshim.streaming.channel import PIECE, ByteChannel, Gone, TcpChannel
 from virtshim.streaming.forward_spdy import SpdyForward
 from virtshim.streaming.forward_websocket import WebSocketForward
 from virtshim.streaming.guest_far import in_guest
-from virtshim.streaming.http_head import Exchange, Refused
-from virtshim.streaming.racing import unless
+from virtshim.streaming.http_head import Exchange, HttpRefused
+from virtshim.streaming.racing import run_until
 from virtshim.streaming.remote_spdy import SpdyRemote
 from virtshim.streaming.remote_websocket import WebSocketRemote
-from virtshim.streaming.remotecommand import DELIVERY, RemoteClient, serve
-from virtshim.streaming.splice import Dial, dial, with_screen
+from virtshim.streaming.remotecommand import DELIVERY_TIMEOUT, RemoteClient, serve
+from virtshim.streaming.splice import Dial, dial, with_vnc
 from virtshim.streaming.tokens import Tokens
-from virtshim.streaming.upgrade import Agreement, Transport, agree
+from virtshim.streaming.upgrade import Negotiated, Transport, negotiate
 from virtshim.streaming.websocket import TunnelChannel, WebSocket
 
 log = structlog.get_logger(__name__)
@@ -38,15 +38,15 @@ KINDS: Final[dict[type[StreamRequest], str]] = {
 }
 
 # Connections that have not presented a token yet; one more closes the oldest.
-MOST_STRANGERS: Final = 128
+MAX_UNAUTHENTICATED: Final = 128
 
 # Seconds that a session gets to end by itself when the daemon stops, and a closing connection for its last bytes.
-_FAREWELL: Final = 4.0
+_SHUTDOWN_TIMEOUT: Final = 4.0
 _LINGER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StreamTimeouts:
     """Seconds: for the whole handshake, for the client to open the streams that belong together, and without any byte in a
     session."""
 
@@ -59,16 +59,16 @@ def owner(request: StreamRequest) -> ContainerId | SandboxId:
     return request.sandbox if isinstance(request, ForwardRequest) else request.container
 
 
-class Reception:
+class ConnectionHandler:
     def __init__(
-        self, tokens: Tokens, attaches: Attaches, execs: Execs | None, limits: Limits, dial_pod: Dial = dial
+        self, tokens: Tokens, attaches: Attaches, execs: Execs | None, limits: StreamTimeouts, dial_pod: Dial = dial
     ) -> None:
         self._tokens = tokens
         self._attaches = attaches
         self._execs = execs
         self._limits = limits
         self._dial = dial_pod
-        self._strangers: dict[asyncio.Task[Any], None] = {}  # in order of arrival
+        self._unauthenticated: dict[asyncio.Task[Any], None] = {}  # in order of arrival
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sessions: dict[asyncio.Event, ContainerId | SandboxId] = {}
         self.closing = asyncio.Event()
@@ -80,14 +80,14 @@ class Reception:
             if session == whose:
                 ended.set()
 
-    async def farewell(self) -> None:
+    async def end_sessions(self) -> None:
         """Once no more connections are accepted: all sessions are asked to end; those that do not are cancelled."""
-        for task in self._strangers:
+        for task in self._unauthenticated:
             task.cancel()
         for ended in self._sessions:
             ended.set()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_FAREWELL)
+            await asyncio.wait(self._tasks, timeout=_SHUTDOWN_TIMEOUT)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -96,13 +96,13 @@ class Reception:
         """A client has connected; the socket is ours now."""
         task = asyncio.create_task(self._connection(sock))
         self._tasks.add(task)
-        self._strangers[task] = None
-        if len(self._strangers) > MOST_STRANGERS:
-            next(iter(self._strangers)).cancel()
+        self._unauthenticated[task] = None
+        if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+            next(iter(self._unauthenticated)).cancel()
 
         def closed(_: asyncio.Task[None]) -> None:
             sock.close()  # if the task was cancelled before it began
-            self._strangers.pop(task, None)
+            self._unauthenticated.pop(task, None)
             self._tasks.discard(task)
 
         task.add_done_callback(closed)
@@ -129,80 +129,80 @@ class Reception:
         except TimeoutError:
             return
         if agreed is not None:
-            self._strangers.pop(_this_task())
+            self._unauthenticated.pop(_this_task())
             await self._session(channel, *agreed)
 
-    async def _handshake(self, channel: TcpChannel) -> tuple[StreamRequest, Agreement] | None:
+    async def _handshake(self, channel: TcpChannel) -> tuple[StreamRequest, Negotiated] | None:
         """None if the request was refused. Raises Gone."""
         exchange = Exchange(channel)
         try:
             head = await exchange.head()
-            request = self._redeemed(head.path)
-            agreement = agree(head, request)
-        except Refused as refused:
+            request = self._request_for(head.path)
+            negotiated = negotiate(head, request)
+        except HttpRefused as refused:
             log.info("streaming.refused", status=refused.status, why=str(refused))
             await exchange.refuse(refused)
             return None
-        channel.unread(await exchange.switch(agreement.headers))
-        return request, agreement
+        channel.unread(await exchange.switch(negotiated.headers))
+        return request, negotiated
 
-    def _redeemed(self, path: str) -> StreamRequest:
+    def _request_for(self, path: str) -> StreamRequest:
         """Unknown, used, expired and of another kind look the same from outside. Raises Refused."""
         _, _, kind_and_token = path.partition("/")
         kind, _, token = kind_and_token.partition("/")
         request = self._tokens.redeem(token)
         if request is None or KINDS[type(request)] != kind:
-            raise Refused(404, "not found")
+            raise HttpRefused(404, "not found")
         return request
 
-    async def _session(self, channel: TcpChannel, request: StreamRequest, agreement: Agreement) -> None:
+    async def _session(self, channel: TcpChannel, request: StreamRequest, negotiated: Negotiated) -> None:
         ended = asyncio.Event()
         if self.closing.is_set():
             ended.set()
         self._sessions[ended] = owner(request)
         facts = {"kind": KINDS[type(request)], "of": owner(request).short}
-        log.info("streaming.session.begun", **facts, by=agreement.transport.value, protocol=agreement.protocol)
+        log.info("streaming.session.begun", **facts, by=negotiated.transport.value, protocol=negotiated.protocol)
         try:
-            await unless(self._conversation(channel, request, agreement, ended), channel.idle(self._limits.idle))
-            await channel.delivered(DELIVERY)
+            await run_until(self._conversation(channel, request, negotiated, ended), channel.idle(self._limits.idle))
+            await channel.delivered(DELIVERY_TIMEOUT)
         finally:
             del self._sessions[ended]
             log.info("streaming.session.ended", **facts)
 
     def _conversation(
-        self, channel: TcpChannel, request: StreamRequest, agreement: Agreement, ended: asyncio.Event
+        self, channel: TcpChannel, request: StreamRequest, negotiated: Negotiated, ended: asyncio.Event
     ) -> Coroutine[Any, Any, None]:
         match request:
             case ForwardRequest():
-                return self._forward(channel, request, agreement, ended)
+                return self._forward(channel, request, negotiated, ended)
             case ExecRequest():
                 assert self._execs is not None  # `offer` refuses otherwise
                 execs = self._execs
                 return serve(
-                    _remote(channel, request, agreement), lambda: execs.start(request), ended, self._limits.streams
+                    _remote(channel, request, negotiated), lambda: execs.start(request), ended, self._limits.streams
                 )
             case AttachStreams():
                 return serve(
-                    _remote(channel, request, agreement),
+                    _remote(channel, request, negotiated),
                     lambda: self._attaches.attach(request),
                     ended,
                     self._limits.streams,
                 )
 
     async def _forward(
-        self, channel: TcpChannel, request: ForwardRequest, agreement: Agreement, ended: asyncio.Event
+        self, channel: TcpChannel, request: ForwardRequest, negotiated: Negotiated, ended: asyncio.Event
     ) -> None:
         dial_pod = self._dial
         if request.inside is not None:
             assert self._execs is not None  # `offer` refuses otherwise
             dial_pod = in_guest(self._execs, request.inside)
-        dial_pod = with_screen(dial_pod, request.screen)
-        if agreement.transport is Transport.WEBSOCKET:
+        dial_pod = with_vnc(dial_pod, request.vnc_socket)
+        if negotiated.transport is Transport.WEBSOCKET:
             ws = WebSocket(channel)
-            await WebSocketForward(ws, request.address, request.ports, agreement.protocol, dial_pod).serve(ended)
+            await WebSocketForward(ws, request.address, request.ports, negotiated.protocol, dial_pod).serve(ended)
             return
         raw: ByteChannel = channel
-        if agreement.transport is Transport.TUNNEL:
+        if negotiated.transport is Transport.TUNNEL:
             raw = TunnelChannel(WebSocket(channel))
         await SpdyForward(raw, request.address, dial_pod, self._limits.streams).serve(ended)
         if isinstance(raw, TunnelChannel):
@@ -216,7 +216,7 @@ def _this_task() -> asyncio.Task[Any]:
     return task
 
 
-def _remote(channel: TcpChannel, request: ExecRequest | AttachStreams, agreement: Agreement) -> RemoteClient:
-    if agreement.transport is Transport.SPDY:
-        return SpdyRemote(channel, request.streams, agreement.protocol)
-    return WebSocketRemote(WebSocket(channel), request.streams, agreement.protocol)
+def _remote(channel: TcpChannel, request: ExecRequest | AttachStreams, negotiated: Negotiated) -> RemoteClient:
+    if negotiated.transport is Transport.SPDY:
+        return SpdyRemote(channel, request.streams, negotiated.protocol)
+    return WebSocketRemote(WebSocket(channel), request.streams, negotiated.protocol)

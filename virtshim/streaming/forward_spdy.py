@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 
 from virtshim.streaming.channel import ByteChannel, Gone
-from virtshim.streaming.racing import unless
+from virtshim.streaming.racing import run_until
 from virtshim.streaming.spdy.frames import Status
 from virtshim.streaming.spdy_peer import SpdyPeer, SpdyStream
 from virtshim.streaming.splice import Dial, ForwardFailed, splice
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 PROTOCOLS: Final = ("portforward.k8s.io",)
 
 # Two streams a connection.
-MOST_STREAMS: Final = 1000
+MAX_STREAMS: Final = 1000
 
 
 @dataclass(slots=True)
@@ -44,12 +44,12 @@ class SpdyForward:
         self._pairing = pairing
         self._halves: dict[str, _Half] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peer = SpdyPeer(channel, MOST_STREAMS, self._opened)
+        self._peer = SpdyPeer(channel, MAX_STREAMS, self._opened)
 
     async def serve(self, ended: asyncio.Event) -> None:
         """Until the client leaves, or `ended`: the pod has stopped."""
         try:
-            await unless(self._peer.run(), ended.wait())
+            await run_until(self._peer.run(), ended.wait())
         except Gone:
             pass
         finally:
@@ -64,7 +64,7 @@ class SpdyForward:
         port = _port(stream.headers.get("port", ""))
         if kind not in ("error", "data") or port is None:
             return Status.REFUSED_STREAM
-        key = stream.headers.get("requestid", "") or _key_of_old_client(stream.number, kind)
+        key = stream.headers.get("requestid", "") or _key_without_request_id(stream.number, kind)
         half = self._halves.get(key)
         if half is None:
             self._halves[key] = _Half(stream, kind, port, self._spawn(self._overdue(key)))
@@ -102,7 +102,7 @@ class SpdyForward:
         error.incoming.discard()
         failed = ""
         try:
-            await unless(splice(data, self._dial, self._address, port), data.reset_by_client.wait())
+            await run_until(splice(data, self._dial, self._address, port), data.reset_by_client.wait())
         except ForwardFailed as exc:
             failed = str(exc)
         except Gone:
@@ -124,6 +124,6 @@ def _port(text: str) -> int | None:
     return int(text) if 1 <= int(text) <= 65535 else None
 
 
-def _key_of_old_client(number: int, kind: str) -> str:
+def _key_without_request_id(number: int, kind: str) -> str:
     """Clients before request ids opened the error stream, then at once the data stream: the next odd number."""
     return f"stream {number if kind == 'error' else number - 2}"

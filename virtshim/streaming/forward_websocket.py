@@ -17,7 +17,7 @@ from wsproto.frame_protocol import CloseReason
 from virtshim.streaming.channel import Gone, put
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
 from virtshim.streaming.pipe import Pipe
-from virtshim.streaming.racing import unless
+from virtshim.streaming.racing import run_until
 from virtshim.streaming.splice import Dial, ForwardFailed, splice
 from virtshim.streaming.websocket import WebSocket
 
@@ -29,16 +29,16 @@ PROTOCOLS: Final = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 TUNNEL: Final = "SPDY/3.1+portforward.k8s.io"
 
 # Channel numbers are one byte; those of the base64 protocol one digit.
-_MOST_PORTS: Final = 127
-_MOST_PORTS_BASE64: Final = 5
+_MAX_PORTS: Final = 127
+_MAX_PORTS_BASE64: Final = 5
 
 
-def most_ports(protocol: str) -> int:
-    return _MOST_PORTS_BASE64 if "base64" in protocol else _MOST_PORTS
+def max_ports(protocol: str) -> int:
+    return _MAX_PORTS_BASE64 if "base64" in protocol else _MAX_PORTS
 
 
 class _Port:
-    """Implements `splice.Near`."""
+    """Implements `splice.ClientEnd`."""
 
     def __init__(self, forward: WebSocketForward, index: int) -> None:
         self._forward = forward
@@ -72,7 +72,7 @@ class WebSocketForward:
     async def serve(self, ended: asyncio.Event) -> None:
         """Until the client leaves, all ports have ended, or `ended`: the pod has stopped."""
         with contextlib.suppress(Gone):
-            await unless(self._forward(), self._receive(), ended.wait())
+            await run_until(self._forward(), self._receive(), ended.wait())
             await self._ws.close()
 
     async def _receive(self) -> None:

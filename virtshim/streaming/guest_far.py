@@ -10,7 +10,7 @@ import structlog
 from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import Execs, StreamSession
-from virtshim.streaming.splice import Dial, Far, ForwardFailed
+from virtshim.streaming.splice import Dial, ForwardFailed, PodEnd
 
 log = structlog.get_logger(__name__)
 
@@ -20,8 +20,8 @@ _WORDS: Final = 300
 _CLEAN_UP: Final = 10.0
 
 
-class GuestFar:
-    """Implements `splice.Far`."""
+class GuestPodEnd:
+    """Implements `splice.PodEnd`."""
 
     def __init__(self, session: StreamSession, port: int) -> None:
         self._session = session
@@ -68,8 +68,8 @@ class GuestFar:
 def in_guest(execs: Execs, container: ContainerId) -> Dial:
     """Dials the loopback of that container's guest, whatever the address."""
 
-    async def dial_inside(address: str, port: int) -> Far:
+    async def dial_inside(address: str, port: int) -> PodEnd:
         del address
-        return GuestFar(await execs.dial(container, port), port)
+        return GuestPodEnd(await execs.dial(container, port), port)
 
     return dial_inside

@@ -16,12 +16,12 @@ import h11
 from virtshim.streaming.channel import Gone, TcpChannel
 
 # Bytes of request line and headers together.
-MOST_HEAD: Final = 16 << 10
+MAX_HEAD: Final = 16 << 10
 
 _METHODS: Final = ("GET", "POST")
 
 
-class Refused(Exception):
+class HttpRefused(Exception):
     """The request is answered with this status and text."""
 
     def __init__(self, status: int, text: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
@@ -57,7 +57,7 @@ class Exchange:
 
     def __init__(self, channel: TcpChannel) -> None:
         self._channel = channel
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self._head_only = False
 
     async def head(self) -> Head:
@@ -75,7 +75,7 @@ class Exchange:
             _check(head)
             await self._next()  # the end of the message: it has no body
         except h11.RemoteProtocolError as exc:
-            raise Refused(exc.error_status_hint, "the request is not valid HTTP/1.1") from exc
+            raise HttpRefused(exc.error_status_hint, "the request is not valid HTTP/1.1") from exc
         return head
 
     async def _next(self) -> h11.Event | type[h11.PAUSED]:
@@ -94,7 +94,7 @@ class Exchange:
         await self._channel.send(self._http.send(answer) or b"")
         return bytes(self._http.trailing_data[0])
 
-    async def refuse(self, refused: Refused) -> None:
+    async def refuse(self, refused: HttpRefused) -> None:
         """Raises Gone."""
         body = (refused.text + "\n").encode()
         headers = (
@@ -110,6 +110,6 @@ class Exchange:
 
 def _check(head: Head) -> None:
     if head.method not in _METHODS:
-        raise Refused(405, "only GET and POST are allowed", (("Allow", ", ".join(_METHODS)),))
+        raise HttpRefused(405, "only GET and POST are allowed", (("Allow", ", ".join(_METHODS)),))
     if head.values("transfer-encoding") or any(length != "0" for length in head.values("content-length")):
-        raise Refused(400, "a request body is not allowed")
+        raise HttpRefused(400, "a request body is not allowed")

@@ -16,15 +16,15 @@ import structlog
 log = structlog.get_logger(__name__)
 
 # Seconds without accepting after it failed.
-_BREATHER: Final = 1.0
+_RETRY_PAUSE: Final = 1.0
 
 
-class Door:
-    """Open while its `async with` lasts; then the listener is closed. `enter` gets each new socket, and owns it."""
+class ConnectionListener:
+    """Open while its `async with` lasts; then the listener is closed. `on_connection` gets each new socket, and owns it."""
 
-    def __init__(self, listener: socket.socket, enter: Callable[[socket.socket], None]) -> None:
+    def __init__(self, listener: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
         self._listener = listener
-        self._enter = enter
+        self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
 
@@ -51,7 +51,7 @@ class Door:
         except OSError as exc:  # no descriptors left: whoever waits is served when there are some again
             log.warning("streaming.accept.failed", error=str(exc))
             self._loop.remove_reader(self._listener)
-            self._again = self._loop.call_later(_BREATHER, self._open)
+            self._again = self._loop.call_later(_RETRY_PAUSE, self._open)
             return
         sock.setblocking(False)
-        self._enter(sock)
+        self._on_connection(sock)

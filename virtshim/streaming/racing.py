@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def unless(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, Any]) -> T | None:
+async def run_until(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, Any]) -> T | None:
     """The result of `main`; None, and `main` is cancelled, if one of the others returns first; if it raises first, its exception.
     Returns when all tasks have ended."""
     first = asyncio.ensure_future(main)
@@ -29,7 +29,7 @@ async def unless(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, Any]
     return None
 
 
-async def and_then_wait(work: Coroutine[Any, Any, Any]) -> None:
-    """For a task beside another in `unless` whose end must not end the other."""
+async def then_wait_forever(work: Coroutine[Any, Any, Any]) -> None:
+    """For a task beside another in `run_until` whose end must not end the other."""
     await work
     await asyncio.Event().wait()

@@ -23,7 +23,7 @@ PROTOCOLS: Final = (
 _WITH_STATUS: Final = frozenset({"v5.channel.k8s.io", "v4.channel.k8s.io"})
 _WITH_RESIZE: Final = _WITH_STATUS | {"v3.channel.k8s.io"}
 
-_MOST_STREAMS: Final = 8
+_MAX_STREAMS: Final = 8
 
 
 class SpdyRemote:
@@ -34,7 +34,7 @@ class SpdyRemote:
         self._wanted = _names(wanted, protocol)
         self._streams: dict[str, SpdyStream] = {}
         self._complete = asyncio.Event()
-        self._peer = SpdyPeer(channel, _MOST_STREAMS, self._opened)
+        self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened)
 
     def _opened(self, stream: SpdyStream) -> Status | None:
         name = stream.headers.get("streamtype", "").lower()

@@ -13,19 +13,19 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.ports.streaming import StreamSession
 from virtshim.streaming.channel import Gone
-from virtshim.streaming.racing import and_then_wait, unless
+from virtshim.streaming.racing import run_until, then_wait_forever
 from virtshim.streaming.status import Exited, Failed, Outcome
 from virtshim.streaming.terminal_size import SizeReader
 
 log = structlog.get_logger(__name__)
 
 # Seconds that the client gets to take what it has not read yet, then to leave, and that a session gets to clean up.
-DELIVERY: Final = 600.0
+DELIVERY_TIMEOUT: Final = 600.0
 _LEAVING: Final = 5.0
 _CLEAN_UP: Final = 10.0
 
 # Seconds that a session of a container that has ended gets to end by itself.
-_LAST_WORDS: Final = 2.0
+_END_GRACE: Final = 2.0
 
 
 class RemoteClient(Protocol):
@@ -54,32 +54,32 @@ class RemoteClient(Protocol):
 Start = Callable[[], Awaitable[StreamSession]]
 
 
-async def serve(client: RemoteClient, start: Start, ended: asyncio.Event, patience: float) -> None:
-    """One session from its start to its end. `ended`: the container is gone, or the daemon stops. `patience`: seconds that
+async def serve(client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float) -> None:
+    """One session from its start to its end. `ended`: the container is gone, or the daemon stops. `stream_timeout`: seconds that
     the client gets to open its streams."""
     with contextlib.suppress(Gone):
-        await unless(_whole(client, start, ended, patience), client.run())
+        await run_until(_whole(client, start, ended, stream_timeout), client.run())
 
 
-async def _whole(client: RemoteClient, start: Start, ended: asyncio.Event, patience: float) -> None:
+async def _whole(client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float) -> None:
     """While `client.run` runs beside it."""
-    outcome = await _outcome(client, start, ended, patience)
+    outcome = await _outcome(client, start, ended, stream_timeout)
     client.discard_input()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DELIVERY):
+        async with asyncio.timeout(DELIVERY_TIMEOUT):
             await client.finish(outcome)
     # What the client has not read when the connection closes may be lost: it should close first.
     await asyncio.sleep(_LEAVING)
 
 
-async def _outcome(client: RemoteClient, start: Start, ended: asyncio.Event, patience: float) -> Outcome:
+async def _outcome(client: RemoteClient, start: Start, ended: asyncio.Event, stream_timeout: float) -> Outcome:
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(stream_timeout):
             await client.ready()
     except TimeoutError:
-        return Failed(f"the client did not open its streams within {patience:.0f} s")
+        return Failed(f"the client did not open its streams within {stream_timeout:.0f} s")
     try:
-        outcome = await unless(_conversation(client, start), _last_words(ended))
+        outcome = await run_until(_conversation(client, start), _end_grace(ended))
     except ShimError as exc:
         return Failed(str(exc))
     except Gone:
@@ -90,19 +90,19 @@ async def _outcome(client: RemoteClient, start: Start, ended: asyncio.Event, pat
     return outcome or Failed("the container has stopped, or virtshim is stopping")
 
 
-async def _last_words(ended: asyncio.Event) -> None:
+async def _end_grace(ended: asyncio.Event) -> None:
     await ended.wait()
-    await asyncio.sleep(_LAST_WORDS)
+    await asyncio.sleep(_END_GRACE)
 
 
 async def _conversation(client: RemoteClient, start: Start) -> Outcome | None:
     """Raises ShimError, Gone."""
     session = await start()
     try:
-        return await unless(
+        return await run_until(
             _output(client, session),
-            and_then_wait(_feed(client, session)),
-            and_then_wait(_resize(client, session)),
+            then_wait_forever(_feed(client, session)),
+            then_wait_forever(_resize(client, session)),
         )
     finally:
         await _closed(session)

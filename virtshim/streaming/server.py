@@ -17,8 +17,8 @@ from virtshim.domain.guest.streaming import ExecRequest, ForwardRequest, StreamR
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.clock import Clock
 from virtshim.ports.streaming import Attaches, Execs
-from virtshim.streaming.connection import KINDS, Limits, Reception, owner
-from virtshim.streaming.listener import Door
+from virtshim.streaming.connection import KINDS, ConnectionHandler, StreamTimeouts, owner
+from virtshim.streaming.listener import ConnectionListener
 from virtshim.streaming.tokens import Tokens
 
 log = structlog.get_logger(__name__)
@@ -30,13 +30,13 @@ _START: Final = 10.0
 class StreamingServer:
     """Implements `virtshim.ports.Streaming`."""
 
-    def __init__(self, address: str, port: int, clock: Clock, limits: Limits | None = None) -> None:
+    def __init__(self, address: str, port: int, clock: Clock, limits: StreamTimeouts | None = None) -> None:
         """`port` 0 lets the kernel choose one. Nothing happens before `start`."""
         self._address = address
         self._port = port
-        self._limits = limits or Limits()
+        self._limits = limits or StreamTimeouts()
         self._tokens = Tokens(clock.monotonic)
-        self._reception: Reception | None = None
+        self._handler: ConnectionHandler | None = None
         self._executes = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,27 +60,27 @@ class StreamingServer:
             ) from exc
         host = f"[{self._address}]" if family == socket.AF_INET6 else self._address
         self._base = f"http://{host}:{listener.getsockname()[1]}"
-        reception = Reception(self._tokens, attaches, execs, self._limits)
+        handler = ConnectionHandler(self._tokens, attaches, execs, self._limits)
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._thread = threading.Thread(
-            target=self._run, args=(reception, listener, started), name="streaming", daemon=True
+            target=self._run, args=(handler, listener, started), name="streaming", daemon=True
         )
         self._thread.start()
         self._loop = started.result(timeout=_START)
-        self._reception, self._executes = reception, execs is not None
+        self._handler, self._executes = handler, execs is not None
         log.info("streaming.serving", url=self._base)
 
     @staticmethod
     def _run(
-        reception: Reception,
+        handler: ConnectionHandler,
         listener: socket.socket,
         started: concurrent.futures.Future[asyncio.AbstractEventLoop],
     ) -> None:
         async def main() -> None:
             started.set_result(asyncio.get_running_loop())
-            async with Door(listener, reception.connected):
-                await reception.closing.wait()
-            await reception.farewell()
+            async with ConnectionListener(listener, handler.connected):
+                await handler.closing.wait()
+            await handler.end_sessions()
 
         try:
             asyncio.run(main())
@@ -92,15 +92,15 @@ class StreamingServer:
 
     def stop(self) -> None:
         """Sessions are told to end and get a few seconds; then they are cut off. May be called twice."""
-        if self._reception is None or self._thread is None:
+        if self._handler is None or self._thread is None:
             return
-        self._call(self._reception.closing.set)
+        self._call(self._handler.closing.set)
         self._thread.join()
 
     # --- virtshim.ports.Streaming
 
     def offer(self, request: StreamRequest) -> str:
-        if self._reception is None:
+        if self._handler is None:
             raise InternalError("the streaming server does not run")
         inside = isinstance(request, ExecRequest) or (
             isinstance(request, ForwardRequest) and request.inside is not None
@@ -117,8 +117,8 @@ class StreamingServer:
 
     def _end(self, whose: ContainerId | SandboxId) -> None:
         self._tokens.revoke(lambda request: owner(request) == whose)
-        if self._reception is not None:
-            self._call(self._reception.end, whose)
+        if self._handler is not None:
+            self._call(self._handler.end, whose)
 
     def _call(self, what: Callable[..., object], *args: object) -> None:
         """On the loop; nothing if it runs no more."""

@@ -56,10 +56,10 @@ class SpdyStream:
 
 
 class SpdyPeer:
-    def __init__(self, channel: ByteChannel, most_streams: int, on_open: Callable[[SpdyStream], Status | None]) -> None:
+    def __init__(self, channel: ByteChannel, max_streams: int, on_open: Callable[[SpdyStream], Status | None]) -> None:
         """`on_open` is called for each new stream and answers why it is refused, None if it is not."""
         self._channel = channel
-        self._spdy = SpdyConnection(most_streams)
+        self._spdy = SpdyConnection(max_streams)
         self._on_open = on_open
         self._streams: dict[int, SpdyStream] = {}
 

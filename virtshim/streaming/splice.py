@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from virtshim.domain.errors import ShimError
-from virtshim.domain.guest.streaming import SCREEN_PORT
+from virtshim.domain.guest.streaming import VNC_PORT
 from virtshim.streaming.channel import PIECE, Gone
 
 # Seconds until a pod that does not answer counts as unreachable.
 _DIAL: Final = 10.0
 
 
-class Far(Protocol):
+class PodEnd(Protocol):
     """The pod's end of one forwarded connection. Raises OSError, ForwardFailed, ShimError."""
 
     async def read(self) -> bytes:
@@ -34,14 +34,14 @@ class Far(Protocol):
         """Called exactly once, last."""
 
 
-Dial = Callable[[str, int], Awaitable[Far]]
+Dial = Callable[[str, int], Awaitable[PodEnd]]
 
 
 class ForwardFailed(Exception):
     """For the client's user: what could not be reached, and why."""
 
 
-class Near(Protocol):
+class ClientEnd(Protocol):
     """The client's end of one forwarded connection."""
 
     async def read(self) -> bytes:
@@ -54,8 +54,8 @@ class Near(Protocol):
         """The pod sends no more. Raises Gone."""
 
 
-class TcpFar:
-    """Implements `Far`."""
+class TcpPodEnd:
+    """Implements `PodEnd`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -82,28 +82,28 @@ class TcpFar:
         self._writer.transport.abort()
 
 
-async def dial(address: str, port: int) -> TcpFar:
+async def dial(address: str, port: int) -> TcpPodEnd:
     """From the host's own namespace: the pod's is a mere bridge between the network's link and the guest's tap, and has
     no address of its own to dial from. That a node reaches its pods is what every Kubernetes network promises."""
-    return TcpFar(*await asyncio.open_connection(address, port, limit=PIECE))
+    return TcpPodEnd(*await asyncio.open_connection(address, port, limit=PIECE))
 
 
-def with_screen(dial_pod: Dial, screen: str) -> Dial:
+def with_vnc(dial_pod: Dial, screen: str) -> Dial:
     """As `dial_pod`, but the VNC port is the VM's own screen: the server on that Unix socket."""
 
-    async def dial_either(address: str, port: int) -> Far:
-        if port == SCREEN_PORT:
-            return TcpFar(*await asyncio.open_unix_connection(screen, limit=PIECE))
+    async def dial_either(address: str, port: int) -> PodEnd:
+        if port == VNC_PORT:
+            return TcpPodEnd(*await asyncio.open_unix_connection(screen, limit=PIECE))
         return await dial_pod(address, port)
 
     return dial_either if screen else dial_pod
 
 
-async def splice(near: Near, dial_pod: Dial, address: str, port: int) -> None:
+async def splice(client: ClientEnd, dial_pod: Dial, address: str, port: int) -> None:
     """Returns when both ways have ended. Raises ForwardFailed, Gone."""
     try:
         async with asyncio.timeout(_DIAL):
-            far = await dial_pod(address, port)
+            pod = await dial_pod(address, port)
     except TimeoutError as exc:
         raise ForwardFailed(f"the pod did not answer on {address} port {port} within {_DIAL:.0f} s") from exc
     except OSError as exc:
@@ -111,7 +111,7 @@ async def splice(near: Near, dial_pod: Dial, address: str, port: int) -> None:
     except ShimError as exc:
         raise ForwardFailed(f"port {port} cannot be reached in the guest: {exc}") from exc
     try:
-        await _both(_to_pod(near, far), _to_client(far, near))
+        await _both(_to_pod(client, pod), _to_client(pod, client))
     except _Over:
         pass
     except OSError as exc:
@@ -119,7 +119,7 @@ async def splice(near: Near, dial_pod: Dial, address: str, port: int) -> None:
     except ShimError as exc:
         raise ForwardFailed(f"the connection to port {port} of the guest broke: {exc}") from exc
     finally:
-        await far.close()
+        await pod.close()
 
 
 class _Over(Exception):
@@ -139,20 +139,20 @@ async def _both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]
         task.result()
 
 
-async def _to_pod(near: Near, far: Far) -> None:
+async def _to_pod(client: ClientEnd, pod: PodEnd) -> None:
     """A pod that reads no more may still send: what is wrong with it shows when it is read from."""
     with contextlib.suppress(OSError, ShimError):
-        while data := await near.read():
-            await far.write(data)
-        await far.finish()
+        while data := await client.read():
+            await pod.write(data)
+        await pod.finish()
 
 
-async def _to_client(far: Far, near: Near) -> None:
-    while data := await far.read():
-        await near.write(data)
+async def _to_client(pod: PodEnd, client: ClientEnd) -> None:
+    while data := await pod.read():
+        await client.write(data)
     with contextlib.suppress(Gone):
-        await near.finish()
-    if far.is_over():
+        await client.finish()
+    if pod.is_over():
         raise _Over
 
 

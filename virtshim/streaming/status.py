@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 # Bytes of an error text that reaches the user.
-_MOST_TEXT: Final = 8000
+_MAX_TEXT: Final = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ def as_status(outcome: Outcome) -> bytes:
             status = {
                 "metadata": {},
                 "status": "Failure",
-                "message": message[:_MOST_TEXT],
+                "message": message[:_MAX_TEXT],
                 "reason": "InternalError",
-                "details": {"causes": [{"message": message[:_MOST_TEXT]}]},
+                "details": {"causes": [{"message": message[:_MAX_TEXT]}]},
                 "code": 500,
             }
     return json.dumps(status).encode()
@@ -71,4 +71,4 @@ def as_text(outcome: Outcome) -> bytes:
         case Exited(code):
             return f"command terminated with exit code {code}".encode()
         case Failed(message):
-            return message[:_MOST_TEXT].encode(errors="replace")
+            return message[:_MAX_TEXT].encode(errors="replace")

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-_MOST_PENDING: Final = 4096
-_MOST: Final = 0xFFFF  # struct winsize holds 16 bits
+_MAX_PENDING: Final = 4096
+_MAX: Final = 0xFFFF  # struct winsize holds 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SizeReader:
 
     def _drop_nonsense(self) -> None:
         """What may still become an object is kept."""
-        if not self._text.startswith("{") or len(self._text) > _MOST_PENDING:
+        if not self._text.startswith("{") or len(self._text) > _MAX_PENDING:
             self._text = ""
 
 
@@ -48,6 +48,6 @@ def _size(value: object) -> Size | None:
     if not isinstance(value, dict):
         return None
     width, height = value.get("Width"), value.get("Height")
-    if isinstance(width, int) and isinstance(height, int) and 0 < width <= _MOST and 0 < height <= _MOST:
+    if isinstance(width, int) and isinstance(height, int) and 0 < width <= _MAX and 0 < height <= _MAX:
         return Size(width, height)
     return None

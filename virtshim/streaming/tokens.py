@@ -16,7 +16,7 @@ from virtshim.domain.errors import ResourceExhausted
 from virtshim.domain.guest.streaming import StreamRequest
 
 LIFETIME: Final = 60.0
-MOST_PENDING: Final = 1000
+MAX_PENDING: Final = 1000
 _RANDOM_BYTES: Final = 16
 
 
@@ -36,9 +36,9 @@ class Tokens:
         """Raises ResourceExhausted if too many wait to be used."""
         with self._lock:
             self._drop_expired()
-            if len(self._pending) >= MOST_PENDING:
+            if len(self._pending) >= MAX_PENDING:
                 raise ResourceExhausted(
-                    f"{MOST_PENDING} streaming requests wait for their clients; try again within {LIFETIME:.0f} s"
+                    f"{MAX_PENDING} streaming requests wait for their clients; try again within {LIFETIME:.0f} s"
                 )
             token = secrets.token_urlsafe(_RANDOM_BYTES)
             self._pending[token] = _Pending(request, self._now() + LIFETIME)

@@ -9,7 +9,7 @@ ROOT = "/sys/fs/cgroup"
 
 
 def directory(group: str, controller: str, root: str = ROOT) -> str:
-    """Where `controller`'s files of a group (`virtshim.domain.cgroup.vm_group`) are: cgroup v2, or v1's hierarchy of that
+    """Where `controller`'s files of a group (`virtshim.domain.cgroup.vm_cgroup_path`) are: cgroup v2, or v1's hierarchy of that
     controller (systemd mounts cpu and cpuacct as one, with links of both names)."""
     if os.path.exists(f"{root}/cgroup.controllers"):
         return root + group

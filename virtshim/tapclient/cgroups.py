@@ -1,4 +1,4 @@
-"""Cgroups of VMs by way of tapmanager: implements `virtshim.ports.VmGroups`."""
+"""Cgroups of VMs by way of tapmanager: implements `virtshim.ports.VmCgroups`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from virtshim.domain.cgroup import DEFAULT_PARENT, Limits, VmGroup, parent_path, vm_group
+from virtshim.domain.cgroup import DEFAULT_PARENT, CgroupLimits, VmCgroup, parent_path, vm_cgroup_path
 from virtshim.domain.ids import ContainerId
 from virtshim.tapclient import cgroup_accounts
 from virtshim.tapclient.networks import PodNetworkClient
@@ -14,7 +14,7 @@ from virtshim.tapclient.networks import PodNetworkClient
 log = structlog.get_logger(__name__)
 
 
-class VmGroupClient:
+class VmCgroupClient:
     """`own`: tapmanager makes the groups; False where libvirt does, as systemd's scopes: then it is only told what
     oom_score_adj the VM starts with."""
 
@@ -22,12 +22,12 @@ class VmGroupClient:
         self._client = client
         self._own = own
 
-    def make(self, group: VmGroup, timeout: float) -> None:
+    def make(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""
         args = {"sandbox": group.sandbox.value, **self._args(group)}
         self._client.ask("group", args, timeout, f"making the cgroup of container {group.container.short}")
 
-    def limit(self, group: VmGroup, timeout: float) -> None:
+    def limit(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""
         doing = f"changing the cgroup of container {group.container.short}"
         self._client.ask("limit", self._args(group), timeout, doing)
@@ -42,7 +42,7 @@ class VmGroupClient:
         if not self._own:
             return 0
         try:
-            return cgroup_accounts.oom_kills(vm_group(cgroup_parent, container))
+            return cgroup_accounts.oom_kills(vm_cgroup_path(cgroup_parent, container))
         except OSError as exc:
             log.warning("cgroup.unreadable", container=container.short, error=str(exc))
             return 0
@@ -50,7 +50,7 @@ class VmGroupClient:
     def _parent(self, cgroup_parent: str) -> str:
         return (parent_path(cgroup_parent) or DEFAULT_PARENT) if self._own else ""
 
-    def _args(self, group: VmGroup) -> Mapping[str, object]:
+    def _args(self, group: VmCgroup) -> Mapping[str, object]:
         return {
             "container": group.container.value,
             "parent": self._parent(group.cgroup_parent),
@@ -59,7 +59,7 @@ class VmGroupClient:
         }
 
 
-def _limits(limits: Limits) -> Mapping[str, object]:
+def _limits(limits: CgroupLimits) -> Mapping[str, object]:
     return {
         "cpu_shares": limits.cpu_shares,
         "cpu_quota": limits.cpu_quota,

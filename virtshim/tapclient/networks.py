@@ -53,7 +53,7 @@ _ERRORS: Mapping[Kind, type[ShimError]] = {
 # The port's promise for `trouble` is one second; in seconds.
 _STATUS_TIMEOUT = 0.9
 # tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs.
-_LIFE_TIMEOUT = 5.0
+_ALIVE_TIMEOUT = 5.0
 
 
 class PodNetworkClient:
@@ -93,22 +93,22 @@ class PodNetworkClient:
                 for mapping in request.port_mappings
             ],
         }
-        with self._talking(f"attaching the network of pod {pod.namespace}/{pod.name}"):
+        with self._wire_errors(f"attaching the network of pod {pod.namespace}/{pod.name}"):
             return _network(self._call("attach", args, timeout))
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         """See the port."""
-        with self._talking(f"releasing the network of sandbox {sandbox}"):
+        with self._wire_errors(f"releasing the network of sandbox {sandbox}"):
             self._call("release", {"sandbox": sandbox.value}, timeout)
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
         """See the port."""
-        with self._talking("listing pod networks"):
+        with self._wire_errors("listing pod networks"):
             return frozenset(SandboxId(value) for value in _texts(self._call("list", {}, timeout), "sandboxes"))
 
     def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
         """See the port."""
-        with self._talking(f"asking for the pod of sandbox {sandbox}"):
+        with self._wire_errors(f"asking for the pod of sandbox {sandbox}"):
             try:
                 found = self._call("pod", {"sandbox": sandbox.value}, timeout)
             except protocol.RemoteError as exc:
@@ -121,7 +121,7 @@ class PodNetworkClient:
         """See the port."""
         found: dict[SandboxId, Sequence[InterfaceUsage]] = {}
         until = time.monotonic() + timeout
-        with self._talking("reading the pods' network counters"):
+        with self._wire_errors("reading the pods' network counters"):
             after = ""
             while True:
                 answer = self._call("counters", {"after": after}, until - time.monotonic())
@@ -134,14 +134,14 @@ class PodNetworkClient:
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
         """See the port."""
-        with self._talking("looking for lost pod networks"):
+        with self._wire_errors("looking for lost pod networks"):
             found = _object(self._call("lost", {}, timeout), "lost")
             return {SandboxId(sandbox): _text(found, sandbox) for sandbox in found}
 
     def trouble(self) -> str:
         """See the port."""
         try:
-            with self._talking("asking for the network's state"):
+            with self._wire_errors("asking for the network's state"):
                 answer = self._call("status", {}, _STATUS_TIMEOUT)
                 return (
                     "" if answer.get("ready") is True else _text(answer, "reason") or "tapmanager says it is not ready"
@@ -151,22 +151,22 @@ class PodNetworkClient:
 
     def ask(self, verb: str, args: Mapping[str, object], timeout: float, doing: str) -> Mapping[str, object]:
         """One request; `doing` says what for, in errors."""
-        with self._talking(doing):
+        with self._wire_errors(doing):
             return self._call(verb, args, timeout)
 
     def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Mapping[str, object]:
         if timeout <= 0:
             raise TimeoutError
-        if timeout > _LIFE_TIMEOUT:
-            self._see_it_alive()
+        if timeout > _ALIVE_TIMEOUT:
+            self._require_alive()
         answer, fds = protocol.call(self._path, verb, args, timeout)
         protocol.close_all(fds)  # none of these verbs sends any
         return answer
 
-    def _see_it_alive(self) -> None:
+    def _require_alive(self) -> None:
         """Before a request that may take long: nobody should wait that long for a process that hangs."""
         try:
-            _, fds = protocol.call(self._path, "list", {}, _LIFE_TIMEOUT)
+            _, fds = protocol.call(self._path, "list", {}, _ALIVE_TIMEOUT)
         except TimeoutError as exc:
             raise Unavailable(
                 f"tapmanager at {self._path} does not answer; restart it (systemctl restart tapmanager), pods keep their network"
@@ -176,7 +176,7 @@ class PodNetworkClient:
         protocol.close_all(fds)
 
     @contextlib.contextmanager
-    def _talking(self, doing: str) -> Iterator[None]:
+    def _wire_errors(self, doing: str) -> Iterator[None]:
         """The one place where the wire's errors become the product's."""
         try:
             yield

@@ -7,7 +7,7 @@ import pytest
 from fakes.cri import CALL_SECONDS, Client, refused
 from fakes.world import World
 
-from criproto.people_v1 import people_pb2, people_pb2_grpc
+from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import NotFound
 
@@ -18,8 +18,8 @@ KEYS = ["ssh-ed25519 AAAA me@here", "ssh-rsa BBBB"]
 
 
 def add(client: Client, vm: str, user: str = "root", keys: list[str] = KEYS) -> None:
-    request = people_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
-    people_pb2_grpc.PeopleStub(client.channel).AddSshKeys(request, timeout=CALL_SECONDS)
+    request = admin_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
+    admin_pb2_grpc.AdminStub(client.channel).AddSshKeys(request, timeout=CALL_SECONDS)
 
 
 def test_keys_reach_the_guest(client: Client, world: World) -> None:
@@ -30,7 +30,7 @@ def test_keys_reach_the_guest(client: Client, world: World) -> None:
 
 def test_a_user_that_the_guest_has_not_is_told(client: Client, world: World) -> None:
     _, vm = client.running()
-    world.journal.fail("care.add_ssh_keys", NotFound("failed to look up user"))
+    world.journal.fail("guest_operations.add_ssh_keys", NotFound("failed to look up user"))
     with refused(Code.NOT_FOUND, "look up user"):
         add(client, vm)
 
@@ -52,8 +52,8 @@ def test_only_a_running_vm_takes_keys(client: Client) -> None:
 
 
 def console(client: Client, vm: str, *, stdin: bool = False) -> str:
-    request = people_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
-    return people_pb2_grpc.PeopleStub(client.channel).AttachConsole(request, timeout=CALL_SECONDS).url
+    request = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
+    return admin_pb2_grpc.AdminStub(client.channel).AttachConsole(request, timeout=CALL_SECONDS).url
 
 
 def test_the_console_of_a_container_with_a_command_is_the_console(client: Client, world: World) -> None:
@@ -63,7 +63,7 @@ def test_the_console_of_a_container_with_a_command_is_the_console(client: Client
     assert console(client, vm, stdin=True).startswith("http://127.0.0.1:")
     client.Attach(pb.AttachRequest(container_id=vm, stdin=True, stdout=True))
     people, kubelet = world.outside.streaming.offered
-    assert (people.own_command, kubelet.own_command) == (False, True)
+    assert (people.to_entrypoint, kubelet.to_entrypoint) == (False, True)
 
 
 def test_a_console_without_stdin_is_looked_at_only(client: Client) -> None:

@@ -9,13 +9,13 @@ from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import WrongState
-from virtshim.domain.guest.entrypoint import News, Place, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
 from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.domain.ids import ContainerId
 
 pytestmark = pytest.mark.cri
 
-END = ReadTo(Place(over=True), Place(over=True))
+END = OutputPosition(StreamPosition(over=True), StreamPosition(over=True))
 
 
 def exited(client: Client, made: str) -> pb.ContainerStatus:
@@ -25,20 +25,20 @@ def exited(client: Client, made: str) -> pb.ContainerStatus:
 
 def test_the_exit_code_of_a_job_is_the_containers(client: Client, world: World) -> None:
     output = (Output(OutStream.STDOUT, b"fine\n"), Output(OutStream.STDERR, b"not so fine\n"))
-    world.outside.guests.tell(0, News(output, END, code=3))
+    world.outside.guests.tell(0, EntrypointProgress(output, END, code=3))
     made = client.create(client.run(), command=["/bin/job"], args=["-v"])
     client.start(made)
     status = exited(client, made)
     assert (status.exit_code, status.reason, status.message) == (3, "Error", "")
     assert status.finished_at >= status.started_at > 0
-    log = world.outside.command_logs.logs[status.log_path]
+    log = world.outside.entrypoint_logs.logs[status.log_path]
     assert log == ["stdout fine\n", "stderr not so fine\n", "finished"]
     (command,) = world.outside.guests.begun[ContainerId(made)]
     assert command.argv == ("/bin/job", "-v")
 
 
 def test_a_job_that_ends_well_is_completed(client: Client, world: World) -> None:
-    world.outside.guests.tell(0, News((), END, code=0))
+    world.outside.guests.tell(0, EntrypointProgress((), END, code=0))
     made = client.create(client.run(), args=["true"])
     client.start(made)
     status = exited(client, made)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from fakes.cri import Client, refused, served
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -26,7 +26,7 @@ STOPPED, DELETED = pb.CONTAINER_STOPPED_EVENT, pb.CONTAINER_DELETED_EVENT
 
 
 @contextlib.contextmanager
-def following(client: Client, seconds: float = PATIENCE) -> Iterator[Any]:
+def following(client: Client, seconds: float = WAIT_LIMIT) -> Iterator[Any]:
     """A stream that misses nothing from here on."""
     stream = client.GetContainerEvents(pb.GetEventsRequest(), timeout=seconds)
     stream.initial_metadata()
@@ -39,7 +39,7 @@ def taken(stream: Any, count: int) -> list[pb.ContainerEventResponse]:
 
 
 def until(condition: Any, what: str) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + WAIT_LIMIT
     while not condition():
         assert time.monotonic() < end, what
         threading.Event().wait(0.005)
@@ -110,8 +110,8 @@ def test_a_guest_that_shuts_itself_down_is_told_without_any_call(client: Client,
 
 def test_a_client_that_goes_frees_its_place_at_once(client: Client, world: World) -> None:
     with following(client):
-        assert world.app.services.events.is_heard
-    until(lambda: not world.app.services.events.is_heard, "the subscription of a client that left is still there")
+        assert world.app.services.events.has_listeners
+    until(lambda: not world.app.services.events.has_listeners, "the subscription of a client that left is still there")
 
 
 def test_a_connection_that_breaks_frees_its_place(client: Client, world: World) -> None:
@@ -119,7 +119,7 @@ def test_a_connection_that_breaks_frees_its_place(client: Client, world: World) 
     stream = other.GetContainerEvents(pb.GetEventsRequest())
     stream.initial_metadata()
     other.channel.close()
-    until(lambda: not world.app.services.events.is_heard, "the subscription of a broken connection is still there")
+    until(lambda: not world.app.services.events.has_listeners, "the subscription of a broken connection is still there")
 
 
 def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_streams_leave_threads_for_calls(tmp_path: Path) -> None:
             list(client.GetContainerEvents(pb.GetEventsRequest()))
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
         stack.close()
-        until(lambda: not world.app.services.events.is_heard, "no place was freed")
+        until(lambda: not world.app.services.events.has_listeners, "no place was freed")
         with following(client):
             pass
 
@@ -158,13 +158,13 @@ def test_a_client_that_does_not_read_is_dropped_and_told_and_nobody_waits_for_it
 
 def test_clients_that_never_read_again_lose_their_threads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_events, "_ROOM", 2)
-    monkeypatch.setattr(events, "_LAST_CHANCE", 0.05)
+    monkeypatch.setattr(events, "_DROP_GRACE", 0.05)
     with served(tmp_path, cri={"max_calls": 8}) as (world, client, _), contextlib.ExitStack() as stack:
         for n in range(8):  # as many as there are threads
             stack.enter_context(following(client))
             for pod in range(8):
                 client.run(f"pod-{n}-{pod}", annotations=BIG)
-            assert not world.app.services.events.is_heard
+            assert not world.app.services.events.has_listeners
         assert client.Version(pb.VersionRequest()).runtime_name == "virtshim"
 
 
@@ -175,8 +175,8 @@ def test_a_server_that_stops_ends_streams_at_once_and_says_so(world: World, tmp_
     client = Client(settings.cri_socket)
     with following(client) as stream:
         started = time.monotonic()
-        server.stop(grace=PATIENCE)
-        assert time.monotonic() - started < PATIENCE / 2
+        server.stop(grace=WAIT_LIMIT)
+        assert time.monotonic() - started < WAIT_LIMIT / 2
         with refused(grpc.StatusCode.UNAVAILABLE, "virtshim is stopping"):
             next(stream)
     client.channel.close()

@@ -19,7 +19,7 @@ from fakes.world import Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cli.check_devices import check_devices
-from virtshim.devices.attachable import Attachable, Rules
+from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.node_devices import NodeDevices
@@ -61,8 +61,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     kubelet, short = FakePodResources(), tempfile.mkdtemp(prefix="kr-")
     books, files = PodResourcesClient(f"{short}/s"), host.files()
     resolver = Resolver(files, CdiDirectories(("/etc/cdi",), files), books)
-    rules = Rules(bind=True, keep=(), lockable=lambda: None)
-    outside = Outside(devices=NodeDevices(files, resolver, Attachable(files, rules)))  # type: ignore[arg-type]
+    rules = AttachRules(bind=True, keep=(), lockable=lambda: None)
+    outside = Outside(devices=NodeDevices(files, resolver, AttachChecker(files, rules)))  # type: ignore[arg-type]
     with contextlib.ExitStack() as kubelet_ends, served(tmp_path / "state", outside) as (world, client, _):
         kubelet_ends.enter_context(serving(kubelet, f"{short}/s"))
         world.pull()

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from fakes.background import Background
 from fakes.cri import Client, refused
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 from fakes.world import IMAGE, World
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -221,7 +221,7 @@ def test_a_pull_ends_when_its_client_leaves(client: Client, world: World) -> Non
     gate.wait()
     gate.open()
     call.cancel()
-    assert world.outside.files.gave_up.wait(PATIENCE)
+    assert world.outside.files.gave_up.wait(WAIT_LIMIT)
     assert status(client, OTHER) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from fakes.spdy import close_all
 from fakes.streamnode import StreamNode
 
-from virtshim.streaming.connection import Limits
+from virtshim.streaming.connection import StreamTimeouts
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def make_node() -> Iterator[Callable[..., StreamNode]]:
     made: list[StreamNode] = []
 
     def make(**limits: Any) -> StreamNode:
-        made.append(StreamNode(Limits(**limits)))
+        made.append(StreamNode(StreamTimeouts(**limits)))
         made[-1].start()
         return made[-1]
 

@@ -17,7 +17,7 @@ from fakes.sessions import FakeSession
 from fakes.streamnode import StreamNode
 
 from virtshim.domain.errors import Unavailable
-from virtshim.streaming.connection import Limits
+from virtshim.streaming.connection import StreamTimeouts
 
 LIMIT = 20.0
 
@@ -37,7 +37,7 @@ with contextlib.closing(connect(url)) as client:
 
 @pytest.fixture
 def node() -> Iterator[StreamNode]:
-    made = StreamNode(Limits())
+    made = StreamNode(StreamTimeouts())
     made.start()
     yield made
     made.server.stop()

@@ -245,7 +245,7 @@ def a_screen(path: str) -> Iterator[None]:
 def test_the_vnc_port_is_the_screen_and_the_others_are_the_pods(node, tmp_path):
     path = str(tmp_path / "vnc.sock")
     with a_screen(path), listening(upper) as port:
-        client = spdy(node.forward_with_screen(path), PORTFORWARD)
+        client = spdy(node.forward_with_vnc(path), PORTFORWARD)
         _, data = pair(client, 5900)
         client.write(data, b"hello", fin=True)
         assert client.read_all(data) == b"RFB 003.008\nhello"
@@ -255,7 +255,7 @@ def test_the_vnc_port_is_the_screen_and_the_others_are_the_pods(node, tmp_path):
 
 
 def test_a_screen_that_is_not_there_says_so(node, tmp_path):
-    client = spdy(node.forward_with_screen(str(tmp_path / "none")), PORTFORWARD)
+    client = spdy(node.forward_with_vnc(str(tmp_path / "none")), PORTFORWARD)
     error, _ = pair(client, 5900)
     assert b"port 5900 failed: no such file" in client.read_all(error)
 
@@ -265,7 +265,7 @@ def test_our_own_client_relays_a_screen_until_either_side_leaves(node, tmp_path)
     sent = bytes(range(256)) * 4000
     with a_screen(path):
         near, ours = socket.socketpair()
-        with near, contextlib.closing(connect(node.forward_with_screen(path, 5900), FORWARD)) as far:
+        with near, contextlib.closing(connect(node.forward_with_vnc(path, 5900), FORWARD)) as far:
             relaying = threading.Thread(target=join, args=(ours, far), daemon=True)
             relaying.start()
             typing = threading.Thread(target=near.sendall, args=(sent,), daemon=True)
@@ -282,7 +282,7 @@ def test_our_own_client_relays_a_screen_until_either_side_leaves(node, tmp_path)
 
 def test_our_own_client_tells_why_there_is_no_screen(node, tmp_path):
     near, ours = socket.socketpair()
-    far = connect(node.forward_with_screen(str(tmp_path / "no"), 5900), FORWARD)
+    far = connect(node.forward_with_vnc(str(tmp_path / "no"), 5900), FORWARD)
     with near, ours, contextlib.closing(far), pytest.raises(WrongState, match="no such file"):
         join(ours, far)
 

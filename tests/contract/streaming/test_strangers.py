@@ -10,7 +10,7 @@ import pytest
 from fakes.spdy import SECONDS, connected, dialled, head_of, spdy
 
 from virtshim.domain.errors import ResourceExhausted, WrongState
-from virtshim.streaming.connection import MOST_STRANGERS
+from virtshim.streaming.connection import MAX_UNAUTHENTICATED
 from virtshim.streaming.server import StreamingServer
 
 
@@ -143,7 +143,7 @@ def test_a_client_that_dawdles_is_put_out(make_node):
 
 def test_dawdlers_never_keep_others_out(node):
     url = node.exec()
-    dawdlers = [dialled(url)[0] for _ in range(MOST_STRANGERS + 20)]
+    dawdlers = [dialled(url)[0] for _ in range(MAX_UNAUTHENTICATED + 20)]
     for sock in dawdlers:
         sock.sendall(b"GET / HT")
     spdy(url)

@@ -15,7 +15,7 @@ GRANTED = GrantedDevices(
 )
 (PLACE / "s/vnc").mkdir(exist_ok=True)
 SCREEN = str(PLACE / "s/vnc/vnc.sock")
-XML = domain_xml.build(dataclasses.replace(SPEC, granted=GRANTED, screen_socket=SCREEN), profile)
+XML = domain_xml.build(dataclasses.replace(SPEC, granted=GRANTED, vnc_socket=SCREEN), profile)
 def with_libvirt(do):
     with connection.using("look") as conn:
         return do(conn)

@@ -16,8 +16,8 @@ from fakes import meta_plugin
 from fakes.pcibus import FakePciBus
 from tap_node import PLUGINS, TapNode, sandbox
 
-from tapmanager.attachments import Attachments, Limits
-from tapmanager.cni.plugins import Cni
+from tapmanager.attachments import Attachments, AttachmentSettings
+from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import NetError
@@ -25,7 +25,7 @@ from tapmanager.ledger import Ledger
 from tapmanager.links import netns, pod_links
 from tapmanager.links.plan import KernelLink
 from tapmanager.pod import NicFunction, Pod, Route
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.vf_settings import VfSettings
@@ -80,7 +80,7 @@ class Card(FakePciBus):
 
 
 class Functions(NicFunctions):
-    def among(self, links: Sequence[KernelLink]) -> Mapping[str, str]:
+    def virtual_functions(self, links: Sequence[KernelLink]) -> Mapping[str, str]:
         return {"eth0": VF}
 
 
@@ -95,10 +95,10 @@ class Node:
         drivers = PciDrivers(str(self.card.root), self.card.write)
         self.attachments = Attachments(
             ledger,
-            Cni(str(node.conf_dir), (str(node.bin_dir), PLUGINS), 60.0),
+            CniPlugins(str(node.conf_dir), (str(node.bin_dir), PLUGINS), 60.0),
             self.dhcp,
-            Limits(str(node.netns_dir), (str(node.bin_dir), PLUGINS), os.geteuid(), 30.0),
-            kind(drivers, self.links, CardSide(self.links, str(self.card.root)), str(self.card.root)),
+            AttachmentSettings(str(node.netns_dir), (str(node.bin_dir), PLUGINS), os.geteuid(), 30.0),
+            kind(drivers, self.links, PhysicalFunctions(self.links, str(self.card.root)), str(self.card.root)),
         )
 
     def pod(self) -> Pod:

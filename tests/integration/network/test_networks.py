@@ -18,8 +18,8 @@ from tap_node import PLUGINS, TapNode, sandbox, until
 from toy_guest import ToyGuest
 
 from tapmanager import protocol
-from tapmanager.attachments import Attachments, Limits
-from tapmanager.cni.plugins import Cni
+from tapmanager.attachments import Attachments, AttachmentSettings
+from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp import frame, packet
 from tapmanager.dhcp.frame import Datagram
 from tapmanager.dhcp.server import DhcpServer
@@ -27,7 +27,7 @@ from tapmanager.drivers.pci import PciDrivers
 from tapmanager.ledger import Ledger
 from tapmanager.links import pod_links
 from tapmanager.pod import Nic, Pod
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
 
@@ -207,10 +207,10 @@ def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
 def attachments_of(node: TapNode) -> Attachments:
     ledger = Ledger(str(node.ledger))
     plugins = (str(node.bin_dir), PLUGINS)
-    limits = Limits(str(node.netns_dir), plugins, os.geteuid(), 30.0)
+    limits = AttachmentSettings(str(node.netns_dir), plugins, os.geteuid(), 30.0)
     host_links = NetlinkHostLinks()
-    functions = NicFunctions(PciDrivers(), host_links, CardSide(host_links))
-    return Attachments(ledger, Cni(str(node.conf_dir), plugins, 60.0), DhcpServer(), limits, functions)
+    functions = NicFunctions(PciDrivers(), host_links, PhysicalFunctions(host_links))
+    return Attachments(ledger, CniPlugins(str(node.conf_dir), plugins, 60.0), DhcpServer(), limits, functions)
 
 
 def test_a_network_that_was_asked_to_has_the_default_route(networks: Networks) -> None:

@@ -14,7 +14,7 @@ from tap_node import TapNode, sandbox, until
 
 from tapmanager import protocol
 from tapmanager.cgroups import tree as cgroups
-from tapmanager.cgroups.plan import Hierarchy, Limits
+from tapmanager.cgroups.plan import Hierarchy, RequestedLimits
 
 pytestmark = pytest.mark.network
 
@@ -180,11 +180,11 @@ def test_the_unified_hierarchy_alone_takes_a_vm(tmp_path: Path) -> None:
     parent = f"/virtshim-test-{secrets.token_hex(4)}"
     Path(v2.root + parent).mkdir()
     path = f"{parent}/virtshim-{CONTAINER}"
-    groups = cgroups.VmGroups([Hierarchy(v2.root, v2.controllers, is_v2=True)])
+    groups = cgroups.VmCgroups([Hierarchy(v2.root, v2.controllers, is_v2=True)])
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         pages = {2 << 20: 4 << 20} if "hugetlb" in v2.controllers else {}
-        assert groups.make(path, Limits(hugepages=pages))
+        assert groups.make(path, RequestedLimits(hugepages=pages))
         if pages:
             assert Path(f"{v2.root}{path}/hugetlb.2MB.max").read_text() == f"{4 << 20}\n"
         groups.admit(cgroups.Placement(path, 1000), cgroups.Peer(os.geteuid(), sleeper.pid))

@@ -12,9 +12,9 @@ import yaml
 from fakes.sysfs import FakeSysfs
 
 from virtshim.config import Settings
-from virtshim.cri.error_codes import STATUS
+from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.cri.stats import CONTAINER_FAMILIES, POD_FAMILIES
-from virtshim.devices.classify import Nothing, Refused, classify
+from virtshim.devices.classify import NoDevice, Unusable, classify
 from virtshim.devices.host_files import NodeKind
 from virtshim.domain.annotations.parse import _READERS, parse_vm_options
 from virtshim.domain.devices.granted import CriDevice
@@ -92,7 +92,7 @@ def test_the_apparmor_rules_are_those_that_check_asks_for(operator: str) -> None
 def test_every_kind_of_error_is_listed_with_its_grpc_code(root: Path) -> None:
     text = section((root / "docs/ARCHITECTURE.md").read_text(), "Error kinds")
     listed = dict(re.findall(r"^\| ([A-Z_]+) \| ([A-Z_]+) \|", text, re.MULTILINE))
-    assert listed == {kind.name: code.name for kind, code in STATUS.items()}
+    assert listed == {kind.name: code.name for kind, code in GRPC_CODES.items()}
 
 
 def test_every_package_is_in_the_tree(root: Path) -> None:
@@ -175,5 +175,5 @@ def test_what_is_listed_of_device_nodes_is_what_becomes_of_them(root: Path, tmp_
             if path not in ("/dev/vfio", "/dev/sdb", "/dev/vfio/devices/vfio3"):
                 host.node(path)
             meaning = classify(CriDevice(path, path), host.files())
-            assert isinstance(meaning, Refused) == said.startswith("refused"), path
-            assert isinstance(meaning, Nothing) == (said == "nothing by itself"), path
+            assert isinstance(meaning, Unusable) == said.startswith("refused"), path
+            assert isinstance(meaning, NoDevice) == (said == "nothing by itself"), path

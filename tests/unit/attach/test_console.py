@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from virtshim.attach.console import MOST_CLIENTS, MOST_WAITING, ConsoleAttach, ConsoleSession
+from virtshim.attach.console import MAX_CLIENTS, MAX_WAITING, ConsoleAttach, ConsoleSession
 from virtshim.attach.console_size import ConsoleSizes
 from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, Streams
@@ -182,13 +182,13 @@ def test_a_client_that_reads_too_slowly_loses_output_and_is_told_and_the_others_
         async with qemu(layout) as vm:
             hub = ConsoleAttach(layout, QUIET)
             slow, quick = await hub.attach(request()), await hub.attach(request())
-            total = MOST_WAITING + (256 << 10)
+            total = MAX_WAITING + (256 << 10)
             saying = asyncio.create_task(vm.says(b"#" * total + b"end"))
             assert len(await output(quick, b"end")) == total + 3
             await saying
             seen = await output(slow, b"end")
             assert f"{(256 << 10) + 3} bytes lost".encode() in seen
-            assert seen.count(b"#") == MOST_WAITING - 3
+            assert seen.count(b"#") == MAX_WAITING - 3
             await slow.close()
             await quick.close()
 
@@ -228,8 +228,8 @@ def test_more_clients_than_the_limit_are_refused(layout):
     async def test() -> None:
         async with qemu(layout):
             hub = ConsoleAttach(layout, QUIET)
-            sessions = [await hub.attach(request()) for _ in range(MOST_CLIENTS)]
-            with pytest.raises(ResourceExhausted, match=str(MOST_CLIENTS)):
+            sessions = [await hub.attach(request()) for _ in range(MAX_CLIENTS)]
+            with pytest.raises(ResourceExhausted, match=str(MAX_CLIENTS)):
                 await hub.attach(request())
             await sessions.pop().close()
             sessions.append(await hub.attach(request()))
@@ -298,9 +298,9 @@ def test_clients_that_come_and_go_at_once_leave_nothing(layout):
                 await session.write_stdin(b"x")
                 await session.close()
 
-            await asyncio.gather(*(visit() for _ in range(MOST_CLIENTS)))
+            await asyncio.gather(*(visit() for _ in range(MAX_CLIENTS)))
             heard = [await asyncio.wait_for(reader.read(), 5) for reader in vm.readers]
-            assert b"".join(heard) == b"x" * MOST_CLIENTS
+            assert b"".join(heard) == b"x" * MAX_CLIENTS
             assert hub._lines == {}
 
     run(test)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from virtshim.attach.entrypoint import MOST_CLIENTS, MOST_WAITING, CommandAttach, CommandSession
+from virtshim.attach.entrypoint import MAX_CLIENTS, MAX_WAITING, EntrypointAttach, EntrypointSession
 from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream, Streams
 from virtshim.domain.ids import ContainerId
@@ -45,7 +45,7 @@ class Way:
 
 
 class Inputs:
-    """Implements `virtshim.ports.guests.CommandInputs`."""
+    """Implements `virtshim.ports.guests.EntrypointInputs`."""
 
     def __init__(self) -> None:
         self.typed = b""
@@ -69,20 +69,20 @@ class Inputs:
         self.sized.set()
 
 
-def run(test: Callable[[Inputs, CommandAttach], Coroutine[Any, Any, None]]) -> None:
+def run(test: Callable[[Inputs, EntrypointAttach], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         inputs = Inputs()
-        with contextlib.closing(CommandAttach(inputs)) as hub:
+        with contextlib.closing(EntrypointAttach(inputs)) as hub:
             await asyncio.wait_for(test(inputs, hub), 20)
 
     asyncio.run(whole())
 
 
 def request(streams: Streams = BOTH, *, once: bool = False) -> AttachStreams:
-    return AttachStreams(VM, streams, once, own_command=True)
+    return AttachStreams(VM, streams, once, to_entrypoint=True)
 
 
-async def all_of(session: CommandSession) -> tuple[list[Output], int]:
+async def all_of(session: EntrypointSession) -> tuple[list[Output], int]:
     said = []
     while isinstance(event := await session.read(), Output):
         said.append(event)
@@ -90,10 +90,10 @@ async def all_of(session: CommandSession) -> tuple[list[Output], int]:
 
 
 def test_all_clients_hear_what_the_command_says_and_how_it_ended():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
-        assert not hub.anybody(VM)
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
+        assert not hub.has_clients(VM)
         first, second = await hub.attach(request()), await hub.attach(request(Streams(stdout=True)))
-        assert hub.anybody(VM)
+        assert hub.has_clients(VM)
         said = [Output(OUT, b"out"), Output(ERR, b"err")]
         await asyncio.to_thread(hub.heard, VM, said)
         await asyncio.to_thread(hub.heard, ContainerId("d" * 64), [Output(OUT, b"another's")])
@@ -102,13 +102,13 @@ def test_all_clients_hear_what_the_command_says_and_how_it_ended():
         assert await all_of(second) == (said[:1], 3)
         await first.close()
         await second.close()
-        assert not hub.anybody(VM)
+        assert not hub.has_clients(VM)
 
     run(test)
 
 
 def test_a_terminal_has_one_output():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request(TTY))
         hub.heard(VM, [Output(OUT, b"a"), Output(ERR, b"b")])
         hub.ended(VM, 0)
@@ -119,7 +119,7 @@ def test_a_terminal_has_one_output():
 
 
 def test_the_way_in_is_opened_by_what_is_typed_and_ends_with_the_client():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         silent, typist = await hub.attach(request()), await hub.attach(request())
         await typist.write_stdin(b"one ")
         await typist.write_stdin(b"two")
@@ -131,7 +131,7 @@ def test_the_way_in_is_opened_by_what_is_typed_and_ends_with_the_client():
 
 
 def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         terminal, piped = await hub.attach(request(TTY)), await hub.attach(request())
         await terminal.write_stdin(b"typed")
         await terminal.close_stdin()
@@ -149,7 +149,7 @@ def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on()
 
 @pytest.mark.parametrize("typed", [b"", b"last words"])
 def test_the_first_client_ends_the_input_if_the_pod_says_once(typed):
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request(once=True))
         if typed:
             await session.write_stdin(typed)
@@ -169,7 +169,7 @@ def test_the_first_client_ends_the_input_if_the_pod_says_once(typed):
 
 
 def test_input_that_reaches_no_command_is_told_once_and_output_goes_on():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         inputs.error = Unavailable("no guest agent answers")
         session = await hub.attach(request())
         await session.write_stdin(b"a")
@@ -185,14 +185,14 @@ def test_input_that_reaches_no_command_is_told_once_and_output_goes_on():
 
 
 def test_a_client_that_does_not_read_loses_its_oldest_output_and_is_told():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request())
         for number in range(12):
-            hub.heard(VM, [Output(OUT, bytes([number]) * (MOST_WAITING // 8))])
+            hub.heard(VM, [Output(OUT, bytes([number]) * (MAX_WAITING // 8))])
         hub.ended(VM, 0)
         await asyncio.sleep(0)
         said, _ = await all_of(session)
-        assert f"{4 * MOST_WAITING // 8} bytes lost".encode() in said[0].data
+        assert f"{4 * MAX_WAITING // 8} bytes lost".encode() in said[0].data
         assert [piece.data[0] for piece in said[1:]] == list(range(4, 12))
         await session.close()
 
@@ -200,7 +200,7 @@ def test_a_client_that_does_not_read_loses_its_oldest_output_and_is_told():
 
 
 def test_the_size_of_a_clients_terminal_is_the_commands():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request(TTY))
         await session.resize(132, 50)
         await asyncio.to_thread(inputs.sized.wait, 10)
@@ -211,8 +211,8 @@ def test_the_size_of_a_clients_terminal_is_the_commands():
 
 
 def test_there_are_not_more_clients_than_a_node_can_serve():
-    async def test(inputs: Inputs, hub: CommandAttach) -> None:
-        sessions = [await hub.attach(request()) for _ in range(MOST_CLIENTS)]
+    async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
+        sessions = [await hub.attach(request()) for _ in range(MAX_CLIENTS)]
         with pytest.raises(ResourceExhausted):
             await hub.attach(request())
         for session in sessions:

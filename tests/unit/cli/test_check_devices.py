@@ -17,7 +17,7 @@ from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.preflight.finding import Level
 from virtshim.store import rows
-from virtshim.store.state_seen import claims_seen, conditions_seen
+from virtshim.store.state_seen import read_claims, read_conditions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "check_devices"
 OWNER = "4f" * 32
@@ -159,8 +159,8 @@ def test_a_database_that_cannot_be_read_takes_away_the_holders_alone(
 def test_a_database_of_before_there_were_claims_has_none(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
         database.execute("create table containers (id text)")
-    assert claims_seen(str(tmp_path / "state.db")) == {}
-    assert conditions_seen(str(tmp_path / "state.db")) == {}
+    assert read_claims(str(tmp_path / "state.db")) == {}
+    assert read_conditions(str(tmp_path / "state.db")) == {}
 
 
 def test_vfio_without_an_iommu_is_an_error_that_says_why(

@@ -16,10 +16,10 @@ from virtshim.cli.node_dir import (
     NodeDir,
     NodeOptions,
     bridge_network,
+    drop_path_variables,
     make_directory,
     refuse_routed,
     to_toml,
-    use_own_paths,
     write_node,
 )
 from virtshim.cli.up import holder, take_lock
@@ -185,7 +185,7 @@ def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, mo
     }
     for name, value in {**elsewhere, "VIRTSHIM_VM__MAX_VCPUS": "3"}.items():
         monkeypatch.setenv(name, value)
-    assert use_own_paths() == sorted(elsewhere)
+    assert drop_path_variables() == sorted(elsewhere)
     node = NodeDir.of(f"{short}/n")
     settings = write_node(node, NodeOptions(node.path))
     assert settings.cri_socket == f"{node.run}/virtshim.sock"

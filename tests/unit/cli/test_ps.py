@@ -3,16 +3,17 @@
 import pytest
 
 from virtshim.cli.ps import age, columns, rows
-from virtshim.cri.client import PodSeen, VmSeen
+from virtshim.cri.client import PodSummary, VmSummary
 
 NOW = 1_000_000.0
 
 
 def test_each_vm_has_a_line_and_a_pod_without_one_too() -> None:
-    full = PodSeen("a" * 64, "default", "web", True, NOW - 500)
-    bare = PodSeen("b" * 64, "test", "db", False, NOW - 90_000)
+    full = PodSummary("a" * 64, "default", "web", True, NOW - 500)
+    bare = PodSummary("b" * 64, "test", "db", False, NOW - 90_000)
     vms = [
-        VmSeen(n * 64, full.id, "debian", 0, state, "img", NOW - 60) for n, state in (("1", "running"), ("2", "exited"))
+        VmSummary(n * 64, full.id, "debian", 0, state, "img", NOW - 60)
+        for n, state in (("1", "running"), ("2", "exited"))
     ]
     assert list(rows([full, bare], vms, {full.id: ["10.0.0.2", "fd00::2"], bare.id: []}, NOW)) == [
         ("default/web", "a" * 12, "ready", "10.0.0.2,fd00::2", "debian", "1" * 12, "running", "60s", "img"),

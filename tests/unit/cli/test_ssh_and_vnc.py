@@ -8,12 +8,12 @@ import pytest
 
 from virtshim.cli import ssh, vnc
 from virtshim.cli.ssh import SshOptions
-from virtshim.cri.client import VmSeen
+from virtshim.cri.client import VmSummary
 from virtshim.domain.errors import InvalidRequest
 
 pytestmark = pytest.mark.operator
 
-VM = VmSeen("c" * 64, "5" * 64, "vm", 0, "running", "image", 0.0)
+VM = VmSummary("c" * 64, "5" * 64, "vm", 0, "running", "image", 0.0)
 
 
 def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
@@ -42,17 +42,17 @@ def test_only_public_keys_are_injected(tmp_path: Path, content: str) -> None:
     [("127.0.0.1:5900", "127.0.0.1", 5900), ("[::1]:0", "::1", 0), ("127.0.0.9:1", "127.0.0.9", 1)],
 )
 def test_a_screen_is_shown_on_loopback(listen: str, host: str, port: int) -> None:
-    place = vnc.place_of(listen, "")
+    place = vnc.parse_listen_address(listen, "")
     assert (place.host, place.port, place.path) == (host, port, "")
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:5900", "10.0.0.1:5900", "[::]:5900", "[fd00::1]:1"])
 def test_a_screen_is_shown_to_no_other_machine(listen: str) -> None:
     with pytest.raises(InvalidRequest, match="no password"):
-        vnc.place_of(listen, "")
+        vnc.parse_listen_address(listen, "")
 
 
 @pytest.mark.parametrize("listen", ["", "5900", "localhost:5900", "127.0.0.1", "127.0.0.1:99999", "1:2:3"])
 def test_a_place_that_is_none_is_refused(listen: str) -> None:
     with pytest.raises(InvalidRequest, match="ADDRESS:PORT"):
-        vnc.place_of(listen, "")
+        vnc.parse_listen_address(listen, "")

@@ -3,16 +3,16 @@
 import pytest
 
 from virtshim.cli.names import running_vm
-from virtshim.cri.client import PodSeen, VmSeen
+from virtshim.cri.client import PodSummary, VmSummary
 from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
 
 
-def pod(id_: str, name: str, namespace: str = "default", *, is_ready: bool = True) -> PodSeen:
-    return PodSeen(id_ * 32, namespace, name, is_ready, 0.0)
+def pod(id_: str, name: str, namespace: str = "default", *, is_ready: bool = True) -> PodSummary:
+    return PodSummary(id_ * 32, namespace, name, is_ready, 0.0)
 
 
-def vm(id_: str, of: PodSeen, state: str = "running") -> VmSeen:
-    return VmSeen(id_ * 32, of.id, "debian", 0, state, "image", 0.0)
+def vm(id_: str, of: PodSummary, state: str = "running") -> VmSummary:
+    return VmSummary(id_ * 32, of.id, "debian", 0, state, "image", 0.0)
 
 
 WEB, OTHER_WEB, DB, OLD_DB = (

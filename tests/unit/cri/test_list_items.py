@@ -6,7 +6,7 @@ import pytest
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import list_items
-from virtshim.cri.list_items import ListItems, WholeAnswer
+from virtshim.cri.list_items import ItemCache, ResponseCache
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 
@@ -31,8 +31,8 @@ def make() -> Maker:
 
 
 @pytest.fixture
-def items(make: Maker) -> ListItems[Sandbox, pb.PodSandbox]:
-    return ListItems(make)
+def items(make: Maker) -> ItemCache[Sandbox, pb.PodSandbox]:
+    return ItemCache(make)
 
 
 def test_an_item_is_made_once(items, make):
@@ -66,14 +66,14 @@ def test_what_is_gone_is_not_kept(items, make):
 
 
 def test_filtered_lists_alone_do_not_make_it_grow_for_ever(items, monkeypatch):
-    monkeypatch.setattr(list_items, "_MOST", 4)
+    monkeypatch.setattr(list_items, "_MAX", 4)
     for pod in PODS:
         items.of([pod])
     assert len(items._made) <= 5
 
 
 def test_a_whole_answer_is_made_again_only_when_a_record_is_another() -> None:
-    answers = WholeAnswer[Sandbox, pb.ListPodSandboxResponse](
+    answers = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
         lambda pods: pb.ListPodSandboxResponse(items=[pb.PodSandbox(id=pod.id.value) for pod in pods])
     )
     first = answers.of(PODS)

@@ -11,9 +11,9 @@ import pytest
 
 from virtshim.crilog.files import LogFile
 from virtshim.crilog.follower import ConsoleLogs
-from virtshim.crilog.raw_tail import KEPT, KeptEnd
+from virtshim.crilog.raw_tail import KEEP_BYTES, RawTail
 from virtshim.crilog.tail import Pace, Tail
-from virtshim.domain.allowance import Allowance
+from virtshim.domain.token_bucket import TokenBucket
 
 MIB = 1 << 20
 PACE = Pace(turn_bytes=256 * 1024, log_rate=MIB, log_burst=2 * MIB, backlog=4 * MIB)
@@ -167,24 +167,24 @@ def test_a_console_without_a_log_keeps_its_last_part(
     logs.open(vm, str(machine.log_path(vm)) if log_file else "")
     for start in range(0, 400_000, 50_000):
         machine.says(vm, lines(50_000, start))
-    most = MIB if log_file else KEPT + MIB
+    most = MIB if log_file else KEEP_BYTES + MIB
     eventually(lambda: allocated(raw) <= most + 4096)
     if not log_file:
         data = Path(raw).read_bytes()
-        assert data[-KEPT:] == lines(400_000)[-KEPT:]
-        assert data[: KEPT // 2] == bytes(KEPT // 2)
+        assert data[-KEEP_BYTES:] == lines(400_000)[-KEEP_BYTES:]
+        assert data[: KEEP_BYTES // 2] == bytes(KEEP_BYTES // 2)
     logs.reopen(vm)
     logs.finish(vm)
 
 
 def test_the_last_part_is_kept_of_a_console_that_ended_unseen(machine: Any, vm: Any, raw: str) -> None:
-    kept = KeptEnd(vm, raw)
+    kept = RawTail(vm, raw)
     kept.finish()
     machine.says(vm, lines(400_000))
-    later = KeptEnd(vm, raw)
+    later = RawTail(vm, raw)
     later.finish()
     assert later.is_closed
-    assert KEPT <= allocated(raw) <= KEPT + MIB + 4096
+    assert KEEP_BYTES <= allocated(raw) <= KEEP_BYTES + MIB + 4096
 
 
 def test_a_raw_log_that_cannot_be_trimmed_is_tried_again(
@@ -194,17 +194,17 @@ def test_a_raw_log_that_cannot_be_trimmed_is_tried_again(
         raise OSError(errno.EIO, "Input/output error")
 
     machine.says(vm, lines(400_000))
-    kept = KeptEnd(vm, raw)
+    kept = RawTail(vm, raw)
     monkeypatch.setattr("virtshim.crilog.files.punch_hole", refused)
     kept.turn()
     monkeypatch.undo()
     kept.turn()
     kept.close()
-    assert allocated(raw) <= KEPT + MIB + 4096
+    assert allocated(raw) <= KEEP_BYTES + MIB + 4096
 
 
 def test_an_allowance_is_saved_up_to_its_burst_and_debts_are_waited_off() -> None:
-    allowance = Allowance(rate=10, burst=100, now=0)
+    allowance = TokenBucket(rate=10, burst=100, now=0)
     allowance.spend(100, now=50)
     assert allowance.wait(50) == 0, "saved up: the burst, not more"
     allowance.spend(30, now=50)

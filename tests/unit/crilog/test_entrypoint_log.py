@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from fakes.clock import FakeClock
 
-from virtshim.crilog.entrypoint_log import CommandLogFiles
+from virtshim.crilog.entrypoint_log import EntrypointLogFiles
 from virtshim.domain.errors import ResourceExhausted, ShimError, WrongState
-from virtshim.domain.guest.entrypoint import Place, ReadTo
+from virtshim.domain.guest.entrypoint import OutputPosition, StreamPosition
 from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 
 CONTAINER = ContainerId("c" * 64)
 OUT, ERR = OutStream.STDOUT, OutStream.STDERR
-THERE = ReadTo(Place(3, 17), Place(0, 2, over=True))
+THERE = OutputPosition(StreamPosition(3, 17), StreamPosition(0, 2, over=True))
 
 
 @pytest.fixture
@@ -27,15 +27,15 @@ def layout(tmp_path: Path) -> Layout:
 
 
 @pytest.fixture
-def logs(layout: Layout) -> CommandLogFiles:
-    return CommandLogFiles(layout, FakeClock())
+def logs(layout: Layout) -> EntrypointLogFiles:
+    return EntrypointLogFiles(layout, FakeClock())
 
 
 def contents(path: Path) -> list[str]:
     return [line.split(" ", 1)[1] for line in path.read_text().splitlines()]
 
 
-def test_streams_are_told_apart_and_unfinished_lines_are_marked(logs: CommandLogFiles, tmp_path: Path) -> None:
+def test_streams_are_told_apart_and_unfinished_lines_are_marked(logs: EntrypointLogFiles, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "0.log"
     logs.open(CONTAINER, str(log))
     logs.write(CONTAINER, (Output(OUT, b"one\nha"), Output(ERR, b"bad\n")), THERE)
@@ -43,21 +43,23 @@ def test_streams_are_told_apart_and_unfinished_lines_are_marked(logs: CommandLog
     assert contents(log) == ["stdout F one", "stdout P ha", "stderr F bad", "stdout F lf"]
 
 
-def test_the_place_outlives_the_process(logs: CommandLogFiles, layout: Layout, tmp_path: Path) -> None:
-    assert logs.read_to(CONTAINER) == ReadTo()
+def test_the_place_outlives_the_process(logs: EntrypointLogFiles, layout: Layout, tmp_path: Path) -> None:
+    assert logs.read_to(CONTAINER) == OutputPosition()
     logs.open(CONTAINER, "")
     logs.write(CONTAINER, (), THERE)
     logs.close()
-    assert CommandLogFiles(layout, FakeClock()).read_to(CONTAINER) == THERE
+    assert EntrypointLogFiles(layout, FakeClock()).read_to(CONTAINER) == THERE
 
 
-def test_a_place_that_cannot_be_read_is_an_error_and_not_the_beginning(logs: CommandLogFiles, layout: Layout) -> None:
+def test_a_place_that_cannot_be_read_is_an_error_and_not_the_beginning(
+    logs: EntrypointLogFiles, layout: Layout
+) -> None:
     Path(layout.container_dir(CONTAINER), "command.pos").write_text("[{")
     with pytest.raises(ShimError, match="cannot be read from"):
         logs.read_to(CONTAINER)
 
 
-def test_a_renamed_log_is_complete_and_a_new_one_goes_on(logs: CommandLogFiles, tmp_path: Path) -> None:
+def test_a_renamed_log_is_complete_and_a_new_one_goes_on(logs: EntrypointLogFiles, tmp_path: Path) -> None:
     log = tmp_path / "0.log"
     logs.open(CONTAINER, str(log))
     logs.write(CONTAINER, (Output(OUT, b"old\n"),), THERE)
@@ -69,7 +71,7 @@ def test_a_renamed_log_is_complete_and_a_new_one_goes_on(logs: CommandLogFiles, 
 
 
 def test_a_place_that_cannot_be_written_takes_its_lines_back(
-    logs: CommandLogFiles, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logs: EntrypointLogFiles, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "0.log"
     logs.open(CONTAINER, str(log))
@@ -85,7 +87,7 @@ def test_a_place_that_cannot_be_written_takes_its_lines_back(
     assert contents(log) == ["stdout F again"]
 
 
-def test_nothing_is_written_after_the_end(logs: CommandLogFiles, tmp_path: Path) -> None:
+def test_nothing_is_written_after_the_end(logs: EntrypointLogFiles, tmp_path: Path) -> None:
     logs.open(CONTAINER, str(tmp_path / "0.log"))
     logs.finish(CONTAINER)
     logs.finish(CONTAINER)

@@ -4,7 +4,7 @@ import pytest
 from fakes.sysfs import BRIDGE, NVME, FakeSysfs
 from structlog.testing import capture_logs
 
-from virtshim.devices.attachable import Attachable, Rules
+from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.memory_lock import lockable
 from virtshim.devices.node_devices import NodeDevices
@@ -30,8 +30,8 @@ def faults(
     limit: int | None = None,
     claimed: dict[str, str] | None = None,
 ) -> list[str]:
-    rules = Rules(bind, frozenset(PciAddress.parse(address) for address in keep), lambda: limit)
-    return Attachable(host.files(), rules).faults(devices or (function(),), memory, claimed or {})
+    rules = AttachRules(bind, frozenset(PciAddress.parse(address) for address in keep), lambda: limit)
+    return AttachChecker(host.files(), rules).faults(devices or (function(),), memory, claimed or {})
 
 
 def only(found: list[str]) -> str:
@@ -230,8 +230,8 @@ def test_vdpa_devices_are_looked_for(host: FakeSysfs) -> None:
 
 def node_devices(host: FakeSysfs) -> NodeDevices:
     files = host.files()
-    rules = Rules(bind=False, keep=(), lockable=lambda: None)
-    return NodeDevices(files, Resolver(files, CdiDirectories((), files), None), Attachable(files, rules))
+    rules = AttachRules(bind=False, keep=(), lockable=lambda: None)
+    return NodeDevices(files, Resolver(files, CdiDirectories((), files), None), AttachChecker(files, rules))
 
 
 def test_all_faults_are_one_error(host: FakeSysfs) -> None:

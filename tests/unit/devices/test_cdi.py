@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from virtshim.devices.cdi_directories import CdiDirectories, CdiGrant
-from virtshim.devices.cdi_spec import MOST_BYTES, VERSIONS, CdiSpec, parse_spec, split_name
+from virtshim.devices.cdi_spec import MAX_BYTES, VERSIONS, CdiSpec, parse_spec, split_name
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices.granted import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest, ShimError
@@ -229,7 +229,7 @@ def test_two_in_one_directory_are_an_error_for_that_device_alone(node: Node) -> 
 
 def test_of_many_large_specifications_those_that_can_be_understood_in_seconds_are_read(node: Node) -> None:
     for number in range(20):
-        node.write(f"/etc/cdi/{number:02}.json", json.dumps(spec(f"d{number}")) + " " * (MOST_BYTES - 1000))
+        node.write(f"/etc/cdi/{number:02}.json", json.dumps(spec(f"d{number}")) + " " * (MAX_BYTES - 1000))
     found = node.find("intel.com/net-pci=d0", "intel.com/net-pci=d19")
     assert [one.host_path for one in found.nodes] == ["/dev/d0"]
     assert "/etc/cdi/19.json: beyond the" in found.faults[0]
@@ -248,12 +248,12 @@ def test_what_is_no_specification_is_not_read(node: Node, tmp_path: Path) -> Non
     node.write("/etc/cdi/a.json", spec("x"))
     node.write("/etc/cdi/a.json.tmp", "{")
     (tmp_path / "etc/cdi/d.json").mkdir()
-    node.write("/etc/cdi/long.json", "#" * (MOST_BYTES + 1))
+    node.write("/etc/cdi/long.json", "#" * (MAX_BYTES + 1))
     with capture_logs() as logs:
         assert node.find("intel.com/net-pci=x").faults == ()
     assert [entry["error"] for entry in logs] == [
         "/etc/cdi/d.json: cannot be read: Is a directory",
-        f"/etc/cdi/long.json: longer than {MOST_BYTES} bytes",
+        f"/etc/cdi/long.json: longer than {MAX_BYTES} bytes",
     ]
 
 

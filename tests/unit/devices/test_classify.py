@@ -4,8 +4,8 @@ import pytest
 from fakes.sysfs import FakeSysfs
 
 from virtshim.devices.classify import (
-    Nothing,
-    Refused,
+    NoDevice,
+    Unusable,
     VfioDirectory,
     VfioFunction,
     VfioGroup,
@@ -54,7 +54,7 @@ def test_a_vfio_group_is_its_number(host: FakeSysfs, path: str) -> None:
 )
 def test_what_every_vm_has_anyway_is_no_device(host: FakeSysfs, path: str) -> None:
     host.node(path)
-    assert meaning(host, path) == Nothing()
+    assert meaning(host, path) == NoDevice()
 
 
 @pytest.mark.parametrize("by_class", [True, False])
@@ -116,7 +116,7 @@ def test_what_is_missing_or_no_device_is_refused(host: FakeSysfs) -> None:
 
 def refused(host: FakeSysfs, path: str, permissions: str = "rwm") -> str:
     found = meaning(host, path, permissions=permissions)
-    assert isinstance(found, Refused)
+    assert isinstance(found, Unusable)
     return found.why
 
 

@@ -15,7 +15,7 @@ from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import Layout, screen_socket
+from virtshim.domain.layout import Layout, vnc_socket
 from virtshim.domain.vm import Disk
 
 ID = ContainerId("ab" * 32)
@@ -108,7 +108,7 @@ def test_delete_takes_disk_and_sockets_and_may_be_repeated(disks, layout, base) 
     Path(layout.container_dir(ID), "sub").mkdir()
     assert Path(layout.socket_dir(ID)).is_dir()
     Path(layout.agent_socket(ID)).write_text("")
-    screen = Path(screen_socket(layout, ID))
+    screen = Path(vnc_socket(layout, ID))
     screen.parent.mkdir(parents=True)
     screen.write_text("")
     for _ in range(2):
@@ -197,20 +197,20 @@ NAME = f"{'a' * 64}/{'b' * 64}"
 
 
 def test_a_kept_disk_is_made_once_and_found_again(disks, base) -> None:
-    assert disks.kept(NAME) is None
-    made = disks.create_kept(NAME, *base, 32 * MIB)
-    assert disks.kept(NAME) == made
+    assert disks.pod_disk(NAME) is None
+    made = disks.create_pod_disk(NAME, *base, 32 * MIB)
+    assert disks.pod_disk(NAME) == made
     assert info(made.path)["virtual-size"] == 32 * MIB
     with pytest.raises(InternalError):
-        disks.create_kept(NAME, *base, 32 * MIB)
-    assert disks.kept(NAME) == made
-    assert disks.pods_kept() == {"a" * 64}
+        disks.create_pod_disk(NAME, *base, 32 * MIB)
+    assert disks.pod_disk(NAME) == made
+    assert disks.pods_with_disks() == {"a" * 64}
     assert [path.name for path in Path(made.path).parent.iterdir()] == [Path(made.path).name]
 
 
 def test_the_use_of_a_container_holds_the_kept_disk_that_it_runs_on(disks, base) -> None:
     disks.make_directory(ID)
-    disk = disks.create_kept(NAME, *base, 0)
+    disk = disks.create_pod_disk(NAME, *base, 0)
     with open(disk.path, "ab") as file:
         file.write(bytes(range(256)) * 4096)
     own, all_of_it = disks.use(ID), disks.use(ID, NAME)
@@ -226,26 +226,26 @@ def test_a_half_made_disk_is_never_taken_for_a_whole_one(disks, base, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", dies)
         with pytest.raises(KeyboardInterrupt):
-            disks.create_kept(NAME, *base, 0)
-    assert disks.kept(NAME) is None
-    assert disks.pods_kept() == {"a" * 64}
-    assert disks.kept(NAME) != disks.create_kept(NAME, *base, 0)
+            disks.create_pod_disk(NAME, *base, 0)
+    assert disks.pod_disk(NAME) is None
+    assert disks.pods_with_disks() == {"a" * 64}
+    assert disks.pod_disk(NAME) != disks.create_pod_disk(NAME, *base, 0)
 
 
 def test_the_disks_of_a_pod_go_together_and_twice_is_no_error(disks, base) -> None:
     for container in "cd":
-        disks.create_kept(f"{'a' * 64}/{container * 64}", *base, 0)
-    disks.create_kept(f"{'f' * 64}/{'c' * 64}", *base, 0)
+        disks.create_pod_disk(f"{'a' * 64}/{container * 64}", *base, 0)
+    disks.create_pod_disk(f"{'f' * 64}/{'c' * 64}", *base, 0)
     for _ in range(2):
-        disks.delete_kept("a" * 64)
-    assert disks.pods_kept() == {"f" * 64}
+        disks.delete_pod_disks("a" * 64)
+    assert disks.pods_with_disks() == {"f" * 64}
 
 
 def test_a_container_takes_no_disk_of_its_pod_with_it(disks, base) -> None:
-    disks.create_kept(NAME, *base, 0)
+    disks.create_pod_disk(NAME, *base, 0)
     disks.create(ID, *base, 0)
     disks.delete(ID)
-    assert disks.kept(NAME) is not None
+    assert disks.pod_disk(NAME) is not None
 
 
 def test_a_container_on_a_disk_of_its_pod_has_the_same_directories_as_any(disks, layout, base) -> None:

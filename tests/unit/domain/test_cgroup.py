@@ -2,7 +2,7 @@
 
 import pytest
 
-from virtshim.domain.cgroup import DEFAULT_PARENT, libvirt_partition, parent_path, vm_group
+from virtshim.domain.cgroup import DEFAULT_PARENT, libvirt_partition, parent_path, vm_cgroup_path
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId
 
@@ -39,10 +39,10 @@ def test_other_parents_are_refused_and_the_field_is_named(bad: str) -> None:
 
 
 def test_a_container_has_a_group_of_its_own_below_its_pods() -> None:
-    assert vm_group("/kubepods/pod1", ID) == f"/kubepods/pod1/virtshim-{ID}"
-    assert vm_group("kubepods-pod1.slice", ID) == f"/kubepods.slice/kubepods-pod1.slice/virtshim-{ID}"
-    assert vm_group("/", ID) == f"/virtshim-{ID}"
-    assert vm_group("", ID) == f"{DEFAULT_PARENT}/virtshim-{ID}"
+    assert vm_cgroup_path("/kubepods/pod1", ID) == f"/kubepods/pod1/virtshim-{ID}"
+    assert vm_cgroup_path("kubepods-pod1.slice", ID) == f"/kubepods.slice/kubepods-pod1.slice/virtshim-{ID}"
+    assert vm_cgroup_path("/", ID) == f"/virtshim-{ID}"
+    assert vm_cgroup_path("", ID) == f"{DEFAULT_PARENT}/virtshim-{ID}"
 
 
 @pytest.mark.parametrize(

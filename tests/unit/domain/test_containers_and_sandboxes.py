@@ -13,7 +13,7 @@ from virtshim.domain.container import (
     ContainerPhase,
     Exit,
     ExitReason,
-    released,
+    without_claims,
 )
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
@@ -103,15 +103,17 @@ def test_a_running_container_knows_when_it_was_started_and_an_exited_one_how_it_
 def test_a_vm_may_be_on_while_it_runs_while_it_is_removed_and_after_a_failed_start() -> None:
     failed = Exit(128, ExitReason.START_ERROR, 9)
     created = CONTAINER.created()
-    assert [c.may_be_on for c in (CONTAINER, created, created.exited(ENDED))] == [False] * 3
-    assert [c.may_be_on for c in (created.running(5), created.removing(), created.exited(failed))] == [True] * 3
+    assert [c.may_be_running for c in (CONTAINER, created, created.exited(ENDED))] == [False] * 3
+    assert [c.may_be_running for c in (created.running(5), created.removing(), created.exited(failed))] == [True] * 3
 
 
 def test_a_container_has_its_devices_until_its_vm_is_off_for_good() -> None:
     failed = Exit(128, ExitReason.START_ERROR, 9)
     created = dataclasses.replace(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
     assert [c.claims for c in (created.running(5), created.removing(), created.exited(failed))] == [created.claims] * 3
-    assert created.exited(ENDED).claims == created.running(5).exited(ENDED).claims == released(created).claims == ()
+    assert (
+        created.exited(ENDED).claims == created.running(5).exited(ENDED).claims == without_claims(created).claims == ()
+    )
 
 
 def test_the_first_reason_of_a_sandbox_is_kept() -> None:

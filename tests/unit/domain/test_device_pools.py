@@ -8,13 +8,13 @@ import time
 import pytest
 
 from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import Candidate, Offer, Pool, offers, overlap, preferred
+from virtshim.domain.devices.pools import HostFunction, Offer, Pool, offers, overlap, preferred
 
 PF = PciAddress.parse("0000:3b:00.0")
 
 
-def vf(text: str, group: int | None = 40, **facts: object) -> Candidate:
-    usual = Candidate(
+def vf(text: str, group: int | None = 40, **facts: object) -> HostFunction:
+    usual = HostFunction(
         PciAddress.parse(text),
         "8086",
         "37c9",
@@ -23,12 +23,12 @@ def vf(text: str, group: int | None = 40, **facts: object) -> Candidate:
         group=group,
         numa=0,
         physfn=PF,
-        has_node=True,
+        has_vfio_node=True,
     )
     return dataclasses.replace(usual, **facts)
 
 
-def ids(pool: Pool, *facts: Candidate) -> list[str]:
+def ids(pool: Pool, *facts: HostFunction) -> list[str]:
     return [offer.id for offer in offers(pool, facts)]
 
 
@@ -90,7 +90,7 @@ def test_an_idle_function_in_the_group_does_no_harm() -> None:
         ({"driver": "iavf", "is_vfio": False}, "0000:3b:01.1 is bound to iavf, not to vfio-pci"),
         ({"driver": "", "is_vfio": False}, "0000:3b:01.1 is bound to no driver, not to vfio-pci"),
         ({"group": None}, "0000:3b:01.1 has no IOMMU group: "),
-        ({"has_node": False}, "/dev/vfio/40 is not there: "),
+        ({"has_vfio_node": False}, "/dev/vfio/40 is not there: "),
     ],
 )
 def test_what_cannot_be_given_away_is_offered_with_the_reason(facts, fault) -> None:

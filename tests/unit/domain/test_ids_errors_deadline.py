@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.cri.error_codes import STATUS
+from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.domain import errors
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, Kind, ShimError
@@ -80,8 +80,8 @@ def test_credentials_never_show_in_text() -> None:
 
 
 def test_every_kind_of_error_has_its_own_grpc_code() -> None:
-    assert set(STATUS) == set(Kind)
-    assert len(set(STATUS.values())) == len(Kind)
+    assert set(GRPC_CODES) == set(Kind)
+    assert len(set(GRPC_CODES.values())) == len(Kind)
 
 
 def test_every_kind_has_an_error_and_the_tree_in_the_docstring_is_the_tree() -> None:

@@ -8,12 +8,12 @@ import pytest
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.sizing import Sizes, faults, limits_for, merged, resized, size_for
+from virtshim.domain.sizing import NodeLimits, faults, limits_for, merged, resized, size_for
 from virtshim.domain.vm import VmSize
 
 MIB = 1 << 20
 GIB = 1 << 30
-NODE = Sizes(default_memory=GIB, min_memory=32 * MIB, max_vcpus=8)
+NODE = NodeLimits(default_memory=GIB, min_memory=32 * MIB, max_vcpus=8)
 ROOMY = dataclasses.replace(NODE, room_vcpus=4, room_memory=8 * GIB)
 
 

@@ -10,13 +10,13 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.usage import (
     CgroupUsage,
     CpuMeter,
-    CpuUse,
+    CpuUsage,
     DomainUsage,
-    MemoryUse,
+    MemoryUsage,
     VmCounters,
-    cpu_together,
     memory_of,
-    memory_together,
+    total_cpu,
+    total_memory,
 )
 
 SECOND = 1_000_000_000
@@ -32,7 +32,7 @@ def sample(seconds: float, cpu: float | None) -> VmCounters:
 
 def test_a_cgroup_of_its_own_decides_what_a_vm_costs() -> None:
     use = memory_of(DomainUsage(process=process_usage(), cgroup=CGROUP), 0)
-    assert use == MemoryUse(
+    assert use == MemoryUsage(
         usage=200 * MIB,
         working_set=170 * MIB,
         rss=150 * MIB,
@@ -73,7 +73,7 @@ def test_the_limit_that_is_enforced_counts() -> None:
 
 def test_memory_that_nothing_is_known_of_is_none() -> None:
     assert memory_of(DomainUsage(), 64 * MIB) is None
-    assert memory_together([]) is None
+    assert total_memory([]) is None
 
 
 def test_swap_is_the_cgroups_if_the_kernel_accounts_it_else_the_processs() -> None:
@@ -90,21 +90,21 @@ def test_swap_is_the_cgroups_if_the_kernel_accounts_it_else_the_processs() -> No
 
 
 def test_a_pods_memory_is_known_where_all_parts_are() -> None:
-    together = memory_together([MemoryUse(1, 2, 3, 4, 5, 6, 7), MemoryUse(10, 20, 30, 40, None, None, 70)])
-    assert together == MemoryUse(11, 22, 33, 44, None, None, 77)
+    together = total_memory([MemoryUsage(1, 2, 3, 4, 5, 6, 7), MemoryUsage(10, 20, 30, 40, None, None, 70)])
+    assert together == MemoryUsage(11, 22, 33, 44, None, None, 77)
 
 
 def test_a_pods_cpu_is_as_old_as_its_oldest_sample() -> None:
-    assert cpu_together([CpuUse(20, 5, 1), CpuUse(10, 6, 2)]) == CpuUse(10, 11, 3)
-    assert cpu_together([CpuUse(20, 5, 1), CpuUse(10, 6)]) == CpuUse(10, 11)
-    assert cpu_together([]) is None
+    assert total_cpu([CpuUsage(20, 5, 1), CpuUsage(10, 6, 2)]) == CpuUsage(10, 11, 3)
+    assert total_cpu([CpuUsage(20, 5, 1), CpuUsage(10, 6)]) == CpuUsage(10, 11)
+    assert total_cpu([]) is None
 
 
 def test_the_rate_comes_with_the_second_sample() -> None:
     meter = CpuMeter()
-    assert meter.take(A, sample(10, 1)) == CpuUse(10 * SECOND, SECOND)
-    assert meter.take(A, sample(12, 2)) == CpuUse(12 * SECOND, 2 * SECOND, SECOND // 2)
-    assert meter.take(B, sample(12, 2)) == CpuUse(12 * SECOND, 2 * SECOND)
+    assert meter.take(A, sample(10, 1)) == CpuUsage(10 * SECOND, SECOND)
+    assert meter.take(A, sample(12, 2)) == CpuUsage(12 * SECOND, 2 * SECOND, SECOND // 2)
+    assert meter.take(B, sample(12, 2)) == CpuUsage(12 * SECOND, 2 * SECOND)
 
 
 def test_samples_in_quick_succession_keep_the_rate_of_a_whole_second() -> None:
@@ -119,14 +119,14 @@ def test_the_total_never_goes_down() -> None:
     meter = CpuMeter()
     meter.take(A, sample(10, 5))
     use = meter.take(A, sample(12, 4))
-    assert use == CpuUse(12 * SECOND, 5 * SECOND, 0)
+    assert use == CpuUsage(12 * SECOND, 5 * SECOND, 0)
 
 
 def test_a_clock_that_was_set_back_gives_no_rate_of_its_own() -> None:
     meter = CpuMeter()
     meter.take(A, sample(100, 5))
-    assert meter.take(A, sample(50, 6)) == CpuUse(50 * SECOND, 6 * SECOND)
-    assert meter.take(A, sample(52, 7)) == CpuUse(52 * SECOND, 7 * SECOND, SECOND // 2)
+    assert meter.take(A, sample(50, 6)) == CpuUsage(50 * SECOND, 6 * SECOND)
+    assert meter.take(A, sample(52, 7)) == CpuUsage(52 * SECOND, 7 * SECOND, SECOND // 2)
 
 
 def test_while_no_sample_can_be_had_the_last_one_is_told_with_its_own_time() -> None:
@@ -141,6 +141,6 @@ def test_what_is_forgotten_starts_anew() -> None:
     meter = CpuMeter()
     meter.take(A, sample(10, 9))
     meter.take(B, sample(10, 9))
-    meter.forget_all_but([B])
-    assert meter.take(A, sample(12, 1)) == CpuUse(12 * SECOND, SECOND)
+    meter.retain_only([B])
+    assert meter.take(A, sample(12, 1)) == CpuUsage(12 * SECOND, SECOND)
     assert meter.take(B, None) is not None

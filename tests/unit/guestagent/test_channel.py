@@ -15,7 +15,7 @@ from fakes.guest import Listener
 
 from virtshim.domain.errors import Aborted, DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, VmEnded, whole_number
-from virtshim.guestagent.wait import Patience
+from virtshim.guestagent.wait import CancellableDeadline
 
 Script = Callable[[socket.socket, list[dict]], None]
 
@@ -73,7 +73,7 @@ def answering(with_bytes: bytes) -> Script:
 
 
 def ask(channel: AgentChannel, seconds: float = 5.0, cancelled: threading.Event | None = None) -> object:
-    return channel.ask("guest-ping", None, Patience.of(seconds, cancelled))
+    return channel.ask("guest-ping", None, CancellableDeadline.of(seconds, cancelled))
 
 
 def test_the_answer_comes_after_one_sync_for_many_commands(agent):
@@ -129,12 +129,12 @@ def test_waiting_for_a_turn_ends_with_the_callers_time_too(agent):
 def test_a_command_in_step_is_not_sent_twice(agent):
     """Whether it was carried out is not known."""
 
-    def deaf(connected, seen):
+    def ports_not_taken_up(connected, seen):
         for request in requests_of(connected, seen):
             if is_sync(request):
                 connected.sendall(sync(request))
 
-    there, channel = agent(deaf)
+    there, channel = agent(ports_not_taken_up)
     with pytest.raises(DeadlineExceeded, match="guest-ping"):
         ask(channel, 0.3)
     assert [request["execute"] for request in there.requests].count("guest-ping") == 1

@@ -231,7 +231,7 @@ def test_ports_that_were_plugged_in_are_known_after_a_restart(make_guest, run, c
 
 def test_a_port_that_the_guest_does_not_take_up_is_never_used(make_guest, run):
     guest = make_guest(ports=2)
-    guest.deaf = {2, 5}
+    guest.ports_not_taken_up = {2, 5}
     go = guest.run / "go"
     wait = f"touch {guest.run}/met.$$; until [ -e {go} ]; do sleep 0.05; done"
     calls = [Background(lambda: run(shell(wait), 0)) for _ in range(3)]
@@ -241,7 +241,7 @@ def test_a_port_that_the_guest_does_not_take_up_is_never_used(make_guest, run):
 
 
 def test_without_a_free_port_the_message_says_what_to_do(make_guest, run, monkeypatch):
-    monkeypatch.setattr("virtshim.guestagent.exec_ports._FREE_SOON", 0.2)
+    monkeypatch.setattr("virtshim.guestagent.exec_ports._LEASE_WAIT", 0.2)
     guest = make_guest(ports=2, slots=2)
     cancelled = threading.Event()
     mark = os.urandom(8).hex()
@@ -299,8 +299,8 @@ def test_what_a_daemon_before_this_one_left_running_is_ended_once(make_guest, ru
 @pytest.mark.parametrize("answer", [{}, {"pid": "x"}, {"pid": True}, {"pid": -5}, [], None])
 def test_a_lie_about_the_process_is_an_error_and_frees_the_ports(make_guest, run, answer):
     guest = make_guest(ports=2)
-    guest.lies["guest-exec"] = answer
+    guest.canned["guest-exec"] = answer
     with pytest.raises(ShimError):
         run(shell("true"))
-    guest.lies.clear()
+    guest.canned.clear()
     assert run(shell("echo fine")).stdout == b"fine\n"

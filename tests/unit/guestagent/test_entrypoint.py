@@ -13,7 +13,7 @@ from podclient import wait_until
 from virtshim.domain.container import RunAs
 from virtshim.domain.errors import DeadlineExceeded, ShimError, WrongState
 from virtshim.domain.guest.command import GuestCommand
-from virtshim.domain.guest.entrypoint import News, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.guestagent.clients import AgentClients
@@ -38,13 +38,13 @@ def guest(request, make_guest):
 class Reader:
     def __init__(self, clients: AgentClients) -> None:
         self.clients = clients
-        self.read_to = ReadTo()
+        self.read_to = OutputPosition()
         self.seen = {OUT: b"", ERR: b""}
-        self.last = News((), ReadTo())
+        self.last = EntrypointProgress((), OutputPosition())
 
     def look(self) -> bool:
         """True when the command has ended and all is read."""
-        self.last = self.clients.news(CONTAINER, self.read_to)
+        self.last = self.clients.progress(CONTAINER, self.read_to)
         self.read_to = self.last.read_to
         for piece in self.last.output:
             self.seen[piece.stream] += piece.data
@@ -53,7 +53,7 @@ class Reader:
     def until(self, condition: Callable[[], bool], what: str) -> None:
         wait_until(lambda: self.look() or condition(), 20, what)
 
-    def to_the_end(self) -> News:
+    def to_the_end(self) -> EntrypointProgress:
         wait_until(self.look, 20, "the command's end")
         return self.last
 
@@ -63,12 +63,14 @@ def reader(clients) -> Reader:
     return Reader(clients)
 
 
-def begin(clients: AgentClients, command: GuestCommand) -> None:
-    clients.begin(CONTAINER, command, 10.0, threading.Event())
+def start_entrypoint(clients: AgentClients, command: GuestCommand) -> None:
+    clients.start_entrypoint(CONTAINER, command, 10.0, threading.Event())
 
 
 def test_streams_come_apart_and_the_exit_code_is_exact(guest, clients, reader):
-    begin(clients, shell("echo out $A; echo err >&2; pwd; exit 3", envs=(*PATH, ("A", b"b c")), working_dir="/usr"))
+    start_entrypoint(
+        clients, shell("echo out $A; echo err >&2; pwd; exit 3", envs=(*PATH, ("A", b"b c")), working_dir="/usr")
+    )
     assert reader.to_the_end().code == 3
     assert reader.seen == {OUT: b"out b c\n/usr\n", ERR: b"err\n"}
 
@@ -77,14 +79,14 @@ def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one
     guest, clients, reader, layout
 ):
     go = guest.run / "go"
-    begin(clients, shell(f"echo one; until [ -e {go} ]; do sleep 0.01; done; echo two; exit 4"))
+    start_entrypoint(clients, shell(f"echo one; until [ -e {go} ]; do sleep 0.01; done; echo two; exit 4"))
     reader.until(lambda: reader.seen[OUT] == b"one\n", "the first line")
     assert not reader.last.ended
     guest.restart_agent()
     second = AgentClients(layout, guest.plug)  # as after a restart of virtshim
     clients.close()
     reader.clients = second
-    begin(second, shell("echo it must not run twice"))
+    start_entrypoint(second, shell("echo it must not run twice"))
     go.touch()
     assert reader.to_the_end().code == 4
     assert reader.seen[OUT] == b"one\ntwo\n"
@@ -93,16 +95,18 @@ def test_output_is_read_while_the_command_runs_and_other_readers_go_on_where_one
 
 def test_it_is_there_while_it_runs_and_when_it_has_ended(make_guest, clients, reader):
     guest = make_guest()
-    begin(clients, shell(f"until [ -e {guest.run}/go ]; do sleep 0.01; done; exit 5"))
-    wait_until(lambda: clients.is_there(CONTAINER), 20, "it has begun")
+    start_entrypoint(clients, shell(f"until [ -e {guest.run}/go ]; do sleep 0.01; done; exit 5"))
+    wait_until(lambda: clients.entrypoint_exists(CONTAINER), 20, "it has begun")
     (guest.run / "go").touch()
     assert reader.to_the_end().code == 5
-    assert clients.is_there(CONTAINER)
+    assert clients.entrypoint_exists(CONTAINER)
 
 
 def test_output_that_nobody_reads_waits_and_none_is_lost(make_guest, clients, reader):
     guest = make_guest()
-    begin(clients, shell("head -c 6000000 /dev/urandom >data; cat data; touch done", working_dir=str(guest.run)))
+    start_entrypoint(
+        clients, shell("head -c 6000000 /dev/urandom >data; cat data; touch done", working_dir=str(guest.run))
+    )
     base = guest.run / f"virtshim-command-{CONTAINER.short}"
     wait_until((base / "stdout.7").exists, 20, "eight pieces")
     assert sum(path.stat().st_size for path in base.glob("stdout.*")) <= 8 * 64 * 4096
@@ -114,64 +118,64 @@ def test_output_that_nobody_reads_waits_and_none_is_lost(make_guest, clients, re
 
 def test_why_it_cannot_start_is_told(make_guest, clients, reader):
     make_guest()
-    begin(clients, shell("true", working_dir="/no/such"))
-    news = reader.to_the_end()
-    assert (news.code, reader.seen[OUT]) == (None, b"")
-    assert "the guest has no working directory /no/such" in news.failure
+    start_entrypoint(clients, shell("true", working_dir="/no/such"))
+    progress = reader.to_the_end()
+    assert (progress.code, reader.seen[OUT]) == (None, b"")
+    assert "the guest has no working directory /no/such" in progress.failure
 
 
 def test_an_unknown_user_is_told(make_guest, clients, reader):
     make_guest()
-    begin(clients, shell("true", user=RunAs("nobody-of-that-name")))
+    start_entrypoint(clients, shell("true", user=RunAs("nobody-of-that-name")))
     assert "no user nobody-of-that-name" in reader.to_the_end().failure
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_it_runs_as_the_wanted_user(guest, clients, reader):
-    begin(clients, shell("id -u; id -g", user=RunAs("65534", 1)))
+    start_entrypoint(clients, shell("id -u; id -g", user=RunAs("65534", 1)))
     reader.to_the_end()
     assert reader.seen[OUT] == b"65534\n1\n"
 
 
 def test_a_program_that_is_not_there_is_127(make_guest, clients, reader):
     make_guest()
-    begin(clients, GuestCommand(("no-such-program",), PATH))
+    start_entrypoint(clients, GuestCommand(("no-such-program",), PATH))
     assert reader.to_the_end().code == 127
 
 
 def test_a_command_that_was_lost_is_not_there(make_guest, clients):
     guest = make_guest()
-    assert not clients.is_there(CONTAINER)
-    begin(clients, shell("sleep 5"))
+    assert not clients.entrypoint_exists(CONTAINER)
+    start_entrypoint(clients, shell("sleep 5"))
     pid = guest.run / f"virtshim-command-{CONTAINER.short}" / "pid"
     wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), 20, "it runs")
     os.kill(int(pid.read_text()), 9)
     os.waitpid(int(pid.read_text()), 0)  # as the agent does
-    assert not clients.is_there(CONTAINER)
+    assert not clients.entrypoint_exists(CONTAINER)
 
 
 def test_an_agent_that_may_not_read_files_is_found_out_before_the_command_runs(make_guest, clients):
     guest = make_guest()
     guest.disabled.add("guest-file-open")
     with pytest.raises(WrongState, match="does not allow guest-file-open"):
-        begin(clients, shell("true"))
+        start_entrypoint(clients, shell("true"))
     assert guest.running() == 0
 
 
 def test_without_an_agent_the_wait_is_bounded(make_guest, clients):
     guest = make_guest()
-    guest.lies["guest-sync-delimited"] = -1
+    guest.canned["guest-sync-delimited"] = -1
     with pytest.raises(DeadlineExceeded, match="install the package qemu-guest-agent"):
-        clients.begin(CONTAINER, shell("true"), 0.05, threading.Event())
+        clients.start_entrypoint(CONTAINER, shell("true"), 0.05, threading.Event())
 
 
 @pytest.mark.parametrize("lie", [{"buf-b64": "!"}, {"buf-b64": "A" * 200_000}, 7, {}])
 def test_a_guest_that_lies_about_its_files_is_not_believed(make_guest, clients, reader, lie):
     guest = make_guest()
-    begin(clients, shell("true"))
+    start_entrypoint(clients, shell("true"))
     reader.to_the_end()
-    guest.lies["guest-file-read"] = lie
-    reader.read_to = ReadTo()
+    guest.canned["guest-file-read"] = lie
+    reader.read_to = OutputPosition()
     try:
         assert reader.look() is False
         assert reader.seen[OUT] == b""
@@ -181,23 +185,23 @@ def test_a_guest_that_lies_about_its_files_is_not_believed(make_guest, clients, 
 
 def test_the_directory_is_for_root_alone(make_guest, clients, reader):
     guest = make_guest()
-    begin(clients, shell("true"))
+    start_entrypoint(clients, shell("true"))
     reader.to_the_end()
     assert Path(guest.run, f"virtshim-command-{CONTAINER.short}").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_file_for_its_termination_message_is_there_empty_and_anybodys(guest, clients, reader, tmp_path: Path):
     report = tmp_path / "deeper" / "termination-log"
-    begin(clients, shell(f"ls -l {report}; echo it failed > {report}; exit 1", termination_path=str(report)))
+    start_entrypoint(clients, shell(f"ls -l {report}; echo it failed > {report}; exit 1", termination_path=str(report)))
     assert reader.to_the_end().code == 1
     assert reader.seen[OUT].startswith(b"-rw-rw-rw-")
-    assert clients.care.read_tail(CONTAINER, str(report), 4096, 10) == b"it failed\n"
+    assert clients.operations.read_tail(CONTAINER, str(report), 4096, 10) == b"it failed\n"
 
 
 def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path: Path):
     old = tmp_path / "old"
     old.write_text("from the attempt before")
-    begin(clients, shell("exit 0", termination_path=str(old)))
+    start_entrypoint(clients, shell("exit 0", termination_path=str(old)))
     reader.to_the_end()
     assert old.read_text() == ""
 
@@ -205,6 +209,6 @@ def test_an_earlier_termination_message_is_gone(guest, clients, reader, tmp_path
 def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, reader, tmp_path: Path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    begin(clients, shell("exit 0", termination_path=str(fifo)))
+    start_entrypoint(clients, shell("exit 0", termination_path=str(fifo)))
     assert reader.to_the_end().code == 0
     assert fifo.is_fifo()

@@ -11,7 +11,7 @@ from podclient import wait_until
 
 from virtshim.domain.errors import InternalError
 from virtshim.domain.guest.command import GuestCommand
-from virtshim.domain.guest.entrypoint import ReadTo
+from virtshim.domain.guest.entrypoint import OutputPosition
 from virtshim.domain.guest.streaming import Ended, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.guestagent.clients import AgentClients
@@ -35,15 +35,15 @@ class Running:
         self.clients = clients
         self.said = b""
         self.code: int | None = None
-        self._read_to = ReadTo()
+        self._read_to = OutputPosition()
         command = GuestCommand(("sh", "-c", script), **{"envs": PATH, "stdin": True} | changes)
-        clients.begin(CONTAINER, command, 10.0, threading.Event())
+        clients.start_entrypoint(CONTAINER, command, 10.0, threading.Event())
 
     def look(self) -> bool:
-        news = self.clients.news(CONTAINER, self._read_to)
-        self._read_to, self.code = news.read_to, news.code
-        self.said += b"".join(piece.data for piece in news.output if piece.stream is OutStream.STDOUT)
-        return news.ended and news.read_to.over
+        progress = self.clients.progress(CONTAINER, self._read_to)
+        self._read_to, self.code = progress.read_to, progress.code
+        self.said += b"".join(piece.data for piece in progress.output if piece.stream is OutStream.STDOUT)
+        return progress.ended and progress.read_to.over
 
     def until(self, text: bytes) -> None:
         wait_until(lambda: self.look() or text in self.said, 20, f"it says {text!r}")
@@ -56,7 +56,7 @@ class Running:
 
 def typing(clients: AgentClients, talk: Callable[[StreamSession], Awaitable[None]]) -> None:
     async def session() -> None:
-        opened = await clients.own_input.open(CONTAINER)
+        opened = await clients.entrypoint_input.open(CONTAINER)
         try:
             await talk(opened)
         finally:
@@ -79,7 +79,7 @@ def test_clients_type_one_after_another_and_the_end_is_told_apart(guest, clients
     running.until(b"got-one\n")
     typing(clients, lambda session: types(session, b"two\nrest"))
     running.until(b"got-two\nrest")
-    clients.own_input.end(CONTAINER, 10)
+    clients.entrypoint_input.end(CONTAINER, 10)
     assert running.to_the_end() == 5
     assert running.said == b"got-one\ngot-two\nrestover\n"
 
@@ -94,7 +94,7 @@ def test_much_input_arrives_whole(guest, clients):
 
 def test_an_input_that_nobody_typed_into_can_be_ended(guest, clients):
     running = Running(clients, "cat; echo over")
-    clients.own_input.end(CONTAINER, 10)
+    clients.entrypoint_input.end(CONTAINER, 10)
     assert running.to_the_end() == 0
     assert running.said == b"over\n"
 
@@ -102,7 +102,7 @@ def test_an_input_that_nobody_typed_into_can_be_ended(guest, clients):
 def test_a_command_without_input_reads_its_end(guest, clients):
     running = Running(clients, "cat; echo over", stdin=False)
     assert running.to_the_end() == 0
-    clients.own_input.end(CONTAINER, 10)
+    clients.entrypoint_input.end(CONTAINER, 10)
 
 
 def test_a_terminal_has_a_size_that_clients_change_and_signals(guest, clients):
@@ -110,7 +110,7 @@ def test_a_terminal_has_a_size_that_clients_change_and_signals(guest, clients):
     running = Running(clients, script, tty=True)
     running.until(b"24 80\r\n")
     assert running.said.startswith(b"/dev/pts/\r\n")
-    clients.own_input.resize(CONTAINER, 132, 50, 10)
+    clients.entrypoint_input.resize(CONTAINER, 132, 50, 10)
     typing(clients, lambda session: types(session, b"go\r"))
     running.until(b"50 132\r\na b c'\r\n")
     typing(clients, lambda session: types(session, b"\x03"))  # ctrl-c
@@ -120,6 +120,6 @@ def test_a_terminal_has_a_size_that_clients_change_and_signals(guest, clients):
 def test_a_command_without_terminal_has_no_size(guest, clients):
     running = Running(clients, "cat")
     with pytest.raises(InternalError):
-        clients.own_input.resize(CONTAINER, 132, 50, 10)
-    clients.own_input.end(CONTAINER, 10)
+        clients.entrypoint_input.resize(CONTAINER, 132, 50, 10)
+    clients.entrypoint_input.end(CONTAINER, 10)
     running.to_the_end()

@@ -17,7 +17,7 @@ CONTAINER = ContainerId("c" * 64)
 
 def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_guest):
     guest = make_guest()
-    guest.lies = {
+    guest.canned = {
         "guest-get-host-name": {"host-name": "web-0"},
         "guest-get-osinfo": {"id": "debian", "version-id": "12", "pretty-name": "Debian\n12", "more": 1},
         "guest-network-get-interfaces": [
@@ -29,7 +29,7 @@ def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_gues
         ],
         "guest-get-fsinfo": [{"mountpoint": "/", "type": "ext4", "name": "vda1", "used-bytes": 5, "total-bytes": 9}],
     }
-    assert clients.facts(CONTAINER, 10) == {
+    assert clients.guest_info(CONTAINER, 10) == {
         "hostname": "web-0",
         "system": {"pretty-name": "Debian?12", "id": "debian", "version-id": "12"},
         "interfaces": [{"name": "eth0", "mac": "52:54:00:00:00:01", "addresses": ["10.0.0.2/24"]}],
@@ -39,7 +39,7 @@ def test_what_the_agent_answers_is_told_and_the_rest_left_out(clients, make_gues
 
 def test_without_an_answer_there_is_nothing_to_tell(clients):
     started = time.monotonic()
-    assert clients.facts(CONTAINER, 0.2) == {}
+    assert clients.guest_info(CONTAINER, 0.2) == {}
     assert time.monotonic() - started < 5
 
 

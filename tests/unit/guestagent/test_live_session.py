@@ -193,7 +193,7 @@ def test_a_reader_that_takes_its_time_slows_the_command_down(talk, make_guest, t
 
 def test_a_start_that_is_given_up_leaves_nothing(clients, make_guest):
     guest = make_guest()
-    guest.lies["guest-exec-status"] = {"exited": False}  # the first script, which clears up, never ends
+    guest.canned["guest-exec-status"] = {"exited": False}  # the first script, which clears up, never ends
 
     async def whole():
         starting = asyncio.create_task(clients.open(CONTAINER, GuestCommand(("sleep", "300"), ENV), PLAIN))
@@ -215,7 +215,7 @@ def test_a_command_that_cannot_start_breaks_the_session_off(talk, make_guest):
 
 
 def test_a_vm_with_no_room_for_enough_ports_refuses(talk, make_guest, monkeypatch):
-    monkeypatch.setattr("virtshim.guestagent.exec_ports._FREE_SOON", 0.2)
+    monkeypatch.setattr("virtshim.guestagent.exec_ports._LEASE_WAIT", 0.2)
     make_guest(ports=2, slots=2)
     with pytest.raises(ResourceExhausted, match="no free slot"):
         talk("true", everything)

@@ -18,29 +18,29 @@ KEY = "ssh-ed25519 AAAA me@here"
 
 def test_file_systems_rest_until_they_are_thawed(clients, make_guest):
     guest = make_guest()
-    assert clients.care.freeze(CONTAINER, 10) == 2
+    assert clients.operations.freeze(CONTAINER, 10) == 2
     assert guest.frozen
-    clients.care.thaw(CONTAINER, 10)
+    clients.operations.thaw(CONTAINER, 10)
     assert not guest.frozen
-    clients.care.thaw(CONTAINER, 10)
+    clients.operations.thaw(CONTAINER, 10)
 
 
 def test_a_guest_without_agent_is_not_frozen_and_not_waited_for(clients):
     started = time.monotonic()
     with pytest.raises(ShimError):
-        clients.care.freeze(CONTAINER, 10)
+        clients.operations.freeze(CONTAINER, 10)
     assert time.monotonic() - started < 5
 
 
 def test_an_agent_that_may_not_freeze_says_so(clients, make_guest):
     make_guest().disabled = {"guest-fsfreeze-freeze"}
     with pytest.raises(WrongState, match="guest-fsfreeze-freeze"):
-        clients.care.freeze(CONTAINER, 10)
+        clients.operations.freeze(CONTAINER, 10)
 
 
 def test_a_command_waits_for_file_systems_at_rest(clients, make_guest):
     guest = make_guest()
-    clients.care.freeze(CONTAINER, 10)
+    clients.operations.freeze(CONTAINER, 10)
     command, done = GuestCommand(("echo", "moves")), threading.Event()
     results: list[CommandResult] = []
 
@@ -52,25 +52,25 @@ def test_a_command_waits_for_file_systems_at_rest(clients, make_guest):
     thread.start()
     assert not done.wait(0.15)
     assert guest.running() == 0
-    clients.care.thaw(CONTAINER, 10)
+    clients.operations.thaw(CONTAINER, 10)
     thread.join(30)
     assert [result.stdout for result in results] == [b"moves\n"]
 
 
 def test_a_command_that_rest_outlasts_ends_with_its_own_time_limit(clients, make_guest):
     make_guest()
-    clients.care.freeze(CONTAINER, 10)
+    clients.operations.freeze(CONTAINER, 10)
     with pytest.raises(DeadlineExceeded):
         clients.run(CONTAINER, GuestCommand(("true",)), 0.2, threading.Event())
-    clients.care.thaw(CONTAINER, 10)
+    clients.operations.thaw(CONTAINER, 10)
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_clock_that_stood_still_is_set_by_whichever_way_the_agent_knows(clients, make_guest, told):
     guest = make_guest()
-    guest.may_be_told_the_time = told
+    guest.may_set_time = told
     guest.clock_ns -= 3_600 * 10**9
-    clients.care.set_clock(CONTAINER, 10)
+    clients.operations.set_clock(CONTAINER, 10)
     assert abs(guest.clock_ns - time.time_ns()) < 5 * 10**9
 
 
@@ -78,27 +78,27 @@ def test_a_clock_that_is_right_is_left_alone(clients, make_guest):
     guest = make_guest()
     guest.disabled = {"guest-set-time"}
     guest.clock_ns = time.time_ns()
-    guest.lies = {"guest-get-time": time.time_ns() + 10**8}
-    clients.care.set_clock(CONTAINER, 10)
+    guest.canned = {"guest-get-time": time.time_ns() + 10**8}
+    clients.operations.set_clock(CONTAINER, 10)
 
 
 @pytest.mark.parametrize("lie", [-1, "noon", None, 1 << 70, {}])
 def test_a_guest_that_gives_no_time_is_an_error_and_no_more(clients, make_guest, lie):
-    make_guest().lies = {"guest-get-time": lie}
+    make_guest().canned = {"guest-get-time": lie}
     with pytest.raises(InternalError):
-        clients.care.set_clock(CONTAINER, 10)
+        clients.operations.set_clock(CONTAINER, 10)
 
 
 def test_ssh_keys_are_added_once(clients, make_guest):
     guest = make_guest()
-    clients.care.add_ssh_keys(CONTAINER, "root", [KEY], 10)
-    clients.care.add_ssh_keys(CONTAINER, "root", [KEY, "ssh-rsa BBBB"], 10)
+    clients.operations.add_ssh_keys(CONTAINER, "root", [KEY], 10)
+    clients.operations.add_ssh_keys(CONTAINER, "root", [KEY, "ssh-rsa BBBB"], 10)
     assert guest.ssh_keys["root"] == [KEY, "ssh-rsa BBBB"]
     with pytest.raises(NotFound, match="nobody"):
-        clients.care.add_ssh_keys(CONTAINER, "nobody", [KEY], 10)
+        clients.operations.add_ssh_keys(CONTAINER, "nobody", [KEY], 10)
     guest.disabled = {"guest-ssh-add-authorized-keys"}
     with pytest.raises(WrongState, match=r"5\.2"):
-        clients.care.add_ssh_keys(CONTAINER, "root", [KEY], 10)
+        clients.operations.add_ssh_keys(CONTAINER, "root", [KEY], 10)
 
 
 @pytest.mark.parametrize(("size", "got"), [(0, 0), (7, 7), (4096, 4096), (5000, 4096)])
@@ -106,15 +106,15 @@ def test_the_end_of_a_file_is_read(clients, make_guest, tmp_path: Path, size: in
     make_guest()
     content = bytes(at % 251 for at in range(size))
     (tmp_path / "said").write_bytes(content)
-    assert clients.care.read_tail(CONTAINER, str(tmp_path / "said"), 4096, 10) == content[size - got :]
+    assert clients.operations.read_tail(CONTAINER, str(tmp_path / "said"), 4096, 10) == content[size - got :]
 
 
 def test_a_file_that_is_not_there_has_no_end(clients, make_guest, tmp_path: Path):
     make_guest()
-    assert clients.care.read_tail(CONTAINER, str(tmp_path / "none"), 4096, 10) == b""
+    assert clients.operations.read_tail(CONTAINER, str(tmp_path / "none"), 4096, 10) == b""
 
 
 def test_a_console_that_is_none_is_told(clients, make_guest):
     make_guest().shell = ["/bin/false"]
     with pytest.raises(InternalError, match="exit code 1"):
-        clients.care.resize_console(CONTAINER, 80, 24, 10)
+        clients.operations.resize_console(CONTAINER, 80, 24, 10)

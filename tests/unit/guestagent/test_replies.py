@@ -12,7 +12,7 @@ from virtshim.guestagent.replies import (
     MAX_LINE,
     MAX_SKIPPED,
     BadReply,
-    Refused,
+    ErrorReply,
     ReplyReader,
     Returned,
     command_line,
@@ -58,7 +58,7 @@ def test_empty_lines_are_no_replies():
 
 def test_an_error_carries_its_class_and_words_in_one_printable_line():
     reply = in_step().feed(b'{"error": {"class": "GenericError", "desc": "no\\nway\\u001b"}}\n')
-    assert reply == [Refused("GenericError", "no?way?")]
+    assert reply == [ErrorReply("GenericError", "no?way?")]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_no_bytes_do_more_than_raise_the_one_error(pieces):
     try:
         for piece in pieces:
             for reply in reader.feed(piece):
-                assert isinstance(reply, Returned | Refused)
+                assert isinstance(reply, Returned | ErrorReply)
     except BadReply:
         pass
 

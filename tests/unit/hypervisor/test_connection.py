@@ -11,7 +11,7 @@ from virtshim.domain.errors import NotFound, Unavailable
 from virtshim.hypervisor import connection as module
 from virtshim.hypervisor.connection import Connection
 
-PATIENCE = 20.0
+WAIT_LIMIT = 20.0
 
 
 def test_before_it_is_open_calls_fail_at_once_and_say_why() -> None:
@@ -25,7 +25,7 @@ def test_before_it_is_open_calls_fail_at_once_and_say_why() -> None:
 def test_an_error_of_libvirt_becomes_ours_and_the_connection_stays() -> None:
     connection = Connection("test:///default")
     connection.start()
-    assert connection.wait_open(PATIENCE)
+    assert connection.wait_open(WAIT_LIMIT)
     with pytest.raises(NotFound), connection.using("look") as conn:
         conn.lookupByName("nobody")
     assert connection.trouble() == ""
@@ -46,7 +46,7 @@ def test_it_tries_again_until_it_can_be_opened(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(libvirt, "open", open_third_time)
     connection = Connection("test:///default")
     connection.start()
-    assert connection.wait_open(PATIENCE)
+    assert connection.wait_open(WAIT_LIMIT)
     assert len(tries) == 3
     connection.close()
 
@@ -67,11 +67,11 @@ def test_a_lost_connection_is_opened_again_and_everybody_is_told(monkeypatch: py
     connection = Connection("test:///default")
     connection.on_open(prepared.append, announced.release)
     connection.start()
-    assert announced.acquire(timeout=PATIENCE)
+    assert announced.acquire(timeout=WAIT_LIMIT)
     dead.add(id(prepared[0]))
     with pytest.raises(Unavailable, match="was lost"), connection.using("look") as conn:
         conn.lookupByName("nobody")
-    assert announced.acquire(timeout=PATIENCE)
+    assert announced.acquire(timeout=WAIT_LIMIT)
     assert len(prepared) == 2
     with connection.using("list") as conn:
         assert conn is prepared[1]
@@ -89,6 +89,6 @@ def test_a_connection_that_cannot_be_prepared_is_not_used(monkeypatch: pytest.Mo
     connection = Connection("test:///default")
     connection.on_open(prepare, lambda: None)
     connection.start()
-    assert connection.wait_open(PATIENCE)
+    assert connection.wait_open(WAIT_LIMIT)
     assert not failures
     connection.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.devices import guest_view
 from virtshim.domain.devices.granted import (
     BlockDevice,
@@ -54,7 +54,7 @@ PLAIN = VmSpec(
 )
 NODE = NodeProfile("node-1", DomainType.KVM, "/usr/lib/virtshim/vmwrapper", "/usr/bin/qemu-system-x86_64", Cgroups.OFF)
 TCG = dataclasses.replace(NODE, domain_type=DomainType.QEMU)
-LIMITS = Limits(
+LIMITS = CgroupLimits(
     cpu_shares=512,
     cpu_quota=150_000,
     cpu_period=100_000,
@@ -117,7 +117,7 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         NODE,
     ),
     "huge_pages": (dataclasses.replace(PLAIN, page_bytes=2 << 20), NODE),
-    "screen": (dataclasses.replace(PLAIN, screen_socket="/run/virtshim/vnc/c/vnc.sock"), NODE),
+    "screen": (dataclasses.replace(PLAIN, vnc_socket="/run/virtshim/vnc/c/vnc.sock"), NODE),
     "devices_of_the_host": (
         dataclasses.replace(PLAIN, granted=GRANTED, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
@@ -212,7 +212,7 @@ def test_no_combination_of_settings_has_a_path_that_is_in_no_golden_file() -> No
         known |= _paths(etree.parse(path).getroot())
     everything = CASES["network_title_smbios"][0]
     for bus, kind, cgroups, model, limits, spec in itertools.product(
-        DiskBus, DomainType, Cgroups, CpuModel, (LIMITS, Limits()), (PLAIN, everything, CASES["three_disks"][0])
+        DiskBus, DomainType, Cgroups, CpuModel, (LIMITS, CgroupLimits()), (PLAIN, everything, CASES["three_disks"][0])
     ):
         if kind is DomainType.QEMU and model is CpuModel.HOST_PASSTHROUGH:
             continue
@@ -227,7 +227,7 @@ def test_the_same_spec_gives_the_same_bytes() -> None:
 
 def test_the_quota_is_the_whole_vms_and_never_below_libvirts_minimum() -> None:
     profile = dataclasses.replace(NODE, cgroups=Cgroups.V1)
-    tiny = dataclasses.replace(PLAIN, vcpus=8, limits=Limits(cpu_shares=1, cpu_quota=2000, cpu_period=5))
+    tiny = dataclasses.replace(PLAIN, vcpus=8, limits=CgroupLimits(cpu_shares=1, cpu_quota=2000, cpu_period=5))
     document = etree.fromstring(domain_xml.build(tiny, profile))
     assert document.findtext("cputune/global_quota") == "2000"
     assert document.findtext("cputune/global_period") == "1000"
@@ -242,22 +242,22 @@ def test_where_libvirt_manages_no_cgroups_it_is_told_of_no_limits() -> None:
 
 
 def test_a_limit_that_libvirt_has_no_name_for_is_refused() -> None:
-    spec = dataclasses.replace(PLAIN, limits=Limits(unified={"memory.min": "1"}))
+    spec = dataclasses.replace(PLAIN, limits=CgroupLimits(unified={"memory.min": "1"}))
     with pytest.raises(InvalidRequest, match=r"unified\[memory\.min\]"):
         domain_xml.build(spec, dataclasses.replace(NODE, cgroups=Cgroups.V2))
 
 
 @pytest.mark.parametrize(("shares", "weight"), [(2, "1"), (1024, "39"), (262_144, "10000"), (9_999_999, "10000")])
 def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: str) -> None:
-    spec = dataclasses.replace(PLAIN, limits=Limits(cpu_shares=shares))
+    spec = dataclasses.replace(PLAIN, limits=CgroupLimits(cpu_shares=shares))
     document = etree.fromstring(domain_xml.build(spec, dataclasses.replace(NODE, cgroups=Cgroups.V2)))
     assert document.findtext("cputune/shares") == weight
 
 
 def test_nothing_of_ours_is_on_the_slots_of_the_nics() -> None:
     """Root ports come from slot 1 up, 8 a slot; the NICs start at slot 0x10."""
-    most_ports = disk_device.MOST_DISKS[DiskBus.VIRTIO] + guest_view.MOST_ON_PCI + guest_view.MOST_BLOCKS + 8
-    assert 1 + most_ports // 8 < 0x10
+    max_ports = disk_device.MAX_DISKS[DiskBus.VIRTIO] + guest_view.MAX_PCI_DEVICES + guest_view.MAX_BLOCK_DEVICES + 8
+    assert 1 + max_ports // 8 < 0x10
 
 
 @pytest.mark.parametrize(

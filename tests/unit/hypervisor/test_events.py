@@ -12,7 +12,7 @@ from virtshim.domain.errors import Unavailable
 from virtshim.hypervisor.events import Lifecycle
 
 A, B, C = (uuid.UUID(int=n) for n in range(1, 4))
-PATIENCE = 10.0
+WAIT_LIMIT = 10.0
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ class Heard:
 
     def __call__(self, domain: uuid.UUID) -> None:
         self.inside.set()
-        assert self.gate.wait(PATIENCE)
+        assert self.gate.wait(WAIT_LIMIT)
         with self.changed:
             self.domains.append(domain)
             self.changed.notify_all()
 
     def wait_for(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.domains) >= count, PATIENCE), self.domains
+            assert self.changed.wait_for(lambda: len(self.domains) >= count, WAIT_LIMIT), self.domains
 
 
 def test_a_waiter_is_forgotten_when_its_block_is_left(lifecycle: Lifecycle) -> None:
@@ -58,7 +58,7 @@ def test_events_that_pile_up_are_told_once_each(lifecycle: Lifecycle) -> None:
     heard = Heard()
     lifecycle.add_callback(heard)
     lifecycle.happened(A)
-    assert heard.inside.wait(PATIENCE)
+    assert heard.inside.wait(WAIT_LIMIT)
     for _ in range(100):
         lifecycle.happened(B)
         lifecycle.happened(A)
@@ -72,7 +72,7 @@ def test_a_slow_callback_does_not_hold_up_waiters(lifecycle: Lifecycle) -> None:
     heard = Heard()
     lifecycle.add_callback(heard)
     lifecycle.happened(A)
-    assert heard.inside.wait(PATIENCE)
+    assert heard.inside.wait(WAIT_LIMIT)
     with lifecycle.watching(B) as event:
         lifecycle.happened(B)
         assert event.is_set()
@@ -84,7 +84,7 @@ def test_after_a_reconnect_every_waiter_wakes_and_every_vm_is_told(lifecycle: Li
     heard.gate.set()
     lifecycle.add_callback(heard)
     with lifecycle.watching(C) as event:
-        lifecycle.some_were_lost()
+        lifecycle.events_were_lost()
         assert event.is_set()
     heard.wait_for(2)
     assert heard.domains == [A, B]
@@ -103,7 +103,7 @@ def test_the_worker_survives_callbacks_and_lists_that_fail() -> None:
 
     lifecycle.add_callback(bad)
     lifecycle.add_callback(heard)
-    lifecycle.some_were_lost()
+    lifecycle.events_were_lost()
     lifecycle.happened(A)
     heard.wait_for(1)
     lifecycle.close()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from virtshim.domain.vm import OffReason, Power, PowerState
-from virtshim.hypervisor.exit_watcher import QemuEnds
+from virtshim.hypervisor.exit_watcher import QemuExitWatcher
 
 VM = uuid.UUID("5fcca100-659f-5f99-9d53-0178ad853389")
-PATIENCE = 20.0
+WAIT_LIMIT = 20.0
 
 
 class Node:
@@ -24,8 +24,8 @@ class Node:
         self.told = threading.Event()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def ends(self, *, is_embedded: bool = True) -> QemuEnds:
-        return QemuEnds(str(self.directory), lambda _: self.told.set(), is_embedded=is_embedded)
+    def ends(self, *, is_embedded: bool = True) -> QemuExitWatcher:
+        return QemuExitWatcher(str(self.directory), lambda _: self.told.set(), is_embedded=is_embedded)
 
     def run(self, state: str = "running", domain: uuid.UUID = VM, name: str = "vm") -> subprocess.Popen[bytes]:
         script = "echo; read line"
@@ -52,29 +52,29 @@ def node(tmp_path: Path) -> Iterator[Node]:
         process.communicate()
 
 
-def followed(node: Node, **options: bool) -> Iterator[QemuEnds]:
+def followed(node: Node, **options: bool) -> Iterator[QemuExitWatcher]:
     ends = node.ends(**options)
     yield ends
     ends.close()
 
 
 @pytest.fixture
-def ends(node: Node) -> Iterator[QemuEnds]:
+def ends(node: Node) -> Iterator[QemuExitWatcher]:
     yield from followed(node)
 
 
 @pytest.fixture
-def remote(node: Node) -> Iterator[QemuEnds]:
+def remote(node: Node) -> Iterator[QemuExitWatcher]:
     yield from followed(node, is_embedded=False)
 
 
 def end(node: Node, process: subprocess.Popen[bytes]) -> None:
     """It ends, and stays a zombie: what is told needs no parent that looks."""
     process.kill()
-    assert node.told.wait(PATIENCE)
+    assert node.told.wait(WAIT_LIMIT)
 
 
-def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuEnds) -> None:
+def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     assert ends.over(VM) is None
@@ -84,7 +84,7 @@ def test_a_qemu_that_ends_without_a_word_has_crashed(node: Node, ends: QemuEnds)
 
 @pytest.mark.parametrize(("by_host", "why"), [(False, OffReason.SHUTDOWN), (True, OffReason.DESTROYED)])
 def test_a_qemu_that_shut_down_is_known_by_what_libvirt_told_before(
-    node: Node, ends: QemuEnds, by_host: bool, why: OffReason
+    node: Node, ends: QemuExitWatcher, by_host: bool, why: OffReason
 ) -> None:
     process = node.run()
     ends.follow(VM, "vm")
@@ -96,19 +96,19 @@ def test_a_qemu_that_shut_down_is_known_by_what_libvirt_told_before(
     assert ends.corrected(VM, PowerState(Power.OFF, OffReason.SHUTDOWN)) == PowerState(Power.OFF, why)
 
 
-def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: QemuEnds) -> None:
+def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run("shutdown")
     ends.follow(VM, "vm")
     process.kill()
     ends.shutting_down(VM, by_host=True)
-    assert node.told.wait(PATIENCE)
+    assert node.told.wait(WAIT_LIMIT)
     assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
 
 
 def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
-    node: Node, ends: QemuEnds, monkeypatch: pytest.MonkeyPatch
+    node: Node, ends: QemuExitWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtshim.hypervisor.exit_watcher._EVENT_COMES", 0.01)
+    monkeypatch.setattr("virtshim.hypervisor.exit_watcher._EVENT_WAIT", 0.01)
     silent = node.run("shutdown")
     ends.follow(VM, "vm")
     silent.kill()
@@ -123,7 +123,7 @@ def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
     assert ends.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
 
 
-def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: QemuEnds) -> None:
+def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: QemuExitWatcher) -> None:
     """Also of a VM whose process could not be followed."""
     shutdown = PowerState(Power.OFF, OffReason.SHUTDOWN)
     crashed, running = PowerState(Power.OFF, OffReason.CRASHED), PowerState(Power.RUNNING)
@@ -135,16 +135,16 @@ def test_what_libvirt_says_is_put_right_until_the_vm_is_started_again(ends: Qemu
     assert ends.corrected(VM, shutdown) == shutdown
 
 
-def test_what_we_destroy_is_destroyed_even_if_it_said_something_on_its_way(node: Node, ends: QemuEnds) -> None:
+def test_what_we_destroy_is_destroyed_even_if_it_said_something_on_its_way(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
-    ends.destroying(VM)
+    ends.will_destroy(VM)
     node.write("shutdown")
     end(node, process)
     assert ends.over(VM) == PowerState(Power.OFF, OffReason.DESTROYED)
 
 
-def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: QemuEnds) -> None:
+def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: QemuExitWatcher) -> None:
     silent = node.run()
     remote.follow(VM, "vm")
     silent.kill()
@@ -158,7 +158,7 @@ def test_a_libvirtd_knows_more_of_an_end_without_a_word(node: Node, remote: Qemu
     assert remote.over(other) == PowerState(Power.OFF, OffReason.SHUTDOWN)
 
 
-def test_once_libvirt_has_told_it_is_asked_again(node: Node, ends: QemuEnds) -> None:
+def test_once_libvirt_has_told_it_is_asked_again(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
@@ -166,7 +166,7 @@ def test_once_libvirt_has_told_it_is_asked_again(node: Node, ends: QemuEnds) -> 
     assert ends.over(VM) is None
 
 
-def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuEnds) -> None:
+def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
@@ -180,16 +180,16 @@ def test_a_new_start_does_not_know_the_end_before(node: Node, ends: QemuEnds) ->
     assert ends.over(VM) is not None
 
 
-def test_lost_events_mean_that_libvirt_is_asked(node: Node, ends: QemuEnds) -> None:
+def test_lost_events_mean_that_libvirt_is_asked(node: Node, ends: QemuExitWatcher) -> None:
     process = node.run()
     ends.follow(VM, "vm")
     end(node, process)
-    ends.forget_ends()
+    ends.forget_exits()
     assert ends.over(VM) is None
 
 
 @pytest.mark.parametrize("found", ["nothing", "nonsense", "a process that has ended", "another's process"])
-def test_a_qemu_that_cannot_be_found_is_left_to_libvirt(node: Node, ends: QemuEnds, found: str) -> None:
+def test_a_qemu_that_cannot_be_found_is_left_to_libvirt(node: Node, ends: QemuExitWatcher, found: str) -> None:
     if found == "nonsense":
         (node.directory / "vm.pid").write_text("x")
     elif found == "a process that has ended":
@@ -199,13 +199,13 @@ def test_a_qemu_that_cannot_be_found_is_left_to_libvirt(node: Node, ends: QemuEn
     elif found == "another's process":
         node.run(domain=uuid.uuid4())
     ends.follow(VM, "vm")
-    ends.destroying(VM)
+    ends.will_destroy(VM)
     ends.stopped(VM)
     assert ends.over(VM) is None
 
 
 def test_without_a_directory_nothing_is_followed() -> None:
-    ends = QemuEnds("", lambda _: None, is_embedded=True)
+    ends = QemuExitWatcher("", lambda _: None, is_embedded=True)
     ends.follow(VM, "vm")
     assert ends.over(VM) is None
     ends.close()

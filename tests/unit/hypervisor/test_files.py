@@ -14,7 +14,7 @@ from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk
 from virtshim.hypervisor import embed, owner_mark
 from virtshim.hypervisor.embed import QemuUser
-from virtshim.hypervisor.file_owner import QemuIds, hand_over
+from virtshim.hypervisor.file_owner import QemuIds, give_to_qemu
 
 QEMU = QemuIds(64055, 64108)
 NOBODY = QemuUser("somebody", "somegroup", 64055, 64108)
@@ -37,7 +37,7 @@ def test_a_writable_disk_becomes_qemus_and_a_readonly_one_readable(tmp_path: Pat
     for path in (writable, readonly):
         path.touch(mode=0o600)
     for _ in range(2):
-        hand_over([_disk(writable), _disk(readonly, readonly=True)], QEMU)
+        give_to_qemu([_disk(writable), _disk(readonly, readonly=True)], QEMU)
         assert _rights(writable) == (QEMU.uid, QEMU.gid, 0o600)
         assert _rights(readonly) == (0, QEMU.gid, 0o640)
 
@@ -47,13 +47,13 @@ def test_a_disk_that_fits_is_left_alone(tmp_path: Path) -> None:
     disk.touch()
     disk.chmod(0o644)
     before = _rights(disk)
-    hand_over([_disk(disk, readonly=True)], QEMU)
+    give_to_qemu([_disk(disk, readonly=True)], QEMU)
     assert _rights(disk) == before
 
 
 def test_a_missing_disk_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"gone\.qcow2"):
-        hand_over([_disk(tmp_path / "gone.qcow2")], QEMU)
+        give_to_qemu([_disk(tmp_path / "gone.qcow2")], QEMU)
 
 
 def test_the_embedded_directory_is_made_and_may_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.inventory import LibvirtCensus
+from virtshim.hypervisor.inventory import LibvirtInventory
 
 DOMAIN = """<domain type='test'><name>{name}</name><metadata>{metadata}</metadata>
 <memory>65536</memory><os><type>hvm</type></os><devices><serial type='pty'>{log}</serial></devices></domain>"""
@@ -41,17 +41,17 @@ def beside() -> Iterator[libvirt.virConnect]:
 
 
 @pytest.fixture
-def census(connection: Connection) -> LibvirtCensus:
-    return LibvirtCensus(connection, NodeProfile("this", DomainType.TEST, "/q", "/q", Cgroups.OFF))
+def inventory(connection: Connection) -> LibvirtInventory:
+    return LibvirtInventory(connection, NodeProfile("this", DomainType.TEST, "/q", "/q", Cgroups.OFF))
 
 
 def add(beside: libvirt.virConnect, name: str, metadata: str, log: str = "") -> uuid.UUID:
     return uuid.UUID(beside.defineXML(DOMAIN.format(name=name, metadata=metadata, log=log)).UUIDString())
 
 
-def test_another_nodes_vms_are_told_by_what_they_name(census: LibvirtCensus, beside: libvirt.virConnect) -> None:
+def test_another_nodes_vms_are_told_by_what_they_name(inventory: LibvirtInventory, beside: libvirt.virConnect) -> None:
     add(beside, "other", OWNER.format(node="other", c=C, s=S))
-    found = census.take()
+    found = inventory.take()
     assert found.owned == []
     assert found.other_nodes == {ContainerId(C): "other"}
     assert found.other_sandboxes == frozenset({SandboxId(S)})
@@ -59,17 +59,17 @@ def test_another_nodes_vms_are_told_by_what_they_name(census: LibvirtCensus, bes
 
 @pytest.mark.parametrize("damaged", [OWNER.format(node="this", c="short", s=S), OWNER.format(node="this", c=C, s="")])
 def test_a_damaged_mark_is_told_and_does_not_hide_the_others(
-    census: LibvirtCensus, beside: libvirt.virConnect, damaged: str
+    inventory: LibvirtInventory, beside: libvirt.virConnect, damaged: str
 ) -> None:
     add(beside, "damaged", damaged)
     ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S))
-    found = census.take()
+    found = inventory.take()
     assert [domain.uuid for domain in found.owned] == [ours]
     assert list(found.unreadable) == ["damaged"]
 
 
 def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_others(
-    census: LibvirtCensus, beside: libvirt.virConnect, monkeypatch: pytest.MonkeyPatch
+    inventory: LibvirtInventory, beside: libvirt.virConnect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S))
     bad = add(beside, "bad", OWNER.format(node="this", c="d" * 64, s=S))
@@ -81,22 +81,22 @@ def test_a_vm_whose_metadata_libvirt_refuses_is_told_and_does_not_hide_the_other
         return str(real(domain, *args))
 
     monkeypatch.setattr(libvirt.virDomain, "metadata", metadata)
-    found = census.take()
+    found = inventory.take()
     assert [domain.uuid for domain in found.owned] == [ours]
     assert list(found.unreadable) == ["bad"]
 
 
 def test_that_a_vm_has_run_is_seen_by_its_consoles_log(
-    census: LibvirtCensus, beside: libvirt.virConnect, tmp_path: Path
+    inventory: LibvirtInventory, beside: libvirt.virConnect, tmp_path: Path
 ) -> None:
     log = tmp_path / "console.log"
     domain = add(beside, "ours", OWNER.format(node="this", c=C, s=S), f"<log file='{log}'/>")
-    assert not census.remembered(domain).has_run
+    assert not inventory.domain_metadata(domain).has_run
     log.touch()
-    assert census.remembered(domain).has_run
+    assert inventory.domain_metadata(domain).has_run
 
 
-def test_without_libvirt_there_is_no_census_at_all(connection: Connection, census: LibvirtCensus) -> None:
+def test_without_libvirt_there_is_no_census_at_all(connection: Connection, inventory: LibvirtInventory) -> None:
     connection.close()
     with pytest.raises(Unavailable):
-        census.take()
+        inventory.take()

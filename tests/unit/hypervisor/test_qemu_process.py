@@ -62,8 +62,8 @@ def test_memory_descriptors_and_limits_are_the_processs_own() -> None:
     assert after.minor_faults > before.minor_faults
     assert (after.descriptors - before.descriptors, after.sockets - before.sockets) == (2, 2)
     assert after.threads >= 1
-    assert after.most_resident >= after.resident - (1 << 20)
-    assert after.most_descriptors == int(subprocess.check_output(["sh", "-c", "ulimit -Sn"], text=True))
+    assert after.peak_resident >= after.resident - (1 << 20)
+    assert after.max_descriptors == int(subprocess.check_output(["sh", "-c", "ulimit -Sn"], text=True))
 
 
 def test_a_process_that_is_gone_uses_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from virtshim.domain.errors import InternalError
 from virtshim.hypervisor.file_owner import QemuIds
-from virtshim.hypervisor.vnc_directory import opened_to_qemu
+from virtshim.hypervisor.vnc_directory import writable_by_qemu
 
 NOBODY = QemuIds(65534, 65534)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root gives files away")
@@ -23,7 +23,7 @@ def test_it_is_qemus_inside_and_nobody_elses_afterwards(tmp_path: Path, fails: b
     socket = tmp_path / "vnc" / "c" / "vnc.sock"
     before = os.umask(0o077)
     try:
-        with pytest.raises(RuntimeError) if fails else nullcontext(), opened_to_qemu(str(socket), NOBODY):
+        with pytest.raises(RuntimeError) if fails else nullcontext(), writable_by_qemu(str(socket), NOBODY):
             inside = socket.parent.stat()
             socket.touch()
             if fails:
@@ -42,16 +42,16 @@ def test_a_socket_of_an_earlier_start_is_gone(tmp_path: Path) -> None:
     socket = tmp_path / "vnc" / "c" / "vnc.sock"
     socket.parent.mkdir(parents=True)
     socket.touch()
-    with opened_to_qemu(str(socket), None):
+    with writable_by_qemu(str(socket), None):
         assert not socket.exists()
 
 
 def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "vnc").touch()
-    with pytest.raises(InternalError, match="VNC socket"), opened_to_qemu(str(tmp_path / "vnc" / "c" / "s"), None):
+    with pytest.raises(InternalError, match="VNC socket"), writable_by_qemu(str(tmp_path / "vnc" / "c" / "s"), None):
         pass
 
 
 def test_a_vm_without_a_screen_has_no_directory(tmp_path: Path) -> None:
-    with opened_to_qemu("", None):
+    with writable_by_qemu("", None):
         assert list(tmp_path.iterdir()) == []

@@ -415,10 +415,10 @@ def test_tls_is_verified_against_the_profile(secure_web, certificate: tuple[Path
 
 
 def test_a_client_certificate_is_shown(secure_web, certificate: tuple[Path, Path]) -> None:
-    shown: list[Any] = []
+    redacted_url: list[Any] = []
 
     def route(request: Any) -> None:
-        shown.append(request.connection.getpeercert())
+        redacted_url.append(request.connection.getpeercert())
         request.send_response(200)
         request.send_header("Content-Length", "0")
         request.end_headers()
@@ -426,7 +426,7 @@ def test_a_client_certificate_is_shown(secure_web, certificate: tuple[Path, Path
     secure_web.routes["/x"] = route
     cert, key = (path.read_text() for path in certificate)
     get(f"https://{secure_web.address}/x", Transport(tls=TlsProfile(client=(cert, key), insecure=True)))
-    assert shown[0]["subject"] == ((("commonName", "images.test"),),)
+    assert redacted_url[0]["subject"] == ((("commonName", "images.test"),),)
     with pytest.raises(InvalidRequest, match="not usable PEM"):
         get(f"https://{secure_web.address}/x", Transport(tls=TlsProfile(client=(cert, "no key"), insecure=True)))
 
@@ -456,7 +456,7 @@ def test_a_stalled_tls_download_can_be_cancelled(secure_web) -> None:
 
 
 def test_urls_are_shown_without_secrets() -> None:
-    assert http_client.shown("https://u:p@h:1/a/b?sig=x#y") == "https://h:1/a/b"
+    assert http_client.redacted_url("https://u:p@h:1/a/b?sig=x#y") == "https://h:1/a/b"
 
 
 def test_no_thread_outlives_a_pull(web, store, qcow2: bytes) -> None:

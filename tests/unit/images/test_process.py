@@ -12,7 +12,7 @@ from leaks import runs
 from podclient import wait_until
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError
-from virtshim.process import Finished, Limits, run
+from virtshim.process import Finished, ProcessLimits, run
 
 
 def test_a_program_says_what_it_says() -> None:
@@ -73,8 +73,8 @@ def test_what_cannot_be_started_says_so(argv: list[str]) -> None:
 
 def test_limits_hold_memory_and_time() -> None:
     script = "x = bytearray(2 << 30)"
-    assert b"MemoryError" in run(["python3", "-c", script], timeout=30, limits=Limits(1 << 30, 10)).stderr
-    assert run(["sh", "-c", "while :; do :; done"], timeout=30, limits=Limits(1 << 30, 1)).returncode < 0
+    assert b"MemoryError" in run(["python3", "-c", script], timeout=30, limits=ProcessLimits(1 << 30, 10)).stderr
+    assert run(["sh", "-c", "while :; do :; done"], timeout=30, limits=ProcessLimits(1 << 30, 1)).returncode < 0
 
 
 def test_no_descriptor_is_left() -> None:

@@ -19,7 +19,7 @@ from fakes.kubelet import FakeKubelet
 from structlog.testing import capture_logs
 
 from virtshim.domain.devices.granted import PciAddress
-from virtshim.domain.devices.pools import Candidate, Pool
+from virtshim.domain.devices.pools import HostFunction, Pool
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
@@ -35,8 +35,12 @@ def wait_until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def function(text: str, group: int, vendor: str = "8086", device: str = "37c9", driver: str = "vfio-pci") -> Candidate:
-    return Candidate(PciAddress.parse(text), vendor, device, driver, driver == "vfio-pci", group, numa=1, has_node=True)
+def function(
+    text: str, group: int, vendor: str = "8086", device: str = "37c9", driver: str = "vfio-pci"
+) -> HostFunction:
+    return HostFunction(
+        PciAddress.parse(text), vendor, device, driver, driver == "vfio-pci", group, numa=1, has_vfio_node=True
+    )
 
 
 class Node:

@@ -34,10 +34,14 @@ def test_memory_and_disk_are_of_one_moment_and_the_vm_runs_on(world: World) -> N
     sandbox, container = world.running()
     world.journal.calls.clear()
     checkpoint(world, container)
-    steps = [call for call in world.journal.calls if call.split(".")[0] in ("vms", "archives") or call == "care.freeze"]
+    steps = [
+        call
+        for call in world.journal.calls
+        if call.split(".")[0] in ("vms", "archives") or call == "guest_operations.freeze"
+    ]
     assert steps == [
         "archives.begin",
-        "care.freeze",
+        "guest_operations.freeze",
         "vms.pause",
         "vms.save_memory",
         "archives.copy",

@@ -13,22 +13,22 @@ from fakes.world import LOG_DIRECTORY, World, container_config, sandbox_config
 from podclient import wait_until
 
 from virtshim.config import Vm
-from virtshim.domain.allowance import LOG_BURST, LOG_RATE
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount
 from virtshim.domain.errors import DeadlineExceeded, WrongState
-from virtshim.domain.guest.entrypoint import News, Place, ReadTo
+from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
 from virtshim.domain.guest.streaming import Output, OutStream
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE
 from virtshim.domain.vm import OffReason
 
 LOG = f"{LOG_DIRECTORY}/vm/0.log"
 
 
-def said(piece: int, text: str = "", **end: Any) -> News:
+def said(piece: int, text: str = "", **end: Any) -> EntrypointProgress:
     """What brings a reader to that piece."""
     over = bool(end)
     output = (Output(OutStream.STDOUT, text.encode()),) if text else ()
-    return News(output, ReadTo(Place(piece, 0, over), Place(0, 0, over)), **end)
+    return EntrypointProgress(output, OutputPosition(StreamPosition(piece, 0, over), StreamPosition(0, 0, over)), **end)
 
 
 def with_command(world: World, annotation: str = "", **changes: Any) -> ContainerId:
@@ -59,7 +59,7 @@ def test_its_end_ends_the_vm_and_is_the_containers(world: World, code: int, reas
     assert (how.code, how.reason, how.message) == (code, reason, "")
     assert world.outside.vms.running() == []
     assert len(world.outside.vms.pressed) == 1, "asked by its power button, not killed"
-    assert world.outside.command_logs.logs[LOG] == ["stdout hello\n", "stdout bye\n", "finished"]
+    assert world.outside.entrypoint_logs.logs[LOG] == ["stdout hello\n", "stdout bye\n", "finished"]
     assert world.outside.consoles.logs == {}, "the console is no part of the log"
 
 
@@ -170,7 +170,7 @@ def test_a_command_is_not_lost_because_its_guest_took_long_to_boot(world: World)
 
 
 def test_streams_held_by_a_daemon_do_not_hold_the_end(world: World) -> None:
-    world.outside.guests.tell(0, News((), ReadTo(), code=2))
+    world.outside.guests.tell(0, EntrypointProgress((), OutputPosition(), code=2))
     container = with_command(world)
     world.start(container)
     assert ended(world, container).code == 2
@@ -191,12 +191,12 @@ def test_the_next_daemon_follows_it_and_does_not_begin_it_again(world: World) ->
     container = with_command(world)
     world.start(container)
     until(world, container, lambda found: found.command_begun)
-    wait_until(lambda: world.outside.command_logs.read_to(container).out.piece == 1, 10, "it is read")
+    wait_until(lambda: world.outside.entrypoint_logs.read_to(container).out.piece == 1, 10, "it is read")
     after = world.recovered()
     after.outside.guests.tell(1, said(1, "after\n", code=9))
     assert ended(after, container).code == 9
     assert len(after.outside.guests.begun[container]) == 1
-    assert after.outside.command_logs.logs[LOG][:2] == ["stdout before\n", "stdout after\n"]
+    assert after.outside.entrypoint_logs.logs[LOG][:2] == ["stdout before\n", "stdout after\n"]
     after.close()
 
 
@@ -205,7 +205,7 @@ def test_an_end_that_was_written_down_is_not_forgotten(world: World, rebooted: b
     container = with_command(world)
     world.start(container)
     until(world, container, lambda found: found.command_begun)
-    world.app.commands.close()
+    world.app.entrypoints.close()
     how = Exit(6, ExitReason.ERROR, 1)
     world.records.containers.replace(dataclasses.replace(world.container(container), ending=how))
     after = world.recovered(rebooted=rebooted)
@@ -243,7 +243,7 @@ def test_a_silent_command_is_looked_at_ever_more_seldom_and_at_once_again_when_i
 def test_a_command_that_writes_more_than_its_log_may_grow_is_made_to_wait(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world.outside.command_logs, "write", too_much(world))
+    monkeypatch.setattr(world.outside.entrypoint_logs, "write", too_much(world))
     world.outside.guests.tell(0, said(1, "flood\n"))
     world.outside.guests.tell(1, said(2, "more\n", code=0))
     container = with_command(world)
@@ -254,7 +254,7 @@ def test_a_command_that_writes_more_than_its_log_may_grow_is_made_to_wait(
 
 
 def too_much(world: World) -> Callable[..., int]:
-    write = world.outside.command_logs.write
+    write = world.outside.entrypoint_logs.write
 
     def written(*args: Any) -> int:
         write(*args)
@@ -266,9 +266,9 @@ def too_much(world: World) -> Callable[..., int]:
 def test_a_log_is_reopened_where_the_command_writes(world: World) -> None:
     container = with_command(world)
     world.start(container)
-    del world.outside.command_logs.logs[LOG]
-    world.do.reopen_log.reopen(world.container(container))
-    assert LOG in world.outside.command_logs.logs
+    del world.outside.entrypoint_logs.logs[LOG]
+    world.do.reopen_container_log.reopen(world.container(container))
+    assert LOG in world.outside.entrypoint_logs.logs
 
 
 TERMINATION = {
@@ -283,19 +283,19 @@ def test_what_it_wrote_as_its_last_words_is_kubelets_before_it_has_ended(world: 
     container = with_command(world, **TERMINATION)
     world.start(container)
     assert ended(world, container).code == 3
-    assert world.outside.guests.begun[container][0].report == "/dev/termination-log"
-    message = world.outside.last_words.written["/pods/uid/containers/vm/7f"]
+    assert world.outside.guests.begun[container][0].termination_path == "/dev/termination-log"
+    message = world.outside.termination_files.written["/pods/uid/containers/vm/7f"]
     assert len(message) == 4096
     assert message.endswith(b"the end")
 
 
 def test_a_guest_that_does_not_tell_them_holds_up_no_end(world: World) -> None:
-    world.journal.fail("care.read_tail", DeadlineExceeded("the connection to the guest agent broke"))
+    world.journal.fail("guest_operations.read_tail", DeadlineExceeded("the connection to the guest agent broke"))
     world.outside.guests.tell(0, said(1, "", code=0))
     container = with_command(world, **TERMINATION)
     world.start(container)
     assert ended(world, container).code == 0
-    assert world.outside.last_words.written == {}
+    assert world.outside.termination_files.written == {}
 
 
 def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: World) -> None:
@@ -304,8 +304,8 @@ def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: 
     container = with_command(world, stdin=True, tty=True)
     world.start(container)
     ended(world, container)
-    assert [piece.data for piece in world.outside.hearers.said] == [b"hello\n", b"bye\n"]
-    assert world.outside.hearers.codes == {container: 3}
-    wait_until(lambda: world.outside.hearers.forgotten == [container], 10, "nobody remembers it")
+    assert [piece.data for piece in world.outside.entrypoint_listeners.said] == [b"hello\n", b"bye\n"]
+    assert world.outside.entrypoint_listeners.codes == {container: 3}
+    wait_until(lambda: world.outside.entrypoint_listeners.forgotten == [container], 10, "nobody remembers it")
     begun = world.outside.guests.begun[container][0]
     assert (begun.stdin, begun.tty, dict(begun.envs)["TERM"]) == (True, True, b"xterm")

@@ -10,7 +10,7 @@ from fakes.world import World
 from virtshim.domain.errors import NotFound
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.lifecycle.exec_ports import PlugPort
+from virtshim.lifecycle.exec_ports import PlugExecPort
 
 LAYOUT = Layout("/state", "/run/v")
 
@@ -26,7 +26,7 @@ class Plugs:
 def test_a_port_goes_into_the_containers_own_vm_with_a_socket_beside_the_others(world: World):
     _, container = world.running()
     plugs = Plugs()
-    PlugPort(world.records, plugs, LAYOUT).plug(container, 14)
+    PlugExecPort(world.records, plugs, LAYOUT).plug(container, 14)
     socket = f"/run/v/vm/{container.short}/exec-14.sock"
     assert plugs.seen == [(world.domain(container), container, 14, socket)]
 
@@ -34,5 +34,5 @@ def test_a_port_goes_into_the_containers_own_vm_with_a_socket_beside_the_others(
 def test_a_container_that_is_gone_gets_none(world: World):
     plugs = Plugs()
     with pytest.raises(NotFound):
-        PlugPort(world.records, plugs, LAYOUT).plug(ContainerId("a" * 64), 0)
+        PlugExecPort(world.records, plugs, LAYOUT).plug(ContainerId("a" * 64), 0)
     assert not plugs.seen

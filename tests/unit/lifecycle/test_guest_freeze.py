@@ -43,13 +43,13 @@ def test_the_clock_is_set_after_the_guest_goes_on(world: World) -> None:
     checkpoint(world, container)
     eventually(lambda: world.outside.guests.clocks_set == [container])
     calls = world.journal.calls
-    assert calls.index("vms.resume") < calls.index("care.thaw") < calls.index("care.set_clock")
+    assert calls.index("vms.resume") < calls.index("guest_operations.thaw") < calls.index("guest_operations.set_clock")
 
 
 @pytest.mark.parametrize("why", [WrongState("no guest agent answers"), DeadlineExceeded("slow"), InternalError("no")])
 def test_a_guest_that_cannot_freeze_is_checkpointed_as_it_is(world: World, why: Exception) -> None:
     _, container = world.running()
-    world.journal.fail("care.freeze", why)
+    world.journal.fail("guest_operations.freeze", why)
     checkpoint(world, container)
     assert json.loads(world.outside.archives.finished[PLACE])["frozenFileSystems"] == 0
     eventually(lambda: moves_again(world, container))
@@ -57,7 +57,7 @@ def test_a_guest_that_cannot_freeze_is_checkpointed_as_it_is(world: World, why: 
 
 def test_a_freeze_whose_answer_came_too_late_is_thawed(world: World) -> None:
     _, container = world.running()
-    world.journal.fail("care.freeze", DeadlineExceeded("slow"), after=True)
+    world.journal.fail("guest_operations.freeze", DeadlineExceeded("slow"), after=True)
     checkpoint(world, container)
     eventually(lambda: moves_again(world, container))
 
@@ -73,15 +73,15 @@ def test_after_a_failure_it_moves_again(world: World, call: str) -> None:
 
 def test_a_guest_that_does_not_answer_is_asked_until_it_does(world: World) -> None:
     _, container = world.running()
-    world.journal.fail("care.thaw", Unavailable("the connection to the guest agent broke"), times=5)
+    world.journal.fail("guest_operations.thaw", Unavailable("the connection to the guest agent broke"), times=5)
     checkpoint(world, container)
     eventually(lambda: moves_again(world, container))
-    assert world.journal.count("care.thaw") == 6
+    assert world.journal.count("guest_operations.thaw") == 6
 
 
 def test_nobody_waits_for_a_guest_to_go_on(world: World) -> None:
     _, container = world.running()
-    gate = world.journal.hold("care.thaw")
+    gate = world.journal.hold("guest_operations.thaw")
     checkpoint(world, container)
     assert PLACE in world.outside.archives.finished
     gate.wait()
@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_guest_to_go_on(world: World) -> None:
 
 def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
     _, container = world.running()
-    world.journal.fail("care.thaw", Unavailable("the VM has ended"), times=1000)
+    world.journal.fail("guest_operations.thaw", Unavailable("the VM has ended"), times=1000)
     checkpoint(world, container)
     world.stop(container)
     eventually(lambda: not world.app.freezer._threads)
@@ -100,7 +100,7 @@ def test_a_guest_that_has_ended_is_asked_no_more(world: World) -> None:
 # A process that dies takes its threads along.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
-@pytest.mark.parametrize("call", ["care.freeze", "vms.pause", "vms.save_memory", "vms.resume"])
+@pytest.mark.parametrize("call", ["guest_operations.freeze", "vms.pause", "vms.save_memory", "vms.resume"])
 def test_wherever_the_process_dies_the_next_one_thaws(world: World, call: str, when: When) -> None:
     _, container = world.running()
     checkpoint(world, container)

@@ -46,7 +46,7 @@ def test_a_kept_disk_serves_every_attempt_and_every_sandbox_of_the_pod(world: Wo
     world.remove_sandbox(first)
     disks.add(root_of(world, ran(world, second, 2)))
     assert len(disks) == 1
-    assert world.journal.count("disks.create_kept") == 1
+    assert world.journal.count("disks.create_pod_disk") == 1
 
 
 def test_a_kept_disk_counts_as_the_container_that_runs_on_it(world: World) -> None:
@@ -111,7 +111,7 @@ def test_a_failed_creation_leaves_a_kept_disk_that_the_next_one_uses(world: Worl
         world.create(sandbox)
     assert world.records.containers.all() == []
     ran(world, sandbox)
-    assert world.journal.count("disks.create_kept") == 1
+    assert world.journal.count("disks.create_pod_disk") == 1
     world.remove_sandbox(sandbox)
     assert world.everything() == []
 

@@ -102,7 +102,7 @@ def test_a_qemu_that_the_kernel_killed_for_memory_is_told_from_another(
 ) -> None:
     _, container = world.running()
     if killed:
-        world.outside.groups.killed.add(container)
+        world.outside.cgroups.killed.add(container)
     world.outside.vms.crash(world.domain(container))
     world.outside.vms.deliver()
     ended = world.container(container).exit

@@ -35,7 +35,7 @@ def test_the_record_goes_last(world: World) -> None:
         "consoles.finish",
         "records.containers.replace",  # with its exit
         "vms.undefine",
-        "groups.remove",
+        "cgroups.remove",
         "disks.delete",
         "records.containers.delete",
     ]

@@ -41,7 +41,7 @@ def test_the_console_is_open_before_the_vm_boots(world: World) -> None:
     container = world.create(world.run())
     world.journal.calls.clear()
     world.start(container)
-    assert world.journal.calls[:4] == ["consoles.open", "groups.make", "vms.start", "records.containers.replace"]
+    assert world.journal.calls[:4] == ["consoles.open", "cgroups.make", "vms.start", "records.containers.replace"]
 
 
 def test_a_running_container_is_not_started_again(world: World) -> None:

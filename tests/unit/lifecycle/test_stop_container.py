@@ -67,7 +67,7 @@ def test_the_log_is_finished_before_the_container_is_seen_to_have_ended(world: W
     _, container = world.running()
     world.journal.calls.clear()
     world.stop(container)
-    assert world.journal.calls[-3:] == ["consoles.finish", "records.containers.replace", "groups.remove"]
+    assert world.journal.calls[-3:] == ["consoles.finish", "records.containers.replace", "cgroups.remove"]
 
 
 def test_stopping_twice_is_no_error_and_keeps_the_first_end(world: World) -> None:
@@ -241,9 +241,9 @@ def test_last_words_are_read_before_the_power_button_is_pressed(world: World) ->
     container = world.create(world.run(), config=TERMINATION)
     world.start(container)
     world.stop(container, 30)
-    assert world.outside.last_words.written == {"/pods/uid/containers/vm/7f": b"saved all"}
+    assert world.outside.termination_files.written == {"/pods/uid/containers/vm/7f": b"saved all"}
     calls = world.journal.calls
-    assert calls.index("care.read_tail") < calls.index("vms.ask_to_shut_down")
+    assert calls.index("guest_operations.read_tail") < calls.index("vms.ask_to_shut_down")
 
 
 def test_a_stop_without_grace_waits_for_no_last_words(world: World) -> None:
@@ -251,4 +251,4 @@ def test_a_stop_without_grace_waits_for_no_last_words(world: World) -> None:
     container = world.create(world.run(), config=TERMINATION)
     world.start(container)
     world.stop(container, 0)
-    assert world.journal.count("care.read_tail") == 0
+    assert world.journal.count("guest_operations.read_tail") == 0

@@ -31,7 +31,7 @@ def vm(world: World, *, start: bool = True) -> tuple[SandboxId, ContainerId]:
 
 
 def resize(world: World, container: ContainerId, **changes: Any) -> None:
-    world.do.resize_container.resize(world.container(container), Resources(**changes))
+    world.do.update_container_resources.resize(world.container(container), Resources(**changes))
 
 
 def spec(world: World, container: ContainerId) -> VmSpec:
@@ -41,12 +41,12 @@ def spec(world: World, container: ContainerId) -> VmSpec:
 def picture(world: World, container: ContainerId) -> tuple[object, ...]:
     """Everything that a resize may change."""
     record = world.container(container)
-    return record.resources, record.size, spec(world, container), dict(world.outside.groups.groups)
+    return record.resources, record.size, spec(world, container), dict(world.outside.cgroups.cgroups)
 
 
 def test_a_started_vm_has_a_group_below_its_pods_with_overhead_on_top(world: World) -> None:
     _, container = vm(world)
-    ((path, group),) = world.outside.groups.groups.items()
+    ((path, group),) = world.outside.cgroups.cgroups.items()
     assert path == f"/kubepods/pod1/virtshim-{container}"
     assert group.limits.memory == GIB + 200 * MIB + GIB // 64
     assert (group.limits.cpu_quota, group.limits.cpu_shares) == (100_000, 512)
@@ -62,7 +62,7 @@ def test_the_group_goes_with_the_vm(world: World, end: str) -> None:
         world.outside.vms.deliver()
     else:
         world.remove(container)
-    assert world.outside.groups.groups == {}
+    assert world.outside.cgroups.cgroups == {}
 
 
 def test_a_vm_that_ended_while_nobody_looked_has_no_group_after_the_next_start(world: World) -> None:
@@ -70,13 +70,13 @@ def test_a_vm_that_ended_while_nobody_looked_has_no_group_after_the_next_start(w
     world.outside.vms.crash(world.domain(container))
     after = world.recovered()
     assert after.container(container).phase is ContainerPhase.EXITED
-    assert after.outside.groups.groups == {}
+    assert after.outside.cgroups.cgroups == {}
     after.close()
 
 
 def test_a_start_whose_group_cannot_be_made_fails_and_leaves_nothing_running(world: World) -> None:
     _, container = vm(world, start=False)
-    world.outside.groups.refuses = "cpuset_cpus: no such CPU"
+    world.outside.cgroups.refuses = "cpuset_cpus: no such CPU"
     with pytest.raises(InvalidRequest, match="cpuset_cpus"):
         world.start(container)
     assert world.container(container).phase is ContainerPhase.EXITED
@@ -87,7 +87,7 @@ def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None
     _, container = vm(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
     assert (spec(world, container).vcpus, spec(world, container).memory_bytes) == (3, 2 * GIB)
-    group = world.outside.groups.of(container)
+    group = world.outside.cgroups.of(container)
     assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 200 * MIB + 2 * GIB // 64)
     shown = world.container(container).resources
     assert (shown.cpu_quota, shown.memory_limit_bytes, shown.cpu_shares) == (250_000, 2 * GIB, 512)
@@ -96,10 +96,10 @@ def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None
 def test_a_created_vm_is_resized_before_it_boots(world: World) -> None:
     _, container = vm(world, start=False)
     resize(world, container, cpu_quota=200_000, memory_limit_bytes=512 * MIB)
-    assert world.outside.groups.groups == {}
+    assert world.outside.cgroups.cgroups == {}
     world.start(container)
     assert (spec(world, container).vcpus, spec(world, container).memory_bytes) == (2, 512 * MIB)
-    assert world.outside.groups.of(container).limits.cpu_quota == 200_000
+    assert world.outside.cgroups.of(container).limits.cpu_quota == 200_000
 
 
 def test_new_values_are_there_after_a_restart_of_the_daemon(world: World) -> None:
@@ -167,14 +167,14 @@ def test_a_guest_that_keeps_its_memory_keeps_everything_as_it_was(world: World) 
 def test_a_limit_that_the_kernel_refuses_gives_the_guest_its_memory_back(world: World) -> None:
     _, container = vm(world)
     before = picture(world, container)
-    world.outside.groups.refuses = "memory: more than that is in use"
+    world.outside.cgroups.refuses = "memory: more than that is in use"
     with pytest.raises(InvalidRequest, match="in use"):
         resize(world, container, memory_limit_bytes=512 * MIB)
-    world.outside.groups.refuses = ""
+    world.outside.cgroups.refuses = ""
     assert picture(world, container) == before
 
 
-@pytest.mark.parametrize("step", ["groups.limit", "resizing.set_memory", "resizing.set_limits", "resizing.add_vcpus"])
+@pytest.mark.parametrize("step", ["cgroups.limit", "resizing.set_memory", "resizing.set_limits", "resizing.add_vcpus"])
 def test_a_failure_at_any_step_leaves_the_old_values(tmp_path: Path, step: str) -> None:
     world = World(tmp_path)
     _, container = vm(world)
@@ -192,7 +192,7 @@ def test_only_a_created_or_running_container_is_resized(world: World, end: str) 
     record = world.container(container)
     getattr(world, end)(container)
     with pytest.raises((WrongState, NotFound)) as refused:
-        world.do.resize_container.resize(record, Resources(cpu_quota=50_000))
+        world.do.update_container_resources.resize(record, Resources(cpu_quota=50_000))
     assert isinstance(refused.value, WrongState if end == "stop" else NotFound)
 
 
@@ -200,13 +200,13 @@ def test_only_a_created_or_running_container_is_resized(world: World, end: str) 
 
 
 def pod_resize(world: World, sandbox: SandboxId, **changes: Any) -> None:
-    world.do.resize_sandbox.resize(sandbox, Resources(), Resources(**changes))
+    world.do.update_sandbox_resources.resize(sandbox, Resources(), Resources(**changes))
 
 
 def test_a_pods_new_sums_are_remembered(world: World) -> None:
     sandbox, _ = vm(world)
     pod_resize(world, sandbox, cpu_quota=200_000)
-    world.do.resize_sandbox.resize(sandbox, Resources(memory_limit_bytes=300 * MIB), Resources())
+    world.do.update_sandbox_resources.resize(sandbox, Resources(memory_limit_bytes=300 * MIB), Resources())
     after = world.recovered()
     assert after.sandbox(sandbox).resources.cpu_quota == 200_000
     assert after.sandbox(sandbox).resources.memory_limit_bytes == GIB

@@ -224,7 +224,7 @@ def test_its_memory_does_not_change(world: World) -> None:
     container = world.create(world.run(), config=with_device(resources=Resources(memory_limit_bytes=2 * GIB)))
     world.start(container)
     with pytest.raises(WrongState, match="in use from its start"):
-        world.do.resize_container.resize(world.container(container), Resources(memory_limit_bytes=GIB))
+        world.do.update_container_resources.resize(world.container(container), Resources(memory_limit_bytes=GIB))
     assert world.container(container).size.max_memory_bytes == 2 * GIB
 
 

@@ -9,7 +9,7 @@ from fakes.full_records import SANDBOX
 
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.network import Dns, Interface, PodNetwork
-from virtshim.passthrough.inspection import FunctionFacts
+from virtshim.passthrough.inspection import FunctionInspection
 
 VF, GONE = "0000:3b:02.1", "0000:3b:02.2"
 NETWORK = PodNetwork(
@@ -38,7 +38,7 @@ def test_a_nic_that_is_a_cards_function_is_shown_with_what_is_set_for_it_now() -
     }
     drivers.gone.add(GONE)
     drivers.cards[VF] = CardFunction("vfio-pci", "ens1f0", 1, set_for_it)
-    plain, nic, gone = FunctionFacts(drivers).of_sandbox(POD)
+    plain, nic, gone = FunctionInspection(drivers).of_sandbox(POD)
     assert plain == {"name": "eth0", "mac": "0a:58:0a:01:00:01", "mtu": 1500, "addresses": ["10.1.0.1/24"]}
     assert nic["mtu"] == 9000
     assert nic["function"] == {
@@ -51,11 +51,11 @@ def test_a_nic_that_is_a_cards_function_is_shown_with_what_is_set_for_it_now() -
 def test_whoever_inspects_a_pod_waits_once_for_a_tapmanager_that_is_away() -> None:
     drivers = FakeDeviceDrivers()
     drivers.why_not = "tapmanager cannot be reached"
-    _, nic, other = FunctionFacts(drivers).of_sandbox(POD)
+    _, nic, other = FunctionInspection(drivers).of_sandbox(POD)
     assert nic["function"] == {"pci": VF, "trouble": "tapmanager cannot be reached"}
     assert other["function"] == {"pci": GONE, "trouble": "tapmanager cannot be reached"}
     assert drivers.asked == 1
 
 
 def test_a_pod_without_network_has_no_nics() -> None:
-    assert FunctionFacts(FakeDeviceDrivers()).of_sandbox(dataclasses.replace(SANDBOX, network=None)) == []
+    assert FunctionInspection(FakeDeviceDrivers()).of_sandbox(dataclasses.replace(SANDBOX, network=None)) == []

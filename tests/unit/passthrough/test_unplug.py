@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 from fakes.background import Background
-from fakes.journal import PATIENCE, Crash, When
+from fakes.journal import WAIT_LIMIT, Crash, When
 from fakes.world import World, container_config
 from podclient import wait_until
 
@@ -82,7 +82,7 @@ def test_a_removed_container_leaves_its_devices_reset(world: World) -> None:
 
 def test_a_guest_that_does_not_let_go_is_ended_all_the_same(world: World) -> None:
     container = running(world)
-    world.outside.vms.clinging.add(world.domain(container))
+    world.outside.vms.keeps_devices.add(world.domain(container))
     with structlog.testing.capture_logs() as logs:
         world.stop(container, 0)
     (line,) = [line for line in logs if line["event"] == "vm.unplugged"]
@@ -123,13 +123,13 @@ def test_a_pod_that_another_call_keeps_is_not_waited_for(world: World) -> None:
     def keep() -> None:
         with again.do.stop_container._locks.held(again.container(container).sandbox_id):
             kept.set()
-            over.wait(PATIENCE)
+            over.wait(WAIT_LIMIT)
 
     background = Background(keep)
-    assert kept.wait(PATIENCE)
+    assert kept.wait(WAIT_LIMIT)
     again.journal.hold("vms.destroy").open()
     stopping = Background(lambda: again.do.stop_container.kill(again.container(container), "killed"))
-    wait_until(lambda: again.journal.count("vms.destroy"), PATIENCE, "the VM is ended")
+    wait_until(lambda: again.journal.count("vms.destroy"), WAIT_LIMIT, "the VM is ended")
     over.set()
     background.done()
     stopping.done()
@@ -184,7 +184,7 @@ def test_a_vm_that_lost_its_devices_ends_even_if_we_die_before_it(when: When, tm
         if lost:
             wait_until(
                 partial(has_ended, world, container),
-                PATIENCE,
+                WAIT_LIMIT,
                 f"died {when.value} {steps[step - 1]}: the VM ends although nobody asks again",
             )
         world.stop(container, 0)

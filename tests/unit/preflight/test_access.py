@@ -2,14 +2,14 @@ import stat
 
 import pytest
 
-from virtshim.preflight.access import Node, Want, Who, allows, closed
+from virtshim.preflight.access import AccessMode, FileStatus, UserAccount, allows, first_blocked
 
-QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
-ROOT = Who("root", 0, frozenset({0}))
+QEMU = UserAccount("libvirt-qemu", 64055, frozenset({64055, 108}))
+ROOT = UserAccount("root", 0, frozenset({0}))
 
 
-def directory(path: str, mode: int, uid: int = 0, gid: int = 0) -> Node:
-    return Node(path, stat.S_IFDIR | mode, uid, gid)
+def directory(path: str, mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
+    return FileStatus(path, stat.S_IFDIR | mode, uid, gid)
 
 
 @pytest.mark.parametrize(
@@ -24,22 +24,22 @@ def directory(path: str, mode: int, uid: int = 0, gid: int = 0) -> Node:
     ],
 )
 def test_the_first_class_that_fits_decides(mode: int, uid: int, gid: int, allowed: bool) -> None:
-    assert allows(directory("/d", mode, uid, gid), QEMU, Want.EXECUTE) is allowed
+    assert allows(directory("/d", mode, uid, gid), QEMU, AccessMode.EXECUTE) is allowed
 
 
 def test_root_passes_any_directory_and_reads_any_file_but_executes_only_what_is_executable() -> None:
-    file = Node("/f", stat.S_IFREG | 0o600, 1, 1)
-    assert allows(directory("/d", 0o000, 1, 1), ROOT, Want.EXECUTE)
-    assert allows(file, ROOT, Want.READ | Want.WRITE)
-    assert not allows(file, ROOT, Want.EXECUTE)
+    file = FileStatus("/f", stat.S_IFREG | 0o600, 1, 1)
+    assert allows(directory("/d", 0o000, 1, 1), ROOT, AccessMode.EXECUTE)
+    assert allows(file, ROOT, AccessMode.READ | AccessMode.WRITE)
+    assert not allows(file, ROOT, AccessMode.EXECUTE)
 
 
 def test_all_of_what_is_wanted_must_be_given() -> None:
-    assert not allows(Node("/dev/kvm", stat.S_IFCHR | 0o640, 0, 108), QEMU, Want.READ | Want.WRITE)
-    assert allows(Node("/dev/kvm", stat.S_IFCHR | 0o660, 0, 108), QEMU, Want.READ | Want.WRITE)
+    assert not allows(FileStatus("/dev/kvm", stat.S_IFCHR | 0o640, 0, 108), QEMU, AccessMode.READ | AccessMode.WRITE)
+    assert allows(FileStatus("/dev/kvm", stat.S_IFCHR | 0o660, 0, 108), QEMU, AccessMode.READ | AccessMode.WRITE)
 
 
 def test_the_first_directory_in_the_way_is_named() -> None:
     way = [directory("/", 0o755), directory("/a", 0o700), directory("/a/b", 0o700)]
-    assert closed(way, QEMU) == way[1]
-    assert closed(way[:1], QEMU) is None
+    assert first_blocked(way, QEMU) == way[1]
+    assert first_blocked(way[:1], QEMU) is None

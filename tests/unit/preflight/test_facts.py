@@ -26,9 +26,9 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_program_that_fails_or_is_missing_is_trouble() -> None:
-    assert facts.said(["echo", "hi"]).text == "hi"
-    assert facts.said(["false"]).trouble
-    assert "nonesuch-program" in facts.said(["nonesuch-program"]).trouble
+    assert facts.program_output(["echo", "hi"]).text == "hi"
+    assert facts.program_output(["false"]).trouble
+    assert "nonesuch-program" in facts.program_output(["nonesuch-program"]).trouble
 
 
 def test_programs_are_found_in_any_of_the_places_and_must_be_executable(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@ import stat
 import pytest
 
 from virtshim.preflight import machine
-from virtshim.preflight.access import Node, Who
+from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.finding import Level
-from virtshim.preflight.machine import Cgroups, Room
+from virtshim.preflight.machine import Cgroups, FreeSpace
 
 GIB = 1 << 30
-QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
+QEMU = UserAccount("libvirt-qemu", 64055, frozenset({64055, 108}))
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
     ],
 )
 def test_little_room_warns_and_no_room_is_an_error(free: int, inodes: int | None, level: Level) -> None:
-    assert machine.room(Room("/var/lib/virtshim", free, inodes)).level is level
+    assert machine.room(FreeSpace("/var/lib/virtshim", free, inodes)).level is level
 
 
 def test_a_directory_closed_to_qemu_is_an_error_that_names_it_and_both_ways_out() -> None:
-    way = [Node("/", stat.S_IFDIR | 0o755, 0, 0), Node("/secret", stat.S_IFDIR | 0o700, 0, 0)]
+    way = [FileStatus("/", stat.S_IFDIR | 0o755, 0, 0), FileStatus("/secret", stat.S_IFDIR | 0o700, 0, 0)]
     found = machine.reach("paths.state_dir", "/secret/virtshim", way, QEMU)
     assert found.level is Level.ERROR
     assert "/secret has mode 0700" in found.text
@@ -35,7 +35,7 @@ def test_a_directory_closed_to_qemu_is_an_error_that_names_it_and_both_ways_out(
 
 
 def test_a_path_that_qemu_can_pass_is_fine() -> None:
-    way = [Node("/", stat.S_IFDIR | 0o755, 0, 0), Node("/s", stat.S_IFDIR | 0o711, 0, 0)]
+    way = [FileStatus("/", stat.S_IFDIR | 0o755, 0, 0), FileStatus("/s", stat.S_IFDIR | 0o711, 0, 0)]
     assert machine.reach("paths.state_dir", "/s", way, QEMU).level is Level.OK
 
 

@@ -3,28 +3,28 @@ import stat
 import pytest
 
 from virtshim.preflight import virtualization
-from virtshim.preflight.access import Node, Who
+from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.finding import Level
-from virtshim.preflight.virtualization import AppArmor, Rules, Said, rules_of_daemon, rules_of_guests
+from virtshim.preflight.virtualization import AppArmor, AppArmorProfile, ProgramOutput, rules_of_daemon, rules_of_guests
 
-QEMU = Who("libvirt-qemu", 64055, frozenset({64055, 108}))
-OPEN = [Node("/", stat.S_IFDIR | 0o755, 0, 0)]
+QEMU = UserAccount("libvirt-qemu", 64055, frozenset({64055, 108}))
+OPEN = [FileStatus("/", stat.S_IFDIR | 0o755, 0, 0)]
 
 
 @pytest.mark.parametrize(
-    ("said", "level"),
+    ("program_output", "level"),
     [
-        (Said("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright"), Level.OK),
-        (Said("QEMU emulator version 6.2.0"), Level.OK),
-        (Said("QEMU emulator version 10.0.2"), Level.OK),
-        (Said("QEMU emulator version 6.1.9"), Level.ERROR),
-        (Said("QEMU emulator version 5.2.0"), Level.ERROR),
-        (Said("hello"), Level.ERROR),
-        (Said(trouble="cannot run it"), Level.ERROR),
+        (ProgramOutput("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright"), Level.OK),
+        (ProgramOutput("QEMU emulator version 6.2.0"), Level.OK),
+        (ProgramOutput("QEMU emulator version 10.0.2"), Level.OK),
+        (ProgramOutput("QEMU emulator version 6.1.9"), Level.ERROR),
+        (ProgramOutput("QEMU emulator version 5.2.0"), Level.ERROR),
+        (ProgramOutput("hello"), Level.ERROR),
+        (ProgramOutput(trouble="cannot run it"), Level.ERROR),
     ],
 )
-def test_qemu_must_run_and_be_6_2_or_newer(said: Said, level: Level) -> None:
-    assert virtualization.qemu("/usr/bin/qemu-system-x86_64", said).level is level
+def test_qemu_must_run_and_be_6_2_or_newer(program_output: ProgramOutput, level: Level) -> None:
+    assert virtualization.qemu("/usr/bin/qemu-system-x86_64", program_output).level is level
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_qemu_must_run_and_be_6_2_or_newer(said: Said, level: Level) -> None:
     ],
 )
 def test_the_kvm_device_must_be_open_to_qemu(domain_type: str, mode: int | None, level: Level) -> None:
-    device = None if mode is None else Node("/dev/kvm", stat.S_IFCHR | mode, 0, 108)
+    device = None if mode is None else FileStatus("/dev/kvm", stat.S_IFCHR | mode, 0, 108)
     assert virtualization.kvm(domain_type, device, QEMU).level is level
 
 
 def test_a_closed_kvm_device_names_the_cost_and_the_remedy() -> None:
-    found = virtualization.kvm("qemu", Node("/dev/kvm", stat.S_IFCHR | 0o600, 0, 0), QEMU)
+    found = virtualization.kvm("qemu", FileStatus("/dev/kvm", stat.S_IFCHR | 0o600, 0, 0), QEMU)
     assert "probes QEMU anew" in found.text
     assert "chgrp kvm /dev/kvm && chmod 0660 /dev/kvm" in found.remedy
 
@@ -65,12 +65,12 @@ def test_kvm_must_run_a_guest_where_it_is_wanted(domain_type: str, works: bool, 
 
 
 def test_vmwrapper_must_be_there_reachable_readable_and_executable() -> None:
-    file = Node("/w", stat.S_IFREG | 0o755, 0, 0)
+    file = FileStatus("/w", stat.S_IFREG | 0o755, 0, 0)
     assert virtualization.vmwrapper("/w", file, OPEN, QEMU).level is Level.OK
     assert virtualization.vmwrapper("/w", None, OPEN, QEMU).level is Level.ERROR
-    shut = [*OPEN, Node("/x", stat.S_IFDIR | 0o700, 0, 0)]
+    shut = [*OPEN, FileStatus("/x", stat.S_IFDIR | 0o700, 0, 0)]
     assert "chmod a+x /x" in virtualization.vmwrapper("/x/w", file, shut, QEMU).remedy
-    unreadable = Node("/w", stat.S_IFREG | 0o711, 0, 0)
+    unreadable = FileStatus("/w", stat.S_IFREG | 0o711, 0, 0)
     assert virtualization.vmwrapper("/w", unreadable, OPEN, QEMU).remedy == "chmod 0755 /w"
 
 
@@ -80,46 +80,46 @@ def test_vmwrapper_must_be_there_reachable_readable_and_executable() -> None:
         (QEMU, QEMU, Level.OK),
         (None, QEMU, Level.ERROR),
         (QEMU, None, Level.ERROR),
-        (QEMU, Who("other", 7, frozenset()), Level.ERROR),
-        (Who("root", 0, frozenset()), QEMU, Level.WARNING),
+        (QEMU, UserAccount("other", 7, frozenset()), Level.ERROR),
+        (UserAccount("root", 0, frozenset()), QEMU, Level.WARNING),
     ],
 )
 def test_qemu_needs_a_user_of_its_own_that_tapmanager_serves(
-    who: Who | None, tapmanagers: Who | None, level: Level
+    who: UserAccount | None, tapmanagers: UserAccount | None, level: Level
 ) -> None:
     assert virtualization.qemu_user("libvirt-qemu", who, tapmanagers).level is level
 
 
 @pytest.mark.parametrize(
-    ("said", "level"),
+    ("program_output", "level"),
     [
-        (Said("+64055:+108"), Level.OK),
-        (Said(""), Level.OK),
-        (Said("+0:+0"), Level.ERROR),
-        (Said(trouble="took too long"), Level.WARNING),
+        (ProgramOutput("+64055:+108"), Level.OK),
+        (ProgramOutput(""), Level.OK),
+        (ProgramOutput("+0:+0"), Level.ERROR),
+        (ProgramOutput(trouble="took too long"), Level.WARNING),
     ],
 )
-def test_libvirt_and_the_settings_must_name_the_same_user(said: Said, level: Level) -> None:
-    assert virtualization.runs_qemu_as(said, QEMU).level is level
+def test_libvirt_and_the_settings_must_name_the_same_user(program_output: ProgramOutput, level: Level) -> None:
+    assert virtualization.runs_qemu_as(program_output, QEMU).level is level
 
 
 def test_libvirt_out_of_reach_tells_the_remedy_of_its_driver() -> None:
-    system = virtualization.libvirt("qemu:///system", Said(trouble="refused"))
-    embedded = virtualization.libvirt("qemu:///embed?root=/r", Said(trouble="no driver"))
+    system = virtualization.libvirt("qemu:///system", ProgramOutput(trouble="refused"))
+    embedded = virtualization.libvirt("qemu:///embed?root=/r", ProgramOutput(trouble="no driver"))
     assert system.level is embedded.level is Level.ERROR
     assert "libvirtd.socket" in system.remedy
     assert "libvirt-daemon-driver-qemu" in embedded.remedy
-    assert virtualization.libvirt("qemu:///system", Said("9.0.0")).level is Level.OK
+    assert virtualization.libvirt("qemu:///system", ProgramOutput("9.0.0")).level is Level.OK
 
 
 def test_an_emulator_that_libvirt_cannot_use_is_an_error() -> None:
-    assert virtualization.emulator("/w", Said("/w")).level is Level.OK
-    assert virtualization.emulator("/w", Said(trouble="Permission denied")).level is Level.ERROR
-    assert virtualization.emulator("/w", Said(trouble="took too long", late=True)).level is Level.WARNING
+    assert virtualization.emulator("/w", ProgramOutput("/w")).level is Level.OK
+    assert virtualization.emulator("/w", ProgramOutput(trouble="Permission denied")).level is Level.ERROR
+    assert virtualization.emulator("/w", ProgramOutput(trouble="took too long", late=True)).level is Level.WARNING
 
 
 def apparmor(daemon: str, guests: str, *, enabled: bool = True) -> AppArmor:
-    return AppArmor(enabled, Rules(daemon, "/local/libvirtd"), Rules(guests, "/local/libvirt-qemu"))
+    return AppArmor(enabled, AppArmorProfile(daemon, "/local/libvirtd"), AppArmorProfile(guests, "/local/libvirt-qemu"))
 
 
 def test_apparmor_profiles_without_vmwrapper_warn_with_the_rules_to_add_to_each() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from fakes.background import Background
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 from fakes.world import World, container_config, pod_key, sandbox_config
 
 from virtshim.domain.container import ContainerName
@@ -26,7 +26,7 @@ class Slow:
     def __call__(self) -> str:
         self.times += 1
         self.begun.set()
-        assert self.go_on.wait(PATIENCE)
+        assert self.go_on.wait(WAIT_LIMIT)
         return self._answer()
 
 
@@ -38,10 +38,10 @@ def test_a_repeat_gets_the_result_of_the_first(monkeypatch: pytest.MonkeyPatch) 
     inflight, slow, joined = Inflight[str](), Slow(lambda: "made"), threading.Event()
     join = inflight._join
     monkeypatch.setattr(inflight, "_join", lambda *what: (joined.set(), join(*what))[1])
-    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
-    slow.begun.wait(PATIENCE)
-    repeat = Background(lambda: inflight.run("key", "config", never, timeout=PATIENCE))
-    assert joined.wait(PATIENCE)
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=WAIT_LIMIT))
+    slow.begun.wait(WAIT_LIMIT)
+    repeat = Background(lambda: inflight.run("key", "config", never, timeout=WAIT_LIMIT))
+    assert joined.wait(WAIT_LIMIT)
     slow.go_on.set()
     assert (first.done(), repeat.done(), slow.times) == ("made", "made", 1)
 
@@ -53,10 +53,10 @@ def test_a_repeat_gets_the_error_of_the_first(monkeypatch: pytest.MonkeyPatch) -
     inflight, slow, joined = Inflight[str](), Slow(fails), threading.Event()
     join = inflight._join
     monkeypatch.setattr(inflight, "_join", lambda *what: (joined.set(), join(*what))[1])
-    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
-    slow.begun.wait(PATIENCE)
-    repeat = Background(lambda: inflight.run("key", "config", never, timeout=PATIENCE))
-    assert joined.wait(PATIENCE)
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=WAIT_LIMIT))
+    slow.begun.wait(WAIT_LIMIT)
+    repeat = Background(lambda: inflight.run("key", "config", never, timeout=WAIT_LIMIT))
+    assert joined.wait(WAIT_LIMIT)
     slow.go_on.set()
     for caller in (first, repeat):
         with pytest.raises(InternalError, match="CNI said no"):
@@ -65,8 +65,8 @@ def test_a_repeat_gets_the_error_of_the_first(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_repeat_waits_no_longer_than_its_own_deadline() -> None:
     inflight, slow = Inflight[str](), Slow(lambda: "made")
-    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
-    slow.begun.wait(PATIENCE)
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=WAIT_LIMIT))
+    slow.begun.wait(WAIT_LIMIT)
     with pytest.raises(DeadlineExceeded, match="still being made by an earlier call"):
         inflight.run("key", "config", never, timeout=0)
     slow.go_on.set()
@@ -75,18 +75,18 @@ def test_a_repeat_waits_no_longer_than_its_own_deadline() -> None:
 
 def test_the_same_key_with_something_different_is_refused_at_once() -> None:
     inflight, slow = Inflight[str](), Slow(lambda: "made")
-    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
-    slow.begun.wait(PATIENCE)
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=WAIT_LIMIT))
+    slow.begun.wait(WAIT_LIMIT)
     with pytest.raises(AlreadyExists, match="different configuration"):
-        inflight.run("key", "other", never, timeout=PATIENCE)
+        inflight.run("key", "other", never, timeout=WAIT_LIMIT)
     slow.go_on.set()
     first.done()
 
 
 def test_other_keys_do_not_wait() -> None:
     inflight, slow = Inflight[str](), Slow(lambda: "made")
-    first = Background(lambda: inflight.run("key", "config", slow, timeout=PATIENCE))
-    slow.begun.wait(PATIENCE)
+    first = Background(lambda: inflight.run("key", "config", slow, timeout=WAIT_LIMIT))
+    slow.begun.wait(WAIT_LIMIT)
     assert inflight.run("other", "config", lambda: "quick", timeout=0) == "quick"
     slow.go_on.set()
     first.done()
@@ -177,7 +177,7 @@ def test_calls_on_one_pod_take_turns() -> None:
                 order.append("second")
 
         caller = Background(second)
-        waiting.wait(PATIENCE)
+        waiting.wait(WAIT_LIMIT)
         order.append("first")
     caller.done()
     assert order == ["first", "second"]

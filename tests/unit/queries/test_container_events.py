@@ -12,7 +12,7 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.primitives.clock import Stamps
 from virtshim.queries import container_events
-from virtshim.queries.container_events import Announcer, Change, PodChange, Subscription
+from virtshim.queries.container_events import ContainerEvent, EventBroadcaster, EventType, Subscription
 
 POD = Sandbox(SandboxId("a" * 64), PodKey("default", "web", "u", 0), SandboxConfig(), created_at=1)
 
@@ -23,74 +23,74 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def announcer(clock: FakeClock) -> Announcer:
-    return Announcer(Stamps(clock, 0), most=3)
+def broadcaster(clock: FakeClock) -> EventBroadcaster:
+    return EventBroadcaster(Stamps(clock, 0), most=3)
 
 
-def say(announcer: Announcer, *names: str) -> None:
+def say(broadcaster: EventBroadcaster, *names: str) -> None:
     for name in names:
-        announcer.publish([Change.CREATED], name, POD, [])
+        broadcaster.publish([EventType.CREATED], name, POD, [])
 
 
-def heard(listener: Subscription, count: int) -> list[PodChange]:
+def heard(listener: Subscription, count: int) -> list[ContainerEvent]:
     changes = [listener.next() for _ in range(count)]
     return [change for change in changes if change is not None]
 
 
-def test_every_listener_hears_everything_in_the_same_order(announcer: Announcer) -> None:
-    listeners = [announcer.subscribe() for _ in range(3)]
-    say(announcer, "one", "two", "three")
+def test_every_listener_hears_everything_in_the_same_order(broadcaster: EventBroadcaster) -> None:
+    listeners = [broadcaster.subscribe() for _ in range(3)]
+    say(broadcaster, "one", "two", "three")
     for listener in listeners:
         assert [change.id for change in heard(listener, 3)] == ["one", "two", "three"]
 
 
-def test_several_changes_at_once_keep_their_order_and_have_the_same_picture(announcer: Announcer) -> None:
-    listener = announcer.subscribe()
-    announcer.publish([Change.CREATED, Change.STARTED], "pod", POD, [])
+def test_several_changes_at_once_keep_their_order_and_have_the_same_picture(broadcaster: EventBroadcaster) -> None:
+    listener = broadcaster.subscribe()
+    broadcaster.publish([EventType.CREATED, EventType.STARTED], "pod", POD, [])
     assert [(c.kind, c.id, c.sandbox, c.containers) for c in heard(listener, 2)] == [
-        (Change.CREATED, "pod", POD, ()),
-        (Change.STARTED, "pod", POD, ()),
+        (EventType.CREATED, "pod", POD, ()),
+        (EventType.STARTED, "pod", POD, ()),
     ]
 
 
 def test_stamps_increase_strictly_even_when_the_clock_stands_still_or_is_set_back(
-    announcer: Announcer, clock: FakeClock
+    broadcaster: EventBroadcaster, clock: FakeClock
 ) -> None:
-    listener = announcer.subscribe()
-    say(announcer, "one", "two")
+    listener = broadcaster.subscribe()
+    say(broadcaster, "one", "two")
     clock.set_back(3600)
-    say(announcer, "three")
+    say(broadcaster, "three")
     stamps = [change.at for change in heard(listener, 3)]
     assert stamps == sorted(set(stamps))
 
 
-def test_who_comes_later_hears_only_what_comes_after(announcer: Announcer) -> None:
-    say(announcer, "before")
-    listener = announcer.subscribe()
-    say(announcer, "after")
+def test_who_comes_later_hears_only_what_comes_after(broadcaster: EventBroadcaster) -> None:
+    say(broadcaster, "before")
+    listener = broadcaster.subscribe()
+    say(broadcaster, "after")
     assert [change.id for change in heard(listener, 1)] == ["after"]
 
 
-def test_a_listener_that_waits_is_woken(announcer: Announcer) -> None:
-    listener = announcer.subscribe()
+def test_a_listener_that_waits_is_woken(broadcaster: EventBroadcaster) -> None:
+    listener = broadcaster.subscribe()
     waiting = Background(listener.next)
-    say(announcer, "news")
+    say(broadcaster, "news")
     change = waiting.done()
-    assert isinstance(change, PodChange)
+    assert isinstance(change, ContainerEvent)
     assert change.id == "news"
 
 
 def test_a_listener_that_falls_behind_is_dropped_told_why_and_costs_the_others_nothing(
-    announcer: Announcer, monkeypatch: pytest.MonkeyPatch
+    broadcaster: EventBroadcaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container_events, "_ROOM", 3)
     dropped = threading.Event()
-    slow, quick = announcer.subscribe(on_drop=dropped.set), announcer.subscribe()
+    slow, quick = broadcaster.subscribe(on_drop=dropped.set), broadcaster.subscribe()
     read = []
     with capture_logs() as logs:
         for name in ("1", "2", "3", "4", "5"):
             assert not dropped.is_set() or name == "5"
-            say(announcer, name)
+            say(broadcaster, name)
             read += heard(quick, 1)
     assert [change.id for change in read] == ["1", "2", "3", "4", "5"]
     assert dropped.is_set()
@@ -100,39 +100,41 @@ def test_a_listener_that_falls_behind_is_dropped_told_why_and_costs_the_others_n
             slow.next()
 
 
-def test_a_dropped_listener_makes_room_for_another(announcer: Announcer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_listener_makes_room_for_another(
+    broadcaster: EventBroadcaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(container_events, "_ROOM", 1)
     for _ in range(3):
-        announcer.subscribe()
-    say(announcer, "1", "2")
-    assert not announcer.is_heard
-    assert announcer.subscribe()
+        broadcaster.subscribe()
+    say(broadcaster, "1", "2")
+    assert not broadcaster.has_listeners
+    assert broadcaster.subscribe()
 
 
-def test_one_listener_too_many_is_refused_until_another_closes(announcer: Announcer) -> None:
-    first, _, _ = (announcer.subscribe() for _ in range(3))
+def test_one_listener_too_many_is_refused_until_another_closes(broadcaster: EventBroadcaster) -> None:
+    first, _, _ = (broadcaster.subscribe() for _ in range(3))
     with pytest.raises(ResourceExhausted, match="3 clients already follow events"):
-        announcer.subscribe()
+        broadcaster.subscribe()
     first.close()
-    assert announcer.subscribe()
+    assert broadcaster.subscribe()
 
 
-def test_a_closed_subscription_ends_its_wait_and_holds_nothing(announcer: Announcer) -> None:
-    listener = announcer.subscribe()
+def test_a_closed_subscription_ends_its_wait_and_holds_nothing(broadcaster: EventBroadcaster) -> None:
+    listener = broadcaster.subscribe()
     waiting = Background(listener.next)
     listener.close()
     assert waiting.done() is None
-    assert not announcer.is_heard
-    say(announcer, "news")
+    assert not broadcaster.has_listeners
+    say(broadcaster, "news")
     assert listener.next() is None
     listener.close()
 
 
-def test_when_the_daemon_stops_every_listener_is_told_and_none_is_taken(announcer: Announcer) -> None:
-    listener = announcer.subscribe()
+def test_when_the_daemon_stops_every_listener_is_told_and_none_is_taken(broadcaster: EventBroadcaster) -> None:
+    listener = broadcaster.subscribe()
     waiting = Background(listener.next)
-    announcer.close()
+    broadcaster.close()
     with pytest.raises(Unavailable, match="stopping"):
         waiting.done()
     with pytest.raises(Unavailable, match="stopping"):
-        announcer.subscribe()
+        broadcaster.subscribe()

@@ -10,31 +10,31 @@ from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.domain.vm import OffReason
-from virtshim.queries.container_events import Announcer, Change, PodChange, Subscription
+from virtshim.queries.container_events import ContainerEvent, EventBroadcaster, EventType, Subscription
 
 NOBODY = Sandbox(SandboxId("0" * 64), pod_key("nobody"), sandbox_config(), created_at=1)
 
 
 @pytest.fixture
-def announcer(world: World) -> Announcer:
+def broadcaster(world: World) -> EventBroadcaster:
     return world.app.services.events
 
 
 @pytest.fixture
-def listener(announcer: Announcer) -> Subscription:
-    return announcer.subscribe()
+def listener(broadcaster: EventBroadcaster) -> Subscription:
+    return broadcaster.subscribe()
 
 
-def heard(world: World, listener: Subscription) -> list[PodChange]:
+def heard(world: World, listener: Subscription) -> list[ContainerEvent]:
     """All so far."""
-    world.app.services.events.publish([Change.CREATED], "the end", NOBODY, [])
-    changes: list[PodChange] = []
+    world.app.services.events.publish([EventType.CREATED], "the end", NOBODY, [])
+    changes: list[ContainerEvent] = []
     while (change := listener.next()) is not None and change.id != "the end":
         changes.append(change)
     return changes
 
 
-def told(changes: list[PodChange], *ids: Any) -> list[str]:
+def told(changes: list[ContainerEvent], *ids: Any) -> list[str]:
     """`a created`: the first of `ids` was created; then b, c ..."""
     name = {str(one): letter for one, letter in zip(ids, "abcdef", strict=False)}
     return [f"{name[change.id]} {change.kind.value}" for change in changes]

@@ -11,7 +11,7 @@ from virtshim.domain.container import Container, ContainerName, ContainerPhase, 
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.domain.vm import OffReason, OwnedDomain, Power, PowerState
-from virtshim.recovery.plan import Found, Plan, plan
+from virtshim.recovery.plan import NodeState, Plan, plan
 
 POD, CONTAINER = SandboxId("a" * 64), ContainerId("c" * 64)
 ON, OFF = PowerState(Power.RUNNING), PowerState(Power.OFF, OffReason.SHUTDOWN)
@@ -47,11 +47,11 @@ def planned(
     domains: tuple[OwnedDomain, ...] = (),
     networks: frozenset[SandboxId] = frozenset(),
     directories: frozenset[ContainerId] = frozenset(),
-    pods_kept: frozenset[str] = frozenset(),
+    pods_with_disks: frozenset[str] = frozenset(),
     rebooted: bool = False,
 ) -> dict[str, tuple[object, ...]]:
     """The actions that are not empty."""
-    made = plan(Found(sandboxes, containers, domains, networks, directories, pods_kept, rebooted))
+    made = plan(NodeState(sandboxes, containers, domains, networks, directories, pods_with_disks, rebooted))
     return {field.name: getattr(made, field.name) for field in fields(Plan) if getattr(made, field.name)}
 
 

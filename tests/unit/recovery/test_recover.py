@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes.journal import PATIENCE
+from fakes.journal import WAIT_LIMIT
 from fakes.world import LOG_DIRECTORY, World, sandbox_config
 
 from virtshim.domain.container import ContainerPhase, ExitReason
@@ -204,15 +204,15 @@ def test_a_stuck_repair_is_left_behind_and_told_of_and_the_rest_is_served(world:
     _, first = world.running("first")
     _, second = world.running("second")
     after = world.restarted()
-    after.app.recovery.recover.workbench._limit = 0.1
+    after.app.recovery.recover.repair_runner._limit = 0.1
     gate = after.journal.hold("consoles.open")
     after.app.recovery.recover.run(rebooted=False)
     assert set(after.outside.consoles.following) == {second}
-    assert f"running container {first.short}" in after.app.recovery.recover.workbench.unfinished()
+    assert f"running container {first.short}" in after.app.recovery.recover.repair_runner.unfinished()
     assert first.short in str(after.do.node.facts()["unfinished"])
     gate.open()
     wait_for(lambda: first in after.outside.consoles.following)
-    wait_for(lambda: after.app.recovery.recover.workbench.unfinished() == {})
+    wait_for(lambda: after.app.recovery.recover.repair_runner.unfinished() == {})
     after.close()
 
 
@@ -234,7 +234,7 @@ def test_while_one_step_for_a_pod_is_stuck_no_other_is_begun_for_it(world: World
     other, _ = world.running("other")
     world.outside.networks.lose()
     after = world.restarted()
-    after.app.recovery.recover.workbench._limit = 0.1
+    after.app.recovery.recover.repair_runner._limit = 0.1
     gate = after.journal.hold("consoles.open")
     after.app.recovery.recover.run(rebooted=False)
     assert after.sandbox(sandbox).is_ready  # its turn comes later
@@ -250,7 +250,7 @@ def test_while_one_step_for_a_pod_is_stuck_no_other_is_begun_for_it(world: World
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """What another thread is about to do."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WAIT_LIMIT
     while not condition():
         assert time.monotonic() < until
         threading.Event().wait(0.005)

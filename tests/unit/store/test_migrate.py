@@ -34,7 +34,7 @@ def test_the_head_known_to_the_code_is_the_newest_step() -> None:
 
 def test_the_steps_make_exactly_the_tables_of_the_schema(path: Path) -> None:
     engine = open_engine(str(path))
-    migrate.step_up(engine)
+    migrate.upgrade_schema(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
     engine.dispose()
@@ -52,7 +52,7 @@ def test_a_new_database_is_made_as_all_steps_together_make_it(tmp_path: Path) ->
         database.close()
         return {tuple(re.sub(r"\s+", "", word) for word in row) for row in [*rows, *versions]}
 
-    assert described(migrate.migrate) == described(migrate.step_up)
+    assert described(migrate.migrate) == described(migrate.upgrade_schema)
 
 
 def test_the_indexes_are_unique_where_the_schema_says_so(path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from virtshim.streaming import channel
 from virtshim.streaming.channel import Gone, put
 from virtshim.streaming.pipe import Pipe
-from virtshim.streaming.racing import and_then_wait, unless
+from virtshim.streaming.racing import run_until, then_wait_forever
 
 
 def run(work: Any) -> Any:
@@ -94,19 +94,19 @@ def test_a_writer_that_waits_notices_that_the_client_has_left(monkeypatch):
 
 
 def test_the_main_task_wins():
-    assert run(unless(value(7), never(), never())) == 7
-    assert run(unless(value(7), and_then_wait(value(8)))) == 7
+    assert run(run_until(value(7), never(), never())) == 7
+    assert run(run_until(value(7), then_wait_forever(value(8)))) == 7
 
 
 def test_another_that_ends_first_ends_the_main_task():
-    assert run(unless(never(), value(1))) is None
+    assert run(run_until(never(), value(1))) is None
 
 
 def test_whoever_fails_first_is_heard():
     with pytest.raises(KeyError):
-        run(unless(fails(KeyError()), never()))
+        run(run_until(fails(KeyError()), never()))
     with pytest.raises(ValueError, match=r"^$"):
-        run(unless(never(), fails(ValueError())))
+        run(run_until(never(), fails(ValueError())))
 
 
 def test_a_main_task_cleans_up_before_it_is_left():
@@ -120,7 +120,7 @@ def test_a_main_task_cleans_up_before_it_is_left():
                 await asyncio.sleep(0)
                 cleaned.set()
 
-        await unless(main(), value(None))
+        await run_until(main(), value(None))
         assert cleaned.is_set()
 
     run(test())
@@ -136,7 +136,7 @@ def test_one_that_is_cancelled_cancels_both():
             finally:
                 ended.append("main")
 
-        race = asyncio.create_task(unless(main(), never()))
+        race = asyncio.create_task(run_until(main(), never()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         race.cancel()

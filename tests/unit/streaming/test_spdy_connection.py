@@ -26,12 +26,12 @@ from fakes.spdy import (
 from virtshim.streaming.spdy.connection import GoneAway, HalfClosed, Opened, Received, Reset, SpdyConnection
 from virtshim.streaming.spdy.dictionary import DICTIONARY
 from virtshim.streaming.spdy.frames import SpdyError, Status
-from virtshim.streaming.spdy.headers import MOST_BYTES
+from virtshim.streaming.spdy.headers import MAX_BYTES
 
 
 @pytest.fixture
 def server() -> SpdyConnection:
-    return SpdyConnection(most_streams=3)
+    return SpdyConnection(max_streams=3)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def block_of(plain: bytes) -> bytes:
         (block_of(numbers(1, 0, 0)), "without a name"),
         (block_of(plain_block({"a": "1", "A": "2"})), "twice"),
         (block_of(plain_block({"a": "1"}) + b"!"), "trailing bytes"),
-        (block_of(plain_block({"a": "x" * MOST_BYTES})), "more than 1048576"),
+        (block_of(plain_block({"a": "x" * MAX_BYTES})), "more than 1048576"),
     ],
 )
 def test_a_broken_rule_is_one_error_one_goaway_and_the_end(server, client, wire, says):

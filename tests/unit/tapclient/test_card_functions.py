@@ -12,7 +12,7 @@ from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
 
 from tapmanager import server, verbs
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import PciAddress
@@ -29,8 +29,8 @@ def card(tmp_path: Path) -> FakeNetCard:
 @pytest.fixture
 def client(card: FakeNetCard, tmp_path: Path) -> Iterator[DeviceDriverClient]:
     drivers = PciDrivers(str(card.root), card.write)
-    functions = NicFunctions(drivers, card, CardSide(card, str(card.root), 0.0), str(card.root))
-    owned = verbs.Owned(cast("Any", None), cast("Any", None), drivers, functions)
+    functions = NicFunctions(drivers, card, PhysicalFunctions(card, str(card.root), 0.0), str(card.root))
+    owned = verbs.HostResources(cast("Any", None), cast("Any", None), drivers, functions)
     path = str(tmp_path / "t.sock")
     running = server.Server(
         server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()

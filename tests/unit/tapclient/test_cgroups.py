@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from tapmanager import server
-from tapmanager.cgroups.plan import Limits as Read
+from tapmanager.cgroups.plan import CgroupLimits as Read
 from tapmanager.errors import NetError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
-from virtshim.domain.cgroup import Limits, VmGroup
+from virtshim.domain.cgroup import CgroupLimits, VmCgroup
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.tapclient.cgroups import VmGroupClient
+from virtshim.tapclient.cgroups import VmCgroupClient
 from virtshim.tapclient.networks import PodNetworkClient
 
-LIMITS = Limits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
-GROUP = VmGroup(SandboxId("a" * 64), ContainerId("b" * 64), "kubepods-pod1.slice", LIMITS, -998)
+LIMITS = CgroupLimits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
+GROUP = VmCgroup(SandboxId("a" * 64), ContainerId("b" * 64), "kubepods-pod1.slice", LIMITS, -998)
 
 
 class Tapmanager:
@@ -48,8 +48,8 @@ def tapmanager(tmp_path: Path) -> Iterator[Tapmanager]:
     running.server.stop(5.0)
 
 
-def client(tapmanager: Tapmanager, *, own: bool = True) -> VmGroupClient:
-    return VmGroupClient(PodNetworkClient(tapmanager.path), own=own)
+def client(tapmanager: Tapmanager, *, own: bool = True) -> VmCgroupClient:
+    return VmCgroupClient(PodNetworkClient(tapmanager.path), own=own)
 
 
 def test_a_group_is_asked_for_below_the_slices_that_its_parent_means(tapmanager: Tapmanager) -> None:

@@ -15,7 +15,7 @@ from fakes.usbbus import FakeUsbBus
 from tapmanager import server, verbs
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.drivers.usb import UsbDrivers
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import PciAddress, UsbDevice
@@ -56,8 +56,10 @@ def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDr
     bus.add(str(BARE), reset=False)
     changing = PciDrivers(str(bus.root), bus.write)
     links = cast("Any", None)  # none of these is a network card's
-    functions = NicFunctions(changing, links, CardSide(links, str(bus.root)), str(bus.root))
-    owned = verbs.Owned(cast("Any", None), cast("Any", None), changing, functions, UsbDrivers(str(usb.root), usb.write))
+    functions = NicFunctions(changing, links, PhysicalFunctions(links, str(bus.root)), str(bus.root))
+    owned = verbs.HostResources(
+        cast("Any", None), cast("Any", None), changing, functions, UsbDrivers(str(usb.root), usb.write)
+    )
     path = str(tmp_path / "t.sock")
     running = server.Server(
         server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()

@@ -192,7 +192,7 @@ def test_counters_that_are_none_are_an_error(wire: Wire, interfaces: object) -> 
 def test_a_tapmanager_that_hangs_is_not_waited_for_as_long_as_the_call_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtshim.tapclient.networks._LIFE_TIMEOUT", 0.02)
+    monkeypatch.setattr("virtshim.tapclient.networks._ALIVE_TIMEOUT", 0.02)
     path = str(tmp_path / "s")
     with server.listen(path, os.getegid()), pytest.raises(Unavailable, match="does not answer; restart it"):
         PodNetworkClient(path).release(SANDBOX, 240.0)

@@ -125,7 +125,7 @@ def test_garbage_is_told_and_ends_the_connection(run) -> None:
 
 
 def test_a_silent_peer_blocks_nobody_and_is_dropped(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_PEER_PATIENCE", 0.2)
+    monkeypatch.setattr(server, "_PEER_TIMEOUT", 0.2)
     running = run(echo)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.settimeout(5)

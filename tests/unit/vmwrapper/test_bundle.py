@@ -173,7 +173,7 @@ def test_a_refusal_is_told_in_one_line_and_without_the_key(
 def test_an_absent_tapmanager_is_told_with_a_remedy_after_a_bounded_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(wrapper, "_PATIENCE", 0.2)
+    monkeypatch.setattr(wrapper, "_CONNECT_TIMEOUT", 0.2)
     environ = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": str(tmp_path / "none")}
     started = time.monotonic()
     with pytest.raises(wrapper.CannotStart, match=r"did not answer within .*systemctl status tapmanager"):

@@ -27,7 +27,7 @@ class VmOptions:
     SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
     costs the guest half a MiB. So many are there from the start; unless it is 0, more are plugged in when all are in use.
     `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt.
-    `run_command`: whether the container's command runs in the guest; None: the node's choice. `screen`: it has a video card
+    `run_command`: whether the container's command runs in the guest; None: the node's choice. `vnc`: it has a video card
     whose picture a VNC server shows."""
 
     vcpus: int | None = None
@@ -47,4 +47,4 @@ class VmOptions:
     exec_ports: int = 12
     keep_root_disk: bool = False
     run_command: bool | None = None
-    screen: bool = False
+    vnc: bool = False

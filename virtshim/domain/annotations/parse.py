@@ -22,8 +22,8 @@ from virtshim.domain.vm import CpuModel, DiskBus
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
 # Port 5900 of a pod with it is its VM's VNC server.
-SCREEN: Final = "virtshim.io/vnc"
-FORWARD: Final = "virtshim.io/forward"
+VNC_ANNOTATION: Final = "virtshim.io/vnc"
+FORWARD_ANNOTATION: Final = "virtshim.io/forward"
 
 _OWN_PREFIX: Final = "virtshim.io/"
 _VIRTLET_PREFIX: Final = "virtlet"
@@ -141,7 +141,7 @@ def _command(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, run_command=text == "run")
 
 
-def _screen(options: VmOptions, text: str) -> VmOptions:
+def _vnc(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, vnc=_flag(text))
 
 
@@ -279,8 +279,8 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "virtshim.io/command": _command,
     "virtshim.io/exec-ports": _exec_ports,
     "virtshim.io/max-vcpus": _max_vcpus,
-    SCREEN: _screen,
-    FORWARD: _forward,
+    VNC_ANNOTATION: _vnc,
+    FORWARD_ANNOTATION: _forward,
     "virtshim.io/max-memory": _max_memory,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,

@@ -23,7 +23,7 @@ class DeviceCondition:
         return PciFunction(self.address).claim
 
     @property
-    def says_something(self) -> bool:
+    def is_notable(self) -> bool:
         return bool(self.reset_failed_at or self.fatal)
 
     @property
@@ -42,8 +42,8 @@ class DeviceCondition:
         )
 
 
-DOES_NOT_ANSWER = "does not answer: its configuration space reads as all ones"
-WAKE_IT = (
+UNRESPONSIVE = "does not answer: its configuration space reads as all ones"
+UNRESPONSIVE_REMEDY = (
     "check the kernel log; remove it and rescan the bus (echo 1 > /sys/bus/pci/devices/{address}/remove, then "
     "echo 1 > /sys/bus/pci/rescan), or power-cycle the node"
 )

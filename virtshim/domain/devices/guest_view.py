@@ -18,9 +18,9 @@ from virtshim.domain.devices.granted import BlockDevice, GrantedDevices, Passthr
 from virtshim.domain.errors import InvalidRequest
 
 # Root ports for them, eight to a slot of the root bus, leave room for the other ports before the slots of the NICs.
-MOST_ON_PCI: Final = 48
-MOST_USB: Final = 15
-MOST_BLOCKS: Final = 24
+MAX_PCI_DEVICES: Final = 48
+MAX_USB_DEVICES: Final = 15
+MAX_BLOCK_DEVICES: Final = 24
 
 # What device plugins call the variables that hold addresses (see virtshim.ports.devices for who may be believed).
 _OF_PLUGINS: Final = re.compile(r"(?:PCIDEVICE|PCI_RESOURCE)_.+|QAT[0-9]+", re.DOTALL)
@@ -36,9 +36,9 @@ class _UnknownAddress(Exception):
 def refuse_too_many(granted: GrantedDevices) -> None:
     usb = sum(isinstance(device, UsbDevice) for device in granted.passthrough)
     for number, most, what in (
-        (len(granted.passthrough) - usb, MOST_ON_PCI, "PCI devices"),
-        (usb, MOST_USB, "USB devices"),
-        (len(granted.blocks), MOST_BLOCKS, "block devices"),
+        (len(granted.passthrough) - usb, MAX_PCI_DEVICES, "PCI devices"),
+        (usb, MAX_USB_DEVICES, "USB devices"),
+        (len(granted.blocks), MAX_BLOCK_DEVICES, "block devices"),
     ):
         if number > most:
             raise InvalidRequest(

@@ -12,11 +12,11 @@ from virtshim.domain.devices.granted import PciAddress
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class HostFunction:
     """A function as sysfs shows it. `vendor` and `device`: four hex digits in lower case. `driver` "": none bound; `is_vfio`: it
     hands the function to user space; `is_busy`: it uses the function for the node, so that VFIO gives away nothing of the group.
-    `group` None: no IOMMU. `numa` None: not said. `physfn`: the PF that a VF is of. `has_node`: /dev/vfio/<group> is there.
-    `is_kept`: no VM gets it. `trouble`: what is wrong with the device itself, "" if nothing is known."""
+    `group` None: no IOMMU. `numa` None: not said. `physfn`: the PF that a VF is of. `has_vfio_node`: /dev/vfio/<group> is there.
+    `is_reserved`: no VM gets it. `trouble`: what is wrong with the device itself, "" if nothing is known."""
 
     address: PciAddress
     vendor: str
@@ -26,9 +26,9 @@ class Candidate:
     group: int | None = None
     numa: int | None = None
     physfn: PciAddress | None = None
-    has_node: bool = False
+    has_vfio_node: bool = False
     is_busy: bool = False
-    is_kept: bool = False
+    is_reserved: bool = False
     trouble: str = ""
 
 
@@ -48,7 +48,7 @@ class Pool:
     addresses: frozenset[PciAddress] = frozenset()
     functions: Literal["any", "virtual", "physical"] = "any"
 
-    def matches(self, facts: Candidate) -> bool:
+    def matches(self, facts: HostFunction) -> bool:
         return (
             (not self.vendor or facts.vendor == self.vendor)
             and (not self.devices or facts.device in self.devices)
@@ -92,10 +92,10 @@ class Offer:
         return ("/dev/vfio/vfio", f"/dev/vfio/{self.group}")
 
 
-def offers(pool: Pool, node: Iterable[Candidate]) -> tuple[Offer, ...]:
+def offers(pool: Pool, node: Iterable[HostFunction]) -> tuple[Offer, ...]:
     """What the pool offers of the node's functions, by address. A function without a group is one by itself."""
-    grouped: dict[object, list[Candidate]] = {}
-    busy: dict[int | None, list[Candidate]] = {}
+    grouped: dict[object, list[HostFunction]] = {}
+    busy: dict[int | None, list[HostFunction]] = {}
     for facts in sorted(node, key=lambda facts: facts.address):
         if pool.matches(facts):
             grouped.setdefault(facts.address if facts.group is None else facts.group, []).append(facts)
@@ -104,7 +104,7 @@ def offers(pool: Pool, node: Iterable[Candidate]) -> tuple[Offer, ...]:
     return tuple(_offer(pool, members, busy.get(members[0].group, ())) for members in grouped.values())
 
 
-def _offer(pool: Pool, members: Sequence[Candidate], busy: Sequence[Candidate]) -> Offer:
+def _offer(pool: Pool, members: Sequence[HostFunction], busy: Sequence[HostFunction]) -> Offer:
     """`busy`: others of the group."""
     faults = [fault for fault in (_fault(pool, facts) for facts in members) if fault]
     faults += (
@@ -115,8 +115,8 @@ def _offer(pool: Pool, members: Sequence[Candidate], busy: Sequence[Candidate]) 
     return Offer(tuple(facts.address for facts in members), first.group, first.numa, "; ".join(faults))
 
 
-def _fault(pool: Pool, facts: Candidate) -> str:
-    if facts.is_kept:
+def _fault(pool: Pool, facts: HostFunction) -> str:
+    if facts.is_reserved:
         return f"{facts.address} is kept for the node (devices.keep)"
     if facts.trouble:
         return f"{facts.address} {facts.trouble}"
@@ -125,7 +125,7 @@ def _fault(pool: Pool, facts: Candidate) -> str:
     if not (facts.driver in pool.drivers if pool.drivers else facts.is_vfio):
         bound = f"bound to {facts.driver}" if facts.driver else "bound to no driver"
         return f"{facts.address} is {bound}, not to {' or '.join(sorted(pool.drivers)) or 'vfio-pci'}"
-    if not facts.has_node:
+    if not facts.has_vfio_node:
         return f"/dev/vfio/{facts.group} does not exist: load vfio-pci and check the kernel log"
     return ""
 

@@ -22,14 +22,14 @@ def exec_port(number: int) -> str:
 @dataclass(frozen=True, slots=True)
 class GuestCommand:
     """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
-    command: `report` is a file made for its termination message ("" for none); `stdin` and `tty` say
+    command: `termination_path` is a file made for its termination message ("" for none); `stdin` and `tty` say
     whether it has an input, which stays open, and a terminal."""
 
     argv: tuple[str, ...]
     envs: tuple[tuple[str, bytes], ...] = ()
     working_dir: str = ""
     user: RunAs = RunAs()
-    report: str = ""
+    termination_path: str = ""
     stdin: bool = False
     tty: bool = False
 
@@ -52,13 +52,13 @@ class CommandResult:
     stderr: bytes
 
 
-def own_command(container: Container) -> GuestCommand:
+def entrypoint_command(container: Container) -> GuestCommand:
     """The container's entrypoint."""
     file = termination_file(container.config.annotations, container.config.mounts)
     config = container.config
     return dataclasses.replace(
         in_container(container, container.command, tty=config.tty),
-        report=file.guest if file else "",
+        termination_path=file.guest if file else "",
         stdin=config.stdin,
         tty=config.tty,
     )

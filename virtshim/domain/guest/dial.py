@@ -10,7 +10,7 @@ _ENV: Final = (("PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 
 # Argument: the port. Joins input and output with the connection; the end of the input is the end of what is sent. The first that
 # is there is taken, the exact and quick ones first; bash alone cannot pass the end of the input on.
-DIAL: Final = r"""
+DIAL_SCRIPT: Final = r"""
 port=$1
 for nc in nc "busybox nc"; do
   case $($nc --help 2>&1) in *BusyBox*"Usage: nc"*) exec $nc 127.0.0.1 "$port" ;; esac
@@ -49,4 +49,4 @@ exit 127
 
 def dial_command(port: int) -> GuestCommand:
     """Exit code 0 when the connection has ended; another one, and a reason on stderr, if there was none."""
-    return GuestCommand(("/bin/sh", "-c", DIAL, "virtshim-dial", str(port)), _ENV)
+    return GuestCommand(("/bin/sh", "-c", DIAL_SCRIPT, "virtshim-dial", str(port)), _ENV)

@@ -9,7 +9,7 @@ from virtshim.domain.guest.streaming import Output
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPosition:
     """How far one stream has been read. The guest keeps it in numbered pieces; `over`: it is at its end."""
 
     piece: int = 0
@@ -18,9 +18,9 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTo:
-    out: Place = Place()
-    err: Place = Place()
+class OutputPosition:
+    out: StreamPosition = StreamPosition()
+    err: StreamPosition = StreamPosition()
 
     @property
     def over(self) -> bool:
@@ -28,12 +28,12 @@ class ReadTo:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class EntrypointProgress:
     """`code`: the command itself has ended with it (128 + n if signal n ended it); others may still hold its streams. `failure`:
     why it could not start. Both are repeated in each answer."""
 
     output: tuple[Output, ...]
-    read_to: ReadTo
+    read_to: OutputPosition
     code: int | None = None
     failure: str = ""
 
@@ -42,12 +42,12 @@ class News:
         return self.code is not None or bool(self.failure)
 
 
-def ending_of(news: News, at: int) -> Exit:
+def exit_of_entrypoint(progress: EntrypointProgress, at: int) -> Exit:
     """For a command that has ended."""
-    if news.code is None:
-        return failed_start(news.failure, at)
-    reason = ExitReason.ERROR if news.code else ExitReason.COMPLETED
-    return Exit(news.code, reason, at)
+    if progress.code is None:
+        return failed_start(progress.failure, at)
+    reason = ExitReason.ERROR if progress.code else ExitReason.COMPLETED
+    return Exit(progress.code, reason, at)
 
 
 def failed_start(why: str, at: int) -> Exit:

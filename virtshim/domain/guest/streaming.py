@@ -47,13 +47,13 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttachStreams:
-    """`stdin_once`: the container's input ends for good when the first client that has it closes or leaves. `own_command`: to
+    """`stdin_once`: the container's input ends for good when the first client that has it closes or leaves. `to_entrypoint`: to
     the streams of the container's own command, not to the console."""
 
     container: ContainerId
     streams: Streams
     stdin_once: bool = False
-    own_command: bool = False
+    to_entrypoint: bool = False
 
     @property
     def leaves_with_input(self) -> bool:
@@ -63,19 +63,19 @@ class AttachStreams:
 
 
 # Where VNC's first display is by its own rules (RFC 6143, 8.2).
-SCREEN_PORT: Final = 5900
+VNC_PORT: Final = 5900
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams. `screen`: the Unix
+    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams. `vnc_socket`: the Unix
     socket of the VNC server that port 5900 then means; "" if it means the guest's own. `inside`: the container in whose guest
     the ports are dialed, on its loopback, instead of from the node."""
 
     sandbox: SandboxId
     address: str
     ports: tuple[int, ...] = ()
-    screen: str = ""
+    vnc_socket: str = ""
     inside: ContainerId | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 PATH_ANNOTATION: Final = "io.kubernetes.container.terminationMessagePath"
 # kubelet reads so many of its last bytes.
-MOST_BYTES: Final = 4096
+MAX_MESSAGE_BYTES: Final = 4096
 
 
 class _Mount(Protocol):

@@ -6,12 +6,12 @@ import enum
 
 from lxml import etree
 
-from virtshim.domain.cgroup import Limits, libvirt_partition
+from virtshim.domain.cgroup import CgroupLimits, libvirt_partition
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import CpuModel
 
 # More need an IOMMU with interrupt remapping on q35.
-MOST_VCPUS = 255
+MAX_VCPUS = 255
 
 # Bounds that libvirt puts on `<quota>` and `<period>`.
 _SMALLEST_QUOTA = 1000
@@ -47,8 +47,8 @@ class Cgroups(enum.Enum):
 def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Element:
     """`count` from the start, `most` later. `cpuset` pins them where libvirt manages cgroups; elsewhere the VM's own
     cgroup does."""
-    if not 1 <= count <= most <= MOST_VCPUS:
-        raise InvalidRequest(f"{count} vCPUs of {most}: must be 1 to {MOST_VCPUS}")
+    if not 1 <= count <= most <= MAX_VCPUS:
+        raise InvalidRequest(f"{count} vCPUs of {most}: must be 1 to {MAX_VCPUS}")
     element = etree.Element("vcpu", placement="static")
     if cpuset and cgroups is not Cgroups.OFF:
         element.set("cpuset", cpuset)
@@ -85,7 +85,7 @@ def clock() -> etree._Element:
     return element
 
 
-def tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
+def tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
     """`<cputune>`; None if there is nothing to set. They hold for the whole VM, QEMU's own threads included."""
     if cgroups is Cgroups.OFF:
         return None
@@ -99,7 +99,7 @@ def tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
 _CPU_ELEMENTS = {"cpu_shares": "shares", "global_period": "global_period", "global_quota": "global_quota"}
 
 
-def live_cpu(limits: Limits, cgroups: Cgroups) -> dict[str, int]:
+def live_cpu(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
     """libvirt's scheduler parameters; quota -1 takes a limit away."""
     found = {}
     if limits.cpu_shares > 0:
@@ -113,7 +113,7 @@ def live_cpu(limits: Limits, cgroups: Cgroups) -> dict[str, int]:
     return found
 
 
-def memory_tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
+def memory_tuning(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
     """`<memtune>`; None if there is nothing to say."""
     if cgroups is Cgroups.OFF:
         return None
@@ -124,7 +124,7 @@ def memory_tuning(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
     return element if len(element) else None
 
 
-def live_memory(limits: Limits, cgroups: Cgroups) -> dict[str, int]:
+def live_memory(limits: CgroupLimits, cgroups: Cgroups) -> dict[str, int]:
     """libvirt's memory parameters, KiB. InvalidRequest for `unified` files that it has no name for. A VM is one process, so
     `memory.oom.group` changes nothing."""
     found = {"hard_limit": limits.memory >> 10 if limits.memory else _UNLIMITED}
@@ -141,7 +141,7 @@ def live_memory(limits: Limits, cgroups: Cgroups) -> dict[str, int]:
     return found
 
 
-def memory_nodes(limits: Limits, cgroups: Cgroups) -> etree._Element | None:
+def memory_nodes(limits: CgroupLimits, cgroups: Cgroups) -> etree._Element | None:
     """`<numatune>`; None if there is nothing to say."""
     if cgroups is Cgroups.OFF or not limits.cpuset_mems:
         return None

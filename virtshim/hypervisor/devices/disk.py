@@ -37,7 +37,7 @@ _PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd"}
 
 # virtio-blk: one root port a disk, and slots 0x10 to 0x1b of the root bus stay free for the NICs. SCSI: units
 # of one controller.
-MOST_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: 26}
+MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: 26}
 
 
 def target_name(prefix: str, index: int) -> str:
@@ -55,8 +55,8 @@ def build(disks: Sequence[Disk], bus: DiskBus) -> list[etree._Element]:
     boot disk."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
-    if len(disks) > MOST_DISKS[bus]:
-        raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MOST_DISKS[bus]}")
+    if len(disks) > MAX_DISKS[bus]:
+        raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MAX_DISKS[bus]}")
     elements = [_disk(disk, bus, index) for index, disk in enumerate(disks)]
     if bus is DiskBus.SCSI:
         elements.append(etree.Element("controller", type="scsi", index="0", model="virtio-scsi"))

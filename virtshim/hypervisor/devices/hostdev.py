@@ -50,7 +50,7 @@ def _root_port(bus: int) -> etree._Element:
 
 
 def usb_controller() -> etree._Element:
-    return etree.Element("controller", type="usb", index="0", model="qemu-xhci", ports=str(guest_view.MOST_USB))
+    return etree.Element("controller", type="usb", index="0", model="qemu-xhci", ports=str(guest_view.MAX_USB_DEVICES))
 
 
 def build(passthrough: Sequence[Passthrough]) -> list[etree._Element]:

@@ -38,7 +38,7 @@ _ACTIVE: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE
 _NOWAIT: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
 # libvirtd works on 5 calls of one client at a time (max_client_requests): calls left behind must leave room for the others.
-_MOST_CALLS: Final = 3
+_MAX_CALLS: Final = 3
 
 
 def read_all(connection: Connection) -> Mapping[uuid.UUID, Stats]:
@@ -59,14 +59,14 @@ class _Call:
 
 
 class BulkStats:
-    """`patience` in seconds is for each attempt; an answer takes three attempts at most. Calls in flight, those left behind
+    """`timeout` in seconds is for each attempt; an answer takes three attempts at most. Calls in flight, those left behind
     included, are few. Thread-safe."""
 
-    def __init__(self, read: Read, patience: float = 1.0, now: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, read: Read, timeout: float = 1.0, now: Callable[[], int] = time.time_ns) -> None:
         self._read = read
-        self._patience = patience
+        self._timeout = timeout
         self._now = now
-        self._limit = patience * _MOST_CALLS
+        self._limit = timeout * _MAX_CALLS
         self._changed = threading.Condition()
         self._running: list[_Call] = []
 
@@ -75,23 +75,23 @@ class BulkStats:
         answer. Never raises."""
         until = time.monotonic() + self._limit
         finished: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        while (left := until - time.monotonic()) > 0 and self._begin(finished, min(left, self._patience)):
+        while (left := until - time.monotonic()) > 0 and self._begin(finished, min(left, self._timeout)):
             try:
                 # A call that is only slow may still be the first to come back.
-                call = finished.get(timeout=min(left, self._patience))
+                call = finished.get(timeout=min(left, self._timeout))
             except queue.Empty:
-                log.warning("libvirt.statistics.late", seconds=self._patience)
+                log.warning("libvirt.statistics.late", seconds=self._timeout)
             else:
                 return call.taken_at, call.rows
         return self._now(), {}
 
-    def _begin(self, finished: queue.SimpleQueue[_Call], patience: float) -> bool:
+    def _begin(self, finished: queue.SimpleQueue[_Call], timeout: float) -> bool:
         """Starts a call, waiting for one of others' to end if there are too many. False if all of them are left behind."""
         with self._changed:
             if self._all_left_behind():
                 return False
-            self._changed.wait_for(lambda: len(self._running) < _MOST_CALLS, patience)
-            if len(self._running) >= _MOST_CALLS:
+            self._changed.wait_for(lambda: len(self._running) < _MAX_CALLS, timeout)
+            if len(self._running) >= _MAX_CALLS:
                 return True  # a call of our own may be among them
             call = _Call(time.monotonic(), finished)
             self._running.append(call)
@@ -100,7 +100,7 @@ class BulkStats:
 
     def _all_left_behind(self) -> bool:
         oldest = time.monotonic() - self._limit
-        return len(self._running) >= _MOST_CALLS and all(call.started < oldest for call in self._running)
+        return len(self._running) >= _MAX_CALLS and all(call.started < oldest for call in self._running)
 
     def _run(self, call: _Call) -> None:
         try:

@@ -18,7 +18,7 @@ _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class CgroupTree:
     """Where cgroups and processes are seen; `unified` is version 2."""
 
     root: str = "/sys/fs/cgroup"
@@ -39,7 +39,7 @@ class Tree:
         return found
 
 
-def usage_of(pid: int, tree: Tree) -> CgroupUsage | None:
+def usage_of(pid: int, tree: CgroupTree) -> CgroupUsage | None:
     """None if QEMU shares its cgroup with anything but its own companions, or has ended."""
     try:
         mine, theirs = tree.paths("self"), tree.paths(pid)
@@ -50,7 +50,7 @@ def usage_of(pid: int, tree: Tree) -> CgroupUsage | None:
         return None
 
 
-def _version_2(tree: Tree, path: str, ours: str, pid: int) -> CgroupUsage | None:
+def _version_2(tree: CgroupTree, path: str, ours: str, pid: int) -> CgroupUsage | None:
     """Below a threaded subtree (libvirt's `emulator` and `vcpu0`) memory is accounted at its top."""
     while path != "/" and not os.path.exists(f"{tree.root}{path}/memory.current"):
         path = os.path.dirname(path)
@@ -69,17 +69,17 @@ def _version_2(tree: Tree, path: str, ours: str, pid: int) -> CgroupUsage | None
         limit=_number(f"{directory}/memory.max"),
         kernel=memory.get("kernel"),
         swap=_number(f"{directory}/memory.swap.current"),
-        most_memory=_number(f"{directory}/memory.peak"),
+        peak_memory=_number(f"{directory}/memory.peak"),
         limit_hits=events.get("max"),
         oom_kills=events.get("oom_kill"),
-        most_tasks=_number(f"{directory}/pids.max"),
+        max_tasks=_number(f"{directory}/pids.max"),
         pressure={what: value for what, value in pressure.items() if value is not None},
         hugepages=_hugepages(directory, "current", ""),
     )
     return _with_throttling(usage, directory)
 
 
-def _version_1(tree: Tree, theirs: Mapping[str, str], mine: Mapping[str, str], pid: int) -> CgroupUsage | None:
+def _version_1(tree: CgroupTree, theirs: Mapping[str, str], mine: Mapping[str, str], pid: int) -> CgroupUsage | None:
     path = theirs["memory"]
     directory = f"{tree.root}/memory{path}"
     if path in ("/", mine["memory"]) or not _alone(tree, directory, pid):
@@ -97,13 +97,13 @@ def _version_1(tree: Tree, theirs: Mapping[str, str], mine: Mapping[str, str], p
         limit=limit if limit is not None and limit < _NO_LIMIT else None,
         kernel=_number(f"{directory}/memory.kmem.usage_in_bytes"),
         swap=memory.get("total_swap"),
-        most_memory=_number(f"{directory}/memory.max_usage_in_bytes"),
+        peak_memory=_number(f"{directory}/memory.max_usage_in_bytes"),
         limit_hits=_number(f"{directory}/memory.failcnt"),
         oom_kills=_table(f"{directory}/memory.oom_control").get("oom_kill"),
     )
     pids, hugetlb, cpu = theirs.get("pids", "/"), theirs.get("hugetlb", "/"), theirs.get("cpu", "/")
     if pids not in ("/", mine.get("pids")):
-        usage = replace(usage, most_tasks=_number(f"{tree.root}/pids{pids}/pids.max"))
+        usage = replace(usage, max_tasks=_number(f"{tree.root}/pids{pids}/pids.max"))
     if hugetlb not in ("/", mine.get("hugetlb")):
         pages = _hugepages(f"{tree.root}/hugetlb{hugetlb}", "usage_in_bytes", "max_usage_in_bytes")
         usage = replace(usage, hugepages=pages)
@@ -113,14 +113,14 @@ def _version_1(tree: Tree, theirs: Mapping[str, str], mine: Mapping[str, str], p
     return usage
 
 
-def _alone(tree: Tree, directory: str, pid: int) -> bool:
+def _alone(tree: CgroupTree, directory: str, pid: int) -> bool:
     """Whether only the VM's processes are in it."""
     with open(f"{directory}/cgroup.procs", encoding="ascii") as file:
         others = {int(word) for word in file.read().split()} - {pid}
     return all(_is_companion(tree, other) for other in others)
 
 
-def _is_companion(tree: Tree, pid: int) -> bool:
+def _is_companion(tree: CgroupTree, pid: int) -> bool:
     """True for a process that has ended: it is nobody's."""
     try:
         with open(f"{tree.proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:

@@ -9,17 +9,17 @@ from virtshim.domain.usage import DomainUsage
 from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.stats import cgroup_usage
 from virtshim.hypervisor.stats.bulk import BulkStats
-from virtshim.hypervisor.stats.cgroup_usage import Tree
+from virtshim.hypervisor.stats.cgroup_usage import CgroupTree
 from virtshim.hypervisor.stats.counters import to_counters
 
 
 class LibvirtReadings:
     """`pid_directory` is where libvirt keeps QEMU's process ids, "" if nowhere."""
 
-    def __init__(self, stats: BulkStats, pid_directory: str, tree: Tree | None = None) -> None:
+    def __init__(self, stats: BulkStats, pid_directory: str, tree: CgroupTree | None = None) -> None:
         self._stats = stats
         self._pids = pid_directory
-        self._tree = tree or Tree()
+        self._tree = tree or CgroupTree()
 
     def usage(self, wanted: Mapping[uuid.UUID, str]) -> Mapping[uuid.UUID, DomainUsage]:
         if not wanted:

@@ -17,7 +17,7 @@ from virtshim.streaming.spdy import frames
 from virtshim.streaming.spdy.frames import GoAwayStatus, SpdyError, Status
 from virtshim.streaming.spdy.headers import HeaderReader, HeaderWriter
 
-MOST_STREAMS: Final = 1000
+MAX_STREAMS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class _State:
 
 
 class SpdyConnection:
-    def __init__(self, most_streams: int = MOST_STREAMS) -> None:
-        self._most_streams = most_streams
+    def __init__(self, max_streams: int = MAX_STREAMS) -> None:
+        self._max_streams = max_streams
         self._decoder = frames.Decoder()
         self._reader = HeaderReader()
         self._writer = HeaderWriter()
@@ -121,7 +121,7 @@ class SpdyConnection:
         if frame.stream % 2 == 0 or frame.stream <= self._last:
             raise SpdyError(f"stream id {frame.stream} after {self._last}: ids must be odd and rising")
         self._last = frame.stream
-        if self._leaving or len(self._streams) >= self._most_streams:
+        if self._leaving or len(self._streams) >= self._max_streams:
             self._out.append(frames.rst_stream(frame.stream, Status.REFUSED_STREAM))
             return []
         self._streams[frame.stream] = _State()

@@ -16,12 +16,12 @@ VERSION: Final = 3
 FLAG_FIN: Final = 0x01
 
 # Compressed headers of real clients have some hundred bytes; SETTINGS with all its entries some dozen.
-MOST_CONTROL_BYTES: Final = 1 << 20
+MAX_CONTROL_BYTES: Final = 1 << 20
 
 _HEAD: Final = 8
 _CONTROL_BIT: Final = 0x8000
 _ID_MASK: Final = 0x7FFF_FFFF
-_MOST_LENGTH: Final = (1 << 24) - 1
+_MAX_LENGTH: Final = (1 << 24) - 1
 
 
 class Type(enum.IntEnum):
@@ -145,7 +145,7 @@ class Decoder:
         if len(self._buffer) < _HEAD:
             return None
         first, second = struct.unpack_from(">II", self._buffer)
-        flags, length = second >> 24, second & _MOST_LENGTH
+        flags, length = second >> 24, second & _MAX_LENGTH
         if not first >> 31:
             del self._buffer[:_HEAD]
             self._stream, self._left, self._fin, self._in_data = first & _ID_MASK, length, bool(flags & FLAG_FIN), True
@@ -153,8 +153,8 @@ class Decoder:
         version = (first >> 16) & 0x7FFF
         if version != VERSION:
             raise SpdyError(f"control frame of SPDY version {version}; only {VERSION} is supported")
-        if length > MOST_CONTROL_BYTES:
-            raise SpdyError(f"control frame of {length} bytes; {MOST_CONTROL_BYTES} at most")
+        if length > MAX_CONTROL_BYTES:
+            raise SpdyError(f"control frame of {length} bytes; {MAX_CONTROL_BYTES} at most")
         if len(self._buffer) < _HEAD + length:
             return None
         payload = bytes(self._buffer[_HEAD : _HEAD + length])

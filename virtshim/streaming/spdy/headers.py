@@ -13,8 +13,8 @@ from typing import Final
 from virtshim.streaming.spdy.dictionary import DICTIONARY
 from virtshim.streaming.spdy.frames import SpdyError
 
-MOST_HEADERS: Final = 1000
-MOST_BYTES: Final = 1 << 20
+MAX_HEADERS: Final = 1000
+MAX_BYTES: Final = 1 << 20
 
 
 class HeaderReader:
@@ -22,13 +22,13 @@ class HeaderReader:
         self._inflate = zlib.decompressobj(zdict=DICTIONARY)
 
     def read(self, block: bytes) -> dict[str, str]:
-        """Raises SpdyError. Never more than MOST_BYTES are unpacked, whatever the block says."""
+        """Raises SpdyError. Never more than MAX_BYTES are unpacked, whatever the block says."""
         try:
-            plain = self._inflate.decompress(block, MOST_BYTES + 1)
+            plain = self._inflate.decompress(block, MAX_BYTES + 1)
         except zlib.error as exc:
             raise SpdyError(f"header block cannot be unpacked: {exc}") from exc
-        if len(plain) > MOST_BYTES or self._inflate.unconsumed_tail:
-            raise SpdyError(f"header block unpacks to more than {MOST_BYTES} bytes")
+        if len(plain) > MAX_BYTES or self._inflate.unconsumed_tail:
+            raise SpdyError(f"header block unpacks to more than {MAX_BYTES} bytes")
         if self._inflate.eof:
             raise SpdyError("the compressed header stream has ended")
         return _parse(plain)
@@ -50,8 +50,8 @@ class HeaderWriter:
 def _parse(plain: bytes) -> dict[str, str]:
     """Names in lower case, as they should be on the wire; several values of one name stay joined by NUL."""
     count, at = _number(plain, 0)
-    if count > MOST_HEADERS:
-        raise SpdyError(f"{count} headers; {MOST_HEADERS} at most")
+    if count > MAX_HEADERS:
+        raise SpdyError(f"{count} headers; {MAX_HEADERS} at most")
     headers: dict[str, str] = {}
     for _ in range(count):
         name, at = _text(plain, at)

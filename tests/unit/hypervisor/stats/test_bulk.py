@@ -15,7 +15,7 @@ from virtshim.hypervisor.stats.bulk import BulkStats
 from virtshim.hypervisor.stats.counters import Stats
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
-PATIENCE = 0.02
+WAIT_LIMIT = 0.02
 
 
 class Libvirt:
@@ -59,7 +59,7 @@ def test_one_call_brings_all(libvirt: Libvirt) -> None:
 
 def test_a_vm_that_hangs_costs_one_late_call_and_no_numbers(libvirt: Libvirt) -> None:
     libvirt.hung = {A}
-    stats = BulkStats(libvirt.read, PATIENCE)
+    stats = BulkStats(libvirt.read, WAIT_LIMIT)
     assert set(latest(stats)) == {A, B}
     assert libvirt.calls == 2
     assert set(latest(stats)) == {A, B}
@@ -68,7 +68,7 @@ def test_a_vm_that_hangs_costs_one_late_call_and_no_numbers(libvirt: Libvirt) ->
 
 def test_two_vms_that_hang_cost_two(libvirt: Libvirt) -> None:
     libvirt.hung = {A, B}
-    stats = BulkStats(libvirt.read, PATIENCE)
+    stats = BulkStats(libvirt.read, WAIT_LIMIT)
     assert set(latest(stats)) == {A, B}
     assert libvirt.calls == 3
 
@@ -81,10 +81,10 @@ def test_a_call_that_is_only_slow_is_still_the_answer(libvirt: Libvirt) -> None:
             libvirt.released.wait()  # later calls are slower
             return {}
         first.set()
-        threading.Event().wait(1.5 * PATIENCE)
+        threading.Event().wait(1.5 * WAIT_LIMIT)
         return {A: {"cpu.time": 1}}
 
-    assert set(latest(BulkStats(read, PATIENCE))) == {A}
+    assert set(latest(BulkStats(read, WAIT_LIMIT))) == {A}
 
 
 def test_many_callers_at_once_all_get_numbers(libvirt: Libvirt) -> None:
@@ -102,18 +102,18 @@ def test_many_callers_at_once_all_get_numbers(libvirt: Libvirt) -> None:
 
 def test_when_libvirt_hangs_the_answer_comes_without_numbers_and_calls_do_not_pile_up(libvirt: Libvirt) -> None:
     libvirt.dead = True
-    stats = BulkStats(libvirt.read, PATIENCE)
+    stats = BulkStats(libvirt.read, WAIT_LIMIT)
     for _ in range(3):
         assert latest(stats) == {}
     assert libvirt.calls == 3
     started = time.monotonic()
     assert latest(stats) == {}
-    assert time.monotonic() - started < PATIENCE, "nobody waits again for what is known to hang"
+    assert time.monotonic() - started < WAIT_LIMIT, "nobody waits again for what is known to hang"
 
 
 def test_when_libvirt_answers_again_so_do_we(libvirt: Libvirt) -> None:
     libvirt.dead = True
-    stats = BulkStats(libvirt.read, PATIENCE)
+    stats = BulkStats(libvirt.read, WAIT_LIMIT)
     assert latest(stats) == {}
     libvirt.dead = False
     libvirt.released.set()
@@ -127,6 +127,6 @@ def test_an_error_is_an_answer_without_numbers_at_once() -> None:
     def fail() -> Mapping[uuid.UUID, Stats]:
         raise Unavailable("libvirt is gone")
 
-    stats = BulkStats(fail, patience=60)
+    stats = BulkStats(fail, timeout=60)
     for _ in range(5):
         assert latest(stats) == {}

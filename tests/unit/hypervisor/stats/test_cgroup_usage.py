@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.domain.usage import CgroupUsage, HugepageUsage, Pressure
-from virtshim.hypervisor.stats.cgroup_usage import Tree, usage_of
+from virtshim.hypervisor.stats.cgroup_usage import CgroupTree, usage_of
 
 QEMU, OTHER = 100, 200
 VM = "/kubepods/pod1/vm"
@@ -17,7 +17,7 @@ PRESSURE = "some avg10=1.50 avg60=0.20 avg300=0.00 total=1234\nfull avg10=0.50 a
 class Kernel:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.tree = Tree(str(directory / "cg"), str(directory / "proc"))
+        self.tree = CgroupTree(str(directory / "cg"), str(directory / "proc"))
 
     def write(self, path: str, content: object) -> None:
         file = self.directory / path
@@ -92,13 +92,13 @@ SAME = {
     "mapped_file": 80,
     "kernel": 50,
     "swap": 7,
-    "most_memory": 1500,
+    "peak_memory": 1500,
     "limit_hits": 3,
     "oom_kills": 1,
     "cpu_periods": 10,
     "cpu_throttled_periods": 4,
     "cpu_throttled": 6000,
-    "most_tasks": 32,
+    "max_tasks": 32,
 }
 
 
@@ -158,4 +158,4 @@ def test_a_kernel_without_pressure_accounts_or_hugetlb_leaves_them_out(v2: Kerne
         (v2.directory / f"cg{VM}/{name}").unlink()
     usage = v2.usage()
     assert usage is not None
-    assert (usage.pressure, usage.hugepages, usage.most_memory, usage.swap) == ({}, (), None, None)
+    assert (usage.pressure, usage.hugepages, usage.peak_memory, usage.swap) == ({}, (), None, None)

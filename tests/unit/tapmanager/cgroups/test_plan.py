@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapmanager.cgroups.plan import Hierarchy, Limits, group_path, mounted, settings, weight
+from tapmanager.cgroups.plan import Hierarchy, RequestedLimits, cgroup_path, mounted, settings, weight
 from tapmanager.errors import NetError
 from tapmanager.fields import BadField
 
@@ -13,7 +13,7 @@ V1 = [
     Hierarchy("/cg/memory", frozenset({"memory"}), is_v2=False),
     Hierarchy("/cg/unified", frozenset({"hugetlb"}), is_v2=True),
 ]
-ALL = Limits(
+ALL = RequestedLimits(
     shares=512,
     quota=150_000,
     period=100_000,
@@ -25,7 +25,7 @@ ALL = Limits(
 )
 
 
-def files(limits: Limits, hierarchies: list[Hierarchy]) -> list[str]:
+def files(limits: RequestedLimits, hierarchies: list[Hierarchy]) -> list[str]:
     return [f"{one.root}/{setting.file}={setting.value}" for one, setting in settings(limits, hierarchies)]
 
 
@@ -59,12 +59,15 @@ def test_version_1_gets_each_value_in_an_order_in_which_no_step_is_refused() -> 
 
 
 def test_no_limits_take_away_the_ones_that_were() -> None:
-    assert files(Limits(), V2) == ["/cg/cpu.max=max", "/cg/memory.max=max"]
-    assert files(Limits(), V1) == ["/cg/cpu,cpuacct/cpu.cfs_quota_us=-1", "/cg/memory/memory.limit_in_bytes=-1"]
+    assert files(RequestedLimits(), V2) == ["/cg/cpu.max=max", "/cg/memory.max=max"]
+    assert files(RequestedLimits(), V1) == [
+        "/cg/cpu,cpuacct/cpu.cfs_quota_us=-1",
+        "/cg/memory/memory.limit_in_bytes=-1",
+    ]
 
 
 def test_unified_keys_go_to_their_controller_and_have_no_file_in_version_1() -> None:
-    limits = Limits(unified={"memory.high": "4096"})
+    limits = RequestedLimits(unified={"memory.high": "4096"})
     assert "/cg/memory.high=4096" in files(limits, V2)
     assert "/cg/memory/=4096" in files(limits, V1)
 
@@ -72,7 +75,7 @@ def test_unified_keys_go_to_their_controller_and_have_no_file_in_version_1() -> 
 def test_a_limit_without_its_controller_is_refused_by_name() -> None:
     with pytest.raises(NetError, match=r"hugepages.*no cgroup controller hugetlb"):
         settings(ALL, V1[:3])
-    assert settings(Limits(), []) == []
+    assert settings(RequestedLimits(), []) == []
 
 
 @pytest.mark.parametrize(("shares", "expected"), [(2, 1), (1024, 39), (262_144, 10_000), (1 << 30, 10_000), (0, 1)])
@@ -97,13 +100,13 @@ def test_mounts_are_found_and_the_uppermost_counts() -> None:
 
 def test_a_group_is_below_its_parent_and_nowhere_else() -> None:
     container = "ab" * 32
-    assert group_path("/kubepods/pod1", container, "args") == f"/kubepods/pod1/virtshim-{container}"
-    assert group_path("/", container, "args") == f"/virtshim-{container}"
+    assert cgroup_path("/kubepods/pod1", container, "args") == f"/kubepods/pod1/virtshim-{container}"
+    assert cgroup_path("/", container, "args") == f"/virtshim-{container}"
     for bad in ("", "kubepods", "/a/../b", "/a//b", "/a/", "/a\n"):
         with pytest.raises(BadField, match=r"args\.parent"):
-            group_path(bad, container, "args")
+            cgroup_path(bad, container, "args")
     with pytest.raises(BadField, match=r"args\.container"):
-        group_path("/a", "../x", "args")
+        cgroup_path("/a", "../x", "args")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,6 @@ def test_a_group_is_below_its_parent_and_nowhere_else() -> None:
 )
 def test_limits_that_are_none_are_refused_by_the_name_of_their_field(change: dict[str, object], words: str) -> None:
     whole = {"cpu_shares": 0, "cpu_quota": 0, "cpu_period": 0, "cpuset_cpus": "", "cpuset_mems": "", "memory": 0}
-    assert Limits.from_json(whole, "l") == Limits()
+    assert RequestedLimits.from_json(whole, "l") == RequestedLimits()
     with pytest.raises(BadField, match=words):
-        Limits.from_json({**whole, **change}, "l")
+        RequestedLimits.from_json({**whole, **change}, "l")

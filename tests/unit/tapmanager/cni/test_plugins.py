@@ -15,8 +15,8 @@ from leaks import runs
 from podclient import wait_until
 
 from tapmanager.cni import conf as cni_conf
-from tapmanager.cni.conf import Attachment, NetworkConf, parse_conf
-from tapmanager.cni.plugins import Cni
+from tapmanager.cni.conf import CniAttachment, NetworkConf, parse_conf
+from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
 from tapmanager.errors import NetError
 from tapmanager.fields import BadField
@@ -78,7 +78,7 @@ def test_an_address_of_an_interface_that_is_not_there_is_refused() -> None:
 
 
 def test_a_plugin_gets_what_the_specification_says_and_nothing_of_our_environment() -> None:
-    env = cni_conf.environment("ADD", Attachment(POD, "/run/netns/x", ("/opt/cni/bin", "/usr/lib/cni")))
+    env = cni_conf.environment("ADD", CniAttachment(POD, "/run/netns/x", ("/opt/cni/bin", "/usr/lib/cni")))
     assert env["CNI_ARGS"] == (
         "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;"
         f"K8S_POD_INFRA_CONTAINER_ID={SANDBOX};K8S_POD_UID=1f-2e"
@@ -134,8 +134,8 @@ class Place:
         self.conf, self.bin, self.log = folder / "conf", folder / "bin", folder / "log"
         self.conf.mkdir()
         self.bin.mkdir()
-        self.cni = Cni(str(self.conf), [str(self.bin)], 5.0)
-        self.at = Attachment(POD, "/run/netns/none", (str(self.bin),))
+        self.cni = CniPlugins(str(self.conf), [str(self.bin)], 5.0)
+        self.at = CniAttachment(POD, "/run/netns/none", (str(self.bin),))
 
     def plugin(self, name: str, script: str) -> None:
         path = self.bin / name

@@ -16,7 +16,7 @@ from tapmanager.errors import NetError
 from tapmanager.links.networks import networks_of
 from tapmanager.links.plan import KernelLink
 from tapmanager.pod import NicFunction
-from tapmanager.sriov.card import CardSide
+from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
 from tapmanager.sriov.vf_settings import NO_MAC, VfSettings
 
@@ -41,7 +41,7 @@ def functions(card: FakeNetCard) -> NicFunctions:
 
 
 def of(card: FakeNetCard, settles: float = 0.0) -> NicFunctions:
-    side = CardSide(card, str(card.root), settles)
+    side = PhysicalFunctions(card, str(card.root), settles)
     return NicFunctions(PciDrivers(str(card.root), card.write), card, side, str(card.root))
 
 
@@ -52,7 +52,7 @@ def test_only_virtual_functions_are_taken(functions: NicFunctions) -> None:
         KernelLink("net2", "", MAC, 1500, parent=PF),
         KernelLink("net3", "", MAC, 1500, parent="0000:ff:00.0"),
     ]
-    assert functions.among(links) == {"net1": VF}
+    assert functions.virtual_functions(links) == {"net1": VF}
 
 
 def test_all_that_bringing_it_back_needs_is_known_before_anything_changes(
@@ -283,17 +283,17 @@ def test_a_function_taken_by_an_earlier_version_gets_its_mac_back(functions: Nic
 def test_what_a_function_has_is_shown_as_it_is_now(functions: NicFunctions, card: FakeNetCard) -> None:
     functions.take(FUNCTION)
     card.give(1, vlan=7)
-    shown = functions.shown(VF)
-    assert {name: shown[name] for name in ("driver", "card", "number")} == {
+    describe = functions.describe(VF)
+    assert {name: describe[name] for name in ("driver", "card", "number")} == {
         "driver": "vfio-pci", "card": PHYSICAL, "number": 1,
     }  # fmt: skip
-    assert shown["settings"] == dataclasses.replace(WITH_GUEST, vlan=7).to_json()
+    assert describe["settings"] == dataclasses.replace(WITH_GUEST, vlan=7).to_json()
 
 
 def test_of_other_devices_the_driver_is_shown(functions: NicFunctions, card: FakeNetCard) -> None:
-    assert functions.shown(PF) == {"driver": "ice"}
+    assert functions.describe(PF) == {"driver": "ice"}
     (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
-    assert functions.shown(VF) == {"driver": "iavf"}
+    assert functions.describe(VF) == {"driver": "iavf"}
 
 
 # -- functions that a device plugin has granted

@@ -4,7 +4,7 @@ isort:skip_file
 What virtshim's own commands ask of a node beside CRI, on the same socket."""
 
 from collections import abc as _abc
-from criproto.people_v1 import people_pb2 as _people_pb2
+from criproto.admin_v1 import admin_pb2 as _admin_pb2
 import abc as _abc_1
 import grpc as _grpc
 
@@ -12,28 +12,28 @@ import grpc as _grpc
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class PeopleStub:
+class AdminStub:
     def __init__(self, channel: _grpc.Channel) -> None: ...
-    AddSshKeys: _grpc.UnaryUnaryMultiCallable[_people_pb2.AddSshKeysRequest, _people_pb2.AddSshKeysResponse]
+    AddSshKeys: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddSshKeysRequest, _admin_pb2.AddSshKeysResponse]
     """Lets the holders of these keys log in to a running VM. Needs the guest's agent."""
-    AttachConsole: _grpc.UnaryUnaryMultiCallable[_people_pb2.AttachConsoleRequest, _people_pb2.AttachConsoleResponse]
+    AttachConsole: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AttachConsoleRequest, _admin_pb2.AttachConsoleResponse]
     """As CRI's Attach, always to the console: that of a container with a command is its command's input and output."""
 
-class PeopleServicer(metaclass=_abc_1.ABCMeta):
+class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def AddSshKeys(
         self,
-        request: _people_pb2.AddSshKeysRequest,
+        request: _admin_pb2.AddSshKeysRequest,
         context: _grpc.ServicerContext,
-    ) -> _people_pb2.AddSshKeysResponse:
+    ) -> _admin_pb2.AddSshKeysResponse:
         """Lets the holders of these keys log in to a running VM. Needs the guest's agent."""
 
     @_abc_1.abstractmethod
     def AttachConsole(
         self,
-        request: _people_pb2.AttachConsoleRequest,
+        request: _admin_pb2.AttachConsoleRequest,
         context: _grpc.ServicerContext,
-    ) -> _people_pb2.AttachConsoleResponse:
+    ) -> _admin_pb2.AttachConsoleResponse:
         """As CRI's Attach, always to the console: that of a container with a command is its command's input and output."""
 
-def add_PeopleServicer_to_server(servicer: PeopleServicer, server: _grpc.Server) -> None: ...
+def add_AdminServicer_to_server(servicer: AdminServicer, server: _grpc.Server) -> None: ...

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from criproto.people_v1 import people_pb2 as criproto_dot_people__v1_dot_people__pb2
+from criproto.admin_v1 import admin_pb2 as criproto_dot_admin__v1_dot_admin__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in criproto/people_v1/people_pb2_grpc.py depends on'
+        + ' but the generated code in criproto/admin_v1/admin_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class PeopleStub:
+class AdminStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -35,18 +35,18 @@ class PeopleStub:
             channel: A grpc.Channel.
         """
         self.AddSshKeys = channel.unary_unary(
-                '/virtshim.people.v1.People/AddSshKeys',
-                request_serializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysRequest.SerializeToString,
-                response_deserializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysResponse.FromString,
+                '/virtshim.admin.v1.Admin/AddSshKeys',
+                request_serializer=criproto_dot_admin__v1_dot_admin__pb2.AddSshKeysRequest.SerializeToString,
+                response_deserializer=criproto_dot_admin__v1_dot_admin__pb2.AddSshKeysResponse.FromString,
                 _registered_method=True)
         self.AttachConsole = channel.unary_unary(
-                '/virtshim.people.v1.People/AttachConsole',
-                request_serializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleRequest.SerializeToString,
-                response_deserializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleResponse.FromString,
+                '/virtshim.admin.v1.Admin/AttachConsole',
+                request_serializer=criproto_dot_admin__v1_dot_admin__pb2.AttachConsoleRequest.SerializeToString,
+                response_deserializer=criproto_dot_admin__v1_dot_admin__pb2.AttachConsoleResponse.FromString,
                 _registered_method=True)
 
 
-class PeopleServicer:
+class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def AddSshKeys(self, request, context):
@@ -64,27 +64,27 @@ class PeopleServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_PeopleServicer_to_server(servicer, server):
+def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'AddSshKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.AddSshKeys,
-                    request_deserializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysRequest.FromString,
-                    response_serializer=criproto_dot_people__v1_dot_people__pb2.AddSshKeysResponse.SerializeToString,
+                    request_deserializer=criproto_dot_admin__v1_dot_admin__pb2.AddSshKeysRequest.FromString,
+                    response_serializer=criproto_dot_admin__v1_dot_admin__pb2.AddSshKeysResponse.SerializeToString,
             ),
             'AttachConsole': grpc.unary_unary_rpc_method_handler(
                     servicer.AttachConsole,
-                    request_deserializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleRequest.FromString,
-                    response_serializer=criproto_dot_people__v1_dot_people__pb2.AttachConsoleResponse.SerializeToString,
+                    request_deserializer=criproto_dot_admin__v1_dot_admin__pb2.AttachConsoleRequest.FromString,
+                    response_serializer=criproto_dot_admin__v1_dot_admin__pb2.AttachConsoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'virtshim.people.v1.People', rpc_method_handlers)
+            'virtshim.admin.v1.Admin', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('virtshim.people.v1.People', rpc_method_handlers)
+    server.add_registered_method_handlers('virtshim.admin.v1.Admin', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class People:
+class Admin:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -101,9 +101,9 @@ class People:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/virtshim.people.v1.People/AddSshKeys',
-            criproto_dot_people__v1_dot_people__pb2.AddSshKeysRequest.SerializeToString,
-            criproto_dot_people__v1_dot_people__pb2.AddSshKeysResponse.FromString,
+            '/virtshim.admin.v1.Admin/AddSshKeys',
+            criproto_dot_admin__v1_dot_admin__pb2.AddSshKeysRequest.SerializeToString,
+            criproto_dot_admin__v1_dot_admin__pb2.AddSshKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -128,9 +128,9 @@ class People:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/virtshim.people.v1.People/AttachConsole',
-            criproto_dot_people__v1_dot_people__pb2.AttachConsoleRequest.SerializeToString,
-            criproto_dot_people__v1_dot_people__pb2.AttachConsoleResponse.FromString,
+            '/virtshim.admin.v1.Admin/AttachConsole',
+            criproto_dot_admin__v1_dot_admin__pb2.AttachConsoleRequest.SerializeToString,
+            criproto_dot_admin__v1_dot_admin__pb2.AttachConsoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,7 @@ LOG_RATE: Final = 16 << 20
 LOG_BURST: Final = 64 << 20
 
 
-class Allowance:
+class TokenBucket:
     """`rate` bytes a second; what was not used is saved, up to `burst` bytes. It may be overdrawn; `wait` waits that off.
     Times are of a monotonic clock, in seconds."""
 
