@@ -66,7 +66,7 @@ def test_a_vm_that_somebody_destroys_was_killed_from_outside(world: World, virsh
     ended = becomes(world, container, is_exited).exit
     assert ended is not None
     assert (ended.code, ended.reason) == (137, ExitReason.ERROR)
-    assert "from outside" in ended.message
+    assert "externally" in ended.message
 
 
 def test_a_vm_that_somebody_shuts_down_is_completed(world: World, virsh: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_paused_vm_is_running_and_says_so(world: World, virsh: Any) -> None:
     virsh(world, container).suspend()
     paused = becomes(world, container, lambda c: c.trouble != "")
     assert paused.phase is ContainerPhase.RUNNING
-    assert "from outside" in paused.trouble
+    assert "externally" in paused.trouble
     virsh(world, container).resume()
     becomes(world, container, lambda c: c.trouble == "")
 

@@ -82,7 +82,7 @@ def test_a_qemu_that_was_told_to_end_has_not_completed(cri, node, image_url):
         os.kill(qemu, how)
         status = ended(cri, container)
         assert (status.exit_code, status.reason) == (137, "Error"), how
-        assert "from outside" in status.message or "QEMU was killed" in status.message
+        assert "externally" in status.message or "QEMU was killed" in status.message
 
 
 def test_why_a_vm_could_not_start_is_told_with_what_helps(cri, node, image_url):
@@ -131,7 +131,7 @@ def test_a_full_disk_pauses_the_vm_and_it_goes_on_when_there_is_room(cri, node, 
         mebibyte = "dd if=/dev/zero bs=1M count=1 2>/dev/null | tr '\\0' x > /tmp/m"
         write = "for i in $(seq 0 39); do cat /tmp/m; done | dd of=/dev/sda bs=1M seek=100 conv=fsync,notrunc"
         console_of(node, container).type(f"{mebibyte}; {{ ({write}; echo wrote-$?-all) & }}")
-        wait_until(lambda: "no room" in cri.status(container).message, 60, "the container tells of the full disk")
+        wait_until(lambda: "file system is full" in cri.status(container).message, 60, "the container tells of the full disk")
         status = cri.status(container)
         assert status.state == pb.CONTAINER_RUNNING
         request = pb.ContainerStatusRequest(container_id=container, verbose=True)

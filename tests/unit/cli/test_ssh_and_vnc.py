@@ -26,7 +26,7 @@ def test_a_hosts_key_is_remembered_by_the_vm_and_not_by_its_address() -> None:
 
 @pytest.mark.parametrize("user", ["", "-oProxyCommand=id", "a b", "root@elsewhere", "x" * 40])
 def test_a_user_that_is_none_is_refused_before_anything_is_done(user: str) -> None:
-    with pytest.raises(InvalidRequest, match="name of a user"):
+    with pytest.raises(InvalidRequest, match="not a user name"):
         ssh.ssh("/nowhere.sock", "web", SshOptions(user))
 
 

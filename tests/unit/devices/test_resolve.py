@@ -434,7 +434,7 @@ def test_a_cdi_address_that_is_not_there_is_a_fault(host: FakeSysfs) -> None:
         "/etc/cdi/x.yaml",
         "{cdiVersion: 1.0.0, kind: a.b/c, devices: [{name: x, annotations: {bdf: '0000:99:00.0'}, containerEdits: {}}]}",
     )
-    with pytest.raises(InvalidRequest, match=r"no PCI function 0000:99:00\.0"):
+    with pytest.raises(InvalidRequest, match=r"PCI function 0000:99:00\.0, which .* is missing"):
         resolve(host, cdi=("a.b/c=x",))
 
 

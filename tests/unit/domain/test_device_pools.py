@@ -90,7 +90,7 @@ def test_an_idle_function_in_the_group_does_no_harm() -> None:
         ({"driver": "iavf", "is_vfio": False}, "0000:3b:01.1 is bound to iavf, not to vfio-pci"),
         ({"driver": "", "is_vfio": False}, "0000:3b:01.1 is bound to no driver, not to vfio-pci"),
         ({"group": None}, "0000:3b:01.1 has no IOMMU group: "),
-        ({"has_vfio_node": False}, "/dev/vfio/40 is not there: "),
+        ({"has_vfio_node": False}, "/dev/vfio/40 does not exist: "),
     ],
 )
 def test_what_cannot_be_given_away_is_offered_with_the_reason(facts, fault) -> None:

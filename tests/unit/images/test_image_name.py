@@ -48,7 +48,7 @@ def test_a_reference_is_taken_apart(text: str, name: str, tag: str, digest: str 
     ("text", "why"),
     [
         ("", "empty"),
-        ("a b", "blank"),
+        ("a b", "a space"),
         ("a\x00b", "control"),
         ("é", "ASCII"),
         ("x" * 3000, "at most"),

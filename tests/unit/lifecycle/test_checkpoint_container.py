@@ -179,7 +179,7 @@ def test_a_vm_that_could_not_be_let_go_on_is_let_go_on_by_the_next_look(world: W
     with pytest.raises(Unavailable):
         checkpoint(world, container)
     assert not runs(world, container)
-    with pytest.raises(Aborted, match="not cleaned up yet"):
+    with pytest.raises(Aborted, match="not yet cleaned up"):
         checkpoint(world, container)
     world.app.watch.look()
     assert runs(world, container)

@@ -147,7 +147,7 @@ def test_a_lost_command_ends_the_container(world: World) -> None:
     world.start(container)
     how = ended(world, container)
     assert (how.code, how.reason) == (255, ExitReason.ERROR)
-    assert "lost" in how.message
+    assert "is gone" in how.message
 
 
 def test_a_command_is_not_lost_because_its_guest_took_long_to_boot(world: World) -> None:

@@ -158,7 +158,7 @@ def test_a_file_that_went_while_its_source_was_asked_is_downloaded_anew(world: W
 
 def test_a_pull_that_always_loses_against_removals_gives_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.outside.files, "stored", frozenset)
-    with pytest.raises(Aborted, match="repeat the pull"):
+    with pytest.raises(Aborted, match="pull it again"):
         world.pull()
 
 

@@ -21,7 +21,7 @@ OFF = Power.OFF
         (PowerState(OFF, OffReason.SHUTDOWN), 0, ExitReason.COMPLETED, ""),
         (PowerState(OFF, OffReason.CRASHED), 137, ExitReason.ERROR, "QEMU was killed or crashed"),
         (PowerState(Power.CRASHED), 1, ExitReason.ERROR, "the guest panicked"),
-        (PowerState(OFF, OffReason.DESTROYED), 137, ExitReason.ERROR, "from outside"),
+        (PowerState(OFF, OffReason.DESTROYED), 137, ExitReason.ERROR, "externally"),
         (PowerState(OFF, OffReason.FAILED), 137, ExitReason.ERROR, "QEMU ended unexpectedly"),
         (PowerState(OFF, OffReason.UNKNOWN), 255, ExitReason.UNKNOWN, "for an unknown reason"),
         (PowerState(Power.ABSENT), 255, ExitReason.UNKNOWN, "gone from libvirt"),
@@ -68,7 +68,7 @@ def test_only_a_paused_vm_is_in_trouble(power: Power) -> None:
 def test_a_pause_of_a_vm_with_a_pci_device_may_be_that_devices_fault() -> None:
     granted = GrantedDevices(passthrough=(PciFunction(PciAddress.parse("0000:3b:00.1")),))
     paused = PowerState(Power.PAUSED, pause=PauseReason.OTHER)
-    assert "or by QEMU for a fault of its PCI device" in trouble_of(paused, granted)
+    assert "or by QEMU after a PCI device error" in trouble_of(paused, granted)
     assert "device" not in trouble_of(paused, GrantedDevices())
 
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_while_the_container_stays_running(world: World) -> 
     world.outside.vms.deliver()
     paused = world.container(container)
     assert paused.phase is ContainerPhase.RUNNING
-    assert "no room" in paused.trouble
+    assert "file system is full" in paused.trouble
     world.outside.vms.resume(world.domain(container))
     world.outside.vms.deliver()
     assert world.container(container).trouble == ""

@@ -150,7 +150,7 @@ def test_a_start_that_dies_while_it_rebuilds_is_made_good_by_the_next(world: Wor
     half = world.restarted()
     half.records.node_id()
     half.journal.crash(5)
-    with pytest.raises(BaseException, match=r"vms\.remembered"):
+    with pytest.raises(BaseException, match=r"vms\.domain_metadata"):
         half.app.recovered()
     after = half.restarted()
     later.append(after)

@@ -46,7 +46,7 @@ def test_a_sandbox_that_tapmanager_has_forgotten_is_not_ready(world: World) -> N
     world.outside.networks.lose()
     world.app.watch.look()
     world.app.watch.look()
-    assert "tapmanager does not know it" in world.sandbox(sandbox).reason
+    assert "tapmanager no longer knows it" in world.sandbox(sandbox).reason
 
 
 def test_a_tapmanager_that_is_away_loses_no_network(world: World) -> None:

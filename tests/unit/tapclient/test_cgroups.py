@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapmanager import server
-from tapmanager.cgroups.plan import CgroupLimits as Read
+from tapmanager.cgroups.plan import RequestedLimits
 from tapmanager.errors import NetError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
@@ -64,8 +64,8 @@ def test_every_limit_arrives(tapmanager: Tapmanager) -> None:
     client(tapmanager).limit(GROUP, 5.0)
     ((verb, args),) = tapmanager.asked
     assert verb == "limit"
-    read = Read.from_json(args["limits"], "limits")  # type: ignore[arg-type]
-    expected = Read(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
+    read = RequestedLimits.from_json(args["limits"], "limits")  # type: ignore[arg-type]
+    expected = RequestedLimits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
     assert read == expected
 
 

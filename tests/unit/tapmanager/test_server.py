@@ -230,7 +230,7 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
             "verb: 'run' is not one of attach, release, fetch, group, limit, ungroup, list, pod, lost, status, driver, bind, ",
         ),
         ({"verb": ["list"], "args": {}}, "verb:"),
-        ({"verb": "list"}, "args: an object"),
+        ({"verb": "list"}, "args: must be an object"),
         ({"verb": "list", "args": {"x": 1}}, "args.x: unknown field"),
         ({"verb": "release", "args": {}}, "args.sandbox"),
         ({"verb": "release", "args": {"sandbox": "../../etc"}}, "args.sandbox: not a sandbox id"),

@@ -213,7 +213,7 @@ def test_a_function_that_became_trusted_by_itself_is_not_given_to_a_guest(
 
 def test_a_card_that_tells_nothing_after_it_told_is_not_believed(functions: NicFunctions, card: FakeNetCard) -> None:
     card.silent = 1000
-    with pytest.raises(NetError, match="the card has nothing to say of it"):
+    with pytest.raises(NetError, match="the card has nothing"):
         functions.take(FUNCTION)
 
 
