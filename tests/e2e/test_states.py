@@ -131,7 +131,9 @@ def test_a_full_disk_pauses_the_vm_and_it_goes_on_when_there_is_room(cri, node, 
         mebibyte = "dd if=/dev/zero bs=1M count=1 2>/dev/null | tr '\\0' x > /tmp/m"
         write = "for i in $(seq 0 39); do cat /tmp/m; done | dd of=/dev/sda bs=1M seek=100 conv=fsync,notrunc"
         console_of(node, container).type(f"{mebibyte}; {{ ({write}; echo wrote-$?-all) & }}")
-        wait_until(lambda: "file system is full" in cri.status(container).message, 60, "the container tells of the full disk")
+        wait_until(
+            lambda: "file system is full" in cri.status(container).message, 60, "the container tells of the full disk"
+        )
         status = cri.status(container)
         assert status.state == pb.CONTAINER_RUNNING
         request = pb.ContainerStatusRequest(container_id=container, verbose=True)

@@ -139,8 +139,7 @@ class World:
         )
 
     def close(self) -> None:
-        self.app.entrypoints.close()
-        self.app.freezer.close()
+        self.app.close()
         self.records.close()
 
     def restarted(self, *, rebooted: bool = False) -> World:
@@ -205,6 +204,12 @@ class World:
         container = self.create(sandbox)
         self.start(container)
         return sandbox, container
+
+    def deliver(self) -> None:
+        """Power events so far are told, and what they began is done."""
+        self.outside.vms.deliver()
+        for container in self.records.containers.all():
+            self.app.devices.releases.try_to_finish(container.id)
 
     # --- what is there
 

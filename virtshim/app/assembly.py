@@ -68,6 +68,7 @@ class App:
     watch: WatchPods
     entrypoints: EntrypointRunner
     freezer: GuestFreezer
+    devices: DeviceServices
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -87,6 +88,10 @@ class App:
         else:
             self.recovery.recover.run(rebooted=before != boot)
         records.set_node_fact("boot", boot)
+
+    def close(self) -> None:
+        for part in (self.devices.releases, self.entrypoints, self.freezer):
+            part.close()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -117,9 +122,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     sizes = settings.sizes()
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
-    exits = ExitRecorder(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices.health)
+    exits = ExitRecorder(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices)
     termination_messages = TerminationMessages(a.records, a.guest_operations, a.termination_files)
-    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, termination_messages, devices.unplug)
+    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, termination_messages, devices)
     agent_timeout = settings.vm.agent_timeout
     entrypoints = EntrypointRunner(
         a.records,
@@ -131,7 +136,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         agent_timeout,
         entrypoint_listeners=a.entrypoint_listeners,
     )
-    stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming)
+    stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices)
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout
     )
@@ -173,7 +178,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
     recovering = recovery(repairs, runner, a.inventory, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
-    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer)
+    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer, devices)
 
 
 def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:
@@ -265,7 +270,6 @@ def open_app(settings: Settings) -> Iterator[App]:
         parts = real_parts(settings, stack)
         parts.wait()
         app = wire(settings, parts.adapters)
-        stack.callback(app.freezer.close)
-        stack.callback(app.entrypoints.close)
+        stack.callback(app.close)
         parts.server.start(parts.attaches, app.services.exec_command)
         yield app

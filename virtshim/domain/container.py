@@ -180,10 +180,9 @@ class Container:
         return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=max(started_at, self.created_at))
 
     def exited(self, how: Exit) -> Container:
-        """Releases its devices, unless its VM may still be running."""
+        """Its claims stay until its devices are fit for others."""
         at = max(how.finished_at, self.started_at, self.created_at)
-        ended = dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
-        return ended if ended.may_be_running else without_claims(ended)
+        return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
 
     def with_trouble(self, trouble: str) -> Container:
         return dataclasses.replace(self, trouble=trouble)
@@ -245,6 +244,11 @@ class Container:
         failed_start = self.exit is not None and self.exit.reason is ExitReason.START_ERROR
         on = (ContainerPhase.RUNNING, ContainerPhase.REMOVING, ContainerPhase.UNKNOWN)
         return failed_start or self.phase in on
+
+    @property
+    def owes_devices(self) -> bool:
+        """Its VM has ended, and the devices that it had are not fit for others yet: they are its own until then."""
+        return self.claims != () and self.phase is ContainerPhase.EXITED and not self.may_be_running
 
 
 def without_claims(container: Container) -> Container:

@@ -1,8 +1,9 @@
 """libvirt's event thread, and delivery of life-cycle events. Must not call libvirt from the event thread.
 
-`libvirt thread -> Lifecycle.happened -> waiters are set at once, callbacks get it from the worker thread`. An
-event is a hint: whoever gets one reads the state again. So several events of one domain that wait together are
-told once.
+`libvirt thread -> Lifecycle.happened -> waiters are set at once, callbacks get it from a worker thread`. An event is
+a hint: whoever gets one reads the state again. So several events of one domain that wait together are told once. Those
+of one domain are told one after the other, those of several beside each other: a callback that hangs holds up its own
+domain and one thread.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import libvirt
 
 from virtshim.domain.errors import ShimError
 
 _log = logging.getLogger(__name__)
+
+# Domains that are told of at once. More than ever end in one moment; a thread is there only while it has something to tell.
+_MAX: Final = 16
 
 
 @functools.cache
@@ -45,28 +50,28 @@ def _run_events() -> None:
 
 class Lifecycle:
     """Hands life-cycle events to waiters and callbacks. `everything` lists the domains to tell about when
-    events may have been lost (after a reconnect); it is called from the worker thread and may call libvirt."""
+    events may have been lost (after a reconnect); it is called from a worker thread and may call libvirt."""
 
     def __init__(self, everything: Callable[[], Iterable[uuid.UUID]]) -> None:
         self._everything = everything
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._waiters: dict[uuid.UUID, list[threading.Event]] = {}
-        self._pending: dict[uuid.UUID, None] = {}
-        self._some_lost = False
+        self._pending: dict[uuid.UUID | None, None] = {}  # None: every domain, which is still to be listed
+        self._told: set[uuid.UUID | None] = set()  # by a worker each, now
         self._closing = False
         self._callbacks: tuple[Callable[[uuid.UUID], None], ...] = ()
-        self._worker: threading.Thread | None = None
+        self._workers: set[threading.Thread] = set()
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:
         """An event that is set at each life-cycle event of `domain`, and with `wake`, until the block is left."""
         event = threading.Event()
-        with self._changed:
+        with self._lock:
             self._waiters.setdefault(domain, []).append(event)
         try:
             yield event
         finally:
-            with self._changed:
+            with self._lock:
                 left = [other for other in self._waiters.get(domain, ()) if other is not event]
                 if left:
                     self._waiters[domain] = left
@@ -74,60 +79,71 @@ class Lifecycle:
                     self._waiters.pop(domain, None)
 
     def add_callback(self, callback: Callable[[uuid.UUID], None]) -> None:
-        with self._changed:
+        with self._lock:
             self._callbacks = (*self._callbacks, callback)
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="power-events", daemon=True)
-                self._worker.start()
 
     def happened(self, domain: uuid.UUID) -> None:
         """Called on libvirt's thread: sets, notes, returns."""
-        with self._changed:
+        with self._lock:
             for event in self._waiters.get(domain, ()):
                 event.set()
-            if self._callbacks:
-                self._pending[domain] = None
-                self._changed.notify_all()
+            self._tell(domain)
 
     def wake(self, domain: uuid.UUID) -> None:
         """Something about it has changed, but not its life. Called on libvirt's thread."""
-        with self._changed:
+        with self._lock:
             for event in self._waiters.get(domain, ()):
                 event.set()
 
     def events_were_lost(self) -> None:
         """Wakes every waiter and tells the callbacks about every domain."""
-        with self._changed:
+        with self._lock:
             for events in self._waiters.values():
                 for event in events:
                     event.set()
-            if self._callbacks:
-                self._some_lost = True
-                self._changed.notify_all()
+            self._tell(None)
 
     def close(self) -> None:
-        """Ends the worker after the callback it is in."""
-        with self._changed:
+        """Ends the workers after the callbacks that they are in."""
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
-            worker = self._worker
-        if worker is not None and worker is not threading.current_thread():
+            workers = self._workers - {threading.current_thread()}
+        for worker in workers:
             worker.join()
 
+    def _tell(self, *domains: uuid.UUID | None) -> None:
+        """The lock is held."""
+        if not self._callbacks or self._closing:
+            return
+        self._pending.update(dict.fromkeys(domains))
+        for _ in range(min(len(self._pending.keys() - self._told), _MAX - len(self._workers))):
+            worker = threading.Thread(target=self._work, name="power-events", daemon=True)
+            worker.start()
+            self._workers.add(worker)
+
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._some_lost or self._closing)
-                if self._closing:
-                    return
-                domains, self._pending = list(self._pending), {}
-                lost, self._some_lost = self._some_lost, False
-                callbacks = self._callbacks
-            if lost:
-                domains += [domain for domain in self._all_domains() if domain not in domains]
-            for domain in domains:
-                for callback in callbacks:
+        while (taken := self._next()) is not None:
+            (domain,) = taken
+            if domain is None:
+                every = self._all_domains()
+                with self._lock:
+                    self._tell(*every)
+            else:
+                for callback in self._callbacks:
                     _call(callback, domain)
+            with self._lock:
+                self._told.discard(domain)
+
+    def _next(self) -> tuple[uuid.UUID | None] | None:
+        """The longest pending that no other worker is at; without one, None, and the worker ends."""
+        with self._lock:
+            for domain in self._pending if not self._closing else ():
+                if domain not in self._told:
+                    del self._pending[domain]
+                    self._told.add(domain)
+                    return (domain,)
+            self._workers.discard(threading.current_thread())
+            return None
 
     def _all_domains(self) -> list[uuid.UUID]:
         try:

@@ -28,7 +28,7 @@ from virtshim.domain.sizing import NodeLimits, limits_for, size_for
 from virtshim.domain.vm import Disk, VmSize, VmSpec
 from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.borrowing import BorrowedDevices
-from virtshim.passthrough.claims import DeviceClaims
+from virtshim.passthrough.claims import DeviceClaims, NotYetFree
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
@@ -74,6 +74,16 @@ class CreateContainer:
         return self.inflight.run(key, config, lambda: self._create(sandbox_id, name, config, deadline), timeout=left)
 
     def _create(
+        self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
+    ) -> ContainerId:
+        """kubelet grants a device anew as soon as its container has ended, which is before it is reset."""
+        while True:
+            try:
+                return self._create_now(sandbox_id, name, config, deadline)
+            except NotYetFree as held:
+                self.claims.await_free(held, deadline.left(self.clock.monotonic()))
+
+    def _create_now(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
     ) -> ContainerId:
         with self.locks.held(sandbox_id):

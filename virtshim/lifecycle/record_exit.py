@@ -14,7 +14,8 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.lifecycle.container_logs import ContainerLogs
-from virtshim.passthrough.health import DeviceHealth, with_devices
+from virtshim.passthrough.assembly import DeviceServices
+from virtshim.passthrough.health import with_devices
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
@@ -27,7 +28,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExitRecorder:
-    """`timeout`: seconds for a call to tapmanager."""
+    """Records ends, and no more: what takes its time, such as a reset of what the VM had, is begun and not waited for.
+    `timeout`: seconds for a call to tapmanager."""
 
     records: Records
     hypervisor: Hypervisor
@@ -37,7 +39,7 @@ class ExitRecorder:
     streaming: Streaming
     cgroups: VmCgroups
     timeout: float
-    devices: DeviceHealth
+    devices: DeviceServices
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
     def note_kill(self, container: ContainerId, message: str) -> None:
@@ -48,36 +50,43 @@ class ExitRecorder:
         """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
         None if it is gone. `message` tells what we did to it, if we ended it."""
         found = self.records.containers.get(container)
-        if found is None:
-            return None
-        with self.locks.held(found.sandbox_id):
-            found = self.records.containers.get(container)
-            if found is None or found.phase is not ContainerPhase.RUNNING:
-                return found
-            domain = uuid.UUID(found.domain_uuid)
-            state = self.hypervisor.power(domain)
-            if not state.has_ended:
-                return self._standing(
-                    found, with_devices(trouble_of(state, found.granted), [self.devices.trouble(found)])
-                )
-            if state.is_on:  # it panicked, and its QEMU waits
-                self.hypervisor.destroy(domain, container)
-            self.finish_log(found)
-            message = message or self.kill_reasons.pop(container, "")
-            vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
-            how = how_it_ended(found, vm)
-            how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.ended(found)]))
-            ended = found.exited(how)
-            self.records.containers.replace(ended)
-            self.streaming.end_container(container)
-            self._drop_group(ended)
-            log.info(
-                "container.exited",
-                container=container.short,
-                code=ended.exit.code if ended.exit else None,
-                message=how.message,
+        if found is not None:
+            with self.locks.held(found.sandbox_id):
+                found = self._settled(container, message)
+        if found is None or found.phase is not ContainerPhase.RUNNING:
+            self.kill_reasons.pop(container, None)  # told, or too late to be told
+        return found
+
+    def _settled(self, container: ContainerId, message: str) -> Container | None:
+        found = self.records.containers.get(container)
+        if found is None or found.phase is not ContainerPhase.RUNNING:
+            return found
+        domain = uuid.UUID(found.domain_uuid)
+        state = self.hypervisor.power(domain)
+        if not state.has_ended:
+            return self._standing(
+                found, with_devices(trouble_of(state, found.granted), [self.devices.health.trouble(found)])
             )
-            return ended
+        if state.is_on:  # it panicked, and its QEMU waits
+            self.hypervisor.destroy(domain, container)
+        self.finish_log(found)
+        message = message or self.kill_reasons.get(container, "")
+        vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
+        how = how_it_ended(found, vm)
+        how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.health.trouble(found)]))
+        ended = found.exited(how)
+        self.records.containers.replace(ended)
+        self.streaming.end_container(container)
+        self._drop_group(ended)
+        log.info(
+            "container.exited",
+            container=container.short,
+            code=ended.exit.code if ended.exit else None,
+            message=how.message,
+        )
+        if ended.owes_devices:
+            self.devices.releases.begin(container)
+        return ended
 
     def _oom_killed(self, container: Container, state: PowerState) -> bool:
         """Asked before the cgroup goes."""

@@ -40,30 +40,36 @@ class RemoveContainer:
     timeout: float
 
     def remove(self, wanted: Container) -> None:
-        """Force, idempotent, and repeatable after a crash at any step: the record goes last."""
+        """Force, idempotent, and repeatable after a crash at any step: the record goes last, and with it the claims. Must not be
+        called with the pod's lock held: its devices are released without."""
         with self.locks.held(wanted.sandbox_id):
             container = self.records.containers.get(wanted.id)
             if container is None:
                 return
-            domain = uuid.UUID(container.domain_uuid)
-            removing = container.removing()
-            self.records.containers.replace(removing)
-            self.devices.unplug.before_removal(container)
-            self.hypervisor.destroy(domain, container.id)
-            self.guests.forget(container.id)
-            if container.started_at:
-                self.devices.health.ended(container)
-            try:
-                self.logs.finish(container)
-            except ShimError as exc:  # a full disk, say: removal is what makes room
-                log.warning("console.unfinished", container=container.id.short, error=str(exc))
-            if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
-                how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
-                self.records.containers.replace(removing.ended_by_removal(how))
-            self.hypervisor.undefine(domain, container.id)
-            self.cgroups.remove(container.id, container.cgroup_parent, self.timeout)
-            self.disks.delete(container.id)
+            self._remove_all_but_the_record(container)
+        self.devices.releases.finish(container.id)
+        with self.locks.held(wanted.sandbox_id):
+            if self.records.containers.get(wanted.id) is None:
+                return
             self.records.containers.delete(container.id)
         self.devices.borrowed.give_back_of(container)
         self.images.collect(container.image)
         log.info("container.removed", container=container.id.short)
+
+    def _remove_all_but_the_record(self, container: Container) -> None:
+        domain = uuid.UUID(container.domain_uuid)
+        removing = container.removing()
+        self.records.containers.replace(removing)
+        self.devices.unplug.before_removal(container)
+        self.hypervisor.destroy(domain, container.id)
+        self.guests.forget(container.id)
+        try:
+            self.logs.finish(container)
+        except ShimError as exc:  # a full disk, say: removal is what makes room
+            log.warning("console.unfinished", container=container.id.short, error=str(exc))
+        if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
+            how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
+            self.records.containers.replace(removing.ended_by_removal(how))
+        self.hypervisor.undefine(domain, container.id)
+        self.cgroups.remove(container.id, container.cgroup_parent, self.timeout)
+        self.disks.delete(container.id)

@@ -30,15 +30,14 @@ class RemoveSandbox:
 
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Idempotent. If the network cannot be released the record stays and the error is raised: nothing is forgotten."""
-        self.stop_sandbox.stop(wanted, deadline)  # without the lock, which power events wait for
+        self.stop_sandbox.stop(wanted, deadline)  # from here on nothing is made or started in it
+        for container in self.records.containers.all():  # without the lock, which what a VM leaves behind waits for
+            if container.sandbox_id == wanted.id:
+                self.remove_container.remove(container)
         with self.locks.held(wanted.id):
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None:
                 return
-            self.stop_sandbox.stop(sandbox, deadline)
-            for container in self.records.containers.all():
-                if container.sandbox_id == sandbox.id:
-                    self.remove_container.remove(container)
             self._remove_disks_with_the_last(sandbox)
             self.records.sandboxes.delete(sandbox.id)
         for image in set(sandbox.root_disks.values()):

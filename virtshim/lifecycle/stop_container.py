@@ -13,7 +13,7 @@ from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId
 from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.termination_message import TerminationMessages
-from virtshim.passthrough.unplug import UnplugDevices
+from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
@@ -45,7 +45,7 @@ class StopContainer:
         clock: Clock,
         locks: PodLocks,
         termination_messages: TerminationMessages,
-        unplug: UnplugDevices,
+        devices: DeviceServices,
     ) -> None:
         self._records = records
         self._hypervisor = hypervisor
@@ -53,18 +53,23 @@ class StopContainer:
         self._clock = clock
         self._locks = locks
         self._termination_messages = termination_messages
-        self._unplug = unplug
+        self._unplug = devices.unplug
+        self._releases = devices.releases
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
 
     def stop(self, container: Container, grace: float) -> None:
-        """Returns when the container is not running any more. `grace` in seconds, 0 ends it at once. Overlapping calls
-        share one stop and the shortest grace wins."""
+        """Returns when the container is not running any more, and its devices are free or known to be broken: kubelet may
+        grant them anew. `grace` in seconds, 0 ends it at once. Overlapping calls share one stop and the shortest grace wins."""
         with self._locks.held(container.sandbox_id):  # behind a StartContainer that is under way
             found = self._records.containers.get(container.id)
             # Of one whose record cannot be read a VM may run.
-            if found is None or found.phase not in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN):
-                return
+            may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
+        if found is not None and may_run:
+            self._stop(found, grace)
+        self._releases.try_to_finish(container.id)
+
+    def _stop(self, container: Container, grace: float) -> None:
         until = self._clock.monotonic() + grace
         with self._lock:
             running = self._stops.get(container.id)
@@ -73,15 +78,15 @@ class StopContainer:
                 running.wake.set()
             mine = None if running is not None else self._stops.setdefault(container.id, _Stop(until, grace))
         if mine is not None:
-            self._lead(found, mine)
+            self._lead(container, mine)
         elif running is not None:
             running.done.wait()
             if running.error is not None:
                 raise running.error
 
     def kill(self, container: Container, message: str) -> None:
-        """Ends its VM now, whoever else is stopping it. Waits for no other stop, so it may be called with the pod's lock held;
-        `stop` may not: the stop that it joins needs that lock."""
+        """Ends its VM now, whoever else is stopping it. Waits for no other stop and for no devices, so it may be called with the
+        pod's lock held; `stop` may not: what it joins needs that lock."""
         self._unplug.before_kill(container, message)
         self._hypervisor.destroy(uuid.UUID(container.domain_uuid), container.id)
         self._settled(container, message)

@@ -11,6 +11,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.lifecycle.stop_container import StopContainer
+from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.clock import Clock
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.records import Records
@@ -33,6 +34,7 @@ class StopSandbox:
     locks: PodLocks
     min_release_timeout: float
     streaming: Streaming
+    devices: DeviceServices
 
     def stop(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Containers get no grace period: kubelet has stopped its own. The network is released once; a failure is
@@ -48,7 +50,12 @@ class StopSandbox:
                 self.records.sandboxes.replace(sandbox)
             self._free_devices(sandbox.id)
             self.streaming.end_sandbox(sandbox.id)
-            if sandbox.network_released:
+        self._await_devices(
+            wanted.id
+        )  # without the lock; before CNI DEL, which takes NICs that are the host's functions back
+        with self.locks.held(wanted.id):
+            sandbox = self.records.sandboxes.get(wanted.id)
+            if sandbox is None or sandbox.network_released:
                 return
             timeout = max(self.min_release_timeout, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
@@ -61,7 +68,14 @@ class StopSandbox:
                 self.stop_container.kill(container, "killed: its pod was stopped")
 
     def _free_devices(self, sandbox: SandboxId) -> None:
-        """None of its VMs is on, and none is started any more."""
+        """Of those that never ran. None of its VMs is on, and none is started any more."""
         for container in self.records.containers.all():
-            if container.sandbox_id == sandbox and container.claims and container.phase in _AT_REST:
+            at_rest = container.phase in _AT_REST and not container.owes_devices
+            if container.sandbox_id == sandbox and container.claims and at_rest:
                 self.records.containers.replace(without_claims(container))
+
+    def _await_devices(self, sandbox: SandboxId) -> None:
+        """kubelet may grant them to another pod when this one is stopped."""
+        for container in self.records.containers.all():
+            if container.sandbox_id == sandbox:
+                self.devices.releases.try_to_finish(container.id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from virtshim.passthrough.borrowing import BorrowedDevices
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.passthrough.health import DeviceHealth
+from virtshim.passthrough.releases import DeviceReleases
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.passthrough.unplug import UnplugDevices
 from virtshim.passthrough.usb_drivers import UsbReprobe
@@ -46,6 +47,7 @@ class DeviceServices:
     borrowed: BorrowedDevices
     health: DeviceHealth
     resets: DeviceResets
+    releases: DeviceReleases
     unplug: UnplugDevices
 
 
@@ -53,10 +55,13 @@ def device_services(
     records: Records, out: DevicePorts, clock: Clock, locks: PodLocks, rules: DeviceRules
 ) -> DeviceServices:
     resets = DeviceResets(records, out.conditions, out.drivers, out.errors, clock, rules.timeout)
+    usb = UsbReprobe(out.drivers, rules.timeout)
+    releases = DeviceReleases(records, resets, usb, locks, rules.timeout, resets=rules.reset)
     return DeviceServices(
-        claims=DeviceClaims(records, out.hypervisor, out.devices, resets),
+        claims=DeviceClaims(records, out.hypervisor, out.devices, resets, releases),
         borrowed=BorrowedDevices(records, out.borrowed, out.drivers, rules.timeout, binds=rules.bind),
-        health=DeviceHealth(records, out.errors, resets, UsbReprobe(out.drivers, rules.timeout), resets=rules.reset),
+        health=DeviceHealth(records, out.errors, resets),
         resets=resets,
+        releases=releases,
         unplug=UnplugDevices(records, out.unplugging, clock, locks, rules.unplug),
     )

@@ -10,14 +10,24 @@ from dataclasses import dataclass
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, without_claims
 from virtshim.domain.devices import guest_view
 from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciFunction
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import PodNetwork, nics_of, passed_through
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
+from virtshim.passthrough.releases import DeviceReleases
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.devices import Devices
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
+
+
+class NotYetFree(WrongState):
+    """Of an ended VM, and about to be free."""
+
+    def __init__(self, message: str, container: ContainerId) -> None:
+        super().__init__(message)
+        self.container = container
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,7 @@ class DeviceClaims:
     hypervisor: Hypervisor
     devices: Devices
     resets: DeviceResets
+    releases: DeviceReleases
 
     def resolve(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> GrantedDevices:
         """What is behind the request. Raises InvalidRequest, Unavailable."""
@@ -46,8 +57,11 @@ class DeviceClaims:
         return granted
 
     def check(self, granted: GrantedDevices, size: VmSize) -> None:
-        """WrongState if one of them cannot be attached now."""
+        """WrongState if one of them cannot be attached now; NotYetFree for one that waits for its reset."""
         if granted.passthrough:
+            for other in self.records.containers.all():
+                if other.owes_devices and (shared := set(other.claims).intersection(granted.claims)):
+                    raise self._held(other, sorted(shared))
             self.devices.check(granted.passthrough, guest_memory=size.max_memory_bytes)
             self.resets.refuse_broken(granted)
 
@@ -57,6 +71,14 @@ class DeviceClaims:
         self._make_way(container, sandbox)
         self.records.containers.add(container)
 
+    def await_free(self, held: NotYetFree, left: float) -> None:
+        """Returns when what is held is free, or raises that it is not within `left` seconds. Not to be called with the lock of
+        its pod held."""
+        try:
+            self.releases.finish(held.container, patience=left)
+        except ShimError as exc:
+            raise WrongState(f"{held} ({exc})") from exc
+
     def _make_way(self, container: Container, sandbox: Sandbox) -> None:
         for other in self.records.containers.all():
             shared = set(other.claims).intersection(container.claims)
@@ -64,20 +86,23 @@ class DeviceClaims:
                 continue
             # Of this sandbox, whose lock is ours: kubelet makes the next attempt of one that was never started, or whose failed
             # start could not be undone, and leaves the row for later.
-            if other.sandbox_id != sandbox.id or other.phase not in (ContainerPhase.CREATED, ContainerPhase.EXITED):
-                raise WrongState(self._held(other, sorted(shared)))
+            at_rest = other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)
+            if other.sandbox_id != sandbox.id or not at_rest or other.owes_devices:
+                raise self._held(other, sorted(shared))
             self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)  # off, or this raises
             self.records.containers.replace(without_claims(other))
 
-    def _held(self, other: Container, claims: list[str]) -> str:
+    def _held(self, other: Container, claims: list[str]) -> WrongState:
         owner = self.records.sandboxes.get(other.sandbox_id)
         places = {device.claim: device.place for device in other.granted.passthrough if isinstance(device, PciFunction)}
         held = ", ".join(f"{claim} ({places[claim]})" if places.get(claim) else claim for claim in claims)
         pod = f"{owner.key.namespace}/{owner.key.name}" if owner else f"of sandbox {other.sandbox_id}"
-        return (
+        when = "It is being reset" if other.owes_devices else "It becomes free when that container ends or is removed"
+        message = (
             f"{held} is held by container {other.name.name} ({other.id}, {other.phase.value}) of pod {pod}: one "
-            "device, one virtual machine. It becomes free when that container ends or is removed"
+            f"device, one virtual machine. {when}"
         )
+        return NotYetFree(message, other.id) if other.owes_devices else WrongState(message)
 
 
 def _joined(envs: Sequence[tuple[str, bytes]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Host devices in VMs: reports errors that the kernel counts, and what was wrong with a device when its VM ended."""
+"""Devices of the host in VMs: errors that the kernel counts are told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.devices.granted import DeviceErrors, PciAddress, PciFunction
 from virtshim.domain.ids import ContainerId
 from virtshim.passthrough.resets import DeviceResets
-from virtshim.passthrough.usb_drivers import UsbReprobe
 from virtshim.ports.devices import DeviceErrorCounts
 from virtshim.ports.records import Records
 
@@ -29,16 +28,10 @@ class DeviceStatus:
 
 
 class DeviceHealth:
-    """`resets`: whether functions are reset by us; the kernel does it too, when QEMU lets go of them."""
-
-    def __init__(
-        self, records: Records, counts: DeviceErrorCounts, resetting: DeviceResets, usb: UsbReprobe, *, resets: bool
-    ) -> None:
+    def __init__(self, records: Records, counts: DeviceErrorCounts, resetting: DeviceResets) -> None:
         self._records = records
         self._counts = counts
         self._resetting = resetting
-        self._usb = usb
-        self._resets = resets
         self._seen: Mapping[PciAddress, DeviceErrors] = {}
         self._first: Mapping[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
 
@@ -84,15 +77,6 @@ class DeviceHealth:
             if (new := _since(first.get(address, errors), errors)).fatal
         )
         return "; ".join(told)
-
-    def ended(self, container: Container) -> str:
-        """Its VM is off, and the devices are still its own: nobody else's VM is reset. What was wrong with them, for people;
-        "" if nothing was."""
-        self._usb.after(container)
-        wrong = [self.trouble(container)]
-        if self._resets and container.claims:
-            wrong += self._resetting.after(container)
-        return "; ".join(filter(None, wrong))
 
     def _counted(self, container: Container) -> Mapping[PciAddress, DeviceErrors]:
         """Of its functions those for which the kernel counts."""

@@ -49,7 +49,8 @@ class DeviceResets:
         self._counts: Counter[tuple[PciAddress, str]] = Counter()
 
     def after(self, container: Container) -> list[str]:
-        """Resets what was its VM's, and nobody else's yet. What is wrong with which, for people."""
+        """Resets what was its VM's, and nobody else's yet. What is wrong with which, for people; that is on disk then, or this
+        raises ShimError."""
         wrong = []
         for device in container.granted.passthrough:
             if isinstance(device, PciFunction) and device.claim in container.claims:
@@ -135,5 +136,7 @@ class DeviceResets:
                 self._table.put(after)
             else:
                 self._table.delete(after.claim)
-        except ShimError as exc:  # a full disk: the VM's end is told all the same
+        except ShimError as exc:  # a full disk
+            if after.fault and not before.fault:
+                raise  # nothing else would keep it from the next VM
             log.warning("device.condition_not_written", device=str(after.address), error=str(exc))

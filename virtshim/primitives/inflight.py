@@ -42,6 +42,10 @@ class Inflight(Generic[R]):
         mine.set_result(result)
         return result
 
+    def is_running(self, key: Hashable) -> bool:
+        with self._lock:
+            return key in self._running
+
     def _join(self, key: Hashable, what: object, running: tuple[object, Future[R]], timeout: float) -> R:
         if running[0] != what:
             raise AlreadyExists(f"{key} is being made with a different configuration; remove it first or wait")

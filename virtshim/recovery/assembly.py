@@ -38,9 +38,9 @@ def recovery(
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
     survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout)
-    resets = repairs.remove_container.devices.resets
+    devices = repairs.remove_container.devices
     rebuild = Rebuild(repairs.records, inventory, repairs.networks, repairs.timeout)
     return Recovery(
-        Recover(survey, rebuild, repairs, runner, images, resets),
-        Reconcile(repairs.records, survey, repairs, runner, images, locks, repairs.clock, interval, resets),
+        Recover(survey, rebuild, repairs, runner, images, devices.resets, devices.releases),
+        Reconcile(repairs.records, survey, repairs, runner, images, locks, repairs.clock, interval, devices.resets),
     )

@@ -6,6 +6,7 @@ when it is still there with the pod's lock held. So nothing that is being create
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -88,13 +89,11 @@ class Reconcile:
 
     def _alone(self, repair: Repair) -> None:
         """On the repair's own thread."""
-        if repair.pod is None:
-            self._if_still_due(repair)
-            return
-        with self.locks.held(repair.pod):
-            self._if_still_due(repair)
-
-    def _if_still_due(self, repair: Repair) -> None:
-        if self.repairs.still_due(repair):
+        with contextlib.nullcontext() if repair.pod is None else self.locks.held(repair.pod):
+            if not self.repairs.still_due(repair):
+                return
             log.warning("reconcile.repair", what=repair.what, item=repair.name)
+            if not repair.takes_lock:
+                repair.do(repair.item)
+        if repair.takes_lock:
             repair.do(repair.item)

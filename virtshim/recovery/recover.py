@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.lifecycle.images import ImageService
+from virtshim.passthrough.releases import DeviceReleases
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.network import PodNetworks
@@ -62,6 +63,7 @@ class Recover:
     repair_runner: RepairRunner
     images: ImageService
     resets: DeviceResets
+    releases: DeviceReleases
 
     def run(self, *, rebooted: bool, lost: bool = False) -> None:
         """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
@@ -83,6 +85,7 @@ class Recover:
                 left = self.repair_runner.make(repair, left)
         if rebooted:
             self.resets.forget()
+        self.releases.begin_all()  # not waited for: the claims keep the devices
         self.images.collect_all()
         log.info(
             "recovered",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, without_claims
 from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -36,13 +36,15 @@ FOLLOW: Final = "running container"
 @dataclass(frozen=True, slots=True)
 class Repair:
     """`about`: the ids of what it is done to; two repairs that share one must not overlap. `pod`: whose lock keeps calls
-    away, None if that is not known (then nobody calls)."""
+    away, None if that is not known (then nobody calls). `takes_lock`: it takes that lock itself, and what it is planned from
+    does not change back meanwhile."""
 
     what: str
     item: Any
     do: Callable[[Any], object]
     about: frozenset[str]
     pod: SandboxId | None
+    takes_lock: bool = False
 
     def guarded(self, guard: Callable[[Repair], object]) -> Repair:
         """The same, made by `guard`."""
@@ -81,7 +83,8 @@ class Repairs:
         """In the order in which they are to be made."""
         yield from self._each("stray domain", todo.stray_domains, self._drop_domain)
         yield from self._each("unwanted domain", todo.unwanted_domains, self._end_domain)
-        yield from self._each("half-made container", todo.undo_containers, self.remove_container.remove)
+        for half in self._each("half-made container", todo.undo_containers, self.remove_container.remove):
+            yield dataclasses.replace(half, takes_lock=True)
         yield from self._each("stray directory", todo.stray_directories, self.disks.delete)
         yield from self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_pod_disks)
         yield from self._each("started container", todo.adopt, self._adopt)
@@ -145,7 +148,8 @@ class Repairs:
     def _settle_rebooted(self, container: Container) -> None:
         self.exits.finish_log(container)
         how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
-        self.records.containers.replace(container.exited(how_it_ended(container, how)))
+        # The restart has reset its devices.
+        self.records.containers.replace(without_claims(container.exited(how_it_ended(container, how))))
 
     def _undo_sandbox(self, sandbox: Sandbox) -> None:
         self.networks.release(sandbox.id, self.timeout)

@@ -108,6 +108,24 @@ def test_a_guest_that_shuts_itself_down_is_told_without_any_call(client: Client,
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 0, "Completed")
 
 
+def test_the_ends_of_twenty_vms_are_told_while_the_reset_of_ones_device_hangs(client: Client, world: World) -> None:
+    node = "/dev/vfio/7"
+    world.outside.devices.add_function(node, "0000:3b:00.1")
+    gate = world.journal.hold("drivers.reset")
+    device = pb.Device(host_path=node, container_path=node, permissions="rw")
+    hung = client.create(client.run("hung"), devices=[device])
+    client.start(hung)
+    containers = [hung, *(client.running(f"pod-{n}")[1] for n in range(19))]
+    with following(client) as stream:
+        for vm in world.records.containers.all():
+            world.outside.vms.end(world.domain(vm.id), OffReason.SHUTDOWN)
+        told = {next(stream).container_id for _ in containers}
+    gate.wait()
+    assert told == set(containers)
+    assert client.status(hung).state == pb.CONTAINER_EXITED
+    gate.open()
+
+
 def test_a_client_that_goes_frees_its_place_at_once(client: Client, world: World) -> None:
     with following(client):
         assert world.app.services.events.has_listeners

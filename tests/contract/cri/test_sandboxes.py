@@ -145,7 +145,7 @@ def test_the_usual_namespaces_of_a_pod_are_accepted(client: Client) -> None:
     [
         ({"linux": pb.LinuxPodSandboxConfig(sysctls={"net.core.somaxconn": "1"})}, "net.core.somaxconn"),
         ({"log_directory": "relative/path"}, "log_directory is not absolute"),
-        ({"log_directory": "/nul\0"}, "log_directory holds NUL"),
+        ({"log_directory": "/nul\0"}, "log_directory contains a NUL"),
         ({"log_directory": "/" + "x" * 256}, "log_directory: a path has at most"),
         ({"log_directory": "/x" * 2048}, "log_directory: a path has at most"),
         ({"labels": {"name": "x" * (512 << 10)}}, "labels and config.annotations hold 524292 bytes"),

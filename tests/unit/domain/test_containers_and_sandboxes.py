@@ -107,13 +107,22 @@ def test_a_vm_may_be_on_while_it_runs_while_it_is_removed_and_after_a_failed_sta
     assert [c.may_be_running for c in (created.running(5), created.removing(), created.exited(failed))] == [True] * 3
 
 
-def test_a_container_has_its_devices_until_its_vm_is_off_for_good() -> None:
+def test_a_container_has_its_devices_until_they_are_released() -> None:
     failed = Exit(128, ExitReason.START_ERROR, 9)
     created = dataclasses.replace(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
-    assert [c.claims for c in (created.running(5), created.removing(), created.exited(failed))] == [created.claims] * 3
-    assert (
-        created.exited(ENDED).claims == created.running(5).exited(ENDED).claims == without_claims(created).claims == ()
-    )
+    ended = created.running(5).exited(ENDED)
+    there = (created.running(5), created.removing(), created.exited(failed), ended)
+    assert [c.claims for c in there] == [created.claims] * 4
+    assert without_claims(ended).claims == ()
+
+
+def test_only_an_ended_vm_owes_devices() -> None:
+    failed = Exit(128, ExitReason.START_ERROR, 9)
+    created = dataclasses.replace(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
+    ended = created.running(5).exited(ENDED)
+    assert ended.owes_devices
+    others = (created, created.running(5), created.exited(failed), ended.removing(), without_claims(ended))
+    assert not any(container.owes_devices for container in others)
 
 
 def test_the_first_reason_of_a_sandbox_is_kept() -> None:

@@ -247,7 +247,9 @@ def test_without_a_free_port_the_message_says_what_to_do(make_guest, run, monkey
     mark = os.urandom(8).hex()
     first = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0, cancelled))
     wait_until(lambda: alive(mark), 20, "the first runs")
-    with pytest.raises(ResourceExhausted, match=r"all 2 ports .* no more fit \(no free slot\); wait for a command to end"):
+    with pytest.raises(
+        ResourceExhausted, match=r"all 2 ports .* no more fit \(no free slot\); wait for a command to end"
+    ):
         run(shell("true"))
     assert sorted(Path(guest.sockets).glob("exec-*.sock")) == [Path(guest.sockets, f"exec-{n}.sock") for n in (0, 1)]
     cancelled.set()

@@ -85,6 +85,18 @@ def pod_for_a_device(world: World) -> Any:
     return world.run()
 
 
+def pod_with_a_device(world: World) -> Any:
+    sandbox = pod_for_a_device(world)
+    container = world.create(sandbox, config=WITH_DEVICE)
+    world.start(container)
+    return sandbox, container
+
+
+def is_clean(world: World) -> bool:
+    """The device is nobody's, and was reset before."""
+    return not any(c.claims for c in world.records.containers.all()) and world.outside.drivers.resets != []
+
+
 def deaf_pod(world: World) -> Any:
     pod = world.running()
     world.outside.vms.shuts_down_after = None
@@ -136,6 +148,16 @@ CALLS = {
         prepare=deaf_pod,
         make=stop_container,
         done=lambda world, pod: container_phase(world, pod) is ContainerPhase.EXITED,
+    ),
+    "stop with a device": Call(
+        prepare=pod_with_a_device,
+        make=stop_container,
+        done=lambda world, pod: container_phase(world, pod) is ContainerPhase.EXITED and is_clean(world),
+    ),
+    "remove a running container with a device": Call(
+        prepare=pod_with_a_device,
+        make=remove_container,
+        done=lambda world, pod: container_phase(world, pod) is None and is_clean(world),
     ),
     "remove a running container": Call(
         prepare=lambda world: world.running(),

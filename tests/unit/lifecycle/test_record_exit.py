@@ -141,6 +141,45 @@ def test_an_unreadable_state_is_no_end(world: World) -> None:
     assert world.container(container).phase is ContainerPhase.RUNNING
 
 
+# --- why we ended a VM
+
+
+def announced(world: World) -> dict[ContainerId, str]:
+    return world.app.events.exits.kill_reasons
+
+
+def test_what_we_announced_is_forgotten_once_the_end_is_told(world: World) -> None:
+    _, container = world.running()
+    world.stop(container)
+    ended = world.container(container).exit
+    assert ended is not None
+    assert ended.message == "killed: no grace period"
+    assert announced(world) == {}
+
+
+def test_a_vm_that_is_still_on_ends_as_announced(world: World) -> None:
+    _, container = world.running()
+    exits = world.app.events.exits
+    exits.note_kill(container, "killed: by a test")
+    exits.settle(container)
+    world.outside.vms.end(world.domain(container), OffReason.DESTROYED)
+    world.outside.vms.deliver()
+    ended = world.container(container).exit
+    assert ended is not None
+    assert ended.message == "killed: by a test"
+    assert announced(world) == {}
+
+
+def test_an_announcement_that_comes_too_late_is_forgotten(world: World) -> None:
+    _, ended = world.running("ended")
+    world.stop(ended)
+    gone = ContainerId("1" * 64)
+    for container in (ended, gone):
+        world.app.events.exits.note_kill(container, "killed: too late")
+        world.app.events.exits.settle(container)
+    assert announced(world) == {}
+
+
 # --- power events
 
 

@@ -114,7 +114,7 @@ def test_a_guest_that_ended_well_with_a_device_that_did_not_says_so(world: World
     container = running(world)
     world.journal.fail("drivers.reset", InternalError("it did not come out of it"))
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
-    world.outside.vms.deliver()
+    world.deliver()
     how = world.container(container).exit
     assert how is not None
     assert (how.code, how.message) == (0, f"device {ADDRESS} could not be reset: it did not come out of it")
