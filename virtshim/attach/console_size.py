@@ -45,7 +45,7 @@ class ConsoleSizes:
         try:
             self._set(container, columns, rows, _ANSWER)
         except ShimError as exc:
-            log.debug("console.size.untold", container=container.short, why=str(exc))
+            log.debug("console.size.not_set", container=container.short, why=str(exc))
 
 
 class ConsoleSize:

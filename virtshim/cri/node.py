@@ -57,5 +57,5 @@ class NodeCalls(ServicerPart):
     ) -> pb.UpdateRuntimeConfigResponse:
         """kubelet sends the pod CIDR of the node; the CNI configuration decides, so it is only logged."""
         del context
-        log.info("node.pod_cidr", told=request.runtime_config.network_config.pod_cidr[:200])
+        log.info("node.pod_cidr", cidr=request.runtime_config.network_config.pod_cidr[:200])
         return pb.UpdateRuntimeConfigResponse()

@@ -20,7 +20,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.ports.clock import Clock
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+log = structlog.get_logger(__name__)
 
 _CLOSE_TIMEOUT: Final = 10.0
 
@@ -171,8 +171,8 @@ class ConsoleLogs:
         try:
             self._watch.ensure_watched(container, tail.raw_path)
             turn = tail.turn()
-        except Exception:  # noqa: BLE001 (the edge of the thread: one console must not stop the others)
-            _log.exception("console.turn.failed", container=container.short)
+        except Exception:  # the edge of the thread: one console must not stop the others
+            log.exception("console.turn.failed", container=container.short)
             self._due[container] = self._clock.monotonic() + self._pace.retry_after
             return
         if turn.more:

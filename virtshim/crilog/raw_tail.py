@@ -12,7 +12,7 @@ from virtshim.crilog.files import RawLog
 from virtshim.crilog.tail import Turn
 from virtshim.domain.ids import ContainerId
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+log = structlog.get_logger(__name__)
 
 # Bytes that stay at least; one MiB more at most, as space is given back in pieces of that size.
 KEEP_BYTES: Final = 16 * 1024 * 1024
@@ -68,7 +68,7 @@ class RawTail:
             self._failing = False
         except OSError as error:
             if not self._failing:  # logged once, however often it is tried again
-                _log.warning("console.raw.failed", container=self._container.short, error=str(error))
+                log.warning("console.raw.failed", container=self._container.short, error=str(error))
             self._failing = True
 
     def _close(self) -> None:

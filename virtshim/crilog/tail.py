@@ -23,7 +23,7 @@ from virtshim.domain.layout import Layout
 from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, TokenBucket
 from virtshim.ports.clock import Clock
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+log = structlog.get_logger(__name__)
 
 # Bytes between two records of the position. Each empty line of the guest becomes some 45 bytes in memory.
 _PIECE: Final = 64 * 1024
@@ -140,7 +140,7 @@ class Tail:
             try:
                 self._rewind_after_failure()
             except OSError as error:  # the bytes that the failed write left would come twice
-                _log.warning("console.log.failed", container=self._container.short, error=str(error))
+                log.warning("console.log.failed", container=self._container.short, error=str(error))
             old, self._log = self._log, new
             old.close()
             status = new.status()
@@ -165,7 +165,9 @@ class Tail:
                         self._drop_backlog(_FINAL_BYTES, _FINAL_BYTES)
                 self._commit(self._cutter.end(self._stamp()))
             except OSError as error:
-                _log.error("console.log.incomplete", container=self._container.short, error=str(error))
+                log.error(  # noqa: TRY400  the error says all
+                    "console.log.incomplete", container=self._container.short, error=str(error)
+                )
             self._close()
 
     def close(self) -> None:
@@ -247,7 +249,7 @@ class Tail:
                 self._raw.free_before(position.offset)
         except OSError as error:
             if not self._position_failing:
-                _log.warning("console.position.failed", container=self._container.short, error=str(error))
+                log.warning("console.position.failed", container=self._container.short, error=str(error))
             self._position_failing = True
 
     def _drop_backlog(self, most: int, kept: int) -> None:
@@ -265,7 +267,7 @@ class Tail:
     def _log_lost_bytes(self) -> None:
         if not self._lost:
             return
-        _log.warning("console.lost", container=self._container.short, bytes=self._lost)
+        log.warning("console.lost", container=self._container.short, bytes=self._lost)
         line = b"virtshim: %d bytes of this console were dropped: it writes faster than its log may grow\n" % self._lost
         self._commit(self._cutter.feed((b"\n" if self._cutter.held else b"") + line, self._stamp()))
         self._lost = 0
@@ -274,7 +276,7 @@ class Tail:
         """The raw log is another file than the recorded one, or became shorter: everything in it is new."""
         status = self._raw.status()
         if self._done.raw_inode not in (0, status.st_ino) or status.st_size < self._read_to:
-            _log.warning("console.raw.replaced", container=self._container.short, offset=self._read_to)
+            log.warning("console.raw.replaced", container=self._container.short, offset=self._read_to)
             self._start_again()
         self._done = dataclasses.replace(self._done, raw_inode=status.st_ino)
 
@@ -297,7 +299,7 @@ class Tail:
     def _failed(self, error: OSError) -> float:
         """Logged once, however often it is tried again."""
         if not self._log_failing:
-            _log.warning("console.log.failed", container=self._container.short, error=str(error))
+            log.warning("console.log.failed", container=self._container.short, error=str(error))
         self._log_failing = True
         with contextlib.suppress(OSError):
             self._log.truncate_to(self._done.log_size)

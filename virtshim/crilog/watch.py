@@ -14,7 +14,7 @@ from inotify_simple import INotify, flags
 
 from virtshim.domain.ids import ContainerId
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+log = structlog.get_logger(__name__)
 
 _GROWN = flags.MODIFY | flags.DONT_FOLLOW
 _APPEARED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
@@ -28,7 +28,7 @@ class RawLogWatch:
         try:
             self._inotify = INotify(nonblocking=True)
         except OSError as error:
-            _log.warning("console.watch.unavailable", error=str(error), remedy="raise fs.inotify.max_user_instances")
+            log.warning("console.watch.unavailable", error=str(error), remedy="raise fs.inotify.max_user_instances")
         self._containers: dict[int, ContainerId] = {}
         self._files: dict[ContainerId, int] = {}
         self._directories: dict[ContainerId, int] = {}
@@ -57,7 +57,7 @@ class RawLogWatch:
             self._unwatched.discard(container)
             return
         if not self._unwatched:
-            _log.warning("console.watch.failed", container=container.short, remedy="raise fs.inotify.max_user_watches")
+            log.warning("console.watch.failed", container=container.short, remedy="raise fs.inotify.max_user_watches")
         self._unwatched.add(container)
 
     def _watch_file(self, container: ContainerId, raw_path: str) -> bool:

@@ -223,7 +223,7 @@ class GuestVm:
                 except ShimError as exc:
                     if self._ended.is_set():
                         break
-                    log.warning("exec.unsettled", ports=[port.path for port in running.ports], error=str(exc))
+                    log.warning("exec.cleanup.failed", ports=[port.path for port in running.ports], error=str(exc))
                 kill = "all"
                 if self._ended.wait(pause):
                     break

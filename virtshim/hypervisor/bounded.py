@@ -52,7 +52,7 @@ class BoundedCalls:
             with self._lock:
                 if ended.empty():
                     self._left_behind.add(domain)
-            log.warning("vm.unanswered", domain=str(domain), what=self._what, seconds=seconds)
+            log.warning("vm.no_answer", domain=str(domain), what=self._what, seconds=seconds)
             raise self._late(domain) from None
         if error is not None:
             raise error

@@ -9,12 +9,12 @@ memory.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import libvirt
+import structlog
 from lxml import etree
 
 from virtshim.domain.errors import InternalError, ShimError, Unavailable
@@ -22,7 +22,7 @@ from virtshim.hypervisor.errors import code_of, message_of, talking_to_libvirt, 
 from virtshim.hypervisor.events import start_event_loop
 from virtshim.hypervisor.file_owner import QemuIds
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 10.0
@@ -134,19 +134,19 @@ class Connection:
                 self._watch(conn)
                 for prepare in self._prepare:
                     prepare(conn)
-        except Exception as exc:  # noqa: BLE001  the edge of a thread that must never end
+        except Exception as exc:  # the edge of a thread that must never end
             _close(conn)
             with self._lock:
                 new, self._trouble = str(exc) != self._trouble, str(exc)
             if new:
-                _log.warning("%s", exc, exc_info=not isinstance(exc, ShimError))
+                log.warning("libvirt.connection.failed", error=str(exc), exc_info=not isinstance(exc, ShimError))
             return False
         with self._lock:
             self._conn, self._trouble = conn, ""
         self._opened.set()
         for notify in self._notify:
             notify()
-        _log.info("connected to libvirt at %s", self._uri)
+        log.info("libvirt.connection.opened", uri=self._uri)
         return True
 
     def _watch(self, conn: libvirt.virConnect) -> None:
@@ -164,7 +164,7 @@ class Connection:
 
     def _drop_if_lost(self) -> None:
         if self._conn is not None and not self._closing and not _is_alive(self._conn):
-            _log.warning("the connection to libvirt at %s was lost", self._uri)
+            log.warning("libvirt.connection.lost", uri=self._uri)
             self._drop(f"the connection to libvirt at {self._uri} was lost")
 
     def _drop(self, trouble: str) -> None:

@@ -7,7 +7,6 @@ whatever its UUID (a pod may choose one). So nothing here can end, change or rem
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import libvirt
+import structlog
 
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
@@ -35,7 +35,7 @@ from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.start_failure import start_failed
 from virtshim.hypervisor.vnc_directory import writable_by_qemu
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _Key = TypeVar("_Key", str, bytes)
 
@@ -153,7 +153,7 @@ class LibvirtHypervisor:
         try:
             conn.getDomainCapabilities(self._profile.emulator, "x86_64", "q35", self._profile.domain_type.value)
         except libvirt.libvirtError as exc:
-            _log.warning("libvirt cannot query the capabilities of %s: %s", self._profile.emulator, message_of(exc))
+            log.warning("libvirt.capabilities.failed", emulator=self._profile.emulator, error=message_of(exc))
 
     def _end_threads(self) -> None:
         self._exits.close()
@@ -265,7 +265,7 @@ class LibvirtHypervisor:
         try:
             owner = owner_mark.from_text(text)
         except InvalidRequest as exc:
-            _log.warning("libvirt domain %s has a damaged owner mark and is left alone: %s", domain.name(), exc)
+            log.warning("libvirt.domain.damaged_mark", name=domain.name(), error=str(exc))
             return None
         if owner.node != self._profile.node:
             return None

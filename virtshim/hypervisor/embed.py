@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import glob
 import grp
-import logging
 import os
 import pwd
 import stat
 import tempfile
 from dataclasses import dataclass
 
+import structlog
 from lxml import etree
 
 from virtshim.domain.errors import InvalidRequest
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 # Users and groups that distributions make for QEMU: Debian and Ubuntu; Fedora, RHEL, SUSE, Arch.
 _KNOWN_USERS = (("libvirt-qemu", "kvm"), ("qemu", "qemu"))
@@ -103,10 +103,11 @@ def _remove_stale_status(status_directory: str) -> None:
         try:
             status = etree.parse(path).getroot()
         except (OSError, etree.XMLSyntaxError) as exc:
-            _log.warning("libvirt's status %s cannot be read and is left to libvirt: %s", path, exc)
+            log.warning("libvirt.status.unreadable", path=path, error=str(exc))
             continue
         if status.tag == "domstatus" and status.get("pid") == "0":
-            _log.info("%s: this VM's start was cut off before QEMU ran; it is off", os.path.basename(path))
+            # This VM's start was cut off before QEMU ran: it is off.
+            log.info("libvirt.status.removed", path=path)
             os.unlink(path)
 
 

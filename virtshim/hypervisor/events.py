@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import libvirt
+import structlog
 
 from virtshim.domain.errors import ShimError
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 # Domains that are told of at once. More than ever end in one moment; a thread is there only while it has something to tell.
 _MAX: Final = 16
@@ -45,7 +45,7 @@ def _run_events() -> None:
         try:
             libvirt.virEventRunDefaultImpl()
         except libvirt.libvirtError:
-            _log.exception("libvirt's event loop reported an error; it goes on")
+            log.exception("libvirt.event_loop.failed")  # and it goes on
 
 
 class Lifecycle:
@@ -149,12 +149,12 @@ class Lifecycle:
         try:
             return list(self._everything())
         except ShimError as exc:  # the connection is gone again: its return brings the next round
-            _log.warning("cannot list the VMs after a reconnect: %s", exc)
+            log.warning("libvirt.list.failed", error=str(exc))
             return []
 
 
 def _call(callback: Callable[[uuid.UUID], None], domain: uuid.UUID) -> None:
     try:
         callback(domain)
-    except Exception:  # noqa: BLE001  the edge of a thread: one bad callback must not end the events of all VMs
-        _log.exception("a power event callback failed for domain %s", domain)
+    except Exception:  # the edge of a thread: one bad callback must not end the events of all VMs
+        log.exception("vm.power_event.crashed", domain=str(domain))

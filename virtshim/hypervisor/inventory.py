@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 
 import libvirt
+import structlog
 from lxml import etree
 
 from virtshim.domain.errors import InternalError, InvalidRequest
@@ -18,7 +18,7 @@ from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import message_of
 from virtshim.ports.recovery import DomainInventory, DomainMetadata
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class LibvirtInventory:
@@ -39,7 +39,7 @@ class LibvirtInventory:
                     if not conn.isAlive():
                         raise
                     why = message_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
-                    _log.warning("libvirt domain %s cannot be read and is left alone: %s", domain.name(), why)
+                    log.warning("libvirt.domain.unreadable", name=domain.name(), error=why)
                     unreadable.append(domain.name())
                     continue
                 if owner is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import uuid
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, cast
 
 import libvirt
+import structlog
 from lxml import etree
 
 from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, WrongState
@@ -18,11 +18,11 @@ from virtshim.domain.vm import Power
 from virtshim.hypervisor import ownership
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import SECRETS, NodeProfile
-from virtshim.hypervisor.errors import code_of
+from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.power import to_power
 from virtshim.hypervisor.xmltext import absolute_path
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 _ENDED: Final = frozenset({libvirt.VIR_ERR_OPERATION_ABORTED, libvirt.VIR_ERR_OPERATION_FAILED})
 # Seconds between two tries to abort: the job may not have begun when the time is over.
@@ -107,7 +107,7 @@ def _aborted_after(found: libvirt.virDomain, timeout: float, over: threading.Eve
             try:
                 found.abortJob()
             except libvirt.libvirtError as exc:
-                _log.debug("the job of VM %s cannot be aborted: %s", found.name(), exc)
+                log.debug("vm.job.not_aborted", name=found.name(), error=message_of(exc))
 
     thread = threading.Thread(target=wait, name="save-time-limit", daemon=True)
     thread.start()

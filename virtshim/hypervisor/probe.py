@@ -8,18 +8,19 @@ VMs will get.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import tempfile
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
+
+import structlog
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.hypervisor import probe_guest
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.process import Finished, run
 
-_log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 # Under a real KVM it takes 0.1 s; a node that is busy starting may need longer.
 _LIMIT: Final = 10.0
@@ -60,12 +61,8 @@ def choose(
     if (known := _recall(remembered, key)) is not None:
         return known
     verdict = probe(qemu, run_program=run_program)
-    _log.log(
-        logging.INFO if verdict.domain_type is DomainType.KVM else logging.WARNING,
-        "VMs run with domain type %s: %s",
-        verdict.domain_type.value,
-        verdict.why,
-    )
+    report = log.info if verdict.domain_type is DomainType.KVM else log.warning
+    report("kvm.probed", domain_type=verdict.domain_type.value, why=verdict.why)
     if verdict.final:
         _remember(remembered, key, verdict)
     return verdict
@@ -129,4 +126,4 @@ def _remember(path: str, key: str, verdict: Verdict) -> None:
             file.write(content)
         os.rename(beside, path)
     except OSError as exc:
-        _log.warning("cannot remember in %s whether KVM works, will probe again: %s", path, exc.strerror)
+        log.warning("kvm.probe.not_saved", path=path, error=exc.strerror)  # the next start probes again

@@ -78,7 +78,8 @@ class ResourcePlugin:
         if kubelet is None:
             self._registered = None
             self._warn_once(
-                "plugin.waits", f"{self._plugins.directory}/kubelet.sock is not there: kubelet is not running"
+                "plugin.waiting_for_kubelet",
+                f"{self._plugins.directory}/kubelet.sock is not there: kubelet is not running",
             )
             return
         try:

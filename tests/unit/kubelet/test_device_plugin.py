@@ -220,8 +220,8 @@ def test_a_plugin_waits_for_its_kubelet_and_outlives_a_refusal(directory) -> Non
     node, kubelet = Node(directory, "nodes"), FakeKubelet(directory)
     with capture_logs() as logs:
         node.start()
-        wait_until(lambda: told(logs, "plugin.waits"), "it says that there is no kubelet")
-    assert told(logs, "plugin.waits")[0] == (
+        wait_until(lambda: told(logs, "plugin.waiting_for_kubelet"), "it says that there is no kubelet")
+    assert told(logs, "plugin.waiting_for_kubelet")[0] == (
         "qat.intel.com/generic",
         f"{directory}/kubelet.sock is not there: kubelet is not running",
     )
