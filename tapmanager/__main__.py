@@ -16,13 +16,13 @@ from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.ledger import Ledger
 from tapmanager.links import netns
 from tapmanager.settings import QemuUser, Settings
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.physical_function import PhysicalFunctions
 
 log = logging.getLogger("tapmanager")
 
@@ -39,10 +39,10 @@ def main(argv: list[str] | None = None) -> int:
         for chatty in ("pyroute2", "asyncio"):
             logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
         if os.geteuid() != 0:
-            raise NetError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
+            raise TapmanagerError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
         os.umask(0o022)  # directories others must pass, and plugins' files, as if started from a shell
         return _run(chosen)
-    except NetError as exc:
+    except TapmanagerError as exc:
         print(f"tapmanager: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it
     except OSError as exc:
         print(f"tapmanager: cannot start: {exc}", file=sys.stderr)  # noqa: T201

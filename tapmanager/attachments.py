@@ -28,12 +28,10 @@ from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
 from tapmanager.dhcp import server as dhcp_server
 from tapmanager.dhcp.lease_plan import Lease, lease_for
-from tapmanager.errors import NetError, deadline, internal
+from tapmanager.errors import TapmanagerError, deadline, internal
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
-from tapmanager.links import counters, netns, pod_links, tap
-from tapmanager.links import networks as networks_plan
-from tapmanager.links import plan as links_plan
+from tapmanager.links import counters, netns, network_plan, nic_plan, pod_links, tap
 from tapmanager.links.counters import Counters
 from tapmanager.pod import Nic, Pod
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
@@ -73,7 +71,7 @@ class KeyedLocks:
 
     @contextlib.contextmanager
     def holding(self, key: str, until: float) -> Iterator[None]:
-        """Raises NetError (deadline) if another call still has it then."""
+        """Raises TapmanagerError (deadline) if another call still has it then."""
         with self._guard:
             lock, users = self._locks.get(key, (threading.Lock(), 0))
             self._locks[key] = (lock, users + 1)
@@ -94,7 +92,7 @@ class KeyedLocks:
 
 
 class Attachments:
-    """Thread-safe. Errors: NetError; OSError where the kernel refuses what it should not."""
+    """Thread-safe. Errors: TapmanagerError; OSError where the kernel refuses what it should not."""
 
     def __init__(
         self,
@@ -119,7 +117,7 @@ class Attachments:
                 entry = self._ledger.read(sandbox)
                 if entry is not None and entry.phase is Phase.ATTACHED:
                     self._start_dhcp(entry)
-            except (NetError, OSError) as exc:
+            except (TapmanagerError, OSError) as exc:
                 log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, exc)
 
     @property
@@ -131,10 +129,10 @@ class Attachments:
         return self._ledger.sandboxes()
 
     def pod(self, sandbox: str) -> Pod:
-        """Whose network it is. NetError: not-found also for one that is not whole."""
+        """Whose network it is. TapmanagerError: not-found also for one that is not whole."""
         entry = self._ledger.read(sandbox)
         if entry is None or entry.phase is not Phase.ATTACHED or not netns.exists(entry.netns):
-            raise NetError("not-found", f"sandbox {sandbox} has no network")
+            raise TapmanagerError("not-found", f"sandbox {sandbox} has no network")
         return entry.pod
 
     def counters(self, after: str) -> tuple[Mapping[str, Mapping[str, Counters]], str]:
@@ -150,7 +148,7 @@ class Attachments:
     def _attached(self, sandbox: str) -> Entry | None:
         try:
             entry = self._ledger.read(sandbox)
-        except NetError as exc:
+        except TapmanagerError as exc:
             log.debug("counters.no_record sandbox=%s error=%s", sandbox, exc)
             return None
         return entry if entry is not None and entry.phase is Phase.ATTACHED else None
@@ -162,7 +160,7 @@ class Attachments:
         for sandbox in self._ledger.sandboxes():
             if self._missing_part(sandbox):
                 with (
-                    contextlib.suppress(NetError),
+                    contextlib.suppress(TapmanagerError),
                     self._locks.holding(sandbox, min(until, time.monotonic() + _BUSY_POLL)),
                 ):
                     if gone := self._missing_part(sandbox):
@@ -177,7 +175,7 @@ class Attachments:
             if not netns.exists(entry.netns):
                 return f"the network namespace {entry.netns}"
             there = netns.run_inside(entry.netns, lambda: {name for _, name in socket.if_nameindex()})
-        except (NetError, OSError) as exc:  # unreadable is not gone
+        except (TapmanagerError, OSError) as exc:  # unreadable is not gone
             log.warning("pod.not_looked_at sandbox=%s error=%s", sandbox, exc)
             return ""
         gone = [nic.tap for nic in entry.nics if nic.tap not in there]
@@ -233,7 +231,7 @@ class Attachments:
         short = entry.pod.sandbox[:20]
         for other in self._ledger.sandboxes():
             if other.startswith(short) and other != entry.pod.sandbox:
-                raise NetError("already-exists", f"sandbox {other} has the same first 20 digits; use another id")
+                raise TapmanagerError("already-exists", f"sandbox {other} has the same first 20 digits; use another id")
 
     def _planned(self, entry: Entry) -> Entry:
         try:
@@ -241,18 +239,18 @@ class Attachments:
         except BadField as exc:
             raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
         there = netns.run_inside(entry.netns, pod_links.read)
-        networks = networks_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
+        networks = network_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
         functions = self._functions.planned(networks, there)
-        nics = networks_plan.nics_of(networks, there, pod_links.random_mac, {function.link for function in functions})
-        nics, functions = networks_plan.with_one_default(networks, nics, functions)
-        for what in networks_plan.not_given(networks, (*nics, *functions)):
+        nics = network_plan.nics_of(networks, there, pod_links.random_mac, {function.link for function in functions})
+        nics, functions = network_plan.with_one_default(networks, nics, functions)
+        for what in network_plan.not_given(networks, (*nics, *functions)):
             log.warning("interface.not_given sandbox=%s %s", entry.pod.sandbox, what)
         return dataclasses.replace(
             entry,
             nics=nics,
             functions=functions,
-            ips=links_plan.ips_of(result),
-            dns=links_plan.dns_of(entry.pod.dns, result),
+            ips=nic_plan.ips_of(result),
+            dns=nic_plan.dns_of(entry.pod.dns, result),
         )
 
     def _start_dhcp(self, entry: Entry) -> None:
@@ -273,7 +271,7 @@ class Attachments:
         """The first error is the one to report; what cannot be undone stays in the ledger, and release repeats it."""
         try:
             self._tear_down(entry, self._undo_until())
-        except (NetError, OSError) as exc:
+        except (TapmanagerError, OSError) as exc:
             log.warning("pod.not_undone sandbox=%s error=%s", entry.pod.sandbox, exc)
 
     def _undo_until(self) -> float:
@@ -304,7 +302,7 @@ class Attachments:
         # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
         try:
             self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
-        except NetError as exc:
+        except TapmanagerError as exc:
             # sriov's DEL does not know that it found the function at VFIO, and looks for a nonexistent link. Its addresses are
             # free by then, and the sandbox must be.
             if all(function.driver for function in entry.functions):
@@ -332,7 +330,7 @@ class Attachments:
         """A full disk must not prevent resources from being given back; the older record leads to the same release."""
         try:
             self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
-        except NetError as exc:
+        except TapmanagerError as exc:
             log.warning("ledger.not_written sandbox=%s error=%s", entry.pod.sandbox, exc)
 
     def _at(self, entry: Entry, path: str) -> cni_conf.CniAttachment:
@@ -350,11 +348,11 @@ class Attachments:
             return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
 
     def place(self, sandbox: str, placement: Placement, until: float) -> None:
-        """Where the sandbox's next QEMU goes. NetError (not-found) for an unknown sandbox."""
+        """Where the sandbox's next QEMU goes. TapmanagerError (not-found) for an unknown sandbox."""
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is None:
-                raise NetError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
+                raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
             # A power cut ends the QEMU that it is for.
             self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
 
@@ -366,9 +364,11 @@ class Attachments:
     def _opened(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)
         if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
-            raise NetError("permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it")
+            raise TapmanagerError(
+                "permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it"
+            )
         if entry.phase is not Phase.ATTACHED:
-            raise NetError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
+            raise TapmanagerError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
         return entry
 
     def _open_taps(self, entry: Entry, until: float) -> list[int]:
@@ -384,7 +384,7 @@ class Attachments:
         while True:
             try:
                 return netns.run_inside(entry.netns, open_all)
-            except NetError as exc:
+            except TapmanagerError as exc:
                 if exc.kind != "failed-precondition" or time.monotonic() >= until:
                     raise
             threading.Event().wait(_BUSY_POLL)  # the kernel does not signal when a tap is closed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class NetError(Exception):
+class TapmanagerError(Exception):
     """`kind` decides what a caller may do about it; the message is shown to users as it is."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -11,21 +11,21 @@ class NetError(Exception):
         self.kind = kind
 
 
-def invalid(message: str) -> NetError:
+def invalid(message: str) -> TapmanagerError:
     """The request is wrong, and would be wrong again."""
-    return NetError("invalid", message)
+    return TapmanagerError("invalid", message)
 
 
-def unavailable(message: str) -> NetError:
+def unavailable(message: str) -> TapmanagerError:
     """Something external is not available now; the same request may work later."""
-    return NetError("unavailable", message)
+    return TapmanagerError("unavailable", message)
 
 
-def internal(message: str) -> NetError:
+def internal(message: str) -> TapmanagerError:
     """An outside program, or the kernel, failed."""
-    return NetError("internal", message)
+    return TapmanagerError("internal", message)
 
 
-def deadline(message: str) -> NetError:
+def deadline(message: str) -> TapmanagerError:
     """The caller's time, or a step's own limit, is over."""
-    return NetError("deadline", message)
+    return TapmanagerError("deadline", message)

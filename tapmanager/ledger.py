@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapmanager.cni.conf import NetworkConf, conf_from_json
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, address, sandbox_id
 
@@ -167,7 +167,7 @@ class Ledger:
         return sorted(found)
 
     def read(self, sandbox: str) -> Entry | None:
-        """None only if there is no file. Raises NetError (internal) naming the file if it cannot be read."""
+        """None only if there is no file. Raises TapmanagerError (internal) naming the file if it cannot be read."""
         path = self.path(sandbox)
         try:
             with open(path, "rb") as file:
@@ -181,7 +181,7 @@ class Ledger:
         return entry
 
     def write(self, entry: Entry, *, survives_power_cuts: bool = True) -> None:
-        """On disk when it returns; without `survives_power_cuts` a cut may restore the old record. Raises NetError
+        """On disk when it returns; without `survives_power_cuts` a cut may restore the old record. Raises TapmanagerError
         (exhausted on a full disk, else internal)."""
         path = self.path(entry.pod.sandbox)
         data = json.dumps(to_json(entry), indent=1).encode()
@@ -203,7 +203,7 @@ class Ledger:
             raise _cannot_write(path, exc) from exc
 
     def delete(self, sandbox: str) -> None:
-        """No error if there is none. Raises NetError."""
+        """No error if there is none. Raises TapmanagerError."""
         path = self.path(sandbox)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -220,13 +220,13 @@ class Ledger:
             os.close(fd)
 
 
-def _unreadable(path: str, why: Exception) -> NetError:
+def _unreadable(path: str, why: Exception) -> TapmanagerError:
     return internal(
         f"the network record {path} cannot be read ({why}), so nothing of that pod is touched; restore the file, or remove "
         "by hand what the pod had (ip netns del, the CNI plugin's lease) and then the file"
     )
 
 
-def _cannot_write(path: str, exc: OSError) -> NetError:
+def _cannot_write(path: str, exc: OSError) -> TapmanagerError:
     kind = "exhausted" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "internal"
-    return NetError(kind, f"the network record {path} cannot be written: {exc.strerror}")
+    return TapmanagerError(kind, f"the network record {path} cannot be written: {exc.strerror}")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from tapmanager import protocol
-from tapmanager.errors import NetError, invalid
+from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import Json
 from tapmanager.peer import Peer, peer_of
 from tapmanager.verbs import Answer, seconds_of
@@ -34,12 +34,12 @@ _CONNECTIONS_PROCESS = 4
 _CONNECTIONS_OTHER = 256
 _BACKLOG = 512
 
-# (request, peer, until) -> Answer; raises NetError, OSError
+# (request, peer, until) -> Answer; raises TapmanagerError, OSError
 Perform = Callable[[Json, Peer, float], Answer]
 
 
 def lock_file(path: str) -> int:
-    """An exclusive lock for this process's life, as a descriptor to keep. Raises NetError naming the holder."""
+    """An exclusive lock for this process's life, as a descriptor to keep. Raises TapmanagerError naming the holder."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,7 +49,7 @@ def lock_file(path: str) -> int:
         message = (
             f"another tapmanager (process {holder or 'unknown'}) holds {path}; stop it first, or choose other paths"
         )
-        raise NetError("already-exists", message) from exc
+        raise TapmanagerError("already-exists", message) from exc
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
@@ -57,11 +57,13 @@ def lock_file(path: str) -> int:
 
 def listen(path: str, group: int) -> socket.socket:
     """A listening socket, mode 0660 root:`group`. The caller holds the lock: a socket there is a dead process's. Raises
-    NetError if something else is in the way, OSError. Not thread-safe: sets the umask for a moment."""
+    TapmanagerError if something else is in the way, OSError. Not thread-safe: sets the umask for a moment."""
     os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise NetError("already-exists", f"{path} is there and is not a socket; remove it, or choose another path")
+            raise TapmanagerError(
+                "already-exists", f"{path} is there and is not a socket; remove it, or choose another path"
+            )
         os.unlink(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     before = os.umask(0o117)
@@ -138,16 +140,18 @@ class Server:
             conn.close()
             self._forget(peer)
 
-    def _refusal(self, peer: Peer) -> NetError | None:
+    def _refusal(self, peer: Peer) -> TapmanagerError | None:
         if not peer.is_root and peer.uid != self._qemu_uid:
-            return NetError("permission", f"uid {peer.uid} may not use tapmanager")
+            return TapmanagerError("permission", f"uid {peer.uid} may not use tapmanager")
         with self._lock:
             of_process = self._connections[peer]
             of_user = sum(count for other, count in self._connections.items() if other.uid == peer.uid)
         if of_user >= (_CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER):
-            return NetError("unavailable", f"{of_user} connections of uid {peer.uid} are open already; try again")
+            return TapmanagerError(
+                "unavailable", f"{of_user} connections of uid {peer.uid} are open already; try again"
+            )
         if not peer.is_root and of_process >= _CONNECTIONS_PROCESS:
-            return NetError(
+            return TapmanagerError(
                 "unavailable", f"{of_process} connections of process {peer.pid} are open already; try again"
             )
         return None
@@ -204,8 +208,8 @@ class Server:
             answer = self._perform(request, peer, started + seconds_of(request))
             body = protocol.answer(number, answer.ok)
             protocol.encode(body)  # an answer too long must become an error, too
-        except (NetError, protocol.FrameError, OSError) as exc:
-            kind = exc.kind if isinstance(exc, NetError) else "internal"
+        except (TapmanagerError, protocol.FrameError, OSError) as exc:
+            kind = exc.kind if isinstance(exc, TapmanagerError) else "internal"
             body = protocol.error(number, kind, str(exc)[:8000])
             log.warning("request.failed verb=%s kind=%s uid=%d error=%s", verb, kind, peer.uid, exc)
         except Exception:
@@ -226,7 +230,7 @@ def _peer_hung_up(conn: socket.socket) -> bool:
 
 
 def check_listener(sock: socket.socket) -> socket.socket:
-    """A socket we were handed by systemd. Raises NetError if it is not of our kind."""
+    """A socket we were handed by systemd. Raises TapmanagerError if it is not of our kind."""
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
         raise invalid("the activated socket is not ListenSequentialPacket=; correct tapmanager.socket")
     return sock

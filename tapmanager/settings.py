@@ -44,7 +44,7 @@ class QemuUser:
 
 
 def load(argv: Sequence[str]) -> Settings:
-    """Raises NetError (invalid) with all problems at once; argparse ends the process for --help and unknown flags."""
+    """Raises TapmanagerError (invalid) with all problems at once; argparse ends the process for --help and unknown flags."""
     given = vars(_parser().parse_args(argv))
     values: dict[str, object] = {}
     problems: list[str] = []
@@ -117,7 +117,7 @@ def _checked(name: str, value: object, problems: list[str]) -> object:
 
 
 def qemu_user(name: str) -> QemuUser:
-    """By name or uid; "" looks for the usual ones. Raises NetError for a name that is not there."""
+    """By name or uid; "" looks for the usual ones. Raises TapmanagerError for a name that is not there."""
     if not name:
         found = [entry for entry in map(_lookup, _QEMU_USERS) if entry is not None]
         return QemuUser(found[0].pw_uid, found[0].pw_gid) if found else QemuUser(None, 0)

@@ -32,10 +32,10 @@ from tapmanager.cgroups.plan import RequestedLimits, cgroup_path
 from tapmanager.cgroups.tree import VmCgroups
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.drivers.usb import UsbDrivers
-from tapmanager.errors import NetError, invalid
+from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
 from tapmanager.ledger import Entry, Placement
-from tapmanager.links import networks as networks_plan
+from tapmanager.links import network_plan
 from tapmanager.peer import Peer
 from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
 from tapmanager.sriov.nic_functions import NicFunctions
@@ -79,7 +79,7 @@ class _Verb:
 
 
 def seconds_of(request: Json) -> float:
-    """How long the caller waits. Raises NetError (invalid)."""
+    """How long the caller waits. Raises TapmanagerError (invalid)."""
     value = request.get("timeout")
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise invalid("timeout: must be a positive number of seconds")
@@ -87,13 +87,13 @@ def seconds_of(request: Json) -> float:
 
 
 def perform(resources: HostResources, request: Json, peer: Peer, until: float) -> Answer:
-    """Runs one request; `until` is a point in time of time.monotonic(). Raises NetError; OSError from the kernel."""
+    """Runs one request; `until` is a point in time of time.monotonic(). Raises TapmanagerError; OSError from the kernel."""
     name = request.get("verb")
     verb = _TABLE.get(name) if isinstance(name, str) else None
     if verb is None:
         raise invalid(f"verb: {str(name)[:40]!r} is not one of {', '.join(_TABLE)}")
     if not (peer.is_root or verb.open_to_qemu):
-        raise NetError("permission", f"{name} is for root only")
+        raise TapmanagerError("permission", f"{name} is for root only")
     try:
         return verb.run(resources, _Call(as_object(request.get("args"), "args"), peer, until))
     except BadField as exc:
@@ -108,7 +108,7 @@ def _attach(resources: HostResources, call: _Call) -> Answer:
 def _network(entry: Entry) -> Json:
     by_name: dict[str, Nic | NicFunction] = {nic.link: nic for nic in entry.nics}
     by_name |= {function.link: function for function in entry.functions}
-    names = networks_plan.in_guest_order(entry.result or {}, list(by_name))
+    names = network_plan.in_guest_order(entry.result or {}, list(by_name))
     return {
         "netns": entry.netns,
         "interfaces": [_interface(by_name[name]) for name in names],

@@ -55,7 +55,7 @@ class Finished:
     stderr: bytes
     cut: bool
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """The end of the program's output, for an error message: one line, printable, at most 400 characters."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         line = " ".join(text.split())

@@ -106,7 +106,7 @@ class Hierarchy:
         return bool(self.controllers & _NEEDED)
 
 
-def mounted(mountinfo: str) -> Sequence[tuple[str, frozenset[str], bool]]:
+def parse_mountinfo(mountinfo: str) -> Sequence[tuple[str, frozenset[str], bool]]:
     """proc_pid_mountinfo(5) -> (mount point, v1 controllers and names, is v2) of each cgroup mount; the last one wins
     where several lie over each other."""
     found: dict[str, tuple[str, frozenset[str], bool]] = {}
@@ -131,7 +131,7 @@ class Setting:
 
 
 def settings(limits: RequestedLimits, hierarchies: Sequence[Hierarchy]) -> Sequence[tuple[Hierarchy, Setting]]:
-    """In the order in which they are to be written. Raises NetError (invalid) for a limit that this machine has no
+    """In the order in which they are to be written. Raises TapmanagerError (invalid) for a limit that this machine has no
     controller for."""
     planned: list[tuple[Hierarchy, Setting]] = []
     for controller, (v1, v2) in _by_controller(limits).items():

@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, mounted, settings
-from tapmanager.errors import NetError, internal, invalid
+from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, parse_mountinfo, settings
+from tapmanager.errors import TapmanagerError, internal, invalid
 from tapmanager.ledger import Placement
 from tapmanager.peer import Peer
 
@@ -37,7 +37,7 @@ _EMPTY_POLL = 0.01
 def hierarchies(mountinfo: str = _MOUNTINFO) -> Sequence[Hierarchy]:
     """What is mounted here. Raises OSError."""
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
-        found = mounted(file.read())
+        found = parse_mountinfo(file.read())
     return [
         Hierarchy(root, _available_controllers(root) if is_v2 else controllers, is_v2)
         for root, controllers, is_v2 in found
@@ -49,7 +49,7 @@ def _available_controllers(root: str) -> frozenset[str]:
 
 
 class VmCgroups:
-    """Thread-safe. `path` is what `cgroup_plan.cgroup_path` gave. Errors: NetError; OSError where the kernel refuses what
+    """Thread-safe. `path` is what `plan.cgroup_path` gave. Errors: TapmanagerError; OSError where the kernel refuses what
     it should not."""
 
     def __init__(self, found: Sequence[Hierarchy]) -> None:
@@ -77,11 +77,11 @@ class VmCgroups:
         return True
 
     def limit(self, path: str, limits: RequestedLimits, oom_score_adj: int) -> None:
-        """Raises NetError: not-found if there is no such group, failed-precondition if more is in use than that."""
+        """Raises TapmanagerError: not-found if there is no such group, failed-precondition if more is in use than that."""
         with self._lock:
             places = self._places(path)
             if not places:
-                raise NetError("not-found", f"there is no cgroup {path}")
+                raise TapmanagerError("not-found", f"there is no cgroup {path}")
             self._write_all(path, limits)
             for word in _read(f"{places[0][1]}/cgroup.procs").split():
                 self._adjust_oom_score(int(word), oom_score_adj)
@@ -96,7 +96,7 @@ class VmCgroups:
             self._adjust_oom_score(peer.pid, placement.oom_score_adj)
 
     def remove(self, path: str) -> None:
-        """No error if it is gone. NetError (failed-precondition) if processes are in it still."""
+        """No error if it is gone. TapmanagerError (failed-precondition) if processes are in it still."""
         with self._lock:
             for _, directory in self._places(path):
                 _remove(directory)
@@ -110,7 +110,9 @@ class VmCgroups:
     def _enter(self, path: str, pid: int) -> None:
         places = self._places(path)
         if not places:
-            raise NetError("failed-precondition", f"the cgroup {path} is gone; remove the container to recreate it")
+            raise TapmanagerError(
+                "failed-precondition", f"the cgroup {path} is gone; remove the container to recreate it"
+            )
         for one, directory in places:
             try:
                 _write(f"{directory}/cgroup.procs", str(pid))
@@ -178,7 +180,7 @@ class VmCgroups:
                 "failed-precondition" if exc.errno in _NOT_NOW else "invalid" if exc.errno in _INVALID else "internal"
             )
             words = "more than that is in use" if exc.errno == errno.EBUSY else exc.strerror
-            raise NetError(kind, f"{setting.field}: {path} cannot be set to {setting.value}: {words}") from exc
+            raise TapmanagerError(kind, f"{setting.field}: {path} cannot be set to {setting.value}: {words}") from exc
         undo.callback(_restore, path, before)
 
 
@@ -198,10 +200,10 @@ def _require_live_peer(peer: Peer) -> None:
     try:
         status = _read(f"/proc/{peer.pid}/status")
     except (FileNotFoundError, ProcessLookupError) as exc:
-        raise NetError("failed-precondition", f"process {peer.pid} has ended") from exc
+        raise TapmanagerError("failed-precondition", f"process {peer.pid} has ended") from exc
     uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
     if str(peer.uid) not in uids:
-        raise NetError("permission", f"process {peer.pid} is not uid {peer.uid}'s any more")
+        raise TapmanagerError("permission", f"process {peer.pid} is not uid {peer.uid}'s any more")
 
 
 def _enable_controllers(directory: str) -> None:
@@ -229,7 +231,7 @@ def _refuse_less_than_used(directory: str, wanted: int) -> None:
     droppable = dict(line.split() for line in _read(f"{directory}/memory.stat").splitlines())
     used -= int(droppable.get("active_file", 0)) + int(droppable.get("inactive_file", 0))
     if used > wanted:
-        raise NetError("failed-precondition", f"memory: {used} bytes are in use, the limit cannot be {wanted}")
+        raise TapmanagerError("failed-precondition", f"memory: {used} bytes are in use, the limit cannot be {wanted}")
 
 
 def _restore(path: str, value: str) -> None:
@@ -251,7 +253,9 @@ def _remove(directory: str) -> None:
                 raise internal(f"the cgroup {directory} cannot be removed: {exc.strerror}") from exc
         else:
             return
-    raise NetError("failed-precondition", f"the cgroup {directory} cannot be removed: it still contains processes")
+    raise TapmanagerError(
+        "failed-precondition", f"the cgroup {directory} cannot be removed: it still contains processes"
+    )
 
 
 def _until(end: float) -> Iterator[None]:

@@ -19,7 +19,7 @@ from typing import IO
 
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni.conf import CniAttachment, NetworkConf
-from tapmanager.errors import NetError, deadline, internal, unavailable
+from tapmanager.errors import TapmanagerError, deadline, internal, unavailable
 from tapmanager.fields import Json
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class CniPlugins:
     def load(self) -> NetworkConf:
         """The first configuration by file name, read anew: operators and network add-ons replace these files at any time.
 
-        Raises NetError (unavailable) with the remedy. A broken first file is an error, not a reason to take the second:
+        Raises TapmanagerError (unavailable) with the remedy. A broken first file is an error, not a reason to take the second:
         pods would land on another network.
         """
         path = self._first_file()
@@ -71,18 +71,18 @@ class CniPlugins:
         """Why no pod can be attached now, as a message for users; "" if one can."""
         try:
             self.require_plugins(self.load(), self._bin_dirs)
-        except NetError as exc:
+        except TapmanagerError as exc:
             return str(exc)
         return ""
 
     def require_plugins(self, conf: NetworkConf, bin_dirs: Sequence[str]) -> None:
-        """Raises NetError naming the first plugin that is not installed. Asked before anything is made: a chain that
+        """Raises TapmanagerError naming the first plugin that is not installed. Asked before anything is made: a chain that
         cannot run to its end could not be taken down again either."""
         for kind in (*conf.types(), *conf.ipam_types()):
             _find(kind, bin_dirs)
 
     def add(self, conf: NetworkConf, attachment: CniAttachment, until: float) -> Json:
-        """The chain's last result. Raises NetError; whatever it raises, `delete` must follow."""
+        """The chain's last result. Raises TapmanagerError; whatever it raises, `delete` must follow."""
         result: Json | None = None
         for plugin in conf.plugins:
             out = self._run("ADD", conf, plugin, attachment, result, until)
@@ -93,11 +93,11 @@ class CniPlugins:
 
     def delete(self, conf: NetworkConf, attachment: CniAttachment, result: Json | None, until: float) -> None:
         """The chain backwards. All plugins are run even if one fails; then the first failure is raised."""
-        first: NetError | None = None
+        first: TapmanagerError | None = None
         for plugin in reversed(conf.plugins):
             try:
                 self._run("DEL", conf, plugin, attachment, cni_conf.result_for_del(conf, result), until)
-            except NetError as exc:
+            except TapmanagerError as exc:
                 log.warning("cni.del.failed sandbox=%s plugin=%s error=%s", attachment.pod.sandbox, plugin["type"], exc)
                 first = first or exc
         if first is not None:
@@ -150,7 +150,7 @@ class CniPlugins:
             failure = cni_conf.failure(out, err, status)
             code = f" (CNI error {failure.code})" if failure.code else ""
             message = f"{what} failed at {command}: {failure.text}{code}"
-            raise NetError("unavailable" if failure.code == _TRY_AGAIN else "internal", message)
+            raise TapmanagerError("unavailable" if failure.code == _TRY_AGAIN else "internal", message)
         return out
 
 

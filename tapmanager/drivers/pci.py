@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable
 
-from tapmanager.errors import NetError, internal, invalid
+from tapmanager.errors import TapmanagerError, internal, invalid
 
 VFIO = "vfio-pci"
 
@@ -37,20 +37,20 @@ class PciDrivers:
         self._is_open = is_open or _is_open
 
     def driver(self, address: str) -> str:
-        """Its driver's name, "" if it has none. Raises NetError."""
+        """Its driver's name, "" if it has none. Raises TapmanagerError."""
         try:
             return os.path.basename(os.readlink(os.path.join(self._device(address), "driver")))
         except FileNotFoundError:
             return ""
 
     def bind(self, address: str, driver: str) -> None:
-        """From now on the function has that driver; "" for none. Nothing changes if it has it. Raises NetError."""
+        """From now on the function has that driver; "" for none. Nothing changes if it has it. Raises TapmanagerError."""
         if driver and not _DRIVER.fullmatch(driver):
             raise invalid(f"not the name of a driver: {driver[:80]!r}")
         device = self._device(address)
         self._refuse_bridge(device, address)
         if driver == VFIO and not os.path.isdir(self._driver_directory(VFIO)):
-            raise NetError(
+            raise TapmanagerError(
                 "failed-precondition",
                 f"PCI device {address} cannot be given to {VFIO}: the kernel has no such driver loaded (modprobe {VFIO}, and a "
                 "file below /etc/modules-load.d for the next boot)",
@@ -71,14 +71,14 @@ class PciDrivers:
             self._write(os.path.join(device, "driver/unbind"), address)
             now = ""
         if not now:
-            with contextlib.suppress(NetError):  # told below
+            with contextlib.suppress(TapmanagerError):  # told below
                 self._write(os.path.join(self._driver_directory(driver), "bind"), address)
         if (now := self.driver(address)) != driver:
             what = f"PCI device {address} has {now or 'no driver'} instead of {driver}"
             raise internal(f"{what}, which refused it; the kernel's log says why")
 
     def reset(self, address: str) -> bool:
-        """False if it has no way to be reset. Raises NetError if the reset failed."""
+        """False if it has no way to be reset. Raises TapmanagerError if the reset failed."""
         path = os.path.join(self._device(address), "reset")
         if not os.path.exists(path):
             return False
@@ -91,7 +91,7 @@ class PciDrivers:
             raise invalid(f"not a PCI address: {address[:80]!r}")
         path = os.path.join(self._bus, "devices", address)
         if not os.path.exists(path):
-            raise NetError("not-found", f"there is no PCI device {address} on this node")
+            raise TapmanagerError("not-found", f"there is no PCI device {address} on this node")
         return path
 
     def _driver_directory(self, driver: str) -> str:
@@ -108,7 +108,7 @@ class PciDrivers:
         with contextlib.suppress(FileNotFoundError):  # no IOMMU
             group = os.path.basename(os.readlink(os.path.join(device, "iommu_group")))
             if self._is_open(f"/dev/vfio/{group}"):
-                raise NetError(
+                raise TapmanagerError(
                     "failed-precondition",
                     f"PCI device {address} is in use: a virtual machine has its IOMMU group {group} open. It is free when that "
                     "has ended",

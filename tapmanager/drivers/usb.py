@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from tapmanager.drivers.pci import write_once
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 
 
 class UsbDrivers:
@@ -18,7 +18,7 @@ class UsbDrivers:
 
     def probe(self, bus: int, device: int) -> list[str]:
         """As if it had just been plugged in: each of its interfaces without a driver gets the one that wants it. Which got
-        one. Raises NetError."""
+        one. Raises TapmanagerError."""
         found = []
         for interface in self._interfaces(self._name(bus, device)):
             link = os.path.join(self._bus, "devices", interface, "driver")
@@ -38,7 +38,7 @@ class UsbDrivers:
         for name in self._names():
             if self._number(name, "busnum") == bus and self._number(name, "devnum") == device:
                 return name
-        raise NetError("not-found", f"there is no USB device {bus:03}/{device:03} on this node")
+        raise TapmanagerError("not-found", f"there is no USB device {bus:03}/{device:03} on this node")
 
     def _names(self) -> list[str]:
         """Of devices and interfaces."""

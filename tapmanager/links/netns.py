@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 
 T = TypeVar("T")
 
@@ -88,11 +88,11 @@ def exists(path: str) -> bool:
 
 
 def create(path: str) -> None:
-    """A new namespace at `path`, with lo up. Raises NetError if something is there already, OSError."""
+    """A new namespace at `path`, with lo up. Raises TapmanagerError if something is there already, OSError."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError as exc:
-        raise NetError(
+        raise TapmanagerError(
             "already-exists", f"{path} exists already; remove it with: ip netns del {os.path.basename(path)}"
         ) from exc
     try:
@@ -129,11 +129,13 @@ def delete(path: str) -> None:
 
 
 def run_inside(path: str, work: Callable[[], T]) -> T:
-    """`work()` in the namespace at `path`; its result or exception. Raises NetError if there is no namespace."""
+    """`work()` in the namespace at `path`; its result or exception. Raises TapmanagerError if there is no namespace."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as exc:
-        raise NetError("not-found", f"the network namespace {path} is gone; delete the pod to recreate it") from exc
+        raise TapmanagerError(
+            "not-found", f"the network namespace {path} is gone; delete the pod to recreate it"
+        ) from exc
     try:
 
         def enter() -> T:

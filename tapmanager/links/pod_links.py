@@ -21,7 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from tapmanager.errors import internal, unavailable
 from tapmanager.links import dhcp_guard, netlink, tap
-from tapmanager.links.plan import KernelLink, KernelRoute
+from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Nic, Route
 
 _ARPHRD_ETHER = 1
@@ -114,7 +114,7 @@ def _route(message: Any, index: int) -> Iterator[KernelRoute]:
 
 
 def build(nics: Sequence[Nic], tap_owner: int) -> None:
-    """Makes bridges and taps; each CNI interface's MAC and addresses become the guest's. Raises NetError, OSError."""
+    """Makes bridges and taps; each CNI interface's MAC and addresses become the guest's. Raises TapmanagerError, OSError."""
     _guard_dhcp(nics)
     _quiet_namespace()
     with IPRoute() as ipr:

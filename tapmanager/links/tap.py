@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 
 _TUNSETIFF = 0x400454CA
 _TUNSETPERSIST = 0x400454CB
@@ -37,18 +37,18 @@ def create(name: str, owner: int) -> None:
 
 
 def open_tap(name: str) -> int:
-    """A descriptor (close-on-exec) the caller owns. Raises NetError: failed-precondition while another process has the tap,
-    not-found if it is gone."""
+    """A descriptor (close-on-exec) the caller owns. Raises TapmanagerError: failed-precondition while another process has the
+    tap, not-found if it is gone."""
     try:
         socket.if_nametoindex(name)  # TUNSETIFF would silently make a new tap
     except OSError as exc:
-        raise NetError("not-found", f"the tap {name} is gone; delete the pod to recreate it") from exc
+        raise TapmanagerError("not-found", f"the tap {name} is gone; delete the pod to recreate it") from exc
     try:
         fd = _attach(name)
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             message = f"the tap {name} is in use by another process: this pod's virtual machine is already running"
-            raise NetError("failed-precondition", message) from exc
+            raise TapmanagerError("failed-precondition", message) from exc
         raise
     # A tap remembers what its last user negotiated; the next one starts from the kernel's defaults.
     fcntl.ioctl(fd, _TUNSETOFFLOAD, 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 from tapmanager.links import netlink, netns, pod_links
 from tapmanager.pod import NicFunction
 from tapmanager.sriov import vf_messages
@@ -69,7 +69,7 @@ class NetlinkHostLinks:
         return int(found[0])
 
 
-def _gone(name: str) -> NetError:
+def _gone(name: str) -> TapmanagerError:
     return internal(f"the host's interface {name} is gone")
 
 

@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tapmanager.drivers.pci import VFIO, PciDrivers
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import Json
-from tapmanager.links import networks as networks_plan
-from tapmanager.links.networks import Network
-from tapmanager.links.plan import KernelLink
+from tapmanager.links import network_plan
+from tapmanager.links.network_plan import Network
+from tapmanager.links.nic_plan import KernelLink
 from tapmanager.links.pod_links import random_mac
 from tapmanager.pod import NicFunction
-from tapmanager.sriov.card import PhysicalFunctionLinks, PhysicalFunctions, VfLocation
+from tapmanager.sriov.physical_function import PhysicalFunctionLinks, PhysicalFunctions, VfLocation
 from tapmanager.sriov.vf_settings import NO_MAC, SettingMismatch, VfSettings, without_new_privileges
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _USUAL_MTU = 1500
 
 
 class HostLinks(PhysicalFunctionLinks, Protocol):
-    """Changes of links by netlink, from the host's namespace. Raise NetError, OSError."""
+    """Changes of links by netlink, from the host's namespace. Raise TapmanagerError, OSError."""
 
     def move_in(self, name: str, function: NicFunction, netns_path: str) -> None:
         """The host's link `name` becomes the function's link in that namespace, with its MAC and MTU."""
@@ -61,11 +61,11 @@ class NicFunctions:
         return {link.name: link.parent for link in links if link.parent and self._card.has(link.parent)}
 
     def planned(self, networks: Sequence[Network], links: Sequence[KernelLink]) -> tuple[NicFunction, ...]:
-        """The pod's functions, with all that bringing them back needs. Nothing is changed. Raises NetError."""
+        """The pod's functions, with all that bringing them back needs. Nothing is changed. Raises TapmanagerError."""
         functions = self.virtual_functions(links)
         said = {network.pci_of(name) for network in networks for name in network.interfaces}
         drivers = {address: self._driver(address) for address in (*functions.values(), *sorted(said))}
-        found = networks_plan.functions_of(networks, links, functions, drivers)
+        found = network_plan.functions_of(networks, links, functions, drivers)
         by_link = {name: network for network in networks for name in network.interfaces}
         completed = (self._completed(function, by_link[function.link]) for function in found)
         return tuple(function for function in completed if function is not None)
@@ -74,7 +74,7 @@ class NicFunctions:
         """Empty also for what is no PCI device of this node: device plugins call other devices by other names."""
         try:
             return self._drivers.driver(address)
-        except NetError:
+        except TapmanagerError:
             return ""
 
     def _completed(self, function: NicFunction, network: Network) -> NicFunction | None:
@@ -102,12 +102,13 @@ class NicFunctions:
         """Empty if the card does not tell: for one, because it has no network driver itself."""
         try:
             settings = self._card.settings(self._card.place(address))
-        except NetError:
+        except TapmanagerError:
             return ""
         return (settings.mac if settings else "") or ""
 
     def describe(self, address: str) -> Json:
-        """For users: the function's driver, and if it is a card's VF its number and what is set for it now. Raises NetError."""
+        """For users: the function's driver, and if it is a card's VF its number and what is set for it now. Raises
+        TapmanagerError."""
         driver = {"driver": self._drivers.driver(address)}
         place, settings = self._location_and_settings(address)
         if place is None:
@@ -117,7 +118,7 @@ class NicFunctions:
 
     def bind(self, address: str, driver: str) -> None:
         """`PciDrivers.bind` for a function that is nobody's NIC by CNI: what is set for a card's VF stays, but for the MAC, which
-        may be the function's own. Raises NetError."""
+        may be the function's own. Raises TapmanagerError."""
         place, before = self._location_and_settings(address)
         self._drivers.bind(address, driver)
         if place is not None and before is not None:
@@ -129,13 +130,13 @@ class NicFunctions:
             return None, None
         try:
             place = self._card.place(address)
-        except NetError:  # not a network card, or one whose own driver makes no interface
+        except TapmanagerError:  # not a network card, or one whose own driver makes no interface
             return None, None
         return place, self._card.current_settings(place)
 
     def take(self, function: NicFunction) -> None:
-        """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other. Raises NetError if
-        the card does not keep the guest where its owner put it."""
+        """From now on it is VFIO's. Its MAC is set from the card's side: the guest's driver can have no other. Raises
+        TapmanagerError if the card does not keep the guest where its owner put it."""
         if not function.driver and function.settings is None:  # the plugin has done so
             return
         place = self._card.place(function.pci)
@@ -171,20 +172,20 @@ class NicFunctions:
         before = None
         try:
             before = self._card.settings(self._card.place(function.pci))
-        except (NetError, OSError) as exc:
+        except (TapmanagerError, OSError) as exc:
             log.warning("function.not_asked pci=%s error=%s", function.pci, exc)
         return without_new_privileges(function.settings, before or VfSettings())
 
     def _reapply(self, address: str, place: VfLocation | None, wanted: VfSettings, *, guest: bool) -> None:
-        """`place` None: still to be found. For a guest what is not safe raises NetError. Else all trouble is logged: a link is
-        brought back anyway, for the plugin undoes what it has set itself."""
+        """`place` None: still to be found. For a guest what is not safe raises TapmanagerError. Else all trouble is logged: a
+        link is brought back anyway, for the plugin undoes what it has set itself."""
         try:
             place = place or self._card.place(address)
-            for one in self._card.keep(place, wanted):
+            for one in self._card.reapply(place, wanted):
                 if guest and one.is_unsafe:
                     raise _unsafe(address, place, one)
                 log.warning("function.not_kept pci=%s %s", address, one)
-        except (NetError, OSError) as exc:
+        except (TapmanagerError, OSError) as exc:
             if guest:
                 raise
             log.warning("function.not_put_back pci=%s wanted=%s error=%s", address, wanted, exc)
@@ -206,8 +207,8 @@ class NicFunctions:
             return []
 
 
-def _unsafe(address: str, place: VfLocation, lost: SettingMismatch) -> NetError:
-    return NetError(
+def _unsafe(address: str, place: VfLocation, lost: SettingMismatch) -> TapmanagerError:
+    return TapmanagerError(
         "failed-precondition",
         f"no guest is let onto the network by {place} ({address}), which at {VFIO} did not keep its {lost}. Update the driver "
         "and firmware of the card, or take the setting out of the network's configuration",
@@ -224,7 +225,7 @@ def _freed_to(functions: NicFunctions, function: NicFunction, netns_path: str) -
         return function
     try:
         functions.give_back(function, netns_path)
-    except (NetError, OSError) as exc:
+    except (TapmanagerError, OSError) as exc:
         log.warning("function.not_given_back pci=%s link=%s error=%s", function.pci, function.link, exc)
         return function
     return dataclasses.replace(function, is_back=True)

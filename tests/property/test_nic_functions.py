@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.pod import NicFunction
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.physical_function import PhysicalFunctions
 from tapmanager.sriov.vf_settings import LINK_STATES, VfSettings
 
 MAC, NETNS = "0a:58:0a:01:00:07", "/run/netns/x"
@@ -61,11 +61,11 @@ def test_a_card_is_as_it_was_whatever_fails_in_between(
         card, functions, function = made(root, owned, dropped)
         card.refused = {"vfio-pci": refused}
         card.fail(taking_fails_at)
-        with contextlib.suppress(NetError):
+        with contextlib.suppress(TapmanagerError):
             functions.take(function)
             assert_holds(card.settings[1], owned)
         card.fail(giving_fails_at)
-        with contextlib.suppress(NetError):
+        with contextlib.suppress(TapmanagerError):
             functions.give_back(function, NETNS)
         card.fail(0)
         functions.give_back(function, NETNS)

@@ -17,8 +17,8 @@ from typing import Any
 import hardware
 from podclient import wait_until
 
-from tapmanager.sriov.card import PhysicalFunctions, VfLocation
 from tapmanager.sriov.host_links import NetlinkHostLinks
+from tapmanager.sriov.physical_function import PhysicalFunctions, VfLocation
 
 # Where QEMU's command line (outer.py) puts them. The wire leads to a card of the same machine.
 CARD, WIRE = "0000:03:00.0", "0000:00:06.0"

@@ -14,7 +14,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.finding import Finding, Level, warning
-from virtshim.store.state_seen import read_claims, read_conditions
+from virtshim.store.read_only import read_claims, read_conditions
 from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from virtshim.cli.names import running_vm
 from virtshim.cli.relay import Detached, relay
+from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import NodeClient, VmSummary, connected
 from virtshim.domain.errors import WrongState
 from virtshim.streaming import client as streaming

@@ -25,7 +25,7 @@ from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
 from virtshim.logsetup import set_up_logging
-from virtshim.store.state_seen import read_conditions
+from virtshim.store.read_only import read_conditions
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from virtshim.cli.names import running_vm
 from virtshim.cli.relay import relay
+from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import connected
 from virtshim.domain.guest.streaming import Streams
 from virtshim.streaming import client as streaming

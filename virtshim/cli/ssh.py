@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from virtshim.cli.names import running_vm
+from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.ssh_key import parse_keys

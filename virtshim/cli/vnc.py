@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.cli.names import running_vm
+from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
 from virtshim.domain.annotations.parse import VNC_ANNOTATION
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState

@@ -97,7 +97,7 @@ class RootDiskStore:
         argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", base.format.value, "-b", base_path, disk, str(size)]
         done = run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
-            raise self._failure(what, disk, done.words())
+            raise self._failure(what, disk, done.summary())
 
     def delete(self, container: ContainerId) -> None:
         try:

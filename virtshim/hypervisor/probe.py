@@ -85,7 +85,7 @@ def probe(qemu: str, *, run_program: RunProgram = run) -> Verdict:
             return Verdict(DomainType.QEMU, f"KVM could not be probed: {exc}", final=False)
     if finished.returncode == probe_guest.PASSED:
         return Verdict(DomainType.KVM, "a probe guest ran under KVM")
-    return Verdict(DomainType.QEMU, f"KVM cannot run a guest here: {finished.words()}")
+    return Verdict(DomainType.QEMU, f"KVM cannot run a guest here: {finished.summary()}")
 
 
 def _argv(qemu: str, rom: str) -> list[str]:

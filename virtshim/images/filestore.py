@@ -3,7 +3,7 @@
 <directory>/                 0711: the QEMU user may search, not list
   sha256/<hex>               one complete disk, mode 0644, never changed; the digest is that of the file as published
   incoming/<random>          downloads under way, 0700; whatever is here at start is garbage
-  known/<hex>                identities of sources and the disks they brought (see `pulled`)
+  known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from virtshim.images import http_source, oci_source
 from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
 from virtshim.images.http_client import HttpClient
 from virtshim.images.names import HttpLocation, RegistryLocation, resolve
+from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullWatch
-from virtshim.images.pulled import PullCache, Pulled
 from virtshim.images.qemu_img import verify
 from virtshim.images.registry import Registry
 from virtshim.images.translation_files import read_translations

@@ -23,7 +23,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.exceptions import SSLError as TlsError
 
 from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable
-from virtshim.images.dialing import dial
+from virtshim.images.connect import dial
 from virtshim.images.names import is_loopback
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.translations import TlsProfile, Transport

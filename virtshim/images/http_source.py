@@ -11,7 +11,7 @@ from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
 from virtshim.images.names import HttpLocation, is_loopback
-from virtshim.images.pulled import Pulled, StoredDiskLookup
+from virtshim.images.pull_cache import Pulled, StoredDiskLookup
 
 
 def download(

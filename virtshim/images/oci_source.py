@@ -12,7 +12,7 @@ from virtshim.images.layer_stream import limited, unpacked, verified
 from virtshim.images.layer_tar import BadTar, TarStream
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import Descriptor, Index, Manifest, architecture, choose, diff_ids, parse_manifest
-from virtshim.images.pulled import Pulled, StoredDiskLookup
+from virtshim.images.pull_cache import Pulled, StoredDiskLookup
 from virtshim.images.registry import Registry
 
 

@@ -37,6 +37,6 @@ def inspect(path: str, image: str, cancelled: threading.Event | None = None) -> 
     if done.returncode == -signal.SIGKILL:
         raise InternalError(f"image {image!r}: qemu-img was killed by signal 9 (no memory left?); pull it again")
     if done.returncode != 0:
-        words = done.words().replace(path, "it")
+        words = done.summary().replace(path, "it")
         raise InvalidRequest(f"image {image!r} cannot be read by qemu-img: {words}; repair it or publish it again")
     return parse_info(done.stdout)

@@ -9,7 +9,7 @@ from virtshim.config import Settings
 from virtshim.domain.ids import ContainerId
 from virtshim.hypervisor import probe
 from virtshim.hypervisor.devices.cpu import DomainType
-from virtshim.preflight import facts, machine, network, virtualization
+from virtshim.preflight import host_facts, machine, network, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
 
@@ -23,7 +23,7 @@ _SOME_CONTAINER = ContainerId("0" * 64)
 
 def _qemu_user(settings: Settings) -> UserAccount:
     """Somebody without any rights where there is no such user: that finding stands by itself."""
-    return facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or UserAccount(
+    return host_facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or UserAccount(
         "QEMU's user", -1, frozenset()
     )
 
@@ -34,17 +34,19 @@ def root(_settings: Settings) -> Sequence[Finding]:
 
 def qemu(settings: Settings) -> Sequence[Finding]:
     path = settings.libvirt.emulator
-    return [virtualization.qemu(path, facts.program_output([path, "--version"]))]
+    return [virtualization.qemu(path, host_facts.program_output([path, "--version"]))]
 
 
 def qemu_img(_settings: Settings) -> Sequence[Finding]:
-    return [virtualization.qemu_img(facts.program_output(["qemu-img", "--version"]))]
+    return [virtualization.qemu_img(host_facts.program_output(["qemu-img", "--version"]))]
 
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:
     user, group = settings.libvirt.qemu_user, settings.libvirt.qemu_group
     wanted = ":".join(part for part in (user, group) if part)
-    return [virtualization.qemu_user(wanted, facts.user(user, group), facts.user(settings.tapmanager.qemu_user))]
+    return [
+        virtualization.qemu_user(wanted, host_facts.user(user, group), host_facts.user(settings.tapmanager.qemu_user))
+    ]
 
 
 def libvirt(settings: Settings) -> Sequence[Finding]:
@@ -61,48 +63,48 @@ def libvirt_user(settings: Settings) -> Sequence[Finding]:
 
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
     path = settings.libvirt.vmwrapper
-    way = facts.directories(os.path.dirname(path))
-    return [virtualization.vmwrapper(path, facts.node(path), way, _qemu_user(settings))]
+    way = host_facts.directories(os.path.dirname(path))
+    return [virtualization.vmwrapper(path, host_facts.node(path), way, _qemu_user(settings))]
 
 
 def emulator(settings: Settings) -> Sequence[Finding]:
     """Nothing where there is no vmwrapper or libvirt is not reached: those are findings already."""
-    if facts.node(settings.libvirt.vmwrapper) is None:
+    if host_facts.node(settings.libvirt.vmwrapper) is None:
         return []
     program_output = _ask(settings, "emulator")
     return [virtualization.emulator(settings.libvirt.vmwrapper, program_output)] if program_output.reached else []
 
 
 def kvm(settings: Settings) -> Sequence[Finding]:
-    return [virtualization.kvm(settings.libvirt.domain_type, facts.node("/dev/kvm"), _qemu_user(settings))]
+    return [virtualization.kvm(settings.libvirt.domain_type, host_facts.node("/dev/kvm"), _qemu_user(settings))]
 
 
 def boot(settings: Settings) -> Sequence[Finding]:
     """A real guest, as `libvirt.domain_type = "auto"` has it decide; nothing where no VM is to run under KVM."""
     wanted = settings.libvirt.domain_type
-    if wanted == "qemu" or facts.node("/dev/kvm") is None:
+    if wanted == "qemu" or host_facts.node("/dev/kvm") is None:
         return []
     verdict = probe.probe(settings.libvirt.emulator)
     return [virtualization.boot(wanted, verdict.domain_type is DomainType.KVM, verdict.why)]
 
 
 def apparmor(settings: Settings) -> Sequence[Finding]:
-    return [virtualization.apparmor(facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager.socket)]
+    return [virtualization.apparmor(host_facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager.socket)]
 
 
 def state_dir(settings: Settings) -> Sequence[Finding]:
-    way = facts.directories(settings.layout().containers)
+    way = host_facts.directories(settings.layout().containers)
     return [machine.reach("paths.state_dir", settings.paths.state_dir, way, _qemu_user(settings))]
 
 
 def run_dir(settings: Settings) -> Sequence[Finding]:
-    way = facts.directories(settings.layout().sockets)
+    way = host_facts.directories(settings.layout().sockets)
     return [machine.reach("paths.run_dir", settings.paths.run_dir, way, _qemu_user(settings))]
 
 
 def room(settings: Settings) -> Sequence[Finding]:
     try:
-        return [machine.room(facts.room(settings.paths.state_dir))]
+        return [machine.room(host_facts.room(settings.paths.state_dir))]
     except OSError as exc:
         trouble = f"{settings.paths.state_dir}: {exc.strerror}"
         return [error("disk room", trouble, "correct paths.state_dir")]
@@ -114,40 +116,40 @@ def sockets(settings: Settings) -> Sequence[Finding]:
 
 
 def tun(_settings: Settings) -> Sequence[Finding]:
-    return [machine.tun(facts.is_character_device("/dev/net/tun"))]
+    return [machine.tun(host_facts.is_character_device("/dev/net/tun"))]
 
 
 def forwarding(_settings: Settings) -> Sequence[Finding]:
-    switches = {name: facts.text(f"/proc/sys/{name.replace('.', '/')}") for name in _FORWARDING}
+    switches = {name: host_facts.text(f"/proc/sys/{name.replace('.', '/')}") for name in _FORWARDING}
     return [machine.forwarding(switches)]
 
 
 def cni(settings: Settings) -> Sequence[Finding]:
     directory, places = settings.tapmanager.cni_conf_dir, settings.tapmanager.cni_bin_dir
-    name = network.first_configuration(facts.file_names(directory))
+    name = network.first_configuration(host_facts.file_names(directory))
     if not name:
         return [network.no_configuration(directory)]
     path = os.path.join(directory, name)
     try:
-        found = network.parsed(facts.text(path))
+        found = network.parsed(host_facts.text(path))
     except (ValueError, RecursionError) as exc:
         return [network.bad_configuration(path, str(exc))]
-    return [network.plugins(path, found, facts.not_executable(found.programs, places), places)]
+    return [network.plugins(path, found, host_facts.not_executable(found.programs, places), places)]
 
 
 def tapmanager(settings: Settings) -> Sequence[Finding]:
     socket = settings.tapmanager.socket
-    return [network.tapmanager(socket, *facts.tapmanager(socket, _TAPMANAGER_LIMIT))]
+    return [network.tapmanager(socket, *host_facts.tapmanager(socket, _TAPMANAGER_LIMIT))]
 
 
 def cgroups(settings: Settings) -> Sequence[Finding]:
-    systemd = facts.systemd_runs()
+    systemd = host_facts.systemd_runs()
     driver = settings.cri.cgroup_driver
     if driver == "auto":
         driver = "systemd" if systemd else "cgroupfs"
-    found = [machine.cgroups(facts.cgroups(), driver, systemd)]
+    found = [machine.cgroups(host_facts.cgroups(), driver, systemd)]
     if driver == "cgroupfs" and settings.libvirt.uri == "qemu:///system":
-        found.append(machine.libvirt_cgroups(facts.text(_QEMU_CONF)))
+        found.append(machine.libvirt_cgroups(host_facts.text(_QEMU_CONF)))
     return found
 
 
@@ -157,7 +159,7 @@ def _is_embedded(settings: Settings) -> bool:
 
 def _ask(settings: Settings, question: str) -> virtualization.ProgramOutput:
     mine = settings.libvirt
-    return facts.ask_libvirt(question, mine.uri, mine.vmwrapper, mine.qemu_user, mine.qemu_group)
+    return host_facts.ask_libvirt(question, mine.uri, mine.vmwrapper, mine.qemu_user, mine.qemu_group)
 
 
 ALL: tuple[Check, ...] = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping as Claims
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -24,7 +23,7 @@ from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
 from virtshim.store.table import SqliteTable, TableMapping
-from virtshim.store.writing import DatabaseWriter
+from virtshim.store.writer import DatabaseWriter
 
 
 class SqliteRecords:
@@ -156,7 +155,7 @@ _SANDBOXES = TableMapping[SandboxId, Sandbox](
 )
 
 
-def _containers(claims: Claims[str, tuple[str, ...]]) -> TableMapping[ContainerId, Container]:
+def _containers(claims: Mapping[str, tuple[str, ...]]) -> TableMapping[ContainerId, Container]:
     """`claims` by container: one whose document is unreadable holds them all the same."""
     return TableMapping(
         table=schema.containers,

@@ -5,8 +5,7 @@ A write goes to the database first and to memory after it is committed; reads ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from collections.abc import Mapping as Row
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +16,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import IntegrityError
 
 from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, NotFound
-from virtshim.store.writing import DatabaseWriter
+from virtshim.store.writer import DatabaseWriter
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -39,7 +38,7 @@ class TableMapping(Generic[K, R]):
     columns: Callable[[R], dict[str, Any]]
     parse: Callable[[str], R]
     order: str
-    unknown: Callable[[Row[str, Any], str], R | None]
+    unknown: Callable[[Mapping[str, Any], str], R | None]
     also: Callable[[Connection, R | None, R], None] = lambda _connection, _before, _now: None
 
 
@@ -57,7 +56,7 @@ class SqliteTable(Generic[K, R]):
             for row in connection.execute(select(mapping.table).order_by(mapping.table.c[mapping.order])).mappings():
                 self._load({str(column): value for column, value in row.items()})
 
-    def _load(self, row: Row[str, Any]) -> None:
+    def _load(self, row: Mapping[str, Any]) -> None:
         """A row that cannot be read is never taken for an absent one."""
         key = str(row[self._key_column.name])
         try:

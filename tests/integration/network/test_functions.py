@@ -20,14 +20,14 @@ from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.ledger import Ledger
 from tapmanager.links import netns, pod_links
-from tapmanager.links.plan import KernelLink
+from tapmanager.links.nic_plan import KernelLink
 from tapmanager.pod import NicFunction, Pod, Route
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.physical_function import PhysicalFunctions
 from tapmanager.sriov.vf_settings import VfSettings
 
 pytestmark = pytest.mark.network
@@ -151,7 +151,7 @@ def test_while_del_fails_a_function_that_is_back_may_be_another_pods(card_node: 
     card_node.node.configure(card_node.node.bridge_plugin(), {"type": "stubborn"})
     pod = card_node.pod()
     card_node.attachments.attach(pod, UNTIL)
-    with pytest.raises(NetError, match="stubborn"):
+    with pytest.raises(TapmanagerError, match="stubborn"):
         card_node.attachments.release(pod.sandbox, UNTIL)
     assert card_node.links.settings == SET
     card_node.links.settings = dataclasses.replace(SET, vlan=200, mac="02:00:00:00:00:01")
@@ -166,7 +166,7 @@ def test_while_del_fails_a_function_that_is_back_may_be_another_pods(card_node: 
 def test_an_attach_that_fails_at_the_card_gives_all_back(card_node: Node) -> None:
     card_node.card.broken.add("vfio-pci")
     pod = card_node.pod()
-    with pytest.raises(NetError, match="instead of vfio-pci"):
+    with pytest.raises(TapmanagerError, match="instead of vfio-pci"):
         card_node.attachments.attach(pod, UNTIL)
     assert card_node.card.driver(VF) == "iavf"
     assert card_node.attachments.sandboxes() == []
@@ -253,10 +253,10 @@ def test_the_kernel_reads_the_messages_that_set_what_a_vf_has(card_node: Node) -
     try:
         for name, value in SET.to_json().items():
             if name not in ("qos", "protocol", "min_tx_rate"):  # they go with others
-                with pytest.raises(NetError, match="Operation not supported"):
+                with pytest.raises(TapmanagerError, match="Operation not supported"):
                     NetlinkHostLinks().set_vf("vstfn2", 0, VfSettings(**{name: value}))  # type: ignore[arg-type]  # by name
         assert NetlinkHostLinks().vf_settings("vstfn2", 0) is None
-        with pytest.raises(NetError, match="vstfn9 is gone"):
+        with pytest.raises(TapmanagerError, match="vstfn9 is gone"):
             NetlinkHostLinks().set_vf("vstfn9", 0, VfSettings(trust=False))
     finally:
         ip("link", "del", "vstfn2")

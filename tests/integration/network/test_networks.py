@@ -27,9 +27,9 @@ from tapmanager.drivers.pci import PciDrivers
 from tapmanager.ledger import Ledger
 from tapmanager.links import pod_links
 from tapmanager.pod import Nic, Pod
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.physical_function import PhysicalFunctions
 
 pytestmark = pytest.mark.network
 

@@ -17,7 +17,7 @@ from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.preflight.finding import Level
 from virtshim.store import rows
-from virtshim.store.state_seen import read_claims, read_conditions
+from virtshim.store.read_only import read_claims, read_conditions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "check_devices"
 OWNER = "4f" * 32

@@ -18,7 +18,7 @@ from virtshim.process import Finished, ProcessLimits, run
 def test_a_program_says_what_it_says() -> None:
     done = run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=10)
     assert done == Finished(3, b"out\n", b"err\n", cut=False)
-    assert done.words() == "err"
+    assert done.summary() == "err"
 
 
 def test_a_program_gets_a_clean_environment_closed_stdin_and_its_own_group(monkeypatch) -> None:
@@ -61,8 +61,8 @@ def test_output_is_bounded_and_read_to_its_end() -> None:
 def test_a_signal_is_a_negative_code_and_words_are_printable() -> None:
     done = run(["sh", "-c", "printf 'a\\033[31m\\377b\\nc'; kill -9 $$"], timeout=10)
     assert done.returncode == -9
-    assert done.words().isprintable()
-    assert run(["false"], timeout=10).words() == "no output, exit code 1"
+    assert done.summary().isprintable()
+    assert run(["false"], timeout=10).summary() == "no output, exit code 1"
 
 
 @pytest.mark.parametrize("argv", [["no-such-program-here"], ["/etc/passwd"], ["true", "a\0b"]])

@@ -12,8 +12,8 @@ from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
 
 from tapmanager import server, verbs
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.physical_function import PhysicalFunctions
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import NotFound, Unavailable

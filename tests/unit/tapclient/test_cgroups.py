@@ -10,7 +10,7 @@ import pytest
 
 from tapmanager import server
 from tapmanager.cgroups.plan import RequestedLimits
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
@@ -29,7 +29,7 @@ class Tapmanager:
 
     def __init__(self, path: str) -> None:
         self.asked: list[tuple[str, Json]] = []
-        self.fails: NetError | None = None
+        self.fails: TapmanagerError | None = None
         self.path = path
         self.server = server.Server(server.listen(path, os.getegid()), self._perform, os.geteuid())
         self.server.start()
@@ -80,7 +80,7 @@ def test_where_libvirt_makes_the_groups_tapmanager_is_told_of_no_parent(tapmanag
 
 
 def test_a_refusal_keeps_its_kind_and_words(tapmanager: Tapmanager) -> None:
-    tapmanager.fails = NetError("failed-precondition", "memory: 9 bytes are in use")
+    tapmanager.fails = TapmanagerError("failed-precondition", "memory: 9 bytes are in use")
     with pytest.raises(WrongState, match="9 bytes are in use"):
         client(tapmanager).limit(GROUP, 5.0)
 

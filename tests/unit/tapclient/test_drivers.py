@@ -15,8 +15,8 @@ from fakes.usbbus import FakeUsbBus
 from tapmanager import server, verbs
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.drivers.usb import UsbDrivers
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.sriov.physical_function import PhysicalFunctions
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import PciAddress, UsbDevice
 from virtshim.domain.errors import InternalError, NotFound, Unavailable

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapmanager import server
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
@@ -119,16 +119,16 @@ def test_whose_network_it_is_comes_without_the_attempt(wire: Wire) -> None:
 
 
 def test_no_network_is_nobodys_and_one_that_cannot_be_read_is_an_error(wire: Wire) -> None:
-    wire.answer = raises(NetError("not-found", "sandbox has no network"))
+    wire.answer = raises(TapmanagerError("not-found", "sandbox has no network"))
     assert wire.client.pod_of(SANDBOX, 5.0) is None
-    wire.answer = raises(NetError("internal", "the network record cannot be read"))
+    wire.answer = raises(TapmanagerError("internal", "the network record cannot be read"))
     with pytest.raises(InternalError, match="cannot be read"):
         wire.client.pod_of(SANDBOX, 5.0)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_of_error_becomes_the_products_error_of_that_kind(wire: Wire, kind: Kind) -> None:
-    wire.answer = raises(NetError(kind.value, "the plugin's words"))
+    wire.answer = raises(TapmanagerError(kind.value, "the plugin's words"))
     with pytest.raises(Exception, match="the plugin's words") as caught:
         wire.client.attach(REQUEST, 5.0)
     assert getattr(caught.value, "kind", None) is kind

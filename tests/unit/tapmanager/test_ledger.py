@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapmanager.cni.conf import NetworkConf
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, from_json, to_json
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, PortMapping, Route
@@ -75,7 +75,7 @@ def test_deleting_twice_is_no_error(ledger: Ledger) -> None:
 def test_an_unreadable_file_is_listed_kept_and_an_error(ledger: Ledger, data: bytes) -> None:
     path = Path(ledger.path(SANDBOX))
     path.write_bytes(data)
-    with pytest.raises(NetError, match=str(path)) as caught:
+    with pytest.raises(TapmanagerError, match=str(path)) as caught:
         ledger.read(SANDBOX)
     assert caught.value.kind == "internal"
     assert ledger.sandboxes() == [SANDBOX]
@@ -86,7 +86,7 @@ def test_a_file_under_anothers_name_is_not_believed(ledger: Ledger) -> None:
     ledger.write(ENTRY)
     other = "f" * 64
     os.rename(ledger.path(SANDBOX), ledger.path(other))
-    with pytest.raises(NetError, match="not the sandbox"):
+    with pytest.raises(TapmanagerError, match="not the sandbox"):
         ledger.read(other)
 
 
@@ -143,7 +143,7 @@ def test_a_newer_versions_file_is_not_guessed_at_and_stays(ledger: Ledger) -> No
     """Whatever else is new in it."""
     raw = json.dumps({**to_json(ENTRY), "version": 99, "phase": "sleeping", "invented": {}})
     Path(ledger.path(SANDBOX)).write_text(raw)
-    with pytest.raises(NetError, match="version: 99, written by a newer tapmanager; this one knows 1"):
+    with pytest.raises(TapmanagerError, match="version: 99, written by a newer tapmanager; this one knows 1"):
         ledger.read(SANDBOX)
     assert ledger.sandboxes() == [SANDBOX]
     assert Path(ledger.path(SANDBOX)).read_text() == raw
@@ -168,7 +168,7 @@ def test_a_full_disk_is_told_as_exhausted_and_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(NetError) as caught:
+    with pytest.raises(TapmanagerError) as caught:
         ledger.write(dataclasses.replace(ENTRY, phase=Phase.RELEASING))
     assert caught.value.kind == "exhausted"
     assert ledger.read(SANDBOX) == ENTRY

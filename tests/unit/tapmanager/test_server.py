@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tapmanager import protocol, server, verbs
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.fields import Json
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
@@ -79,7 +79,7 @@ def test_the_servers_own_descriptors_are_closed_after_sending(run) -> None:
 @pytest.mark.parametrize(
     ("trouble", "kind", "words"),
     [
-        (NetError("exhausted", "no room"), "exhausted", "no room"),
+        (TapmanagerError("exhausted", "no room"), "exhausted", "no room"),
         (OSError(13, "denied"), "internal", "denied"),
         (RuntimeError("secret detail"), "internal", "tapmanager's log"),
     ],
@@ -205,7 +205,7 @@ def test_a_dead_processs_socket_is_replaced_but_nothing_else(tmp_path: Path) -> 
     server.listen(str(path), os.getegid()).close()
     path.unlink()
     path.write_text("precious")
-    with pytest.raises(NetError, match="not a socket"):
+    with pytest.raises(TapmanagerError, match="not a socket"):
         server.listen(str(path), os.getegid())
     assert path.read_text() == "precious"
 
@@ -213,7 +213,7 @@ def test_a_dead_processs_socket_is_replaced_but_nothing_else(tmp_path: Path) -> 
 def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     fd = server.lock_file(path)
-    with pytest.raises(NetError, match=f"process {os.getpid()}"):
+    with pytest.raises(TapmanagerError, match=f"process {os.getpid()}"):
         server.lock_file(path)
     os.close(fd)
     os.close(server.lock_file(path))
@@ -240,7 +240,7 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
     ],
 )
 def test_a_bad_request_is_refused_by_the_name_of_its_field(request_: Json, words: str) -> None:
-    with pytest.raises(NetError) as caught:
+    with pytest.raises(TapmanagerError) as caught:
         verbs.perform(None, request_, Peer(0, 1), 0.0)  # type: ignore[arg-type]
     assert caught.value.kind == "invalid"
     assert words in str(caught.value)
@@ -251,7 +251,7 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(request_: Json, words
     ["attach", "release", "group", "limit", "ungroup", "list", "pod", "status", "counters", "driver", "bind", "reset"],
 )
 def test_all_but_fetch_is_for_root_only(verb: str) -> None:
-    with pytest.raises(NetError) as caught:
+    with pytest.raises(TapmanagerError) as caught:
         verbs.perform(None, {"verb": verb, "args": {}}, Peer(ME or 1, 1), 0.0)  # type: ignore[arg-type]
     assert caught.value.kind == "permission"
 

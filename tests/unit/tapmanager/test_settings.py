@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapmanager import settings
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.settings import Settings
 from virtshim import config
 
@@ -36,7 +36,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     file.write_text(
         '[tapmanager]\nsocket = "rel"\ncolour = 1\ncni_timeout = -1\nlog_level = "loud"\ncni_bin_dir = []\n'
     )
-    with pytest.raises(NetError) as caught:
+    with pytest.raises(TapmanagerError) as caught:
         settings.load(["--config", str(file)])
     for words in ("socket", "tapmanager.colour", "cni_timeout", "log_level", "cni_bin_dir"):
         assert words in str(caught.value)
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, text: str | None
     file = tmp_path / "config.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(NetError, match=r"config\.toml"):
+    with pytest.raises(TapmanagerError, match=r"config\.toml"):
         settings.load(["--config", str(file)])
 
 
@@ -55,5 +55,5 @@ def test_the_qemu_user_is_a_name_or_a_uid() -> None:
     assert settings.qemu_user("root") == settings.QemuUser(0, 0)
     assert settings.qemu_user("0") == settings.QemuUser(0, 0)
     assert settings.qemu_user("4000000000").uid == 4000000000
-    with pytest.raises(NetError, match="no user"):
+    with pytest.raises(TapmanagerError, match="no user"):
         settings.qemu_user("nobody-of-that-name")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tapmanager.cgroups.plan import Hierarchy, RequestedLimits, cgroup_path, mounted, settings, weight
-from tapmanager.errors import NetError
+from tapmanager.cgroups.plan import Hierarchy, RequestedLimits, cgroup_path, parse_mountinfo, settings, weight
+from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
 
 V2 = [Hierarchy("/cg", frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"}), is_v2=True)]
@@ -73,7 +73,7 @@ def test_unified_keys_go_to_their_controller_and_have_no_file_in_version_1() -> 
 
 
 def test_a_limit_without_its_controller_is_refused_by_name() -> None:
-    with pytest.raises(NetError, match=r"hugepages.*no cgroup controller hugetlb"):
+    with pytest.raises(TapmanagerError, match=r"hugepages.*no cgroup controller hugetlb"):
         settings(ALL, V1[:3])
     assert settings(RequestedLimits(), []) == []
 
@@ -91,7 +91,7 @@ def test_mounts_are_found_and_the_uppermost_counts() -> None:
         "28 25 0:25 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n"
         "29 25 0:23 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
     )
-    assert mounted(text) == [
+    assert parse_mountinfo(text) == [
         ("/sys/fs/cgroup/cpu,cpuacct", frozenset({"cpu", "cpuacct"}), False),
         ("/sys/fs/cgroup/systemd", frozenset({"name=systemd"}), False),
         ("/sys/fs/cgroup/unified", frozenset(), True),

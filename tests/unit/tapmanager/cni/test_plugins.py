@@ -18,7 +18,7 @@ from tapmanager.cni import conf as cni_conf
 from tapmanager.cni.conf import CniAttachment, NetworkConf, parse_conf
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
 from tapmanager.pod import Pod, PortMapping
 
@@ -172,7 +172,7 @@ def test_the_first_configuration_by_name_is_used_and_read_anew(place: Place) -> 
 def test_no_usable_configuration_is_unavailable_with_a_remedy(place: Place, text: str | None) -> None:
     if text is not None:
         (place.conf / "10.conf").write_text(text)
-    with pytest.raises(NetError, match=r"install a network add-on|correct the file") as caught:
+    with pytest.raises(TapmanagerError, match=r"install a network add-on|correct the file") as caught:
         place.cni.load()
     assert caught.value.kind == "unavailable"
     assert place.cni.trouble() == str(caught.value)
@@ -190,7 +190,9 @@ def test_a_chain_hands_each_plugin_the_result_of_the_one_before(place: Place) ->
 def test_del_runs_the_chain_backwards_and_goes_on_after_a_failure(place: Place) -> None:
     place.plugin("one", "")
     place.plugin("two", 'echo \'{"code": 7, "msg": "no", "details": "way"}\'; exit 1')
-    with pytest.raises(NetError, match=r'plugin "two" of network "n" failed at DEL: no: way \(CNI error 7\)') as caught:
+    with pytest.raises(
+        TapmanagerError, match=r'plugin "two" of network "n" failed at DEL: no: way \(CNI error 7\)'
+    ) as caught:
         place.cni.delete(place.chain("one", "two"), place.at, None, soon())
     assert caught.value.kind == "internal"
     assert place.calls() == ["two DEL", "one DEL"]
@@ -198,7 +200,7 @@ def test_del_runs_the_chain_backwards_and_goes_on_after_a_failure(place: Place) 
 
 def test_try_again_later_is_told_as_unavailable(place: Place) -> None:
     place.plugin("one", 'echo \'{"code": 11, "msg": "later"}\'; exit 1')
-    with pytest.raises(NetError, match="later") as caught:
+    with pytest.raises(TapmanagerError, match="later") as caught:
         place.cni.add(place.chain("one"), place.at, soon())
     assert caught.value.kind == "unavailable"
 
@@ -216,7 +218,7 @@ def test_try_again_later_is_told_as_unavailable(place: Place) -> None:
 )
 def test_a_plugins_failure_is_told_in_its_own_words(place: Place, script: str, words: str) -> None:
     place.plugin("one", script)
-    with pytest.raises(NetError, match=words) as caught:
+    with pytest.raises(TapmanagerError, match=words) as caught:
         place.cni.add(place.chain("one"), place.at, soon())
     assert caught.value.kind == "internal"
 
@@ -224,7 +226,7 @@ def test_a_plugins_failure_is_told_in_its_own_words(place: Place, script: str, w
 def test_a_missing_plugin_is_unavailable_and_nothing_was_run(place: Place) -> None:
     place.plugin("one", "")
     conf = place.chain("one", "two")
-    with pytest.raises(NetError, match='"two" is not in') as caught:
+    with pytest.raises(TapmanagerError, match='"two" is not in') as caught:
         place.cni.require_plugins(conf, place.at.bin_dirs)
     assert caught.value.kind == "unavailable"
     assert '"two" is not in' in place.cni.trouble()
@@ -234,7 +236,7 @@ def test_a_missing_plugin_is_unavailable_and_nothing_was_run(place: Place) -> No
 def test_a_hanging_plugin_is_killed_with_its_children_at_the_limit(place: Place) -> None:
     place.plugin("one", f"sleep 600 & echo $! > {place.bin}/child; echo $$ > {place.bin}/self; wait")
     started = time.monotonic()
-    with pytest.raises(NetError, match="was killed") as caught:
+    with pytest.raises(TapmanagerError, match="was killed") as caught:
         place.cni.add(place.chain("one"), place.at, soon(0.5))
     assert caught.value.kind == "deadline"
     assert time.monotonic() - started < 5
@@ -244,14 +246,14 @@ def test_a_hanging_plugin_is_killed_with_its_children_at_the_limit(place: Place)
 
 def test_a_plugin_that_leaves_a_child_with_our_pipes_is_cut_at_the_limit(place: Place) -> None:
     place.plugin("one", f"sleep 600 & echo $! > {place.bin}/child; exit 0")
-    with pytest.raises(NetError, match="was killed"):
+    with pytest.raises(TapmanagerError, match="was killed"):
         place.cni.add(place.chain("one"), place.at, soon(0.5))
     wait_until(lambda: not runs(int((place.bin / "child").read_text())), 5, "the child is gone")
 
 
 def test_no_time_left_runs_nothing(place: Place) -> None:
     place.plugin("one", "")
-    with pytest.raises(NetError, match="no time was left"):
+    with pytest.raises(TapmanagerError, match="no time was left"):
         place.cni.add(place.chain("one"), place.at, time.monotonic())
     assert place.calls() == []
 
@@ -259,7 +261,7 @@ def test_no_time_left_runs_nothing(place: Place) -> None:
 def test_a_missing_ipam_plugin_is_found_before_anything_is_made(place: Place) -> None:
     place.plugin("one", "")
     conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "no-ipam"}},))
-    with pytest.raises(NetError, match='"no-ipam" is not in'):
+    with pytest.raises(TapmanagerError, match='"no-ipam" is not in'):
         place.cni.require_plugins(conf, place.at.bin_dirs)
 
 
@@ -267,7 +269,7 @@ def test_a_plugin_that_talks_without_end_costs_no_memory_and_is_killed_at_the_li
     place.plugin("one", f"echo $$ > {place.bin}/self; exec yes")
     tracemalloc.start()
     try:
-        with pytest.raises(NetError, match="was killed"):
+        with pytest.raises(TapmanagerError, match="was killed"):
             place.cni.add(place.chain("one"), place.at, soon(0.5))
         _, peak = tracemalloc.get_traced_memory()
     finally:

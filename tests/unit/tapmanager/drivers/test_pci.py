@@ -6,7 +6,7 @@ import pytest
 from fakes.pcibus import FakePciBus
 
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 
 ONE, TWO = "0000:3b:00.1", "0000:3b:00.2"
 
@@ -67,14 +67,14 @@ def test_a_driver_that_another_one_beats_to_it_gets_it_all_the_same(bus: FakePci
 
 def test_a_driver_that_does_not_take_it_is_named(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.broken.add("vfio-pci")
-    with pytest.raises(NetError, match="has no driver instead of vfio-pci") as error:
+    with pytest.raises(TapmanagerError, match="has no driver instead of vfio-pci") as error:
         drivers.bind(ONE, "vfio-pci")
     assert error.value.kind == "internal"
 
 
 def test_without_the_module_nothing_is_changed(bus: FakePciBus, drivers: PciDrivers) -> None:
     (bus.bus / "drivers/vfio-pci").rmdir()
-    with pytest.raises(NetError, match="modprobe vfio-pci") as error:
+    with pytest.raises(TapmanagerError, match="modprobe vfio-pci") as error:
         drivers.bind(ONE, "vfio-pci")
     assert error.value.kind == "failed-precondition"
     assert drivers.driver(ONE) == "iavf"
@@ -83,7 +83,7 @@ def test_without_the_module_nothing_is_changed(bus: FakePciBus, drivers: PciDriv
 @pytest.mark.parametrize("code", ["0x060000", "0x060400"])
 def test_a_bridge_keeps_its_driver(bus: FakePciBus, drivers: PciDrivers, code: str) -> None:
     bus.add("0000:00:1c.0", "pcieport", class_code=code)
-    with pytest.raises(NetError, match="bridge"):
+    with pytest.raises(TapmanagerError, match="bridge"):
         drivers.bind("0000:00:1c.0", "vfio-pci")
     assert drivers.driver("0000:00:1c.0") == "pcieport"
 
@@ -91,20 +91,20 @@ def test_a_bridge_keeps_its_driver(bus: FakePciBus, drivers: PciDrivers, code: s
 @pytest.mark.parametrize("address", ["", "0000:3b:00.1/..", "../../x", "3b:00.1", "0000:3B:00.1", "0000:3b:00.1\n"])
 @pytest.mark.parametrize("ask", ["driver", "bind", "reset"])
 def test_what_is_no_address_reaches_no_file(bus: FakePciBus, drivers: PciDrivers, ask: str, address: str) -> None:
-    with pytest.raises(NetError, match="not a PCI address"):
+    with pytest.raises(TapmanagerError, match="not a PCI address"):
         getattr(drivers, ask)(address, *(["vfio-pci"] if ask == "bind" else []))
     assert bus.written == []
 
 
 @pytest.mark.parametrize("driver", ["../x", "a/b", "x" * 65, "vfio-pci\n"])
 def test_what_is_no_driver_reaches_no_file(bus: FakePciBus, drivers: PciDrivers, driver: str) -> None:
-    with pytest.raises(NetError, match="not the name of a driver"):
+    with pytest.raises(TapmanagerError, match="not the name of a driver"):
         drivers.bind(ONE, driver)
     assert bus.written == []
 
 
 def test_a_function_that_is_gone_is_not_found(drivers: PciDrivers) -> None:
-    with pytest.raises(NetError) as error:
+    with pytest.raises(TapmanagerError) as error:
         drivers.bind("0000:ff:00.0", "vfio-pci")
     assert error.value.kind == "not-found"
 
@@ -116,7 +116,7 @@ def test_a_reset_is_written_where_there_is_one(bus: FakePciBus, drivers: PciDriv
 
 
 def test_the_real_writer_tells_what_the_kernel_says(bus: FakePciBus, tmp_path: Path) -> None:
-    with pytest.raises(NetError, match="drivers_probe cannot be written: No such file"):
+    with pytest.raises(TapmanagerError, match="drivers_probe cannot be written: No such file"):
         PciDrivers(str(tmp_path)).bind(TWO, "vfio-pci")
     assert bus.override(TWO) == "vfio-pci"
 
@@ -127,7 +127,7 @@ def test_a_function_that_a_vm_has_stays_at_vfio_whoever_asks(bus: FakePciBus, dr
     drivers.bind(ONE, "vfio-pci")
     bus.opened.add(17)
     bus.written.clear()
-    with pytest.raises(NetError, match="IOMMU group 17 open") as caught:
+    with pytest.raises(TapmanagerError, match="IOMMU group 17 open") as caught:
         drivers.bind(ONE, driver)
     assert (caught.value.kind, bus.written) == ("failed-precondition", [])
     bus.opened.clear()
@@ -138,7 +138,7 @@ def test_a_function_that_a_vm_has_stays_at_vfio_whoever_asks(bus: FakePciBus, dr
 def test_no_driver_of_the_hosts_comes_into_a_group_that_a_vm_has(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.in_group(TWO, 17)
     bus.opened.add(17)
-    with pytest.raises(NetError, match="in use"):
+    with pytest.raises(TapmanagerError, match="in use"):
         drivers.bind(TWO, "iavf")
     assert drivers.driver(TWO) == ""
 
@@ -146,6 +146,6 @@ def test_no_driver_of_the_hosts_comes_into_a_group_that_a_vm_has(bus: FakePciBus
 def test_a_function_that_a_vm_has_is_not_reset(bus: FakePciBus, drivers: PciDrivers) -> None:
     bus.in_group(ONE, 17)
     bus.opened.add(17)
-    with pytest.raises(NetError, match="in use"):
+    with pytest.raises(TapmanagerError, match="in use"):
         drivers.reset(ONE)
     assert bus.written == []

@@ -8,7 +8,7 @@ import pytest
 from fakes.usbbus import FakeUsbBus
 
 from tapmanager.drivers.usb import UsbDrivers
-from tapmanager.errors import NetError
+from tapmanager.errors import TapmanagerError
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_what_is_plugged_in_behind_it_is_another_device(bus: FakeUsbBus) -> None
 
 
 def test_one_that_was_unplugged_is_not_found(bus: FakeUsbBus) -> None:
-    with pytest.raises(NetError, match="there is no USB device 001/008") as caught:
+    with pytest.raises(TapmanagerError, match="there is no USB device 001/008") as caught:
         UsbDrivers(str(bus.root), bus.write).probe(1, 8)
     assert caught.value.kind == "not-found"
 
@@ -44,10 +44,10 @@ def test_a_kernel_that_refuses_is_told_with_the_interface(bus: FakeUsbBus) -> No
     def refuse(path: str, text: str) -> None:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    with pytest.raises(NetError, match=r"drivers_probe does not take 1-4:1\.0: Invalid argument"):
+    with pytest.raises(TapmanagerError, match=r"drivers_probe does not take 1-4:1\.0: Invalid argument"):
         UsbDrivers(str(bus.root), refuse).probe(1, 7)
 
 
 def test_without_any_usb_there_is_no_device(tmp_path: Path) -> None:
-    with pytest.raises(NetError, match="there is no USB device"):
+    with pytest.raises(TapmanagerError, match="there is no USB device"):
         UsbDrivers(str(tmp_path)).probe(1, 7)

@@ -12,12 +12,12 @@ from fakes.netcard import FRESH, PF, PHYSICAL, VFS, FakeNetCard
 from tapmanager.cni.delegate_records import Delegate
 from tapmanager.cni.result import parse_result
 from tapmanager.drivers.pci import PciDrivers
-from tapmanager.errors import NetError
-from tapmanager.links.networks import networks_of
-from tapmanager.links.plan import KernelLink
+from tapmanager.errors import TapmanagerError
+from tapmanager.links.network_plan import networks_of
+from tapmanager.links.nic_plan import KernelLink
 from tapmanager.pod import NicFunction
-from tapmanager.sriov.card import PhysicalFunctions
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
+from tapmanager.sriov.physical_function import PhysicalFunctions
 from tapmanager.sriov.vf_settings import NO_MAC, VfSettings
 
 OTHER, VF = VFS
@@ -105,7 +105,7 @@ def test_a_card_without_an_interface_on_the_host_is_an_error_with_a_remedy(
     functions: NicFunctions, card: FakeNetCard
 ) -> None:
     (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
-    with pytest.raises(NetError, match="its network driver"):
+    with pytest.raises(TapmanagerError, match="its network driver"):
         functions.take(FUNCTION)
     assert card.driver(VF) == "iavf"
 
@@ -188,7 +188,7 @@ def test_no_guest_is_let_onto_a_network_where_the_card_does_not_hold_it(
 ) -> None:
     card.dropped, card.refused = dropped, {"vfio-pci": set(dropped)}
     with pytest.raises(
-        NetError, match=rf"VF 1 of {PHYSICAL} .* did not keep its {told}: .*not supported.* Update"
+        TapmanagerError, match=rf"VF 1 of {PHYSICAL} .* did not keep its {told}: .*not supported.* Update"
     ) as no:
         functions.take(FUNCTION)
     assert no.value.kind == "failed-precondition"
@@ -207,13 +207,13 @@ def test_a_function_that_became_trusted_by_itself_is_not_given_to_a_guest(
     assert card.settings[1].trust is False
     functions.give_back(untrusted, NETNS)
     card.refused = {"vfio-pci": {"trust"}}
-    with pytest.raises(NetError, match="did not keep its trust"):
+    with pytest.raises(TapmanagerError, match="did not keep its trust"):
         functions.take(untrusted)
 
 
 def test_a_card_that_tells_nothing_after_it_told_is_not_believed(functions: NicFunctions, card: FakeNetCard) -> None:
     card.silent = 1000
-    with pytest.raises(NetError, match="the card has nothing"):
+    with pytest.raises(TapmanagerError, match="the card has nothing"):
         functions.take(FUNCTION)
 
 
@@ -318,7 +318,7 @@ def test_the_mac_that_a_granted_vf_gave_itself_is_not_made_its_owners(
 
 def test_a_granted_vf_without_its_vlan_is_no_guests(functions: NicFunctions, card: FakeNetCard) -> None:
     card.dropped, card.refused = {"vlan": 0}, {"vfio-pci": {"vlan"}}
-    with pytest.raises(NetError, match="did not keep its VLAN: vlan=100"):
+    with pytest.raises(TapmanagerError, match="did not keep its VLAN: vlan=100"):
         functions.bind(VF, "vfio-pci")
 
 
@@ -390,7 +390,7 @@ def test_one_that_nobody_gave_a_mac_gets_one_while_it_is_the_pods(functions: Nic
 
 def test_only_a_function_that_the_cards_plugin_was_at_gets_a_mac(functions: NicFunctions, card: FakeNetCard) -> None:
     """Any other plugin's configuration may name any function, another pod's too."""
-    with pytest.raises(NetError, match=r'"net1" of network "fast" is PCI device .* whose MAC is not known'):
+    with pytest.raises(TapmanagerError, match=r'"net1" of network "fast" is PCI device .* whose MAC is not known'):
         at_vfio(functions, card, kind="host-device")
 
 
@@ -402,5 +402,5 @@ def test_a_card_without_a_network_driver_has_no_macs_for_its_functions(
     functions: NicFunctions, card: FakeNetCard
 ) -> None:
     (card.bus / "devices" / PF / "net" / PHYSICAL).rmdir()
-    with pytest.raises(NetError, match="Give the pod's attachment a `mac`"):
+    with pytest.raises(TapmanagerError, match="Give the pod's attachment a `mac`"):
         at_vfio(functions, card)

@@ -62,7 +62,7 @@ def test_a_write_that_ends_something_gets_the_room_that_was_kept(
         unlink(path)
         disk.pragma("max_page_count=100000")
 
-    monkeypatch.setattr("virtshim.store.writing.os.unlink", unlink_and_make_room)
+    monkeypatch.setattr("virtshim.store.writer.os.unlink", unlink_and_make_room)
     records.images.replace(big(IMAGE))
     assert records.images.all() == [big(IMAGE)]
     assert not disk.reserve.exists()
@@ -72,7 +72,7 @@ def test_nothing_new_is_taken_in_until_room_is_kept_again(
     records: SqliteRecords, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.reserve.unlink()
-    monkeypatch.setattr("virtshim.store.writing._RESERVE", 1 << 60)
+    monkeypatch.setattr("virtshim.store.writer._RESERVE", 1 << 60)
     with pytest.raises(ResourceExhausted, match="full but for what removing pods needs"):
         records.images.add(OTHER)
     records.images.delete(IMAGE.digest)

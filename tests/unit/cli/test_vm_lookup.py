@@ -2,7 +2,7 @@
 
 import pytest
 
-from virtshim.cli.names import running_vm
+from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import PodSummary, VmSummary
 from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tapmanager import protocol
-from virtshim.preflight import facts
+from virtshim.preflight import host_facts
 
 
 def test_directories_are_what_exists_from_the_root_down(tmp_path: Path) -> None:
-    found = [node.path for node in facts.directories(str(tmp_path / "missing" / "deep"))]
+    found = [node.path for node in host_facts.directories(str(tmp_path / "missing" / "deep"))]
     assert found[0] == "/"
     assert found[-1] == str(tmp_path.resolve())
 
@@ -20,15 +20,15 @@ def test_directories_are_what_exists_from_the_root_down(tmp_path: Path) -> None:
 def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")
-    last = facts.directories(str(tmp_path / "link"))[-1]
+    last = host_facts.directories(str(tmp_path / "link"))[-1]
     assert last.path == str((tmp_path / "real").resolve())
     assert stat.S_IMODE(last.mode) == 0o700
 
 
 def test_a_program_that_fails_or_is_missing_is_trouble() -> None:
-    assert facts.program_output(["echo", "hi"]).text == "hi"
-    assert facts.program_output(["false"]).trouble
-    assert "nonesuch-program" in facts.program_output(["nonesuch-program"]).trouble
+    assert host_facts.program_output(["echo", "hi"]).text == "hi"
+    assert host_facts.program_output(["false"]).trouble
+    assert "nonesuch-program" in host_facts.program_output(["nonesuch-program"]).trouble
 
 
 def test_programs_are_found_in_any_of_the_places_and_must_be_executable(tmp_path: Path) -> None:
@@ -37,19 +37,19 @@ def test_programs_are_found_in_any_of_the_places_and_must_be_executable(tmp_path
     (tmp_path / "b" / "bridge").touch(mode=0o755)
     (tmp_path / "a" / "plain").touch(mode=0o644)
     places = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert facts.not_executable(["bridge", "plain", "none"], places) == ["plain", "none"]
+    assert host_facts.not_executable(["bridge", "plain", "none"], places) == ["plain", "none"]
 
 
 def test_users_have_their_groups_and_the_one_asked_for() -> None:
-    who = facts.user("root", "daemon")
+    who = host_facts.user("root", "daemon")
     assert who is not None
     assert (who.uid, 1 in who.gids) == (0, True)
-    assert facts.user("nonesuch-user", "daemon") is None
-    assert facts.user("root", "nonesuch-group") is None
+    assert host_facts.user("nonesuch-user", "daemon") is None
+    assert host_facts.user("root", "nonesuch-group") is None
 
 
 def test_a_missing_state_directory_is_measured_by_what_is_above_it(tmp_path: Path) -> None:
-    found = facts.room(str(tmp_path / "later"))
+    found = host_facts.room(str(tmp_path / "later"))
     assert found.path == str(tmp_path / "later")
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     assert abs(found.bytes - free) < 1 << 30
@@ -64,14 +64,14 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_a_tapmanager_that_is_not_there_or_gone_is_told_apart(tmp_path: Path) -> None:
-    assert facts.tapmanager(str(tmp_path / "s"), 1) == ("No such file or directory", "")
+    assert host_facts.tapmanager(str(tmp_path / "s"), 1) == ("No such file or directory", "")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(tmp_path / "s"))
-    assert facts.tapmanager(str(tmp_path / "s"), 1) == ("Connection refused", "")
+    assert host_facts.tapmanager(str(tmp_path / "s"), 1) == ("Connection refused", "")
 
 
 def test_a_tapmanager_that_says_nothing_is_given_up(listener: socket.socket) -> None:
-    silence, trouble = facts.tapmanager(listener.getsockname(), 0.2)
+    silence, trouble = host_facts.tapmanager(listener.getsockname(), 0.2)
     assert (bool(silence), trouble) == (True, "")
 
 
@@ -92,5 +92,5 @@ def test_what_tapmanager_answers_is_told(listener: socket.socket, answer: dict[s
 
     thread = threading.Thread(target=reply)
     thread.start()
-    assert facts.tapmanager(listener.getsockname(), 5) == ("", trouble)
+    assert host_facts.tapmanager(listener.getsockname(), 5) == ("", trouble)
     thread.join()

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 from tapmanager.sriov.vf_settings import SettingMismatch, VfSettings, mismatched_settings
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 
 
 class PhysicalFunctionLinks(Protocol):
-    """The host's links of network cards, by netlink. Raise NetError, OSError."""
+    """The host's links of network cards, by netlink. Raise TapmanagerError, OSError."""
 
     def vf_settings(self, physical: str, number: int) -> VfSettings | None:
         """None if the card says nothing of that function."""
@@ -62,10 +62,10 @@ class PhysicalFunctions:
         return os.path.exists(os.path.join(self._devices, address, "physfn"))
 
     def place(self, address: str) -> VfLocation:
-        """Raises NetError."""
+        """Raises TapmanagerError."""
         physical = self._own_interfaces(address)
         if not physical:
-            raise NetError(
+            raise TapmanagerError(
                 "failed-precondition",
                 f"the physical function of {address} has no network interface on the host: its MAC and VLAN cannot be set. Bind "
                 "the card itself to its network driver",
@@ -88,7 +88,7 @@ class PhysicalFunctions:
         return 0
 
     def settings(self, place: VfLocation) -> VfSettings | None:
-        """None if the card does not tell within the time that it has. Raises NetError, OSError."""
+        """None if the card does not tell within the time that it has. Raises TapmanagerError, OSError."""
         until = time.monotonic() + self._settles
         while (found := self.current_settings(place)) is None and time.monotonic() < until:
             threading.Event().wait(_POLL)
@@ -100,8 +100,8 @@ class PhysicalFunctions:
     def set(self, place: VfLocation, change: VfSettings) -> None:
         self._links.set_vf(place.physical, place.number, change)
 
-    def keep(self, place: VfLocation, wanted: VfSettings) -> tuple[SettingMismatch, ...]:
-        """Sets what differs on the card, and nothing else; returns what differs even then. Raises NetError if the settings
+    def reapply(self, place: VfLocation, wanted: VfSettings) -> tuple[SettingMismatch, ...]:
+        """Sets what differs on the card, and nothing else; returns what differs even then. Raises TapmanagerError if the settings
         cannot be read, OSError."""
         said: dict[str, str] = {}
         for _ in range(_ROUNDS):
@@ -112,7 +112,7 @@ class PhysicalFunctions:
                 try:
                     self.set(place, one.wanted)
                     log.info("function.set_again card=%s vf=%d %s", place.physical, place.number, one.wanted)
-                except NetError as exc:
+                except TapmanagerError as exc:
                     said[one.name] = str(exc)
         return tuple(dataclasses.replace(one, why=said.get(one.name, "")) for one in self._lost(place, wanted))
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tapmanager.cni.result import CniResult, parse_result
-from tapmanager.errors import NetError
-from tapmanager.links import networks as networks_plan
-from tapmanager.links import plan as links_plan
-from tapmanager.links.plan import KernelLink, KernelRoute
+from tapmanager.errors import TapmanagerError
+from tapmanager.links import network_plan, nic_plan
+from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 SANDBOX = "/run/netns/x"
@@ -32,15 +31,15 @@ def result(**raw: object) -> CniResult:
 
 
 def planned(found: CniResult, *links: KernelLink) -> tuple[Nic, ...]:
-    return networks_plan.nics_of(networks_plan.networks_of(found, links, ()), links, macs())
+    return network_plan.nics_of(network_plan.networks_of(found, links, ()), links, macs())
 
 
 def functions(found: CniResult, *links: KernelLink, among: Mapping[str, str], drivers: Mapping[str, str]):
-    return networks_plan.functions_of(networks_plan.networks_of(found, links, ()), links, among, drivers)
+    return network_plan.functions_of(network_plan.networks_of(found, links, ()), links, among, drivers)
 
 
 def beside(found: CniResult, *links: KernelLink, among: Mapping[str, str]) -> tuple[Nic, ...]:
-    return networks_plan.nics_of(networks_plan.networks_of(found, links, ()), links, macs(), set(among))
+    return network_plan.nics_of(network_plan.networks_of(found, links, ()), links, macs(), set(among))
 
 
 BRIDGE = result(
@@ -143,7 +142,7 @@ def test_both_families_keep_their_addresses_and_routes_in_the_results_order() ->
     (nic,) = planned(dual, on)
     assert nic.addresses == ("fd00::5/64", "10.88.0.5/16")
     assert set(nic.routes) == {Route("0.0.0.0/0", "10.88.0.1"), Route("::/0", "fe80::1")}
-    assert links_plan.ips_of(dual) == ("fd00::5", "10.88.0.5")
+    assert nic_plan.ips_of(dual) == ("fd00::5", "10.88.0.5")
 
 
 def test_the_better_of_two_routes_to_one_place_is_kept() -> None:
@@ -209,15 +208,15 @@ def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
 def test_what_cannot_be_given_to_a_guest_is_said(
     found: CniResult, links: list[KernelLink], kind: str, words: str
 ) -> None:
-    with pytest.raises(NetError, match=words) as caught:
+    with pytest.raises(TapmanagerError, match=words) as caught:
         planned(found, *links)
     assert caught.value.kind == kind
 
 
 def test_the_pods_dns_settings_win_field_by_field() -> None:
     found = result(ips=[], dns={"nameservers": ["10.0.0.1"], "search": ["a"], "domain": "d", "options": ["x"]})
-    assert links_plan.dns_of(Dns(("10.96.0.10",)), found) == Dns(("10.96.0.10",), ("d", "a"), ("x",))
-    assert links_plan.dns_of(Dns(searches=("s",)), found) == Dns(("10.0.0.1",), ("s",), ("x",))
+    assert nic_plan.dns_of(Dns(("10.96.0.10",)), found) == Dns(("10.96.0.10",), ("d", "a"), ("x",))
+    assert nic_plan.dns_of(Dns(searches=("s",)), found) == Dns(("10.0.0.1",), ("s",), ("x",))
 
 
 def test_a_plan_survives_its_way_through_json() -> None:
@@ -283,5 +282,5 @@ def test_a_function_that_was_at_vfio_is_known_from_the_result_alone() -> None:
 def test_an_interface_that_is_nowhere_is_refused_with_what_is_missing() -> None:
     found = result(interfaces=[{"name": "net1", "sandbox": SANDBOX}], ips=[{"address": "10.1.0.7/24", "interface": 0}])
     assert functions(found, among={}, drivers={}) == ()
-    with pytest.raises(NetError, match="its PCI device is not known"):
+    with pytest.raises(TapmanagerError, match="its PCI device is not known"):
         planned(found)

@@ -9,9 +9,9 @@ import pytest
 
 from tapmanager.cni.delegate_records import Delegate
 from tapmanager.cni.result import CniResult, parse_result
-from tapmanager.errors import NetError
-from tapmanager.links import networks as networks_plan
-from tapmanager.links.plan import KernelLink, KernelRoute
+from tapmanager.errors import TapmanagerError
+from tapmanager.links import network_plan
+from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Nic, NicFunction, Route
 
 VF = "0000:3b:02.1"
@@ -52,12 +52,12 @@ def planned(
 ) -> dict[str, Nic | NicFunction]:
     """By interface, in the guest's order."""
     numbers = itertools.count(1)
-    networks = networks_plan.networks_of(first, links, records)
-    functions = networks_plan.functions_of(networks, links, among or {}, drivers or {})
-    nics = networks_plan.nics_of(
+    networks = network_plan.networks_of(first, links, records)
+    functions = network_plan.functions_of(networks, links, among or {}, drivers or {})
+    nics = network_plan.nics_of(
         networks, links, lambda: f"02:00:00:00:00:{next(numbers):02x}", {function.link for function in functions}
     )
-    nics, functions = networks_plan.with_one_default(networks, nics, functions)
+    nics, functions = network_plan.with_one_default(networks, nics, functions)
     by_link: dict[str, Nic | NicFunction] = {one.link: one for one in (*nics, *functions)}
     order = [name for network in networks for name in network.interfaces if name in by_link]
     return {name: by_link[name] for name in order}
@@ -84,7 +84,7 @@ def test_networks_come_after_the_first_in_the_order_of_their_numbers() -> None:
     records = [record(name, result(name)) for name in names if name != "alpha"]
     assert list(planned([*links, FIRST_LINK], records)) == ["eth0", "alpha", "net1", "net2", "net10", "zeta"]
     raw = {"interfaces": [{"name": "eth0", "sandbox": SANDBOX}]}
-    order = networks_plan.in_guest_order(raw, ["net10", "eth0", "net2"])
+    order = network_plan.in_guest_order(raw, ["net10", "eth0", "net2"])
     assert list(order) == ["eth0", "net2", "net10"]
 
 
@@ -107,10 +107,10 @@ def test_a_link_that_leads_nowhere_is_given_if_it_is_a_network() -> None:
 @pytest.mark.parametrize("kind", ["macvlan", "macvtap", "ipvlan", "ipvtap"])
 def test_a_network_that_cannot_carry_a_guests_frames_is_refused_by_its_name(kind: str) -> None:
     links = [FIRST_LINK, link("net1", kind=kind)]
-    with pytest.raises(NetError, match=rf'"net1" of network "blue" is of kind {kind}.*use a network') as caught:
+    with pytest.raises(TapmanagerError, match=rf'"net1" of network "blue" is of kind {kind}.*use a network') as caught:
         planned(links, [record("net1", result("net1"))])
     assert caught.value.kind == "unimplemented"
-    with pytest.raises(NetError, match=rf'interface "net1" is of kind {kind}'):
+    with pytest.raises(TapmanagerError, match=rf'interface "net1" is of kind {kind}'):
         planned(links)
 
 
@@ -227,17 +227,17 @@ def test_a_function_in_the_pod_is_found_by_its_link_whatever_the_record_says() -
 def test_a_device_that_is_neither_a_link_nor_at_vfio_is_left_to_its_grant_and_told_of(device: str) -> None:
     """vDPA: the guest has it by the device node that kubelet granted."""
     other = record("net1", result("net1", ip="10.90.0.7"), device=device)
-    networks = networks_plan.networks_of(FIRST, [FIRST_LINK], [other])
-    nics = networks_plan.nics_of(networks, [FIRST_LINK], lambda: "02:00:00:00:00:01")
+    networks = network_plan.networks_of(FIRST, [FIRST_LINK], [other])
+    nics = network_plan.nics_of(networks, [FIRST_LINK], lambda: "02:00:00:00:00:01")
     assert [nic.link for nic in nics] == ["eth0"]
-    (told,) = networks_plan.not_given(networks, nics)
+    (told,) = network_plan.not_given(networks, nics)
     assert '"net1" of network "blue"' in told
     assert device in told
 
 
 def test_a_network_that_is_nowhere_is_an_error() -> None:
-    with pytest.raises(NetError, match='"net1" of network "blue" is not in the pod'):
+    with pytest.raises(TapmanagerError, match='"net1" of network "blue" is not in the pod'):
         planned([FIRST_LINK], [record("net1", result("net1", ip="10.90.0.7"))])
     first = record("eth0", FIRST, "first", device=VF)
-    with pytest.raises(NetError, match=f"device {VF} is not at VFIO either"):
+    with pytest.raises(TapmanagerError, match=f"device {VF} is not at VFIO either"):
         planned([], [first], drivers={VF: "ice"})

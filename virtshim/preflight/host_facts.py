@@ -87,7 +87,7 @@ def program_output(argv: Sequence[str]) -> ProgramOutput:
     except ShimError as exc:
         return ProgramOutput(trouble=str(exc), late=isinstance(exc, DeadlineExceeded))
     if done.returncode != 0:
-        return ProgramOutput(trouble=done.words())
+        return ProgramOutput(trouble=done.summary())
     return ProgramOutput(text=done.stdout.decode(errors="replace").strip())
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from tapmanager.cni.conf import IFNAME
 from tapmanager.cni.delegate_records import Delegate
 from tapmanager.cni.result import CniResult, CniRoute
-from tapmanager.errors import NetError, internal
+from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import Json, objects
-from tapmanager.links import plan as links_plan
-from tapmanager.links.plan import KernelLink
+from tapmanager.links import nic_plan
+from tapmanager.links.nic_plan import KernelLink
 from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 # These answer to one MAC only, the device's own: frames for a guest behind a bridge would not arrive.
@@ -67,11 +67,11 @@ def _first(result: CniResult, links: Sequence[KernelLink], record: Delegate | No
     """Multus takes the first network's default route away for a pod that wants another network's: in its record, and (not in all
     its versions) in the namespace. The result it returns still has it."""
     if record is None:
-        return Network("", result, links_plan.wanted(result, links))
+        return Network("", result, nic_plan.wanted(result, links))
     defaults = _ALL_FAMILIES - (_with_default(result) - _with_default(record.result))
     routes = tuple(route for route in result.routes if _family(route) in defaults or not _is_default(route))
     result = dataclasses.replace(result, routes=routes)
-    interfaces = links_plan.wanted(result, links)
+    interfaces = nic_plan.wanted(result, links)
     return Network(record.network, result, interfaces, record.device, record.kinds, defaults)
 
 
@@ -96,10 +96,10 @@ def functions_of(
         for name in network.interfaces:
             if name in functions:
                 pci = functions[name]
-                found.append(links_plan.function_of(network.result, by_name[name], pci, drivers[pci]))
+                found.append(nic_plan.function_of(network.result, by_name[name], pci, drivers[pci]))
             elif name not in by_name and is_vfio(drivers.get(network.pci_of(name), "")):
-                link = links_plan.link_from_result(network.result, name)
-                found.append(links_plan.function_of(network.result, link, network.pci_of(name), ""))
+                link = nic_plan.link_from_result(network.result, name)
+                found.append(nic_plan.function_of(network.result, link, network.pci_of(name), ""))
     return tuple(found)
 
 
@@ -114,7 +114,7 @@ def nics_of(
     random_mac: Callable[[], str],
     functions: Collection[str] = (),
 ) -> tuple[Nic, ...]:
-    """One NIC for each interface but those that are `functions` of a card. Raises NetError."""
+    """One NIC for each interface but those that are `functions` of a card. Raises TapmanagerError."""
     by_name = {link.name: link for link in links}
     taken = set(by_name)
     nics: list[Nic] = []
@@ -132,7 +132,7 @@ def nics_of(
             _refuse_unfit(network, link)
             number = _free_number(taken, len(nics))
             taken |= {f"br{number}", f"tap{number}"}
-            nics.append(links_plan.nic_of(network.result, link, number, random_mac))
+            nics.append(nic_plan.nic_of(network.result, link, number, random_mac))
     if not networks[0].interfaces:
         raise internal("the CNI result has no interface in the pod, and none in its namespace carries its address")
     return tuple(nics)
@@ -147,7 +147,7 @@ def not_given(networks: Sequence[Network], given: Sequence[Nic | NicFunction]) -
                 yield f"{network.label(name)} has no link in the pod; its device {network.pci_of(name)} is the guest's if granted"
 
 
-def _nowhere(network: Network, name: str) -> NetError:
+def _nowhere(network: Network, name: str) -> TapmanagerError:
     device = network.pci_of(name)
     if device:
         return internal(
@@ -167,7 +167,7 @@ def _refuse_unfit(network: Network, link: KernelLink) -> None:
             f"{network.label(link.name)} is of kind {link.kind}, which cannot carry a virtual machine's frames; "
             "use a network whose plugin makes a veth pair (bridge, ptp, Calico, Flannel, Cilium) or gives a VF (sriov)"
         )
-        raise NetError("unimplemented", message)
+        raise TapmanagerError("unimplemented", message)
 
 
 def _free_number(taken: set[str], at_least: int) -> int:
