@@ -21,6 +21,13 @@ from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.create_container import CreateContainer
+from virtshim.lifecycle.creation.admission import Admission
+from virtshim.lifecycle.creation.devices import HostDevices
+from virtshim.lifecycle.creation.disk import RootDisk
+from virtshim.lifecycle.creation.domain import Domain
+from virtshim.lifecycle.creation.record import ContainerRecords
+from virtshim.lifecycle.creation.seed import Seed
+from virtshim.lifecycle.creation.step import Step
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
 from virtshim.lifecycle.guest_freeze import GuestFreezer
@@ -225,24 +232,28 @@ def _watch(
 def _create_container(
     settings: Settings, a: Adapters, images: ImageService, stamps: Stamps, locks: PodLocks, devices: DeviceServices
 ) -> CreateContainer:
+    steps: tuple[Step, ...] = (
+        HostDevices(devices.borrowed),
+        RootDisk(a.files, a.disks),
+        Seed(a.seeds),
+        Domain(a.hypervisor, a.records, settings.layout(), settings.sizes(), settings.tapmanager.socket),
+    )
     return CreateContainer(
         records=a.records,
-        hypervisor=a.hypervisor,
-        files=a.files,
-        images=images,
-        disks=a.disks,
-        seeds=a.seeds,
         clock=a.clock,
-        stamps=stamps,
         locks=locks,
         inflight=Inflight[ContainerId](),
-        layout=settings.layout(),
-        sizes=settings.sizes(),
-        tapmanager_socket=settings.tapmanager.socket,
-        free_hugepages=machine.free_hugepages,
-        run_commands=settings.vm.command == "run",
-        claims=devices.claims,
-        borrowed=devices.borrowed,
+        admission=Admission(a.records, devices.claims, settings.sizes(), machine.free_hugepages),
+        new_records=ContainerRecords(
+            records=a.records,
+            images=images,
+            disks=a.disks,
+            claims=devices.claims,
+            borrowed=devices.borrowed,
+            stamps=stamps,
+            run_commands=settings.vm.command == "run",
+        ),
+        steps=steps,
     )
 
 

@@ -1,12 +1,14 @@
 """CreateContainer: disk, seed, definition; sizes; and what is left when a step fails."""
 
+import dataclasses
 import uuid
 
 import pytest
 from fakes.background import Background
+from fakes.journal import Journal
 from fakes.world import IMAGE, LOG_DIRECTORY, World, container_config, sandbox_config
 
-from virtshim.domain.container import ContainerName, ContainerPhase, Resources
+from virtshim.domain.container import Container, ContainerName, ContainerPhase, Resources
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import (
     AlreadyExists,
@@ -21,6 +23,7 @@ from virtshim.domain.errors import (
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import DiskBus, Power, VmSpec
+from virtshim.lifecycle.creation.step import Draft
 
 GIB = 1 << 30
 SYSTEM_UUID = "12345678-9abc-4def-8123-456789abcdef"
@@ -370,3 +373,36 @@ def test_a_sandbox_without_network_makes_a_vm_without_nics(world: World) -> None
     world.records.sandboxes.replace(bare)
     spec = world.outside.vms.spec(world.domain(world.create(sandbox.id)))
     assert (spec.fetch_key, spec.tapmanager_socket) == ("", "")
+
+
+class Firmware:
+    """One more step, as a later version may have."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def make(self, draft: Draft) -> Draft:
+        self._journal.calls.append("firmware.make")
+        raise InternalError("no firmware")
+
+    def undo(self, container: Container) -> None:
+        self._journal.calls.append("firmware.undo")
+
+
+def test_one_more_step_is_one_more_in_the_list(world: World) -> None:
+    sandbox = world.run()
+    *before, domain = world.do.create_container.steps
+    create = dataclasses.replace(world.do.create_container, steps=(*before, Firmware(world.journal), domain))
+    world.journal.calls.clear()
+    with pytest.raises(InternalError, match="no firmware"):
+        create.create(sandbox, ContainerName("vm", 0), container_config(), world.deadline())
+    assert world.journal.calls == [
+        "devices.resolve",
+        "records.containers.add",
+        "disks.create",
+        "seeds.create",
+        "firmware.make",
+        "firmware.undo",
+        "disks.delete",
+        "records.containers.delete",
+    ]

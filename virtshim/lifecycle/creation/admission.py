@@ -1,0 +1,109 @@
+"""Whether a container may be created, and with which VM: everything that CreateContainer refuses before it writes anything."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.container import ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.devices.granted import GrantedDevices
+from virtshim.domain.errors import InvalidRequest, NotFound, ResourceExhausted, WrongState
+from virtshim.domain.file_path import check_path
+from virtshim.domain.ids import SandboxId
+from virtshim.domain.network import nics_of
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.sizing import NodeLimits, size_for
+from virtshim.domain.vm import VmSize
+from virtshim.passthrough.claims import DeviceClaims
+from virtshim.ports.records import Records
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that can be met, and what it comes to on this node."""
+
+    sandbox: Sandbox
+    name: ContainerName
+    config: ContainerConfig
+    options: VmOptions
+    granted: GrantedDevices
+    size: VmSize
+    # Absolute path of the CRI log, "" if none is wanted.
+    log_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    records: Records
+    claims: DeviceClaims
+    sizes: NodeLimits
+    # Page size -> bytes that are free in such pages.
+    free_hugepages: Callable[[int], int]
+
+    def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
+        sandbox = self.records.sandboxes.get(sandbox_id)
+        if sandbox is None:
+            raise NotFound(f"no such pod sandbox: {sandbox_id}")
+        if not sandbox.is_ready:
+            raise WrongState(f"pod sandbox {sandbox_id} is not ready ({sandbox.reason or sandbox.phase.value})")
+        return sandbox
+
+    def admit(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> Admitted:
+        """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
+        self._refuse_beside_another(sandbox.id)
+        options = parse_vm_options(sandbox.config.annotations)
+        granted = self.claims.resolve(sandbox, name, config)
+        _log_missing_nics(sandbox, name, granted)
+        size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
+        self.claims.check(granted, size)
+        self._refuse_without_hugepages(size)
+        return Admitted(sandbox, name, config, options, granted, size, log_file=_log_file(sandbox, config))
+
+    def _refuse_beside_another(self, sandbox: SandboxId) -> None:
+        for other in self.records.containers.all():
+            if other.sandbox_id == sandbox and other.phase is ContainerPhase.RUNNING:
+                raise WrongState(
+                    f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
+                    "containers are created and run one after another. Use one container, or init containers"
+                )
+
+    def _refuse_without_hugepages(self, size: VmSize) -> None:
+        free = self.free_hugepages(size.page_bytes) if size.page_bytes else size.memory_bytes
+        if free < size.memory_bytes:
+            raise ResourceExhausted(
+                f"resources.limits.hugepages: the virtual machine needs {size.memory_bytes} bytes in huge pages of "
+                f"{size.page_bytes}; this node has {free} free (vm.nr_hugepages, or hugepages= on the kernel command line)"
+            )
+
+
+def _log_file(sandbox: Sandbox, config: ContainerConfig) -> str:
+    """Raises InvalidRequest for a path that leaves the directory."""
+    if not config.log_path or not sandbox.config.log_directory:
+        return ""
+    directory = sandbox.config.log_directory
+    if not os.path.isabs(directory):
+        raise InvalidRequest(f"sandbox_config.log_directory must be absolute: {directory[:200]!r}")
+    parts = config.log_path.split("/")
+    outside = os.path.isabs(config.log_path) or ".." in parts or "\0" in config.log_path + directory
+    if outside or os.path.normpath(config.log_path) == ".":
+        raise InvalidRequest(f"config.log_path must name a file below the log directory: {config.log_path[:200]!r}")
+    path = os.path.normpath(os.path.join(directory, config.log_path))
+    check_path(path, "sandbox_config.log_directory and config.log_path")
+    return path
+
+
+def _log_missing_nics(sandbox: Sandbox, name: ContainerName, granted: GrantedDevices) -> None:
+    """Usual for an init container, to which kubelet grants no device; a mistake for the one that asked for it."""
+    there = nics_of(sandbox.network, granted)
+    for nic in sandbox.network.interfaces if sandbox.network else ():
+        if nic not in there:
+            log.warning(
+                "nic.not_granted", sandbox=sandbox.id.short, container=name.name, nic=nic.name, device=nic.function
+            )

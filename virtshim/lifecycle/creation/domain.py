@@ -1,0 +1,62 @@
+"""Step: the libvirt domain is defined with what the steps before it have made."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container
+from virtshim.domain.layout import Layout, vnc_socket
+from virtshim.domain.sizing import NodeLimits, limits_for
+from virtshim.domain.vm import VmSpec
+from virtshim.lifecycle.creation.step import Draft
+from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.recovery import StateRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    hypervisor: Hypervisor
+    records: StateRecords
+    layout: Layout
+    sizes: NodeLimits
+    tapmanager_socket: str
+
+    def make(self, draft: Draft) -> Draft:
+        self.hypervisor.define(self._vm(draft))
+        return draft
+
+    def undo(self, container: Container) -> None:
+        self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id)
+
+    def _vm(self, draft: Draft) -> VmSpec:
+        container, sandbox, options = draft.container, draft.sandbox, draft.options
+        size = container.size
+        network = sandbox.network
+        return VmSpec(
+            uuid=uuid.UUID(container.domain_uuid),
+            name=container.domain_name,
+            container_id=container.id,
+            sandbox_id=sandbox.id,
+            vcpus=size.vcpus,
+            memory_bytes=size.memory_bytes,
+            max_vcpus=size.max_vcpus,
+            max_memory_bytes=size.max_memory_bytes,
+            page_bytes=size.page_bytes,
+            disk_bus=options.disk_bus,
+            disks=draft.disks,
+            console_socket=self.layout.console_socket(container.id),
+            console_log=self.layout.console_log(container.id),
+            agent_socket=self.layout.agent_socket(container.id),
+            exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
+            vnc_socket=vnc_socket(self.layout, container.id) if options.vnc else "",
+            limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
+            cgroup_parent=sandbox.config.cgroup_parent,
+            cpu_model=options.cpu_model,
+            smbios_uuid=options.system_uuid is not None,
+            title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
+            fetch_key=network.fetch_key if network else "",
+            tapmanager_socket=self.tapmanager_socket if network else "",
+            record=self.records.to_text(sandbox, container),
+            granted=container.granted,
+        )

@@ -1,0 +1,104 @@
+"""The new container's record: written before anything of the container exists, deleted when nothing of it is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from dataclasses import dataclass
+
+from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.container import Container, ContainerConfig, ContainerPhase
+from virtshim.domain.errors import AlreadyExists
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import Image
+from virtshim.domain.pod_disk import disk_name
+from virtshim.domain.sandbox import Sandbox
+from virtshim.lifecycle.creation.admission import Admitted
+from virtshim.lifecycle.creation.step import Draft
+from virtshim.lifecycle.images import ImageService
+from virtshim.passthrough.borrowing import BorrowedDevices
+from virtshim.passthrough.claims import DeviceClaims
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.records import Records
+from virtshim.primitives.clock import Stamps
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecords:
+    """A record keeps its image, its devices and its pod's disk from everybody else."""
+
+    records: Records
+    images: ImageService
+    disks: RootDisks
+    claims: DeviceClaims
+    borrowed: BorrowedDevices
+    stamps: Stamps
+    # Whether commands run in the guests of pods that do not say it.
+    run_commands: bool = True
+
+    def add(self, admitted: Admitted) -> Draft:
+        with self.images.pinned(admitted.config.image) as image:
+            container = self._new(admitted, image)
+            self._refuse_taken_uuid(container, admitted)
+            self.claims.add(container, admitted.sandbox)  # from here on the record keeps the image and the devices
+            sandbox = self._note_pod_disk(admitted.sandbox, container)
+        return Draft(container, sandbox, image, admitted.options)
+
+    def forget(self, container: Container, *, clean: bool) -> None:
+        """`clean`: nothing else is left of it. Otherwise RemoveContainer, or the next start of virtshim, finishes it."""
+        if clean:
+            self.records.containers.delete(container.id)
+            self.borrowed.give_back_of(container)
+            self.images.collect(container.image)  # it may have been removed meanwhile
+        else:
+            self.records.containers.replace(container.removing())
+
+    def _new(self, admitted: Admitted, image: Image) -> Container:
+        sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
+        container = Container(
+            id=ContainerId(secrets.token_hex(32)),
+            sandbox_id=sandbox.id,
+            name=name,
+            config=admitted.config,
+            image=image.digest,
+            image_ref=image.repo_digests[0] if image.repo_digests else image.digest.value,
+            domain_uuid="",
+            created_at=self.stamps.next(),
+            log_file=admitted.log_file,
+            cgroup_parent=sandbox.config.cgroup_parent,
+            size=admitted.size,
+            pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
+            command=self._command(options, admitted.config),
+            granted=admitted.granted,
+            claims=admitted.granted.claims,
+        )
+        return dataclasses.replace(container, domain_uuid=str(options.system_uuid or container.id.domain_uuid()))
+
+    def _command(self, options: VmOptions, config: ContainerConfig) -> tuple[str, ...]:
+        """A disk image has no entrypoint that `args` alone could be given to, so they are the command then."""
+        run = self.run_commands if options.run_command is None else options.run_command
+        return (*config.command, *config.args) if run else ()
+
+    def _refuse_taken_uuid(self, container: Container, admitted: Admitted) -> None:
+        """Attempts of one pod have the same UUID, one after another; its definition goes to the newest."""
+        if admitted.options.system_uuid is None:
+            return
+        for other in self.records.containers.all():
+            if other.domain_uuid != container.domain_uuid:
+                continue
+            owner = self.records.sandboxes.get(other.sandbox_id)
+            is_earlier = owner is not None and owner.key.is_same_pod(admitted.sandbox.key)
+            if not (is_earlier and other.phase is ContainerPhase.EXITED and not other.may_be_running):
+                raise AlreadyExists(
+                    f"VirtletSystemUUID {container.domain_uuid} is already used by container {other.id}; "
+                    "a UUID names one VM on a node"
+                )
+
+    def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
+        """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes
+        the pod's last sandbox must know of it."""
+        if not container.pod_disk or self.disks.pod_disk(container.pod_disk) is not None:
+            return sandbox
+        noted = sandbox.with_root_disk(container.name.name, container.image)
+        self.records.sandboxes.replace(noted)
+        return noted

@@ -1,0 +1,33 @@
+"""Step: the cloud-init seed ISO, which tells the guest at its first boot who it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from virtshim.domain.container import Container
+from virtshim.domain.network import Dns, nics_of
+from virtshim.lifecycle.creation.step import Draft
+from virtshim.ports.seeds import GuestSeeds, SeedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    seeds: GuestSeeds
+
+    def make(self, draft: Draft) -> Draft:
+        return draft.with_disk(self.seeds.create(_request(draft)))
+
+    def undo(self, container: Container) -> None:
+        """It lies in the container's directory, which goes with the root disk."""
+
+
+def _request(draft: Draft) -> SeedRequest:
+    container, sandbox, network = draft.container, draft.sandbox, draft.sandbox.network
+    return SeedRequest(
+        container=container.id,
+        pod=sandbox.key,
+        hostname=sandbox.config.hostname or sandbox.key.name,
+        options=draft.options,
+        interfaces=nics_of(network, container.granted),
+        dns=network.dns if network else Dns(),
+    )
