@@ -16,7 +16,7 @@ def main() -> int:
     steps = Steps(os.environ["VIRTSHIM_TEST_ORDER"])
     module: Any = attachments
     module.netns = Stepping("netns", attachments.netns, steps, ("path_of", "exists"))
-    module.links = Stepping("links", attachments.links, steps, ("random_mac",))
+    module.pod_links = Stepping("pod_links", attachments.pod_links, steps, ("random_mac",))
     module.tap = Stepping("tap", attachments.tap, steps)
     made = attachments.Attachments
 
