@@ -36,6 +36,10 @@ def operator(root: Path) -> str:
     return (root / "docs/operator.md").read_text()
 
 
+def documents(root: Path) -> list[Path]:
+    return sorted((*root.glob("*.md"), *(root / "docs").glob("*.md")))
+
+
 def section(text: str, title: str) -> str:
     return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
@@ -90,15 +94,77 @@ def test_the_apparmor_rules_are_those_that_check_asks_for(operator: str) -> None
 
 
 def test_every_kind_of_error_is_listed_with_its_grpc_code(root: Path) -> None:
-    text = section((root / "docs/ARCHITECTURE.md").read_text(), "Error kinds")
+    text = section((root / "docs/failures.md").read_text(), "Error kinds")
     listed = dict(re.findall(r"^\| ([A-Z_]+) \| ([A-Z_]+) \|", text, re.MULTILINE))
     assert listed == {kind.name: code.name for kind, code in GRPC_CODES.items()}
 
 
-def test_every_package_is_in_the_tree(root: Path) -> None:
+@pytest.mark.parametrize("program", ["virtshim", "tapmanager"])
+def test_the_tree_shows_every_package_and_no_other(root: Path, program: str) -> None:
     tree = section((root / "docs/ARCHITECTURE.md").read_text(), "Tree")
-    packages = {path.parent.name for path in (root / "virtshim").glob("*/__init__.py")}
-    assert {name for name in packages if f"      {name}/" not in tree} == set()
+    rooms = re.split(r"^    (?=\w+/)", tree, flags=re.MULTILINE)
+    (of_program,) = [text for text in rooms if text.startswith(f"{program}/")]
+    shown = re.findall(r"^      (\w+)/ ", of_program, re.MULTILINE)
+    assert sorted(shown) == sorted(path.parent.name for path in (root / program).glob("*/__init__.py"))
+    for room, inner in re.findall(r"^      (\w+)/ .*\n        (\w+)/ ", of_program, re.MULTILINE):
+        assert (root / program / room / inner / "__init__.py").exists()
+
+
+def test_every_file_that_a_document_names_is_there(root: Path) -> None:
+    tops = ("criproto", "virtshim", "tapmanager", "vmwrapper", "deploy", "systemd", "tests", "docs")
+    files = {path.relative_to(root) for top in tops for path in (root / top).rglob("*") if "__pycache__" not in path.parts}
+    names = {path.name for path in files}
+    missing = [
+        f"{document.name}: {named}"
+        for document in documents(root)
+        for named in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|S|c|sh|proto|toml))(?::[\w.]+)?`", document.read_text())
+        if not ((root / named).is_file() if "/" in named else named in names or (root / named).is_file())
+    ]
+    assert missing == []
+
+
+def test_every_directory_that_a_document_names_is_there(root: Path) -> None:
+    directory = re.compile(r"`((?:criproto|virtshim|tapmanager|vmwrapper|deploy|tests)/[\w/-]*)`")
+    named = [(document, name) for document in documents(root) for name in directory.findall(document.read_text())]
+    assert named
+    assert [f"{document.name}: {name}" for document, name in named if not (root / name).is_dir()] == []
+
+
+def test_every_function_that_a_document_names_is_in_its_file(root: Path) -> None:
+    named = [
+        (document.name, path, name)
+        for document in documents(root)
+        for path, name in re.findall(r"`([\w/]+\.py):([\w.]+)`", document.read_text())
+    ]
+    assert named
+    assert [place for place in named if place[2] not in definitions((root / place[1]).read_text())] == []
+
+
+def definitions(source: str) -> set[str]:
+    """What a module and its classes define, by qualified name: `Class.method`."""
+    found: set[str] = set()
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.Assign):
+                found.update(prefix + target.id for target in node.targets if isinstance(target, ast.Name))
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(prefix + node.target.id)
+
+    visit(ast.parse(source).body, "")
+    return found
+
+
+def test_every_decision_has_one_place(root: Path) -> None:
+    of_devices = section((root / "docs/devices.md").read_text(), "Decisions")
+    elsewhere = (root / "docs/decisions.md").read_text()
+    numbers = sorted(int(number) for number in re.findall(r"^\*\*(\d+)\. ", of_devices + elsewhere, re.MULTILINE))
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= 28
 
 
 def test_every_promise_has_a_key_of_its_own(root: Path) -> None:
@@ -107,9 +173,25 @@ def test_every_promise_has_a_key_of_its_own(root: Path) -> None:
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:
-    for document in (root / "README.md", *(root / "docs").glob("*.md")):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+    broken = []
+    for document in documents(root):
+        for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", document.read_text()):
+            file = document.parent / target if target else document
+            if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+                broken.append(f"{document.name}: {target}#{anchor}")
+    assert broken == []
+
+
+def anchors(text: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_readme_names_every_document(root: Path) -> None:
+    text = (root / "README.md").read_text()
+    unnamed = [path.name for path in documents(root) if path.name != "README.md" and f"({path.relative_to(root)})" not in text]
+    assert unnamed == []
 
 
 def test_files_that_the_readme_installs_are_there(root: Path) -> None:
