@@ -112,7 +112,9 @@ def test_the_tree_shows_every_package_and_no_other(root: Path, program: str) -> 
 
 def test_every_file_that_a_document_names_is_there(root: Path) -> None:
     tops = ("criproto", "virtshim", "tapmanager", "vmwrapper", "deploy", "systemd", "tests", "docs")
-    files = {path.relative_to(root) for top in tops for path in (root / top).rglob("*") if "__pycache__" not in path.parts}
+    files = {
+        path.relative_to(root) for top in tops for path in (root / top).rglob("*") if "__pycache__" not in path.parts
+    }
     names = {path.name for path in files}
     missing = [
         f"{document.name}: {named}"
@@ -190,7 +192,9 @@ def anchors(text: str) -> set[str]:
 
 def test_the_readme_names_every_document(root: Path) -> None:
     text = (root / "README.md").read_text()
-    unnamed = [path.name for path in documents(root) if path.name != "README.md" and f"({path.relative_to(root)})" not in text]
+    unnamed = [
+        path.name for path in documents(root) if path.name != "README.md" and f"({path.relative_to(root)})" not in text
+    ]
     assert unnamed == []
 
 
