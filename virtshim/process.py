@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError
+from virtshim.domain.printable import printable_text
 
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _CHUNK = 1 << 16
@@ -59,7 +60,7 @@ class Finished:
         """The end of the program's output, for an error message: one line, printable, at most 400 characters."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         line = " ".join(text.split())
-        said = "".join(char if char.isprintable() else "?" for char in line[-400:])
+        said = printable_text(line[-400:])
         if self.returncode < 0:
             return f"killed by signal {-self.returncode}" + (f": {said}" if said else "")
         return said or f"no output, exit code {self.returncode}"

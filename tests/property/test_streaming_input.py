@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
+from virtshim.streaming.remotecommand.terminal_size import SizeReader
 from virtshim.streaming.spdy.connection import HalfClosed, Opened, Received, Reset, SpdyConnection
 from virtshim.streaming.spdy.dictionary import DICTIONARY
 from virtshim.streaming.spdy.frames import MAX_CONTROL_BYTES, SpdyError, Status
-from virtshim.streaming.terminal_size import SizeReader
 from virtshim.streaming.websocket import Fragment
 
 MAX_STREAMS = 16

@@ -18,16 +18,12 @@ import struct
 import termios
 from typing import Final
 
+from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING, bytes_lost, input_ended, too_many_clients
 from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
-from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
+from virtshim.domain.errors import Unavailable
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-
-MAX_CLIENTS: Final = 16
-
-# Bytes that wait for one client.
-MAX_WAITING: Final = 1 << 20
 
 # Bytes in one read from QEMU, and to one client.
 _PIECE: Final = 64 << 10
@@ -55,9 +51,7 @@ class ConsoleAttach:
         """Raises Unavailable, WrongState, ResourceExhausted."""
         container = request.container
         if request.streams.stdin and self._is_input_over(container):
-            raise WrongState(
-                f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
-            )
+            raise input_ended(container)
         while True:
             line = self._lines.setdefault(
                 container, _Line(self._layout.console_socket(container), self._sizes.of(container))
@@ -73,9 +67,7 @@ class ConsoleAttach:
 
     async def _joined(self, line: _Line, request: AttachStreams) -> ConsoleSession:
         if len(line.members) >= MAX_CLIENTS:
-            raise ResourceExhausted(
-                f"{MAX_CLIENTS} clients are attached to container {request.container.short}; one must leave first"
-            )
+            raise too_many_clients(request.container)
         if line.over:
             raise Unavailable("the VM's console cannot be reached: the VM has ended")
         if not line.is_open:
@@ -209,8 +201,8 @@ class ConsoleSession:
             self._changed.clear()
             await self._changed.wait()
         if self._lost:
-            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: this client reads too slowly]\r\n", 0
-            return Output(OutStream.STDOUT, told.encode())
+            lost, self._lost = self._lost, 0
+            return bytes_lost(lost)
         if self._waiting:
             data = bytes(self._waiting[:_PIECE])
             del self._waiting[: len(data)]

@@ -16,8 +16,9 @@ from typing import Final
 
 import structlog
 
+from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING, bytes_lost, input_ended, too_many_clients
 from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
-from virtshim.domain.errors import ResourceExhausted, ShimError, WrongState
+from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.guests import EntrypointInputs
@@ -25,9 +26,6 @@ from virtshim.ports.streaming import StreamSession
 
 log = structlog.get_logger(__name__)
 
-MAX_CLIENTS: Final = 16
-# Bytes that wait for one client.
-MAX_WAITING: Final = 1 << 20
 # Seconds: for what was typed last to reach the command, and for the guest to be told that there is no more.
 _LAST_INPUT: Final = 2.0
 _ANSWER: Final = 3.0
@@ -54,14 +52,10 @@ class EntrypointAttach:
         session = EntrypointSession(self, request, self._sizes.of(container))
         with self._lock:
             if request.streams.stdin and container in self._input_over:
-                raise WrongState(
-                    f"the input of container {container.short} ended with its first client (stdinOnce); attach without stdin"
-                )
+                raise input_ended(container)
             others = self._sessions.setdefault(container, [])
             if len(others) >= MAX_CLIENTS:
-                raise ResourceExhausted(
-                    f"{MAX_CLIENTS} clients are attached to container {container.short}; one must leave first"
-                )
+                raise too_many_clients(container)
             others.append(session)
         return session
 
@@ -152,8 +146,8 @@ class EntrypointSession:
             self._changed.clear()
             await self._changed.wait()
         if self._lost:
-            told, self._lost = f"\r\n[virtshim: {self._lost} bytes lost: this client reads too slowly]\r\n", 0
-            return Output(OutStream.STDOUT, told.encode())
+            lost, self._lost = self._lost, 0
+            return bytes_lost(lost)
         if self._waiting:
             piece = self._waiting.popleft()
             self._held -= len(piece.data)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from virtshim.cri.client import PodSummary, VmSummary, connected
+from virtshim.domain.printable import printable_text
 
 _HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
 _SHORT = 12
@@ -43,10 +44,6 @@ def age(seconds: float) -> str:
 
 def columns(lines: Sequence[Sequence[str]]) -> list[str]:
     """What the node got from others is shown without control characters: a terminal would obey them."""
-    shown = [[_plain(cell) for cell in line] for line in lines]
+    shown = [[printable_text(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in shown]
-
-
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

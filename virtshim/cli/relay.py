@@ -11,7 +11,7 @@ from typing import Final
 from virtshim.cli import terminal
 from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.streaming.client import ERROR, RESIZE, STDERR, STDIN, STDOUT, StreamClient
-from virtshim.streaming.status import Exited, Failed, Outcome, from_status
+from virtshim.streaming.remotecommand.status import Exited, Failed, Outcome, from_status
 
 _INPUT, _OUTPUT, _ERRORS = 0, 1, 2
 _READ: Final = 32 << 10

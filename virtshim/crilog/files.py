@@ -6,13 +6,13 @@ Methods raise OSError, which the tail retries; only `LogFile.open` raises ShimEr
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import stat
 from collections.abc import Iterator
 from typing import Final, Self
 
-from virtshim.crilog.hole import punch_hole
 from virtshim.crilog.position import ENCODED_BYTES, Position, decode, encode
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted, ShimError, WrongState
 
@@ -33,6 +33,12 @@ _SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 # Space of the raw log is given back in pieces of this size (bytes).
 _HOLE: Final = 1024 * 1024
+# For fallocate(2), of which the standard library has only the form that allocates.
+_KEEP_SIZE: Final = 0x01
+_PUNCH_HOLE: Final = 0x02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class _OwnedFile:
@@ -201,8 +207,17 @@ class RawLog(_OwnedFile):
         the space comes back with the container."""
         end -= end % _HOLE
         if end - self._freed_to >= _HOLE:
-            punch_hole(self._fd, self._freed_to, end - self._freed_to)
+            _punch_hole(self._fd, self._freed_to, end - self._freed_to)
             self._freed_to = end
 
     def status(self) -> os.stat_result:
         return os.fstat(self._fd)
+
+
+def _punch_hole(descriptor: int, offset: int, size: int) -> None:
+    """Frees `size` bytes from `offset`; they read as zeros and the file stays as long. Does nothing on a file system
+    without holes. Raises OSError."""
+    if _libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, size) != 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(code, os.strerror(code))

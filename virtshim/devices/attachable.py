@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.devices.granted import addresses_of
 from virtshim.devices.host_files import HostFiles, NodeKind
 from virtshim.devices.host_use import usb_used_by_host, used_by_host
 from virtshim.devices.memory_lock import EXTRA, times_locked
-from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts
+from virtshim.devices.pci import FUNCTIONS, PciBus, PciFacts, addresses_of
 from virtshim.domain.devices.condition import UNRESPONSIVE, UNRESPONSIVE_REMEDY, DeviceCondition
 from virtshim.domain.devices.granted import MediatedDevice, Passthrough, PciAddress, PciFunction, UsbDevice, VdpaDevice
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from virtshim.devices.cdi_spec import MAX_BYTES, CdiDevice, CdiSpec, parse_spec, split_name
+from virtshim.devices.cdi_spec import MAX_BYTES, CdiDevice, CdiSpec, check_name, parse_spec
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices.granted import CriDevice, PciAddress
 from virtshim.domain.errors import InvalidRequest
@@ -113,7 +113,7 @@ class CdiDirectories:
         return read.valid, (*read.invalid, *twice)
 
     def _one(self, name: str, read: _Read) -> _Found:
-        split_name(name)
+        check_name(name)
         if name in read.conflicts:
             both = " and ".join(read.conflicts[name])
             raise InvalidRequest(f"{name} is described twice, by {both}; remove one")

@@ -22,7 +22,7 @@ VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0"
 
 _LABEL: Final = r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _DEVICE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?"
-_QUALIFIED: Final = re.compile(rf"({_LABEL}/{_LABEL})=({_DEVICE})")
+_QUALIFIED: Final = re.compile(rf"{_LABEL}/{_LABEL}={_DEVICE}")
 _MAX_FAULTS: Final = 3
 
 
@@ -53,14 +53,12 @@ class CdiSpec:
     edits: CdiEdits
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """`vendor.tld/class=device` -> (kind, device). Raises InvalidRequest."""
-    match = _QUALIFIED.fullmatch(name)
-    if match is None:
+def check_name(name: str) -> None:
+    """InvalidRequest if it is not `vendor.tld/class=device`."""
+    if _QUALIFIED.fullmatch(name) is None:
         raise InvalidRequest(
             f"{name[:120]!r} is not a CDI device name (vendor.tld/class=device); correct the device plugin"
         )
-    return match[1], match[2]
 
 
 def parse_spec(data: bytes) -> CdiSpec:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from virtshim.devices.authority import Authority
 from virtshim.devices.classify import Meaning, VfioDirectory, VfioFunction, VfioGroup, VfioMdev
 from virtshim.devices.host_files import HostFiles
-from virtshim.devices.pci import PciBus, is_uuid, last_address
+from virtshim.devices.pci import PciBus, addresses_of, is_uuid, last_address
 from virtshim.domain.devices.granted import KubeletGrant, PciAddress, UsbDevice, VdpaDevice
-from virtshim.domain.errors import InvalidRequest
 
 
 @dataclass(slots=True)
@@ -108,15 +106,6 @@ class GrantCollector:
             self._unconditional.add(address)
         else:
             self._groups.setdefault(facts.group, set()).add(address)
-
-
-def addresses_of(names: Sequence[str]) -> list[PciAddress]:
-    """Those of the names that are PCI addresses."""
-    found = []
-    for name in names:
-        with contextlib.suppress(InvalidRequest):
-            found.append(PciAddress.parse(name))
-    return found
 
 
 def resources(grants: Sequence[KubeletGrant], authority: Authority) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,7 +91,7 @@ class PciBus:
 
     def functions(self) -> list[PciFacts]:
         """All, by address."""
-        found = (self.function(address) for address in self._addresses(FUNCTIONS))
+        found = (self.function(address) for address in addresses_of(self._files.names(FUNCTIONS)))
         return sorted((facts for facts in found if facts is not None), key=lambda facts: facts.address)
 
     def function(self, address: PciAddress) -> PciFacts | None:
@@ -160,17 +161,19 @@ class PciBus:
         head = self._files.head(f"{directory}/config", _HEADER)
         return len(head) < _HEADER or head.strip(b"\xff") != b""
 
-    def _addresses(self, directory: str) -> list[PciAddress]:
-        found = []
-        for name in self._files.names(directory):
-            with contextlib.suppress(InvalidRequest):
-                found.append(PciAddress.parse(name))
-        return found
-
 
 def is_uuid(text: str) -> bool:
     """As the kernel writes a mediated device's."""
     return _UUID.fullmatch(text) is not None
+
+
+def addresses_of(names: Sequence[str]) -> list[PciAddress]:
+    """Those of the names that are PCI addresses."""
+    found = []
+    for name in names:
+        with contextlib.suppress(InvalidRequest):
+            found.append(PciAddress.parse(name))
+    return found
 
 
 def last_address(path: str) -> PciAddress | None:

@@ -6,6 +6,7 @@ import re
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ShimError, WrongState
 from virtshim.domain.guest.streaming import Output, OutStream
+from virtshim.domain.printable import printable_text
 from virtshim.guestagent.session_stream import BadStream, Record, SessionStream
 
 _CODE = re.compile(r"[0-9]{1,3}")
@@ -63,7 +64,7 @@ class CommandOutput:
 def failure(words: str) -> ShimError:
     """What a script in the guest says of why there is no command: `WORD VALUE`."""
     what, _, value = words.partition(" ")
-    shown = "".join(char if char.isprintable() else "?" for char in value[:200])
+    shown = printable_text(value[:200])
     match what:
         case "directory":
             return InvalidRequest(f"the guest has no working directory {shown}; correct workingDir or the image")

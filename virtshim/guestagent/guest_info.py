@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from virtshim.domain.errors import ShimError
+from virtshim.domain.printable import printable_text
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled
 from virtshim.guestagent.wait import CancellableDeadline
 
@@ -27,7 +28,7 @@ def ask_guest_info(channel: AgentChannel, deadline: CancellableDeadline) -> Mapp
 
 def _text(value: object) -> str:
     words = value if isinstance(value, str) else ""
-    return "".join(char if char.isprintable() else "?" for char in words[:_MAX_TEXT])
+    return printable_text(words[:_MAX_TEXT])
 
 
 def _number(value: object) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from virtshim.domain.printable import printable_text
+
 # The longest replies that are asked for are lists of file systems and interfaces.
 MAX_LINE = 1 << 20
 # How much an agent may have left over from earlier talk before it answers a sync.
@@ -108,4 +110,4 @@ def _reply(line: bytes) -> Reply:
 def _text(value: object) -> str:
     """One short printable line of what the guest wrote."""
     words = value if isinstance(value, str) else ""
-    return "".join(char if char.isprintable() else "?" for char in words[:300])
+    return printable_text(words[:300])

@@ -13,9 +13,8 @@ from typing import Any, Final
 import yaml
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.guestinit.merge import merged
+from virtshim.domain.network import Dns
 from virtshim.guestinit.network_config import network_config
-from virtshim.guestinit.resolver import resolver_settings
 from virtshim.ports.seeds import SeedRequest
 
 _MAX_BYTES: Final = 1024 * 1024
@@ -24,6 +23,9 @@ _MAX_HOSTNAME: Final = 63
 # Virtlet's users put it on a line of its own, where the script wants its volumes mounted. There are none to mount yet.
 _MOUNT_TOKEN: Final = "@virtlet-mount-script@"  # noqa: S105 (a placeholder in a text)
 _MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
+
+# In user-data: what /etc/resolv.conf is to be.
+_RESOLVER_KEYS: Final = ("manage_resolv_conf", "resolv_conf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +85,48 @@ def _user_data(request: SeedRequest) -> str:
 
 def _generated_user_data(request: SeedRequest) -> dict[str, Any]:
     """What the pod asks of the guest besides its annotations."""
-    return resolver_settings(request.dns, request.options.user_data)
+    return _resolver_settings(request.dns, request.options.user_data)
+
+
+def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolver's options (`ndots:5`), which neither network-config nor DHCP has a word for. Nothing without options, or if
+    the pod's own user-data says what /etc/resolv.conf is to be.
+
+    cloud-init writes them itself, with its module resolv_conf, where the distribution leaves /etc/resolv.conf to it: Red Hat's
+    and SUSE's families, Alpine, Photon, Azure Linux. Elsewhere it says that the module is not for this distribution and does
+    nothing.
+    """
+    if not dns.options or any(key in user_data for key in _RESOLVER_KEYS):
+        return {}
+    wanted: dict[str, Any] = {}
+    if dns.servers:
+        wanted["nameservers"] = list(dns.servers)
+    if dns.searches:
+        wanted["searchdomains"] = list(dns.searches)
+    wanted["options"] = dict(_resolver_option(text) for text in dns.options)
+    return {"manage_resolv_conf": True, "resolv_conf": wanted}
+
+
+def _resolver_option(text: str) -> tuple[str, bool | int | str]:
+    """cloud-init writes a flag for True, `NAME:VALUE` for all else."""
+    name, colon, value = text.partition(":")
+    if not colon:
+        return name, True
+    return name, int(value) if value.isascii() and value.isdecimal() else value
+
+
+def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Two documents as one: `upper` laid over `lower`, at every depth. Mappings are joined, lists are concatenated (lower first),
+    anything else is replaced, also where the types differ. Neither argument is changed."""
+    result = dict(lower)
+    for key, value in upper.items():
+        result[key] = _over(result[key], value) if key in result else value
+    return result
+
+
+def _over(lower: Any, upper: Any) -> Any:
+    if isinstance(lower, Mapping) and isinstance(upper, Mapping):
+        return merged(lower, upper)
+    if isinstance(lower, list) and isinstance(upper, list):
+        return [*lower, *upper]
+    return upper

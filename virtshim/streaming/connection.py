@@ -15,15 +15,15 @@ from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardR
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.streaming import Attaches, Execs
 from virtshim.streaming.channel import PIECE, ByteChannel, Gone, TcpChannel
-from virtshim.streaming.forward_spdy import SpdyForward
-from virtshim.streaming.forward_websocket import WebSocketForward
-from virtshim.streaming.guest_far import in_guest
 from virtshim.streaming.http_head import Exchange, HttpRefused
+from virtshim.streaming.portforward.guest_pod_end import in_guest
+from virtshim.streaming.portforward.spdy import SpdyForward
+from virtshim.streaming.portforward.splice import dial, with_vnc
+from virtshim.streaming.portforward.websocket import WebSocketForward
 from virtshim.streaming.racing import run_until
-from virtshim.streaming.remote_spdy import SpdyRemote
-from virtshim.streaming.remote_websocket import WebSocketRemote
-from virtshim.streaming.remotecommand import DELIVERY_TIMEOUT, RemoteClient, serve
-from virtshim.streaming.splice import Dial, dial, with_vnc
+from virtshim.streaming.remotecommand.session import DELIVERY_TIMEOUT, RemoteClient, serve
+from virtshim.streaming.remotecommand.spdy import SpdyRemote
+from virtshim.streaming.remotecommand.websocket import WebSocketRemote
 from virtshim.streaming.tokens import Tokens
 from virtshim.streaming.upgrade import Negotiated, Transport, negotiate
 from virtshim.streaming.websocket import TunnelChannel, WebSocket
@@ -60,14 +60,11 @@ def owner(request: StreamRequest) -> ContainerId | SandboxId:
 
 
 class ConnectionHandler:
-    def __init__(
-        self, tokens: Tokens, attaches: Attaches, execs: Execs | None, limits: StreamTimeouts, dial_pod: Dial = dial
-    ) -> None:
+    def __init__(self, tokens: Tokens, attaches: Attaches, execs: Execs, limits: StreamTimeouts) -> None:
         self._tokens = tokens
         self._attaches = attaches
         self._execs = execs
         self._limits = limits
-        self._dial = dial_pod
         self._unauthenticated: dict[asyncio.Task[Any], None] = {}  # in order of arrival
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sessions: dict[asyncio.Event, ContainerId | SandboxId] = {}
@@ -176,10 +173,11 @@ class ConnectionHandler:
             case ForwardRequest():
                 return self._forward(channel, request, negotiated, ended)
             case ExecRequest():
-                assert self._execs is not None  # `offer` refuses otherwise
-                execs = self._execs
                 return serve(
-                    _remote(channel, request, negotiated), lambda: execs.start(request), ended, self._limits.streams
+                    _remote(channel, request, negotiated),
+                    lambda: self._execs.start(request),
+                    ended,
+                    self._limits.streams,
                 )
             case AttachStreams():
                 return serve(
@@ -192,11 +190,9 @@ class ConnectionHandler:
     async def _forward(
         self, channel: TcpChannel, request: ForwardRequest, negotiated: Negotiated, ended: asyncio.Event
     ) -> None:
-        dial_pod = self._dial
-        if request.inside is not None:
-            assert self._execs is not None  # `offer` refuses otherwise
-            dial_pod = in_guest(self._execs, request.inside)
-        dial_pod = with_vnc(dial_pod, request.vnc_socket)
+        dial_pod = with_vnc(
+            dial if request.inside is None else in_guest(self._execs, request.inside), request.vnc_socket
+        )
         if negotiated.transport is Transport.WEBSOCKET:
             ws = WebSocket(channel)
             await WebSocketForward(ws, request.address, request.ports, negotiated.protocol, dial_pod).serve(ended)

@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.errors import InternalError, Unimplemented, WrongState
-from virtshim.domain.guest.streaming import ExecRequest, ForwardRequest, StreamRequest
+from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.guest.streaming import StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.clock import Clock
 from virtshim.ports.streaming import Attaches, Execs
@@ -37,15 +37,14 @@ class StreamingServer:
         self._limits = limits or StreamTimeouts()
         self._tokens = Tokens(clock.monotonic)
         self._handler: ConnectionHandler | None = None
-        self._executes = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._base = ""
 
     # --- life
 
-    def start(self, attaches: Attaches, execs: Execs | None = None) -> None:
-        """`execs` None: nothing can be executed in guests. Raises WrongState if the address cannot be listened on."""
+    def start(self, attaches: Attaches, execs: Execs) -> None:
+        """Raises WrongState if the address cannot be listened on."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -67,7 +66,7 @@ class StreamingServer:
         )
         self._thread.start()
         self._loop = started.result(timeout=_START)
-        self._handler, self._executes = handler, execs is not None
+        self._handler = handler
         log.info("streaming.serving", url=self._base)
 
     @staticmethod
@@ -102,11 +101,6 @@ class StreamingServer:
     def offer(self, request: StreamRequest) -> str:
         if self._handler is None:
             raise InternalError("the streaming server does not run")
-        inside = isinstance(request, ExecRequest) or (
-            isinstance(request, ForwardRequest) and request.inside is not None
-        )
-        if inside and not self._executes:
-            raise Unimplemented("exec is not available")
         return f"{self._base}/{KINDS[type(request)]}/{self._tokens.issue(request)}"
 
     def end_container(self, container: ContainerId) -> None:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from wsproto.utilities import generate_accept_token
 
 from virtshim.domain.guest.streaming import ForwardRequest, StreamRequest
-from virtshim.streaming import forward_spdy, forward_websocket, remote_spdy, remote_websocket
 from virtshim.streaming.http_head import Head, HttpRefused
+from virtshim.streaming.portforward import spdy as forward_spdy
+from virtshim.streaming.portforward import websocket as forward_websocket
+from virtshim.streaming.remotecommand import spdy as remote_spdy
+from virtshim.streaming.remotecommand import websocket as remote_websocket
 
 _SPDY = "SPDY/3.1"
 

@@ -12,7 +12,8 @@ from fakes.streamnode import CONTAINER
 
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.guest.streaming import Streams
-from virtshim.streaming import connection, remotecommand
+from virtshim.streaming import connection
+from virtshim.streaming.remotecommand import session
 
 
 def open_streams(client: SpdyClient, *names: str) -> dict[str, int]:
@@ -267,7 +268,7 @@ def test_output_that_the_client_does_not_read_stops_the_command(node):
 
 
 def test_a_client_that_pauses_before_the_last_page_gets_it_all(node, monkeypatch):
-    monkeypatch.setattr(remotecommand, "_LEAVING", 0.05)
+    monkeypatch.setattr(session, "_LEAVING", 0.05)
     monkeypatch.setattr(connection, "_LINGER", 0.05)
     page = b"z" * 65536
 

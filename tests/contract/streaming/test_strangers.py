@@ -173,7 +173,7 @@ def test_bytes_behind_the_request_belong_to_the_new_protocol(node):
 def test_a_taken_port_is_told_with_its_remedy(node):
     taken = urllib.parse.urlsplit(node.exec()).port
     with pytest.raises(WrongState, match=r"streaming\.port"):
-        StreamingServer("127.0.0.1", taken, node.clock).start(node.sessions)
+        StreamingServer("127.0.0.1", taken, node.clock).start(node.sessions, node.sessions)
 
 
 def test_an_ipv6_loopback_is_served_too(node):

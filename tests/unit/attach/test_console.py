@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from virtshim.attach.console import MAX_CLIENTS, MAX_WAITING, ConsoleAttach, ConsoleSession
+from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING
+from virtshim.attach.console import ConsoleAttach, ConsoleSession
 from virtshim.attach.console_size import ConsoleSizes
 from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, Streams

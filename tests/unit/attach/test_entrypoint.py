@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from virtshim.attach.entrypoint import MAX_CLIENTS, MAX_WAITING, EntrypointAttach, EntrypointSession
+from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING
+from virtshim.attach.entrypoint import EntrypointAttach, EntrypointSession
 from virtshim.domain.errors import ResourceExhausted, Unavailable, WrongState
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream, Streams
 from virtshim.domain.ids import ContainerId

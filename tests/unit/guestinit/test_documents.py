@@ -1,5 +1,6 @@
 """cloud-init documents, compared with files: GOLDEN_UPDATE=1 rewrites those, the diff is the review."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface, Route
 from virtshim.domain.sandbox import PodKey
-from virtshim.guestinit.documents import seed_documents
+from virtshim.guestinit.documents import merged, seed_documents
 from virtshim.ports.seeds import SeedRequest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cloudinit"
@@ -179,3 +180,52 @@ def test_the_guest_reads_the_user_data_that_the_pod_gave(tree: dict[str, Any]) -
     text = seed_documents(with_options(user_data=tree)).user_data
     assert text.startswith("#cloud-config\n")
     assert yaml.safe_load(text.encode()) == tree
+
+
+# --- two documents as one
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "result"),
+    [
+        ({"a": "X"}, {"b": "Y"}, {"a": "X", "b": "Y"}),
+        ({"a": "X", "b": "Y"}, {"c": "Z", "b": "Q"}, {"a": "X", "b": "Q", "c": "Z"}),
+        ({"a": [1, 2]}, {"a": [2, 3]}, {"a": [1, 2, 2, 3]}),
+        ({"a": {"b": {"c": [1]}, "d": 1}}, {"a": {"b": {"c": [2]}}}, {"a": {"b": {"c": [1, 2]}, "d": 1}}),
+        ({"a": 3}, {"a": 0}, {"a": 0}),
+        ({"a": [1]}, {"a": "x"}, {"a": "x"}),
+        ({"a": {"b": 1}}, {"a": [1]}, {"a": [1]}),
+        ({"a": [1]}, {"a": []}, {"a": [1]}),
+        ({"a": None}, {"a": None}, {"a": None}),
+        ({"a": 1}, {"a": None}, {"a": None}),
+        ({}, {"a": None}, {"a": None}),
+    ],
+)
+def test_table(lower: dict[str, Any], upper: dict[str, Any], result: dict[str, Any]) -> None:
+    assert merged(lower, upper) == result
+
+
+trees = st.dictionaries(
+    st.sampled_from("abc"),
+    st.recursive(
+        st.none() | st.integers(0, 3) | st.text(max_size=2),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    ),
+)
+
+
+@given(trees)
+def test_the_empty_mapping_changes_nothing(tree: dict[str, Any]) -> None:
+    assert merged(tree, {}) == tree == merged({}, tree)
+
+
+@given(trees, trees)
+def test_the_arguments_are_left_alone(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+    before = copy.deepcopy((lower, upper))
+    merged(lower, upper)
+    assert (lower, upper) == before
+
+
+@given(trees, trees)
+def test_keys_of_both_are_there(lower: dict[str, Any], upper: dict[str, Any]) -> None:
+    assert set(merged(lower, upper)) == set(lower) | set(upper)

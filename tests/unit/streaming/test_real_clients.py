@@ -22,7 +22,7 @@ c5565c92925f5a02000000ffff800300010000001800000007000000000000c22e57945a9c59950a
 
 
 def test_the_streams_of_a_plain_exec_are_understood():
-    assert SpdyConnection().receive(bytes.fromhex(EXEC)) == [
+    assert SpdyConnection(max_streams=8).receive(bytes.fromhex(EXEC)) == [
         Opened(1, {"streamtype": "error"}),
         Opened(3, {"streamtype": "stdout"}),
         Opened(5, {"streamtype": "stderr"}),
@@ -30,7 +30,7 @@ def test_the_streams_of_a_plain_exec_are_understood():
 
 
 def test_an_exec_in_a_terminal_is_understood_byte_by_byte():
-    server = SpdyConnection()
+    server = SpdyConnection(max_streams=8)
     events = [event for byte in bytes.fromhex(EXEC_IN_A_TERMINAL) for event in server.receive(bytes([byte]))]
     opened = [event for event in events if isinstance(event, Opened)]
     assert [event.headers["streamtype"] for event in opened] == ["error", "stdin", "stdout", "resize"]

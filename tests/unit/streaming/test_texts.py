@@ -7,8 +7,8 @@ import json
 import pytest
 
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, Piece, encode
-from virtshim.streaming.status import Exited, Failed, as_status, as_text, from_status
-from virtshim.streaming.terminal_size import Size, SizeReader
+from virtshim.streaming.remotecommand.status import Exited, Failed, as_status, as_text, from_status
+from virtshim.streaming.remotecommand.terminal_size import Size, SizeReader
 from virtshim.streaming.websocket import Fragment
 
 

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from virtshim.streaming.spdy import frames
 from virtshim.streaming.spdy.frames import GoAwayStatus, SpdyError, Status
 from virtshim.streaming.spdy.headers import HeaderReader, HeaderWriter
-
-MAX_STREAMS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class _State:
 
 
 class SpdyConnection:
-    def __init__(self, max_streams: int = MAX_STREAMS) -> None:
+    def __init__(self, max_streams: int) -> None:
         self._max_streams = max_streams
         self._decoder = frames.Decoder()
         self._reader = HeaderReader()

@@ -11,7 +11,7 @@ from virtshim.domain.guest.streaming import OutStream, Streams
 from virtshim.streaming.channel import put
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
 from virtshim.streaming.pipe import Pipe
-from virtshim.streaming.status import Outcome, as_status, as_text
+from virtshim.streaming.remotecommand.status import Outcome, as_status, as_text
 from virtshim.streaming.websocket import WebSocket
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ _V5_CLOSE: Final = 255
 
 
 class WebSocketRemote:
-    """Implements `remotecommand.RemoteClient`."""
+    """Implements `remotecommand.session.RemoteClient`."""
 
     def __init__(self, ws: WebSocket, wanted: Streams, protocol: str) -> None:
         self._ws = ws

@@ -17,8 +17,8 @@ from wsproto.frame_protocol import CloseReason
 from virtshim.streaming.channel import Gone, put
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
 from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.portforward.splice import Dial, ForwardFailed, splice
 from virtshim.streaming.racing import run_until
-from virtshim.streaming.splice import Dial, ForwardFailed, splice
 from virtshim.streaming.websocket import WebSocket
 
 log = structlog.get_logger(__name__)

@@ -9,8 +9,9 @@ import structlog
 
 from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.printable import printable_text
 from virtshim.ports.streaming import Execs, StreamSession
-from virtshim.streaming.splice import Dial, ForwardFailed, PodEnd
+from virtshim.streaming.portforward.splice import Dial, ForwardFailed, PodEnd
 
 log = structlog.get_logger(__name__)
 
@@ -61,8 +62,8 @@ class GuestPodEnd:
             log.warning("streaming.session.stuck", seconds=_CLEAN_UP)
 
     def _reason(self, code: int) -> str:
-        words = self._words.decode(errors="replace").strip()
-        return "".join(c if c.isprintable() else " " for c in words) or f"exit code {code}"
+        words = " ".join(self._words.decode(errors="replace").split())
+        return printable_text(words) or f"exit code {code}"
 
 
 def in_guest(execs: Execs, container: ContainerId) -> Dial:

@@ -14,8 +14,8 @@ from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.ports.streaming import StreamSession
 from virtshim.streaming.channel import Gone
 from virtshim.streaming.racing import run_until, then_wait_forever
-from virtshim.streaming.status import Exited, Failed, Outcome
-from virtshim.streaming.terminal_size import SizeReader
+from virtshim.streaming.remotecommand.status import Exited, Failed, Outcome
+from virtshim.streaming.remotecommand.terminal_size import SizeReader
 
 log = structlog.get_logger(__name__)
 

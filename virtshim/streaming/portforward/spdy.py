@@ -11,17 +11,17 @@ from typing import Any, Final
 import structlog
 
 from virtshim.streaming.channel import ByteChannel, Gone
+from virtshim.streaming.portforward.splice import Dial, ForwardFailed, splice
 from virtshim.streaming.racing import run_until
 from virtshim.streaming.spdy.frames import Status
-from virtshim.streaming.spdy_peer import SpdyPeer, SpdyStream
-from virtshim.streaming.splice import Dial, ForwardFailed, splice
+from virtshim.streaming.spdy.peer import SpdyPeer, SpdyStream
 
 log = structlog.get_logger(__name__)
 
 PROTOCOLS: Final = ("portforward.k8s.io",)
 
 # Two streams a connection.
-MAX_STREAMS: Final = 1000
+_MAX_STREAMS: Final = 1000
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class SpdyForward:
         self._pairing = pairing
         self._halves: dict[str, _Half] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peer = SpdyPeer(channel, MAX_STREAMS, self._opened)
+        self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened)
 
     async def serve(self, ended: asyncio.Event) -> None:
         """Until the client leaves, or `ended`: the pod has stopped."""

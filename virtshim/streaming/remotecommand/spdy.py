@@ -7,9 +7,9 @@ from typing import Final
 
 from virtshim.domain.guest.streaming import OutStream, Streams
 from virtshim.streaming.channel import ByteChannel
+from virtshim.streaming.remotecommand.status import Outcome, as_status, as_text
 from virtshim.streaming.spdy.frames import Status
-from virtshim.streaming.spdy_peer import SpdyPeer, SpdyStream
-from virtshim.streaming.status import Outcome, as_status, as_text
+from virtshim.streaming.spdy.peer import SpdyPeer, SpdyStream
 
 # In the order the server prefers them. v1 clients of Kubernetes 1.0 name no version at all.
 PROTOCOLS: Final = (
@@ -27,7 +27,7 @@ _MAX_STREAMS: Final = 8
 
 
 class SpdyRemote:
-    """Implements `remotecommand.RemoteClient`."""
+    """Implements `remotecommand.session.RemoteClient`."""
 
     def __init__(self, channel: ByteChannel, wanted: Streams, protocol: str) -> None:
         self._protocol = protocol
