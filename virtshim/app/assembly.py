@@ -81,8 +81,8 @@ class App:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
         image = ImageServicer(self.images, settings.cri.runtime_handlers)
-        people = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
-        return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, people)
+        admin = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
+        return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, admin)
 
     def recovered(self) -> None:
         """Makes records and the world agree; remembers in which boot."""
@@ -154,16 +154,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         clock=a.clock,
         layout=settings.layout(),
         node=_node(settings, a, runner, devices),
-        run_sandbox=RunSandbox(
-            records=a.records,
-            networks=a.networks,
-            clock=a.clock,
-            stamps=stamps,
-            locks=locks,
-            inflight=Inflight[SandboxId](),
-            handlers=frozenset(settings.cri.runtime_handlers),
-            undo_timeout=settings.cri.stop_timeout,
-        ),
+        run_sandbox=_run_sandbox(settings, a, stamps, locks),
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
         create_container=_create_container(settings, a, images, stamps, locks, devices),
@@ -226,6 +217,19 @@ def _watch(
         freezer=freezer,
         devices=exits.devices,
         timeout=timeout,
+    )
+
+
+def _run_sandbox(settings: Settings, a: Adapters, stamps: Stamps, locks: PodLocks) -> RunSandbox:
+    return RunSandbox(
+        records=a.records,
+        networks=a.networks,
+        clock=a.clock,
+        stamps=stamps,
+        locks=locks,
+        inflight=Inflight[SandboxId](),
+        handlers=frozenset(settings.cri.runtime_handlers),
+        undo_timeout=settings.cri.stop_timeout,
     )
 
 

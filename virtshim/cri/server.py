@@ -32,7 +32,7 @@ class CriServer:
         max_calls: int,
         runtime: RuntimeServicer,
         image: ImageServicer,
-        admin: AdminServicer | None = None,
+        admin: AdminServicer,
     ) -> None:
         self._path = socket_path
         self._pool = ThreadPoolExecutor(max_calls, thread_name_prefix="cri")
@@ -48,8 +48,7 @@ class CriServer:
         self._runtime = runtime
         api_pb2_grpc.add_RuntimeServiceServicer_to_server(runtime, self._server)
         api_pb2_grpc.add_ImageServiceServicer_to_server(image, self._server)
-        if admin is not None:
-            admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
 
     def start(self) -> None:
         """The caller holds the path's `SocketLock`. The socket is 0600 from its first moment."""

@@ -207,14 +207,14 @@ class RawLog(_OwnedFile):
         the space comes back with the container."""
         end -= end % _HOLE
         if end - self._freed_to >= _HOLE:
-            _punch_hole(self._fd, self._freed_to, end - self._freed_to)
+            punch_hole(self._fd, self._freed_to, end - self._freed_to)
             self._freed_to = end
 
     def status(self) -> os.stat_result:
         return os.fstat(self._fd)
 
 
-def _punch_hole(descriptor: int, offset: int, size: int) -> None:
+def punch_hole(descriptor: int, offset: int, size: int) -> None:
     """Frees `size` bytes from `offset`; they read as zeros and the file stays as long. Does nothing on a file system
     without holes. Raises OSError."""
     if _libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, size) != 0:

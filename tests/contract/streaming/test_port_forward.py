@@ -15,7 +15,7 @@ from fakes.streamnode import CONTAINER, SANDBOX
 from fakes.ws import CLOSE, Tunnel, asked, websocket
 from podclient import wait_until
 
-from virtshim.cli.vnc import join
+from virtshim.cli.vnc import copy_both_ways
 from virtshim.domain.errors import Unavailable, WrongState
 from virtshim.streaming.client import FORWARD, connect
 
@@ -266,7 +266,7 @@ def test_our_own_client_relays_a_screen_until_either_side_leaves(node, tmp_path)
     with a_screen(path):
         near, ours = socket.socketpair()
         with near, contextlib.closing(connect(node.forward_with_vnc(path, 5900), FORWARD)) as far:
-            relaying = threading.Thread(target=join, args=(ours, far), daemon=True)
+            relaying = threading.Thread(target=copy_both_ways, args=(ours, far), daemon=True)
             relaying.start()
             typing = threading.Thread(target=near.sendall, args=(sent,), daemon=True)
             typing.start()
@@ -284,7 +284,7 @@ def test_our_own_client_tells_why_there_is_no_screen(node, tmp_path):
     near, ours = socket.socketpair()
     far = connect(node.forward_with_vnc(str(tmp_path / "no"), 5900), FORWARD)
     with near, ours, contextlib.closing(far), pytest.raises(WrongState, match="no such file"):
-        join(ours, far)
+        copy_both_ways(ours, far)
 
 
 # --- dialed in the guest
