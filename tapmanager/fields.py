@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 Json = Mapping[str, object]
+
+HEX64 = re.compile(r"[0-9a-f]{64}")
+MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class BadField(ValueError):

@@ -10,11 +10,9 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from tapmanager.fields import BadField, Json, as_object, number, objects, refuse_unknown, text, texts
+from tapmanager.fields import HEX64, MAC, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
 from tapmanager.sriov.vf_settings import VfSettings
 
-_HEX64 = re.compile(r"[0-9a-f]{64}")
-_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 # What may stand in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are narrower than this.
 _ARG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
 # Linux allows more, but nothing we or a sane plugin make needs it: dev_valid_name() forbids "/", ":" and white space.
@@ -23,7 +21,7 @@ _LINK = re.compile(r"(?!\.\.?$)[!-.0-9;-~]{1,15}")
 
 def sandbox_id(value: str, where: str) -> str:
     """64 lower-case hex digits: safe in a path."""
-    if not _HEX64.fullmatch(value):
+    if not HEX64.fullmatch(value):
         raise BadField(f"{where}: not a sandbox id: {value[:80]!r} (64 hex digits expected)")
     return value
 
@@ -31,7 +29,7 @@ def sandbox_id(value: str, where: str) -> str:
 def mac_address(value: str, where: str) -> str:
     """Six octets, lower case, colons; not a group address."""
     lowered = value.lower()
-    if not _MAC.fullmatch(lowered) or int(lowered[:2], 16) & 1:
+    if not MAC.fullmatch(lowered) or int(lowered[:2], 16) & 1:
         raise BadField(f"{where}: not a unicast MAC address: {value[:40]!r}")
     return lowered
 

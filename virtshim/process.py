@@ -48,13 +48,11 @@ class ProcessLimits:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`returncode` is negative for a signal. `stdout` and `stderr` are the first bytes, at most the limit asked for;
-    `cut` says that there was more."""
+    """`returncode` is negative for a signal. `stdout` and `stderr` are the first bytes, at most the limit asked for."""
 
     returncode: int
     stdout: bytes
     stderr: bytes
-    cut: bool
 
     def summary(self) -> str:
         """The end of the program's output, for an error message: one line, printable, at most 400 characters."""
@@ -72,12 +70,9 @@ class _Captured:
 
     limit: int
     data: bytearray
-    cut: bool = False
 
     def take(self, chunk: bytes) -> None:
-        room = self.limit - len(self.data)
-        self.data += chunk[:room]
-        self.cut = self.cut or len(chunk) > room
+        self.data += chunk[: self.limit - len(self.data)]
 
 
 def run(
@@ -122,7 +117,7 @@ def run(
         # Not reaped yet, so the number still names this group, whoever is left in it.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    return Finished(child.returncode, bytes(out.data), bytes(err.data), out.cut or err.cut)
+    return Finished(child.returncode, bytes(out.data), bytes(err.data))
 
 
 def _collect(

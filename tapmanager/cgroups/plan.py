@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tapmanager.errors import invalid
-from tapmanager.fields import BadField, Json, as_object, as_text, number, objects, refuse_unknown, text
+from tapmanager.fields import HEX64, BadField, Json, as_object, as_text, number, objects, refuse_unknown, text
 
 # The parent of VMs whose pod names none. It is ours: removed when it is empty.
 OWN_PARENT = "/virtshim"
@@ -22,7 +22,6 @@ _LARGEST = 2**63 - 1
 _DEFAULT_PERIOD = 100_000
 _CPUS = re.compile(r"[0-9,-]{0,4096}")
 _UNIFIED = re.compile(r"[a-z]+(?:\.[a-z]+)+")
-_HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _value(value: object, where: str) -> str:
 
 def cgroup_path(parent: str, container: str, where: str) -> str:
     """The group's path below each hierarchy's root. Raises BadField for what could lead elsewhere."""
-    if not _HEX64.fullmatch(container):
+    if not HEX64.fullmatch(container):
         raise BadField(f"{where}.container: not a container id: {container[:80]!r} (64 hex digits expected)")
     parts = parent.split("/")[1:] if parent != "/" else []
     if not parent.startswith("/") or any(part in ("", ".", "..") or not part.isprintable() for part in parts):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from tapmanager.cgroups.plan import OWN_PARENT, Hierarchy, RequestedLimits, Setting, parse_mountinfo, settings
 from tapmanager.errors import TapmanagerError, internal, invalid
+from tapmanager.kernel_files import write_once
 from tapmanager.ledger import Placement
 from tapmanager.peer import Peer
 
@@ -115,7 +116,7 @@ class VmCgroups:
             )
         for one, directory in places:
             try:
-                _write(f"{directory}/cgroup.procs", str(pid))
+                write_once(f"{directory}/cgroup.procs", str(pid))
             except OSError as exc:
                 raise internal(f"QEMU cannot be moved to {directory}: {exc.strerror}{_why(one, exc)}") from exc
 
@@ -123,7 +124,7 @@ class VmCgroups:
         """Lowering it needs CAP_SYS_RESOURCE, which containers and some virtual machines lack: then it stays as it is."""
         path = f"/proc/{pid}/oom_score_adj"
         try:
-            _write(path, str(wanted))
+            write_once(path, str(wanted))
         except PermissionError as exc:
             self._log_once(
                 -1, "oom_score_adj.clamped pid=%d wanted=%d stays=%s error=%s", pid, wanted, _read(path), exc
@@ -174,7 +175,7 @@ class VmCgroups:
         if before == setting.value:
             return
         try:
-            _write(path, setting.value)
+            write_once(path, setting.value)
         except OSError as exc:
             kind = (
                 "failed-precondition" if exc.errno in _NOT_NOW else "invalid" if exc.errno in _INVALID else "internal"
@@ -214,14 +215,14 @@ def _enable_controllers(directory: str) -> None:
     on = set(_read(f"{directory}/cgroup.subtree_control").split())
     for controller in sorted(offered - on):
         with contextlib.suppress(OSError):
-            _write(f"{directory}/cgroup.subtree_control", f"+{controller}")
+            write_once(f"{directory}/cgroup.subtree_control", f"+{controller}")
 
 
 def _inherit_cpuset(above: str, here: str) -> None:
     """cgroup v1: a new cpuset is empty, and takes no process until it has CPUs and memory nodes."""
     for file in ("cpuset.cpus", "cpuset.mems"):
         if not _read(f"{here}/{file}").strip():
-            _write(f"{here}/{file}", _read(f"{above}/{file}").strip())
+            write_once(f"{here}/{file}", _read(f"{above}/{file}").strip())
 
 
 def _refuse_less_than_used(directory: str, wanted: int) -> None:
@@ -236,7 +237,7 @@ def _refuse_less_than_used(directory: str, wanted: int) -> None:
 
 def _restore(path: str, value: str) -> None:
     try:
-        _write(path, value or "\n")
+        write_once(path, value or "\n")
     except OSError as exc:
         log.warning("cgroup.not_restored path=%s value=%s error=%s", path, value, exc)
 
@@ -268,12 +269,3 @@ def _until(end: float) -> Iterator[None]:
 def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-
-
-def _write(path: str, value: str) -> None:
-    """One write(2): the kernel takes or refuses each as a whole."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value.encode())
-    finally:
-        os.close(fd)

@@ -17,7 +17,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tapmanager.dhcp.lease_plan import Lease, answer
@@ -85,8 +84,7 @@ class _Served:
 class DhcpServer:
     """Thread-safe. `start` once; `stop` closes all sockets and leaves the taps alone."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._selector = selectors.EpollSelector()
         self._served: dict[int, _Served] = {}
@@ -136,13 +134,13 @@ class DhcpServer:
         served.sock.close()
 
     def _run(self) -> None:
-        refill_at = self._clock() + 1.0
+        refill_at = time.monotonic() + 1.0
         while not self._stopping:
-            ready = self._selector.select(timeout=max(0.0, refill_at - self._clock()) if self._is_paused() else None)
+            ready = self._selector.select(timeout=max(0.0, refill_at - time.monotonic()) if self._is_paused() else None)
             with self._lock:
-                if self._clock() >= refill_at:
+                if time.monotonic() >= refill_at:
                     self._refill()
-                    refill_at = self._clock() + 1.0
+                    refill_at = time.monotonic() + 1.0
                 for key, _ in ready:
                     if key.fd in self._served:
                         self._handle_frame(key.fd)

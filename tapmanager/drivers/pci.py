@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 
 from tapmanager.errors import TapmanagerError, internal, invalid
+from tapmanager.kernel_files import write_once
 
 VFIO = "vfio-pci"
 
@@ -119,15 +120,6 @@ class PciDrivers:
             self._write_once(path, text)
         except OSError as exc:
             raise internal(f"{path} cannot be written: {exc.strerror}") from exc
-
-
-def write_once(path: str, text: str) -> None:
-    """One write(2), for sysfs takes a value whole. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 def _is_open(node: str) -> bool:

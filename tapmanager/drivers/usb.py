@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from tapmanager.drivers.pci import write_once
 from tapmanager.errors import TapmanagerError, internal
+from tapmanager.kernel_files import names_in, write_once
 
 
 class UsbDrivers:
@@ -42,10 +42,7 @@ class UsbDrivers:
 
     def _names(self) -> list[str]:
         """Of devices and interfaces."""
-        try:
-            return sorted(os.listdir(os.path.join(self._bus, "devices")))
-        except FileNotFoundError:  # the kernel has no USB
-            return []
+        return names_in(os.path.join(self._bus, "devices"))  # none where the kernel has no USB
 
     def _number(self, name: str, attribute: str) -> int:
         """0, which is none's, for an interface and for what has just gone."""

@@ -21,6 +21,7 @@ from typing import Protocol
 from tapmanager.drivers.pci import VFIO, PciDrivers
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import Json
+from tapmanager.kernel_files import names_in
 from tapmanager.links import network_plan
 from tapmanager.links.network_plan import Network
 from tapmanager.links.nic_plan import KernelLink
@@ -192,19 +193,13 @@ class NicFunctions:
 
     def _new_link(self, address: str) -> str:
         until = time.monotonic() + _LINK_TIMEOUT
-        while not (names := self._names(os.path.join(address, "net"))):
+        while not (names := names_in(os.path.join(self._devices, address, "net"))):
             if time.monotonic() >= until:
                 raise internal(
                     f"PCI device {address} has its driver back, but no interface appeared within {_LINK_TIMEOUT:g} s"
                 )
             threading.Event().wait(_POLL)
         return names[0]
-
-    def _names(self, path: str) -> list[str]:
-        try:
-            return sorted(os.listdir(os.path.join(self._devices, path)))
-        except FileNotFoundError:
-            return []
 
 
 def _unsafe(address: str, place: VfLocation, lost: SettingMismatch) -> TapmanagerError:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tapmanager.errors import TapmanagerError, internal
+from tapmanager.kernel_files import names_in
 from tapmanager.sriov.vf_settings import SettingMismatch, VfSettings, mismatched_settings
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class PhysicalFunctions:
                 "the card itself to its network driver",
             )
         owner = os.path.realpath(os.path.join(self._devices, address, "physfn"))
-        for name in self._names(os.path.join(address, "physfn")):
+        for name in names_in(os.path.join(self._devices, address, "physfn")):
             number = name.removeprefix("virtfn")
             if number != name and number.isdecimal():
                 target = os.path.realpath(os.path.join(owner, name))
@@ -120,7 +121,7 @@ class PhysicalFunctions:
         return mismatched_settings(wanted, self.settings(place) or VfSettings())
 
     def _own_interfaces(self, address: str) -> list[str]:
-        found = self._names(os.path.join(address, "physfn/net"))
+        found = names_in(os.path.join(self._devices, address, "physfn/net"))
         return [name for name in found if not _REPRESENTOR.fullmatch(self._port_name(address, name))]
 
     def _port_name(self, address: str, interface: str) -> str:
@@ -129,9 +130,3 @@ class PhysicalFunctions:
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
             return file.read().strip()
         return ""
-
-    def _names(self, path: str) -> list[str]:
-        try:
-            return sorted(os.listdir(os.path.join(self._devices, path)))
-        except FileNotFoundError:
-            return []

@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tapmanager.fields import BadField, Json, number, refuse_unknown, text
+from tapmanager.fields import MAC, BadField, Json, number, refuse_unknown, text
 
 NO_MAC = "00:00:00:00:00:00"
 LINK_STATES = ("auto", "enable", "disable")  # by the kernel's number
 PROTOCOLS: Mapping[int, str] = {0x8100: "802.1Q", 0x88A8: "802.1ad"}
 
-_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _PROTOCOL = re.compile(r"802\.1Q|802\.1ad|0x[0-9a-f]{4}")
 _MAX = 0xFFFFFFFF
 
@@ -54,7 +53,7 @@ class VfSettings:
         if link_state not in (None, *LINK_STATES):
             raise BadField(f"{where}.link_state: must be one of {', '.join(LINK_STATES)}")
         return cls(
-            mac=_matching(_MAC, obj, "mac", where),
+            mac=_matching(MAC, obj, "mac", where),
             vlan=_number(obj, "vlan", where, 4095),
             qos=_number(obj, "qos", where, _MAX),
             protocol=_matching(_PROTOCOL, obj, "protocol", where),

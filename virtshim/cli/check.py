@@ -1,4 +1,7 @@
-"""`virtshim check`: can this machine run VMs? One line a finding, its remedy below it."""
+"""`virtshim check`: can this machine run VMs? One line a finding, its remedy below it.
+
+`virtshim check --devices`: which PCI devices of this node a VM could have, and what stands in the way of the others.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,25 @@ from rich.console import Console
 from rich.text import Text
 
 from virtshim import config as settings_table
+from virtshim.cli.ps import columns
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError
+from virtshim.ports.devices import DeviceDrivers
+from virtshim.preflight import device_facts, devices
 from virtshim.preflight.checks import ALL
-from virtshim.preflight.finding import Finding, Level, error
+from virtshim.preflight.finding import Finding, Level, error, warning
 from virtshim.preflight.runner import findings
+from virtshim.store.read_only import read_claims, read_conditions
+from virtshim.tapclient.drivers import DeviceDriverClient
+from virtshim.tapclient.networks import PodNetworkClient
 
 _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
 
 def check(config: str | None, *, as_json: bool = False) -> int:
     """Prints the findings; 1 if a VM could not start. Never raises for what is wrong with the machine or the file."""
-    found = _print_json(_findings(config)) if as_json else print_lines(_findings(config))
+    found = _print_json(_findings(config)) if as_json else _print_lines(_findings(config))
     return int(any(finding.level is Level.ERROR for finding in found))
 
 
@@ -34,7 +45,7 @@ def _findings(config: str | None) -> Iterator[Finding]:
     yield from findings(ALL, settings)
 
 
-def print_lines(found: Iterable[Finding]) -> list[Finding]:
+def _print_lines(found: Iterable[Finding]) -> list[Finding]:
     """Each as soon as it is known."""
     console = Console(highlight=False, soft_wrap=True)
     printed: list[Finding] = []
@@ -49,5 +60,38 @@ def print_lines(found: Iterable[Finding]) -> list[Finding]:
 
 def _print_json(found: Iterable[Finding]) -> list[Finding]:
     printed = list(found)
-    print(json.dumps([{**dataclasses.asdict(finding), "level": finding.level.value} for finding in printed], indent=2))
+    print(json.dumps([_as_json(finding) for finding in printed], indent=2))
     return printed
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    return {**dataclasses.asdict(finding), "level": finding.level.value}
+
+
+def check_devices(
+    config: str | None, *, as_json: bool = False, files: HostFiles | None = None, drivers: DeviceDrivers | None = None
+) -> int:
+    """Prints table and findings; 1 if no VM could have any device. Raises InvalidRequest for settings that cannot be read."""
+    settings = settings_table.load(config)
+    files = files or HostFiles()
+    claims, conditions, trouble = _state(settings.layout().database)
+    drivers = drivers or DeviceDriverClient(PodNetworkClient(settings.tapmanager.socket))
+    candidates = device_facts.candidates(settings, files, claims, conditions, drivers)
+    found = devices.findings(candidates, device_facts.surroundings(settings, files, claims)) + trouble
+    rows = devices.rows(candidates)
+    if as_json:
+        table = [dict(zip(devices.HEAD, row, strict=True)) for row in rows]
+        print(json.dumps({"devices": table, "findings": [_as_json(finding) for finding in found]}, indent=2))
+    else:
+        print("\n".join(columns([devices.HEAD, *rows])), end="\n\n")
+        _print_lines(found)
+    return int(any(finding.level is Level.ERROR for finding in found))
+
+
+def _state(database: str) -> tuple[dict[str, str], dict[str, DeviceCondition], list[Finding]]:
+    """By claim: the id of the container that holds it; what resets have shown. The table is right without, too."""
+    try:
+        return read_claims(database), read_conditions(database), []
+    except ShimError as exc:
+        text, _, remedy = str(exc).partition("; ")
+        return {}, {}, [warning("claims", text, remedy)]

@@ -72,7 +72,7 @@ def check(
 ) -> None:
     """Check whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
     from virtshim.cli.check import check as check_command
-    from virtshim.cli.check_devices import check_devices
+    from virtshim.cli.check import check_devices
 
     raise typer.Exit((check_devices if devices else check_command)(config, as_json=json))
 

@@ -1,7 +1,7 @@
 """A VM's cgroup: its path, computed from the pod's cgroup_parent and the container's id, and the limits on it. No I/O.
 
 Paths here are below the root of each hierarchy (`/kubepods/pod1/virtshim-ID`); where hierarchies are mounted is known to
-`virtshim.tapclient.cgroup_accounts` and to tapmanager, which makes and removes the groups.
+`virtshim.tapclient.cgroups` and to tapmanager, which makes and removes the groups.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.qemu_img import verify
 from virtshim.images.registry import Registry
-from virtshim.images.translation_files import read_translations
-from virtshim.images.translations import Transport
+from virtshim.images.translations import Transport, read_translations
 from virtshim.ports.images import FetchedImage
 
 _HEX = re.compile(r"[0-9a-f]{64}")

@@ -20,7 +20,6 @@ _EXTENDED = frozenset(b"xgLK")
 class EntryKind(enum.Enum):
     FILE = "file"
     DIRECTORY = "directory"
-    LINK = "link"
     OTHER = "other"
 
 
@@ -29,8 +28,6 @@ _KINDS = {
     0: EntryKind.FILE,
     ord("7"): EntryKind.FILE,
     ord("5"): EntryKind.DIRECTORY,
-    ord("1"): EntryKind.LINK,
-    ord("2"): EntryKind.LINK,
 }
 
 

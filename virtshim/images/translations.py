@@ -1,4 +1,4 @@
-"""Virtlet's image translation files: parsing them and looking a name up. Pure: text in, values out.
+"""Virtlet's image translation files: reading them and looking a name up. Pure but for `read_translations`.
 
 One YAML document a file, either Virtlet's plain form or its VirtletImageMapping object, of which `spec` is taken:
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -34,6 +35,7 @@ import yaml
 from virtshim.domain.errors import InvalidRequest
 
 DEFAULT_MAX_REDIRECTS = 9
+_MAX_BYTES = 1 << 20
 
 # Go's regexp.Expand: $name takes the longest run of letters, digits and underscores.
 _REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
@@ -113,6 +115,33 @@ class Translated:
     url: str
     transport: Transport
     file: str
+
+
+def read_translations(directory: str) -> list[TranslationFile]:
+    """All *.yaml and *.yml files, in order of their names; none if there is no directory. Read for each pull, so that an edit
+    acts at once. Raises InvalidRequest naming the file that is bad or cannot be read: a rule that is silently missing would send
+    a name to another source."""
+    try:
+        entries = sorted(Path(directory).iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise InvalidRequest(f"image translation directory {directory}: {exc.strerror}") from exc
+    wanted = [entry for entry in entries if entry.suffix in (".yaml", ".yml") and not entry.name.startswith(".")]
+    return [parse_translations(_file_text(entry), str(entry)) for entry in wanted]
+
+
+def _file_text(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise InvalidRequest(f"image translation file {file}: larger than {_MAX_BYTES} bytes")
+        return data.decode()
+    except OSError as exc:
+        raise InvalidRequest(f"image translation file {file}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"image translation file {file}: not UTF-8") from exc
 
 
 def translate(name: str, files: Sequence[TranslationFile]) -> Translated | None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Engine, delete, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 
 from virtshim.domain.container import Container
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import BorrowedDevice
+from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
-from virtshim.store import damage, identity, rows, schema
-from virtshim.store.claims import delete_orphaned_claims, held, write_claims
+from virtshim.store import damage, rows, schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
 from virtshim.store.migrate import migrate
@@ -42,9 +44,9 @@ class SqliteRecords:
             self._writing = DatabaseWriter(self._engine, path)
             self.sandboxes: SqliteTable[SandboxId, Sandbox] = SqliteTable(self._writing, _SANDBOXES)
             self.containers: SqliteTable[ContainerId, Container] = SqliteTable(
-                self._writing, _containers(held(self._engine))
+                self._writing, _containers(_claims_by_container(self._engine))
             )
-            delete_orphaned_claims(self._engine)
+            _delete_orphaned_claims(self._engine)
             self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
             self.borrowed: SqliteTable[str, BorrowedDevice] = SqliteTable(self._writing, _BORROWED)
             self.device_conditions: SqliteTable[str, DeviceCondition] = SqliteTable(self._writing, _CONDITIONS)
@@ -100,12 +102,12 @@ class SqliteRecords:
     def node_id(self) -> str:
         """A UUID made once; it marks what this node owns. A second copy is in a file, for a database that is lost."""
         beside = f"{os.path.dirname(self._path)}/node.id"
-        stored, copy = self.node_fact("id"), identity.read(beside)
+        stored, copy = self.node_fact("id"), _read_copy(beside)
         found = stored or copy or str(uuid.uuid4())
         if found != stored:
             self.set_node_fact("id", found)
         if found != copy:
-            identity.write(beside, found)
+            _write_copy(beside, found)
         return found
 
 
@@ -136,7 +138,7 @@ def _container_columns(container: Container) -> dict[str, Any]:
 
 def _write_claims(connection: Connection, before: Container | None, now: Container) -> None:
     if now.claims != (() if before is None else before.claims):
-        write_claims(connection, now.id.value, now.claims)
+        _replace_claims(connection, now.id.value, now.claims)
 
 
 def _image_columns(image: Image) -> dict[str, Any]:
@@ -200,3 +202,55 @@ _CONDITIONS = TableMapping[str, DeviceCondition](
     order="claim",
     unknown=lambda _row, _why: None,  # the next reset tells
 )
+
+
+def _replace_claims(connection: Connection, container: str, claims: Sequence[str]) -> None:
+    """The container holds these and no others. WrongState if another one holds one of them; then the transaction must not be
+    committed."""
+    table = schema.claims
+    query = select(table.c.claim, table.c.container_id).where(table.c.claim.in_(claims))
+    there = {claim: holder for claim, holder in connection.execute(query)}  # noqa: C416 (rows are no pairs to a type checker)
+    for claim, holder in there.items():
+        if holder != container:
+            raise WrongState(f"device {claim} is held by container {holder}")
+    connection.execute(delete(table).where(table.c.container_id == container, table.c.claim.not_in(claims)))
+    if new := [claim for claim in dict.fromkeys(claims) if claim not in there]:
+        connection.execute(insert(table), [{"claim": claim, "container_id": container} for claim in new])
+
+
+def _claims_by_container(engine: Engine) -> Mapping[str, tuple[str, ...]]:
+    """Container -> its claims."""
+    table = schema.claims
+    found: dict[str, tuple[str, ...]] = {}
+    with engine.connect() as connection:
+        for claim, holder in connection.execute(select(table.c.claim, table.c.container_id).order_by(table.c.claim)):
+            found[holder] = (*found.get(holder, ()), claim)
+    return found
+
+
+def _delete_orphaned_claims(engine: Engine) -> None:
+    """Claims without a container, which only an edit of the database by hand can leave."""
+    known = select(schema.containers.c.id)
+    with engine.begin() as connection:
+        connection.execute(delete(schema.claims).where(schema.claims.c.container_id.not_in(known)))
+
+
+def _read_copy(path: str) -> str | None:
+    """None if there is none, or it is not one."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(uuid.UUID(Path(path).read_text(encoding="ascii").strip()))
+    return None
+
+
+def _write_copy(path: str, node: str) -> None:
+    """On disk, whole, when it returns. Raises InternalError."""
+    new = f"{path}.new"
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{node}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as exc:
+        raise InternalError(f"the node's id cannot be written to {path}: {exc.strerror}") from exc

@@ -1,17 +1,21 @@
-"""Cgroups of VMs by way of tapmanager: implements `virtshim.ports.VmCgroups`."""
+"""Cgroups of VMs by way of tapmanager: implements `virtshim.ports.VmCgroups`. How often the kernel killed in one is read from it
+here."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 
 import structlog
 
 from virtshim.domain.cgroup import DEFAULT_PARENT, CgroupLimits, VmCgroup, parent_path, vm_cgroup_path
 from virtshim.domain.ids import ContainerId
-from virtshim.tapclient import cgroup_accounts
 from virtshim.tapclient.networks import PodNetworkClient
 
 log = structlog.get_logger(__name__)
+
+_ROOT = "/sys/fs/cgroup"
 
 
 class VmCgroupClient:
@@ -42,7 +46,7 @@ class VmCgroupClient:
         if not self._own:
             return 0
         try:
-            return cgroup_accounts.oom_kills(vm_cgroup_path(cgroup_parent, container))
+            return oom_kills(vm_cgroup_path(cgroup_parent, container))
         except OSError as exc:
             log.warning("cgroup.unreadable", container=container.short, error=str(exc))
             return 0
@@ -71,3 +75,37 @@ def _limits(limits: CgroupLimits) -> Mapping[str, object]:
         "hugepages": [{"page_size": size, "limit": limit} for size, limit in limits.hugepages.items()],
         "unified": dict(limits.unified),
     }
+
+
+def _directory(group: str, controller: str, root: str = _ROOT) -> str:
+    """Where `controller`'s files of a group (`virtshim.domain.cgroup.vm_cgroup_path`) are: cgroup v2, or v1's hierarchy of that
+    controller (systemd mounts cpu and cpuacct as one, with links of both names)."""
+    if os.path.exists(f"{root}/cgroup.controllers"):
+        return root + group
+    return f"{root}/{controller}{group}"
+
+
+def oom_kills(group: str, root: str = _ROOT) -> int:
+    """How many processes of the group the kernel killed for lack of memory, the pod's or the group's own; 0 if there is
+    no such group (any more). Raises OSError for other trouble."""
+    where = _directory(group, "memory", root)
+    counts = _counts(f"{where}/memory.events") or _counts(f"{where}/memory.oom_control")
+    return counts.get("oom_kill", 0)
+
+
+def _counts(path: str) -> dict[str, int]:
+    """Flat keyed files: `name number` a line."""
+    words = (line.split() for line in (_text(path) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        if exc.errno == errno.ENODEV:  # the group was removed while the file was open
+            return None
+        raise

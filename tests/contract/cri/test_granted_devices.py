@@ -18,7 +18,7 @@ from fakes.sysfs import FakeSysfs
 from fakes.world import Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cli.check_devices import check_devices
+from virtshim.cli.check import check_devices
 from virtshim.devices.attachable import AttachChecker, AttachRules
 from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import NodeKind

@@ -11,7 +11,7 @@ import pytest
 from fakes.devices import FakeDeviceDrivers
 from fakes.sysfs import BRIDGE, GPU, HOST_BRIDGE, NVME, QAT, FakeSysfs
 
-from virtshim.cli.check_devices import check_devices
+from virtshim.cli.check import check_devices
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import PciAddress

@@ -39,14 +39,14 @@ def _choose(tmp_path: Path, program: Program, wanted: str = "auto", kvm: str = "
 
 
 def test_a_guest_that_comes_through_means_kvm_and_is_asked_once(tmp_path: Path) -> None:
-    program = Program(Finished(probe_guest.PASSED, b"PL", b"", cut=False))
+    program = Program(Finished(probe_guest.PASSED, b"PL", b""))
     for _ in range(2):
         assert _choose(tmp_path, program).domain_type is DomainType.KVM
     assert len(program.calls) == 1
 
 
 def test_a_guest_that_fails_means_qemu_with_qemus_words(tmp_path: Path) -> None:
-    program = Program(Finished(-6, b"P", b"failed to set MSR", cut=False))
+    program = Program(Finished(-6, b"P", b"failed to set MSR"))
     for _ in range(2):
         verdict = _choose(tmp_path, program)
         assert verdict.domain_type is DomainType.QEMU
@@ -63,7 +63,7 @@ def test_no_answer_means_qemu_for_now_only(tmp_path: Path, error: Exception) -> 
 
 
 def test_another_qemu_is_another_question(tmp_path: Path) -> None:
-    program = Program(Finished(probe_guest.PASSED, b"", b"", cut=False))
+    program = Program(Finished(probe_guest.PASSED, b"", b""))
     _choose(tmp_path, program)
     probe.choose("auto", "/other/qemu", str(tmp_path / "kvm.json"), run_program=program, kvm="/dev/null")
     assert len(program.calls) == 2
@@ -72,7 +72,7 @@ def test_another_qemu_is_another_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["", "{}", "[]", '{"key": 1, "domain_type": "x"}'])
 def test_a_damaged_memory_is_no_memory(tmp_path: Path, kept: str) -> None:
     (tmp_path / "kvm.json").write_text(kept)
-    program = Program(Finished(probe_guest.PASSED, b"", b"", cut=False))
+    program = Program(Finished(probe_guest.PASSED, b"", b""))
     assert _choose(tmp_path, program).domain_type is DomainType.KVM
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from virtshim.domain.errors import InvalidRequest, ShimError
 from virtshim.domain.image_name import ImageName
 from virtshim.images.names import HttpLocation, RegistryLocation, is_loopback, resolve
-from virtshim.images.translation_files import read_translations
-from virtshim.images.translations import Transport, parse_translations, translate
+from virtshim.images.translations import Transport, parse_translations, read_translations, translate
 
 PROD = """
 prefix: prod

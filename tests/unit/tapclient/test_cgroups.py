@@ -17,7 +17,7 @@ from tapmanager.verbs import Answer
 from virtshim.domain.cgroup import CgroupLimits, VmCgroup
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.tapclient.cgroups import VmCgroupClient
+from virtshim.tapclient.cgroups import VmCgroupClient, oom_kills
 from virtshim.tapclient.networks import PodNetworkClient
 
 LIMITS = CgroupLimits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
@@ -90,3 +90,32 @@ def test_our_own_parent_has_one_name() -> None:
     from virtshim.domain.cgroup import DEFAULT_PARENT
 
     assert OWN_PARENT == DEFAULT_PARENT
+
+
+# The files of both cgroup versions, as the kernel writes them.
+
+PATH = "/kubepods/pod1/virtshim-1"
+
+
+def group_files(root: Path, controller: str, **files: str) -> None:
+    where = root / controller / PATH[1:]
+    where.mkdir(parents=True)
+    for name, text in files.items():
+        (where / name.replace("__", ".")).write_text(text)
+
+
+def test_version_2_tells_of_kills(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    events = "low 0\nhigh 3\nmax 12\noom 2\noom_kill 1\noom_group_kill 0\n"
+    group_files(tmp_path, "", memory__events=events)
+    assert oom_kills(PATH, str(tmp_path)) == 1
+
+
+def test_version_1_tells_of_kills(tmp_path: Path) -> None:
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
+    group_files(tmp_path, "memory", memory__oom_control=control)
+    assert oom_kills(PATH, str(tmp_path)) == 2
+
+
+def test_a_group_that_is_gone_had_no_kills(tmp_path: Path) -> None:
+    assert oom_kills(PATH, str(tmp_path)) == 0

@@ -1,0 +1,22 @@
+"""Files in which the kernel shows and takes values: sysfs and cgroups."""
+
+from __future__ import annotations
+
+import os
+
+
+def write_once(path: str, text: str) -> None:
+    """One write(2): the kernel takes or refuses a value as a whole. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def names_in(directory: str) -> list[str]:
+    """Sorted; none if there is no such directory. Raises OSError."""
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
