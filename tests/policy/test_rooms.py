@@ -1,0 +1,148 @@
+"""The borders between rooms: no import circle, no upward import, no room so full that nothing is found in it.
+
+Which package may import which is import-linter's to say (pyproject.toml). Here it is shown that it would say so.
+"""
+
+import ast
+import dataclasses
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILES_IN_A_PACKAGE = 20
+
+Graph = Mapping[str, frozenset[str]]
+
+
+def import_graph(root: Path, files: Iterable[Path]) -> Graph:
+    """Module -> those of `files` that it imports, wherever in it: for type checkers and inside functions, too."""
+    modules = {module_name(root, path): path for path in files}
+    return {
+        name: frozenset(one for one in imported(ast.parse(path.read_text()), modules) if one in modules) - {name}
+        for name, path in modules.items()
+    }
+
+
+def module_name(root: Path, path: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.Module, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Relative imports are ruff's to refuse."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                yield below if below in modules else node.module
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Each set of modules that all reach each other."""
+    reached = {name: reachable(graph, name) for name in graph}
+    found = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    return sorted(sorted(circle) for circle in found if circle)
+
+
+def reachable(graph: Graph, start: str) -> frozenset[str]:
+    """By one import or more: `start` only if it is in a circle."""
+    seen: set[str] = set()
+    ahead = list(graph[start])
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            ahead += graph[name]
+    return frozenset(seen)
+
+
+def crowded(files: Iterable[Path]) -> dict[Path, int]:
+    """Directories with too many modules of their own; those of packages below them do not count."""
+    counts = Counter(path.parent for path in files if path.name != "__init__.py")
+    return {directory: count for directory, count in counts.items() if count > FILES_IN_A_PACKAGE}
+
+
+def test_no_modules_import_each_other_in_a_circle(project: Any) -> None:
+    graph = import_graph(project.root, project.modules())
+    assert any(graph.values())
+    assert circles(graph) == []
+
+
+def written(root: Path, **texts: str) -> list[Path]:
+    """A package `room` with these modules."""
+    (root / "room").mkdir()
+    for name, text in {"__init__": "", **texts}.items():
+        (root / "room" / f"{name}.py").write_text(text)
+    return sorted(root.glob("room/*.py"))
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import room.one\n",
+        "from room import one\n",
+        "from room.one import value\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from room.one import value\n",
+        "def later():\n    from room.one import value\n",
+    ],
+)
+def test_a_circle_inside_a_package_is_found(tmp_path: Path, back: str) -> None:
+    files = written(
+        tmp_path, one="from room import two\n", two="from room.three import x\n", three=back, four="import room.one"
+    )
+    assert circles(import_graph(tmp_path, files)) == [["room.one", "room.three", "room.two"]]
+
+
+def test_imports_that_lead_one_way_are_no_circle(tmp_path: Path) -> None:
+    files = written(tmp_path, one="from room import two, three\n", two="import room.three\n", three="import os, room\n")
+    assert circles(import_graph(tmp_path, files)) == []
+
+
+def test_a_room_of_40_files_is_found(tmp_path: Path) -> None:
+    files = written(tmp_path, **{f"module{number}": "" for number in range(40)})
+    assert crowded(files) == {tmp_path / "room": 40}
+    assert crowded(files[: FILES_IN_A_PACKAGE + 1]) == {}  # __init__.py is no module to be found
+
+
+@pytest.fixture
+def copy(project: Any, tmp_path: Path) -> Any:
+    """The programs and the rules for them, to be spoilt."""
+    for top in ("criproto", "virtshim", "vmwrapper", "tapmanager"):
+        shutil.copytree(project.root / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(project.root / "pyproject.toml", tmp_path)
+    return dataclasses.replace(project, root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "told"),
+    [
+        ("virtshim/domain/spoilt.py", "import virtshim.cli.main", "virtshim.domain is not allowed to import virtshim.cli"),
+        ("virtshim/ports/spoilt.py", "import virtshim.store.rows", "virtshim.ports is not allowed to import virtshim.store"),
+        ("virtshim/store/spoilt.py", "import virtshim.disks", "virtshim.store is not allowed to import virtshim.disks"),
+        ("virtshim/lifecycle/spoilt.py", "import virtshim.process", "virtshim.lifecycle is not allowed to import virtshim.process"),
+        ("virtshim/images/spoilt.py", "import virtshim.config", "virtshim.images.spoilt -> virtshim.config"),
+        ("virtshim/cri/spoilt.py", "import libvirt", "virtshim.cri.spoilt -> libvirt"),
+        ("virtshim/disks/spoilt.py", "import sqlalchemy", "virtshim.disks.spoilt -> sqlalchemy"),
+        ("tapmanager/spoilt.py", "import virtshim.sdnotify", "tapmanager is not allowed to import virtshim"),
+        ("virtshim/new_room/__init__.py", "", "new_room"),
+        ("virtshim/new_module.py", "", "new_module"),
+    ],
+)  # fmt: skip
+def test_what_crosses_a_border_is_found(copy: Any, file: str, line: str, told: str) -> None:
+    """Also a package, or a module beside the packages, that is in no layer: nothing would be said about what it imports."""
+    spoilt = copy.root / file
+    spoilt.parent.mkdir(exist_ok=True)
+    spoilt.write_text(f"{line}\n")
+    with pytest.raises(pytest.fail.Exception, match=re.escape(told)):
+        copy.check(["lint-imports", "--no-logo", "--no-cache"])
+
+
+def test_without_such_a_thing_nothing_is_found(copy: Any) -> None:
+    copy.check(["lint-imports", "--no-logo", "--no-cache"])
