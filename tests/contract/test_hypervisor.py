@@ -30,12 +30,12 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.hotplug import LibvirtUnplugging
 from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.stats.bulk import BulkStats, read_all
 from virtshim.hypervisor.stats.readings import LibvirtReadings
-from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import VmPausing
 from virtshim.ports.recovery import VmInventory

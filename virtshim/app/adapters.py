@@ -28,15 +28,14 @@ from virtshim.guestagent.clients import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.hotplug import LibvirtPorts, LibvirtUnplugging
 from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.node_profile import libvirt_uri, node_profile, own_groups
 from virtshim.hypervisor.pause import LibvirtPausing
-from virtshim.hypervisor.plugging import LibvirtPorts
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.stats.bulk import BulkStats, read_all
 from virtshim.hypervisor.stats.readings import LibvirtReadings
-from virtshim.hypervisor.unplugging import LibvirtUnplugging
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.lifecycle.exec_ports import PlugExecPort

@@ -14,7 +14,7 @@ from lxml import etree
 from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import DiskBus, VmSpec
-from virtshim.hypervisor import owner_mark
+from virtshim.hypervisor import ownership
 from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, serial, vnc
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
@@ -54,8 +54,8 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     _text(domain, "uuid", str(spec.uuid))
     if spec.title:
         _text(domain, "title", printable(spec.title, "title"))
-    owner = owner_mark.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
-    domain.append(owner_mark.to_element(owner, spec.record))
+    owner = ownership.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
+    domain.append(ownership.metadata_element(owner, spec.record))
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)

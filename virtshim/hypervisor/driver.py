@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import libvirt
 import structlog
@@ -20,7 +20,7 @@ import structlog
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
-from virtshim.hypervisor import domain_xml, owner_mark, ownership
+from virtshim.hypervisor import domain_xml, ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices import vnc
@@ -29,11 +29,10 @@ from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.exit_watcher import QemuExitWatcher
-from virtshim.hypervisor.file_owner import give_to_qemu
-from virtshim.hypervisor.power import ABSENT, to_power
+from virtshim.hypervisor.file_owner import give_to_qemu, vnc_directory_writable
+from virtshim.hypervisor.power import ABSENT, power_of
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.start_failure import start_failed
-from virtshim.hypervisor.vnc_directory import writable_by_qemu
 
 log = structlog.get_logger(__name__)
 
@@ -93,7 +92,7 @@ class LibvirtHypervisor:
             self._exits.forget(domain)
             try:
                 socket = vnc.socket_in(found.XMLDesc())
-                with writable_by_qemu(socket, self._connection.qemu_ids() if socket else None):
+                with vnc_directory_writable(socket, self._connection.qemu_ids() if socket else None):
                     found.create()
             except libvirt.libvirtError as exc:
                 raise start_failed(found.name(), exc) from exc
@@ -124,11 +123,10 @@ class LibvirtHypervisor:
             return over
         try:
             with self._connection.using(f"read the state of VM {domain}") as conn:
-                # libvirt-python's annotation says str.
-                state, reason = cast("list[int]", self._find(conn, domain).state())
+                found = power_of(self._find(conn, domain))
         except NotFound:
             return ABSENT
-        return self._exits.corrected(domain, to_power(state, reason))
+        return self._exits.corrected(domain, found)
 
     def owned(self) -> Sequence[OwnedDomain]:
         with self._connection.using("list VMs") as conn:
@@ -263,7 +261,7 @@ class LibvirtHypervisor:
         if text is None:
             return None
         try:
-            owner = owner_mark.from_text(text)
+            owner = ownership.read_mark(text)
         except InvalidRequest as exc:
             log.warning("libvirt.domain.damaged_mark", name=domain.name(), error=str(exc))
             return None

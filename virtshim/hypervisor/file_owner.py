@@ -1,15 +1,19 @@
-"""Makes disk files usable by the unprivileged user that QEMU runs as. Must not touch anything a disk is based on.
+"""Makes files usable by the unprivileged user that QEMU runs as. Must not touch anything a disk is based on.
 
-libvirt could do it at each start, but it would give QEMU the shared base image too, and takes files away from
+libvirt could do it for disks at each start, but it would give QEMU the shared base image too, and takes files away from
 their owner when a VM ends. Here only the files named in the VmSpec are changed, and only as far as QEMU needs:
 a writable disk becomes its own, a read-only one becomes readable by its group.
+
+All VMs' QEMUs are one user. So the directory of a VNC socket is that user's only while QEMU makes the socket, and root's alone
+from then on: no QEMU reaches another's screen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from virtshim.domain.errors import InternalError, NotFound
@@ -59,3 +63,30 @@ def _may_use(found: os.stat_result, qemu: QemuIds, *, writable: bool) -> bool:
         shift = 0
     wanted = 0o6 if writable else 0o4
     return (found.st_mode >> shift) & wanted == wanted
+
+
+@contextlib.contextmanager
+def vnc_directory_writable(socket: str, qemu: QemuIds | None) -> Iterator[None]:
+    """Inside the block QEMU may make `socket`. The directory is made if missing; a socket of an earlier start goes. Nothing for
+    "". Raises InternalError."""
+    if not socket:
+        yield
+        return
+    directory = os.path.dirname(socket)
+    parent = os.path.dirname(directory)
+    try:
+        os.makedirs(parent, exist_ok=True)
+        os.chmod(parent, 0o711)  # noqa: S103  QEMU's user must reach what is in it, whatever the umask
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(socket)
+        if qemu is not None:
+            os.chown(directory, qemu.uid, qemu.gid, follow_symlinks=False)
+    except OSError as exc:
+        raise InternalError(f"the directory of the VNC socket {socket} cannot be made ready: {exc.strerror}") from exc
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.chown(directory, os.geteuid(), os.getegid(), follow_symlinks=False)

@@ -12,7 +12,7 @@ from lxml import etree
 from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OwnedDomain
-from virtshim.hypervisor import owner_mark, ownership
+from virtshim.hypervisor import ownership
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import message_of
@@ -61,7 +61,7 @@ class LibvirtInventory:
         keys = found.xpath("*[local-name()='commandline']/*[@name='VIRTSHIM_FETCH_KEY']/@value")
         console = found.find("devices/serial/log")
         return DomainMetadata(
-            record=found.findtext(f"metadata/{{{owner_mark.RECORD_NAMESPACE}}}record", ""),
+            record=found.findtext(f"metadata/{{{ownership.RECORD_NAMESPACE}}}record", ""),
             title=found.findtext("title", ""),
             fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
             # QEMU makes its console's log when it starts.
@@ -69,7 +69,7 @@ class LibvirtInventory:
         )
 
 
-def _owner(domain: libvirt.virDomain) -> owner_mark.OwnerMark | None:
+def _owner(domain: libvirt.virDomain) -> ownership.OwnerMark | None:
     """None for a foreign domain, and one that has just gone. Raises libvirtError, InvalidRequest."""
     text = ownership.mark_text(domain)
-    return None if text is None else owner_mark.from_text(text)
+    return None if text is None else ownership.read_mark(text)

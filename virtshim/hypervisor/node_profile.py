@@ -8,7 +8,7 @@ from virtshim.config import Settings
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
-from virtshim.hypervisor.probe import choose
+from virtshim.hypervisor.kvm.probe import choose
 
 _EMBED = "qemu:///embed?root="
 

@@ -1,21 +1,80 @@
-"""Finds domains owned by this node; all others are treated as absent, whatever their UUID (a pod may choose one)."""
+"""Which domains are this node's: the owner mark in their definitions, and finding them by it.
+
+The mark is a metadata element that says which node, container and sandbox a domain is for. Only a domain with it *and* this
+node's id is ours; all others are treated as absent, whatever their UUID (a pod may choose one), and never touched.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import libvirt
+from lxml import etree
 
 from virtshim.domain.errors import InvalidRequest, NotFound
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OwnedDomain
-from virtshim.hypervisor import owner_mark
 from virtshim.hypervisor.errors import code_of
 from virtshim.hypervisor.power import to_power
+from virtshim.hypervisor.xmltext import printable
+
+# libvirt looks metadata up by this URI. It is in the definition of every VM: it must never change.
+NAMESPACE = "https://virtshim.io/domain/1"
+_PREFIX = "virtshim"
+
+# The records' copy has a URI of its own: the mark is read for each VM in each list, and stays short. Never to change either.
+RECORD_NAMESPACE = "https://virtshim.io/record/1"
 
 _NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMark:
+    node: str
+    container_id: ContainerId
+    sandbox_id: SandboxId
+
+
+def metadata_element(mark: OwnerMark, record: str = "") -> etree._Element:
+    """The whole `<metadata>` element. `record` is what the pod's records can be made anew from; "" leaves it out."""
+    metadata = etree.Element("metadata")
+    owner = etree.SubElement(metadata, f"{{{NAMESPACE}}}owner", nsmap={_PREFIX: NAMESPACE})
+    owner.set("node", printable(mark.node, "node id"))
+    owner.set("container", mark.container_id.value)
+    owner.set("sandbox", mark.sandbox_id.value)
+    if record:
+        copy = etree.SubElement(
+            metadata, f"{{{RECORD_NAMESPACE}}}record", nsmap={f"{_PREFIX}-record": RECORD_NAMESPACE}
+        )
+        copy.text = printable(record, "record")
+    return metadata
+
+
+def node_of(xml: str) -> str:
+    """The node id in an `<owner>` element as libvirt returns it (it drops the namespace); "" if there is none."""
+    return _parsed(xml).get("node", "")
+
+
+def read_mark(xml: str) -> OwnerMark:
+    """The mark in an `<owner>` element as libvirt returns it. InvalidRequest if it is damaged."""
+    owner = _parsed(xml)
+    return OwnerMark(
+        node=owner.get("node", ""),
+        container_id=ContainerId(owner.get("container", "")),
+        sandbox_id=SandboxId(owner.get("sandbox", "")),
+    )
+
+
+def _parsed(xml: str) -> etree._Element:
+    # No entities, no network: the text comes from libvirt, but others may have written it there.
+    parser = etree.XMLParser(resolve_entities=False, no_network=True)
+    try:
+        return etree.fromstring(xml.encode(), parser)
+    except etree.XMLSyntaxError as exc:
+        raise InvalidRequest(f"the owner mark is not XML: {exc}") from exc
 
 
 def find(
@@ -26,7 +85,7 @@ def find(
     found = conn.lookupByUUID(domain.bytes)
     if not is_ours(found, node):
         raise NotFound(f"VM {domain} is not one of this node's")
-    if container is not None and owner_mark.from_text(mark_text(found) or "").container_id != container:
+    if container is not None and read_mark(mark_text(found) or "").container_id != container:
         raise NotFound(f"VM {domain} is not that of container {container}")
     return found
 
@@ -36,7 +95,7 @@ def is_ours(domain: libvirt.virDomain, node: str) -> bool:
     if text is None:
         return False
     try:
-        return owner_mark.node_of(text) == node
+        return node_of(text) == node
     except InvalidRequest:
         return False
 
@@ -45,14 +104,14 @@ def mark_text(domain: libvirt.virDomain) -> str | None:
     """The owner mark; None if there is none or the domain has just gone. Any other error is raised: a mark that
     cannot be read is not an absent one."""
     try:
-        return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, owner_mark.NAMESPACE)
+        return domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE)
     except libvirt.libvirtError as exc:
         if code_of(exc) in _NO_MARK:
             return None
         raise
 
 
-def owned(domain: libvirt.virDomain, owner: owner_mark.OwnerMark, stats: Mapping[str, Any]) -> OwnedDomain:
+def owned(domain: libvirt.virDomain, owner: OwnerMark, stats: Mapping[str, Any]) -> OwnedDomain:
     """`stats`: libvirt's, of its state."""
     return OwnedDomain(
         uuid=uuid.UUID(domain.UUIDString()),

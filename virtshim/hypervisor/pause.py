@@ -19,7 +19,7 @@ from virtshim.hypervisor import ownership
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.domain_xml import SECRETS, NodeProfile
 from virtshim.hypervisor.errors import code_of, message_of
-from virtshim.hypervisor.power import to_power
+from virtshim.hypervisor.power import power_of
 from virtshim.hypervisor.xmltext import absolute_path
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class LibvirtPausing:
 
     def pause(self, domain: uuid.UUID) -> None:
         with self._using(domain, "pause") as (_, found):
-            if _power_of(found) is not Power.RUNNING:
+            if power_of(found).power is not Power.RUNNING:
                 raise WrongState(f"VM {domain} is not running: it cannot be paused")
             found.suspend()
 
@@ -45,7 +45,7 @@ class LibvirtPausing:
             try:
                 found.resume()
             except libvirt.libvirtError:
-                if _power_of(found) is Power.PAUSED:
+                if power_of(found).power is Power.PAUSED:
                     raise
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
@@ -78,11 +78,6 @@ class LibvirtPausing:
     def _using(self, domain: uuid.UUID, doing: str) -> Iterator[tuple[libvirt.virConnect, libvirt.virDomain]]:
         with self._connection.using(f"{doing} VM {domain}") as conn:
             yield conn, ownership.find(conn, domain, self._profile.node)
-
-
-def _power_of(found: libvirt.virDomain) -> Power:
-    state, reason = cast("list[int]", found.state())  # libvirt-python's annotation says str
-    return to_power(state, reason).power
 
 
 def _request(found: libvirt.virDomain, path: str) -> str:

@@ -1,4 +1,4 @@
-"""libvirt's (state, reason) -> PowerState. The one table; pure.
+"""libvirt's (state, reason) -> PowerState. The one table.
 
 Reasons of a domain that is off are kept by libvirt in memory: after libvirtd (or the process with the embedded
 driver) was restarted they are UNKNOWN.
@@ -6,7 +6,7 @@ driver) was restarted they are UNKNOWN.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import libvirt
 
@@ -52,3 +52,9 @@ def to_power(state: int, reason: int) -> PowerState:
     if state == libvirt.VIR_DOMAIN_PAUSED:
         return _PAUSED.get(reason, PowerState(power))
     return PowerState(power)
+
+
+def power_of(domain: libvirt.virDomain) -> PowerState:
+    """Raises libvirtError."""
+    state, reason = cast("list[int]", domain.state())  # libvirt-python's annotation says str
+    return to_power(state, reason)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from virtshim.config import Settings
 from virtshim.domain.ids import ContainerId
-from virtshim.hypervisor import probe
 from virtshim.hypervisor.devices.cpu import DomainType
+from virtshim.hypervisor.kvm import probe
 from virtshim.preflight import host_facts, machine, network, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error

@@ -173,7 +173,7 @@ def _emitted_names() -> set[str]:
     """Every element and attribute name that the builders' source can emit: Element, SubElement, _text, _qemu and set."""
     found: set[str] = set()
     package = PROJECT / "virtshim" / "hypervisor"
-    for path in [package / "domain_xml.py", package / "owner_mark.py", *(package / "devices").glob("*.py")]:
+    for path in [package / "domain_xml.py", package / "ownership.py", *(package / "devices").glob("*.py")]:
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call):
                 continue

@@ -16,8 +16,8 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError
-from virtshim.hypervisor import probe_guest
 from virtshim.hypervisor.devices.cpu import DomainType
+from virtshim.hypervisor.kvm import probe_guest
 from virtshim.process import Finished, run
 
 log = structlog.get_logger(__name__)

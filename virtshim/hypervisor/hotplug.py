@@ -1,7 +1,8 @@
-"""Unplugging host devices from a running guest: implements `virtshim.ports.hypervisor.VmUnplugging`.
+"""Plugging serial ports into a running VM, and unplugging host devices from it: implements
+`virtshim.lifecycle.exec_ports.VmPorts` and `virtshim.ports.hypervisor.VmUnplugging`.
 
-libvirt asks QEMU, QEMU asks the guest, the guest releases it when its driver is done; or never. Events say that something has
-changed, no more: what a VM still has is read from its live definition.
+To unplug, libvirt asks QEMU, QEMU asks the guest, the guest releases the device when its driver is done; or never. Events say
+that something has changed, no more: what a VM still has is read from its live definition.
 """
 
 from __future__ import annotations
@@ -26,11 +27,28 @@ from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.hostdev import ON_PCI
+from virtshim.hypervisor.devices.serial import exec_port_element
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import message_of
-from virtshim.hypervisor.power import to_power
+from virtshim.hypervisor.power import power_of
 
 log = structlog.get_logger(__name__)
+
+
+class LibvirtPorts:
+    """See the port. Thread-safe."""
+
+    def __init__(self, connection: Connection, profile: NodeProfile) -> None:
+        self._connection = connection
+        self._profile = profile
+
+    def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
+        """See the port. Not into the definition: a VM that starts anew has as many ports as it was made with."""
+        device = etree.tostring(exec_port_element(number, socket), encoding="unicode")
+        with self._connection.using(f"plug a serial port into VM {domain}") as conn:
+            ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
+                device, libvirt.VIR_DOMAIN_AFFECT_LIVE
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +106,7 @@ class LibvirtUnplugging:
         """Nothing for a VM that is off or gone."""
         with contextlib.suppress(NotFound), self._connection.using(f"read the devices of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node, container)
-            state, reason = cast("list[int]", found.state())  # libvirt-python's annotation says str
-            power = to_power(state, reason)
+            power = power_of(found)
             if power.is_on:
                 names = etree.fromstring(found.XMLDesc().encode()).xpath("devices/*/alias/@name")
                 aliases = tuple(str(name) for name in cast("list[str]", names) if str(name).startswith(ON_PCI))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError
-from virtshim.hypervisor import probe, probe_guest
 from virtshim.hypervisor.devices.cpu import DomainType
+from virtshim.hypervisor.kvm import probe, probe_guest
 from virtshim.process import Finished
 
 QEMU = "/usr/bin/qemu-system-x86_64"

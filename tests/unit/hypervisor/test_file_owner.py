@@ -1,0 +1,98 @@
+"""Disk files handed to QEMU's user; the directory of a VNC socket is QEMU's while it makes the socket, and ours afterwards."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from virtshim.domain.errors import InternalError, NotFound
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Disk
+from virtshim.hypervisor.file_owner import QemuIds, give_to_qemu, vnc_directory_writable
+
+QEMU = QemuIds(64055, 64108)
+
+
+def _disk(path: Path, *, readonly: bool = False) -> Disk:
+    return Disk(str(path), DiskFormat.RAW, "", readonly=readonly)
+
+
+def _rights(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)
+
+
+NOBODY = QemuIds(65534, 65534)
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root gives files away")
+
+
+@AS_ROOT
+def test_a_writable_disk_becomes_qemus_and_a_readonly_one_readable(tmp_path: Path) -> None:
+    writable, readonly = tmp_path / "root", tmp_path / "seed"
+    for path in (writable, readonly):
+        path.touch(mode=0o600)
+    for _ in range(2):
+        give_to_qemu([_disk(writable), _disk(readonly, readonly=True)], QEMU)
+        assert _rights(writable) == (QEMU.uid, QEMU.gid, 0o600)
+        assert _rights(readonly) == (0, QEMU.gid, 0o640)
+
+
+def test_a_disk_that_fits_is_left_alone(tmp_path: Path) -> None:
+    disk = tmp_path / "shared"
+    disk.touch()
+    disk.chmod(0o644)
+    before = _rights(disk)
+    give_to_qemu([_disk(disk, readonly=True)], QEMU)
+    assert _rights(disk) == before
+
+
+def test_a_missing_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"gone\.qcow2"):
+        give_to_qemu([_disk(tmp_path / "gone.qcow2")], QEMU)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_is_qemus_inside_and_nobody_elses_afterwards(tmp_path: Path, fails: bool) -> None:
+    socket = tmp_path / "vnc" / "c" / "vnc.sock"
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(RuntimeError) if fails else nullcontext(), vnc_directory_writable(str(socket), NOBODY):
+            inside = socket.parent.stat()
+            socket.touch()
+            if fails:
+                raise RuntimeError
+    finally:
+        os.umask(before)
+    assert (inside.st_uid, stat.S_IMODE(inside.st_mode)) == (NOBODY.uid, 0o700)
+    after = socket.parent.stat()
+    assert (after.st_uid, stat.S_IMODE(after.st_mode)) == (os.geteuid(), 0o700)
+    assert stat.S_IMODE(socket.parent.parent.stat().st_mode) == 0o711, (
+        "QEMU's user must get through, whatever the umask"
+    )
+
+
+def test_a_socket_of_an_earlier_start_is_gone(tmp_path: Path) -> None:
+    socket = tmp_path / "vnc" / "c" / "vnc.sock"
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+    with vnc_directory_writable(str(socket), None):
+        assert not socket.exists()
+
+
+def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "vnc").touch()
+    with (
+        pytest.raises(InternalError, match="VNC socket"),
+        vnc_directory_writable(str(tmp_path / "vnc" / "c" / "s"), None),
+    ):
+        pass
+
+
+def test_a_vm_without_a_screen_has_no_directory(tmp_path: Path) -> None:
+    with vnc_directory_writable("", None):
+        assert list(tmp_path.iterdir()) == []
