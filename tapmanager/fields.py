@@ -22,6 +22,13 @@ def refuse_unknown(obj: Json, names: Collection[str], where: str) -> None:
             raise BadField(f"{where}.{name}: unknown field")
 
 
+def require(obj: Json, names: Collection[str], where: str) -> None:
+    """Raises BadField for a name that is not there: lists may be missing elsewhere."""
+    for name in names:
+        if name not in obj:
+            raise BadField(f"{where}.{name}: missing")
+
+
 def as_object(value: object, where: str) -> Json:
     if not isinstance(value, dict):
         raise BadField(f"{where}: must be an object")

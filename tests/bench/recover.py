@@ -34,6 +34,7 @@ from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.ports.network import AttachRequest
 from virtshim.store.records import SqliteRecords
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.networks import PodNetworkClient
 
 PODS = 200
@@ -55,7 +56,7 @@ class ManyPods:
         options = NodeOptions(self._node.path, config=str(overlay), domain_type="qemu", pod_cidr=free_cidr())
         self.settings: Settings = write_node(self._node, options)
         self._layout = self.settings.layout()
-        self._networks = PodNetworkClient(self.settings.tapmanager.socket)
+        self._networks = PodNetworkClient(TapmanagerConnection(self.settings.tapmanager.socket))
         arguments = ("--config", self._node.config_file)
         self.tapmanager = Daemon("tapmanager", (sys.executable, "-m", "tapmanager", *arguments, "--log-level", "error"))
         self.virtshim = Daemon("virtshim", (sys.executable, "-m", "virtshim", "serve", *arguments))

@@ -27,6 +27,7 @@ from fakes.world import Outside, World, container_config, sandbox_config  # noqa
 from virtshim.config import Cri  # noqa: E402
 from virtshim.domain.container import Container  # noqa: E402
 from virtshim.domain.ids import ContainerId, SandboxId  # noqa: E402
+from virtshim.tapclient.connection import TapmanagerConnection  # noqa: E402
 from virtshim.tapclient.networks import PodNetworkClient  # noqa: E402
 
 
@@ -35,7 +36,7 @@ class Networks(FakePodNetworks):
 
     def __init__(self, tapmanager: str) -> None:
         super().__init__()
-        self._client = PodNetworkClient(tapmanager)
+        self._client = PodNetworkClient(TapmanagerConnection(tapmanager))
 
     def trouble(self) -> str:
         return self._client.trouble()

@@ -19,8 +19,8 @@ from telling import Stage
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import ShimError
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
-from virtshim.tapclient.networks import PodNetworkClient
 
 _RESOURCES = {
     EDU_RESOURCE: f'addresses = ["{hardware.EDU}"]',
@@ -42,7 +42,7 @@ def offered(plugins: Mapping[str, Plugin]) -> dict[str, dict[str, str]]:
 
 
 def client_of_drivers(node: Node) -> DeviceDriverClient:
-    return DeviceDriverClient(PodNetworkClient(f"{node.directory}/run/tapmanager.sock"))
+    return DeviceDriverClient(TapmanagerConnection(f"{node.directory}/run/tapmanager.sock"))
 
 
 def tell(stage: Stage) -> None:

@@ -55,6 +55,7 @@ from virtshim.store.opening import open_records
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
 from virtshim.tapclient.cgroups import VmCgroupClient
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
 
@@ -130,7 +131,8 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     guests = stack.enter_context(
         contextlib.closing(AgentClients(layout, PlugExecPort(records, LibvirtPorts(connection, profile), layout).plug))
     )
-    networks = PodNetworkClient(settings.tapmanager.socket)
+    tapmanager = TapmanagerConnection(settings.tapmanager.socket)
+    networks = PodNetworkClient(tapmanager)
     sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))
     own_commands = stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
     streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
@@ -144,12 +146,12 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
         pausing=LibvirtPausing(connection, profile),
         networks=networks,
-        cgroups=VmCgroupClient(networks, own=own_groups(settings)),
+        cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
         files=ImageFileStore(layout.images, image_settings(settings)),
         disks=RootDiskStore(layout),
         archives=CheckpointArchives(),
         devices=node_devices(settings, stack),
-        drivers=DeviceDriverClient(networks),
+        drivers=DeviceDriverClient(tapmanager),
         device_errors=AerCounts(HostFiles()),
         seeds=SeedStore(layout),
         consoles=consoles,

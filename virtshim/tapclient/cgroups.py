@@ -11,7 +11,7 @@ import structlog
 
 from virtshim.domain.cgroup import DEFAULT_PARENT, CgroupLimits, VmCgroup, parent_path, vm_cgroup_path
 from virtshim.domain.ids import ContainerId
-from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.tapclient.connection import TapmanagerConnection
 
 log = structlog.get_logger(__name__)
 
@@ -22,24 +22,24 @@ class VmCgroupClient:
     """`own`: tapmanager makes the groups; False where libvirt does, as systemd's scopes: then it is only told what
     oom_score_adj the VM starts with."""
 
-    def __init__(self, client: PodNetworkClient, *, own: bool) -> None:
-        self._client = client
+    def __init__(self, tapmanager: TapmanagerConnection, *, own: bool) -> None:
+        self._tapmanager = tapmanager
         self._own = own
 
     def make(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""
         args = {"sandbox": group.sandbox.value, **self._args(group)}
-        self._client.ask("group", args, timeout, f"making the cgroup of container {group.container.short}")
+        self._tapmanager.tell("group", args, timeout, f"making the cgroup of container {group.container.short}")
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""
         doing = f"changing the cgroup of container {group.container.short}"
-        self._client.ask("limit", self._args(group), timeout, doing)
+        self._tapmanager.tell("limit", self._args(group), timeout, doing)
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
         """See the port."""
         args = {"container": container.value, "parent": self._parent(cgroup_parent)}
-        self._client.ask("ungroup", args, timeout, f"removing the cgroup of container {container.short}")
+        self._tapmanager.tell("ungroup", args, timeout, f"removing the cgroup of container {container.short}")
 
     def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
         """See the port. A systemd scope goes with its QEMU, and its counts with it."""

@@ -1,66 +1,35 @@
-"""Pod networks by way of tapmanager: implements `virtshim.ports.PodNetworks`.
-
-Each call has a connection of its own, so a slow pod blocks nobody and a restart of tapmanager needs no reconnecting.
-"""
+"""Pod networks by way of tapmanager: implements `virtshim.ports.PodNetworks`."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from tapmanager import protocol
+from tapmanager.fields import BadField, Json, as_object, number, objects, require, text, texts
 from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import (
-    Aborted,
-    AlreadyExists,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    Kind,
-    NotFound,
-    PermissionRefused,
-    ResourceExhausted,
-    ShimError,
-    Unavailable,
-    Unimplemented,
-    WrongState,
-)
+from virtshim.domain.errors import NotFound, ShimError, Unavailable
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports.clock import Clock
 from virtshim.ports.network import AttachRequest
+from virtshim.tapclient.connection import TapmanagerConnection
 
-_ERRORS: Mapping[Kind, type[ShimError]] = {
-    error.kind: error
-    for error in (
-        InvalidRequest,
-        NotFound,
-        AlreadyExists,
-        WrongState,
-        DeadlineExceeded,
-        Unavailable,
-        ResourceExhausted,
-        PermissionRefused,
-        Unimplemented,
-        Aborted,
-        InternalError,
-    )
-}
 # The port's promise for `trouble` is one second; in seconds.
 _STATUS_TIMEOUT = 0.9
-# tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs.
-_ALIVE_TIMEOUT = 5.0
+
+_LARGEST_MTU = (1 << 32) - 1
+
+_Usages = Mapping[SandboxId, Sequence[InterfaceUsage]]
 
 
 class PodNetworkClient:
-    """Stateless but for the socket's path, thread-safe."""
+    """Stateless, thread-safe."""
 
-    def __init__(self, socket_path: str) -> None:
-        self._path = socket_path
+    def __init__(self, tapmanager: TapmanagerConnection) -> None:
+        self._tapmanager = tapmanager
 
     def await_answer(self, clock: Clock, seconds: float) -> None:
         """Returns when tapmanager answers, or raises Unavailable; a missing CNI configuration is not its fault and not waited
@@ -93,164 +62,114 @@ class PodNetworkClient:
                 for mapping in request.port_mappings
             ],
         }
-        with self._wire_errors(f"attaching the network of pod {pod.namespace}/{pod.name}"):
-            return _network(self._call("attach", args, timeout))
+        doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
+        return self._tapmanager.ask("attach", args, timeout, doing, _network)
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         """See the port."""
-        with self._wire_errors(f"releasing the network of sandbox {sandbox}"):
-            self._call("release", {"sandbox": sandbox.value}, timeout)
+        args = {"sandbox": sandbox.value}
+        self._tapmanager.tell("release", args, timeout, f"releasing the network of sandbox {sandbox}")
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
         """See the port."""
-        with self._wire_errors("listing pod networks"):
-            return frozenset(SandboxId(value) for value in _texts(self._call("list", {}, timeout), "sandboxes"))
+        return self._tapmanager.ask("list", {}, timeout, "listing pod networks", _sandboxes)
 
     def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
         """See the port."""
-        with self._wire_errors(f"asking for the pod of sandbox {sandbox}"):
-            try:
-                found = self._call("pod", {"sandbox": sandbox.value}, timeout)
-            except protocol.RemoteError as exc:
-                if Kind(exc.kind) is Kind.NOT_FOUND:
-                    return None
-                raise
-            return PodKey(_text(found, "namespace"), _text(found, "name"), _text(found, "uid"), 0)
+        args, doing = {"sandbox": sandbox.value}, f"asking for the pod of sandbox {sandbox}"
+        try:
+            return self._tapmanager.ask("pod", args, timeout, doing, _pod)
+        except NotFound:
+            return None
 
-    def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
+    def counters(self, timeout: float) -> _Usages:
         """See the port."""
         found: dict[SandboxId, Sequence[InterfaceUsage]] = {}
         until = time.monotonic() + timeout
-        with self._wire_errors("reading the pods' network counters"):
-            after = ""
-            while True:
-                answer = self._call("counters", {"after": after}, until - time.monotonic())
-                for sandbox, interfaces in _object(answer, "sandboxes").items():
-                    found[SandboxId(sandbox)] = _usages(interfaces)
-                following = _text(answer, "last")
-                if following <= after:
-                    return found
-                after = following
+        after, doing = "", "reading the pods' network counters"
+        while True:
+            left = until - time.monotonic()
+            page, following = self._tapmanager.ask("counters", {"after": after}, left, doing, _page)
+            found |= page
+            if following <= after:
+                return found
+            after = following
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
         """See the port."""
-        with self._wire_errors("looking for lost pod networks"):
-            found = _object(self._call("lost", {}, timeout), "lost")
-            return {SandboxId(sandbox): _text(found, sandbox) for sandbox in found}
+        return self._tapmanager.ask("lost", {}, timeout, "looking for lost pod networks", _lost)
 
     def trouble(self) -> str:
         """See the port."""
         try:
-            with self._wire_errors("asking for the network's state"):
-                answer = self._call("status", {}, _STATUS_TIMEOUT)
-                return (
-                    "" if answer.get("ready") is True else _text(answer, "reason") or "tapmanager says it is not ready"
-                )
+            return self._tapmanager.ask("status", {}, _STATUS_TIMEOUT, "asking for the network's state", _not_ready)
         except ShimError as exc:
             return str(exc)
 
-    def ask(self, verb: str, args: Mapping[str, object], timeout: float, doing: str) -> Mapping[str, object]:
-        """One request; `doing` says what for, in errors."""
-        with self._wire_errors(doing):
-            return self._call(verb, args, timeout)
 
-    def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Mapping[str, object]:
-        if timeout <= 0:
-            raise TimeoutError
-        if timeout > _ALIVE_TIMEOUT:
-            self._require_alive()
-        answer, fds = protocol.call(self._path, verb, args, timeout)
-        protocol.close_all(fds)  # none of these verbs sends any
-        return answer
-
-    def _require_alive(self) -> None:
-        """Before a request that may take long: nobody should wait that long for a process that hangs."""
-        try:
-            _, fds = protocol.call(self._path, "list", {}, _ALIVE_TIMEOUT)
-        except TimeoutError as exc:
-            raise Unavailable(
-                f"tapmanager at {self._path} does not answer; restart it (systemctl restart tapmanager), pods keep their network"
-            ) from exc
-        except protocol.RemoteError:  # an answer
-            return
-        protocol.close_all(fds)
-
-    @contextlib.contextmanager
-    def _wire_errors(self, doing: str) -> Iterator[None]:
-        """The one place where the wire's errors become the product's."""
-        try:
-            yield
-        except protocol.RemoteError as exc:
-            raise _ERRORS[Kind(exc.kind)](str(exc)) from exc
-        except protocol.FrameError as exc:
-            raise InternalError(f"{doing}: tapmanager's answer cannot be used: {exc}") from exc
-        except TimeoutError as exc:
-            raise DeadlineExceeded(f"{doing}: tapmanager did not finish in time; it continues; try again") from exc
-        except OSError as exc:
-            why = exc.strerror or str(exc)
-            remedy = "check whether it is running: systemctl status tapmanager"
-            raise Unavailable(f"{doing}: tapmanager at {self._path} cannot be reached: {why}; {remedy}") from exc
-
-
-def _network(answer: Mapping[str, object]) -> PodNetwork:
-    dns = _object(answer, "dns")
+def _network(answer: Json) -> PodNetwork:
+    require(answer, ("interfaces", "ips"), "answer")
+    dns = as_object(answer.get("dns"), "answer.dns")
+    require(dns, ("servers", "searches", "options"), "answer.dns")
     return PodNetwork(
-        netns=_text(answer, "netns"),
-        interfaces=tuple(_interface(item) for item in _objects(answer, "interfaces")),
-        ips=_texts(answer, "ips"),
-        dns=Dns(_texts(dns, "servers"), _texts(dns, "searches"), _texts(dns, "options")),
-        fetch_key=_text(answer, "fetch_key"),
+        netns=text(answer, "netns", "answer"),
+        interfaces=tuple(_interface(item) for item in objects(answer, "interfaces", "answer")),
+        ips=texts(answer, "ips", "answer"),
+        dns=Dns(*(texts(dns, name, "answer.dns") for name in ("servers", "searches", "options"))),
+        fetch_key=text(answer, "fetch_key", "answer"),
     )
 
 
-def _interface(item: Mapping[str, object]) -> Interface:
-    mtu = item.get("mtu")
-    if not isinstance(mtu, int):
-        raise protocol.FrameError("mtu: must be a number")
-    routes = tuple(
-        Route(_text(route, "destination"), None if route.get("gateway") is None else _text(route, "gateway"))
-        for route in _objects(item, "routes")
+def _interface(item: Json) -> Interface:
+    where = "answer.interfaces"
+    require(item, ("addresses", "routes"), where)
+    routes = (
+        Route(
+            text(route, "destination", f"{where}.routes"),
+            None if route.get("gateway") is None else text(route, "gateway", f"{where}.routes"),
+        )
+        for route in objects(item, "routes", where)
     )
-    function = _text(item, "function") if "function" in item else ""
-    addresses, taken = _texts(item, "addresses"), item.get("taken") is not False
-    return Interface(_text(item, "name"), _text(item, "mac"), mtu, addresses, routes, function, taken)
+    return Interface(
+        text(item, "name", where),
+        text(item, "mac", where),
+        number(item, "mtu", where, 0, _LARGEST_MTU),
+        texts(item, "addresses", where),
+        tuple(routes),
+        text(item, "function", where, ""),
+        item.get("taken") is not False,
+    )
 
 
-def _usages(interfaces: object) -> tuple[InterfaceUsage, ...]:
-    if not isinstance(interfaces, dict):
-        raise protocol.FrameError("sandboxes: must be objects")
-    return tuple(_usage(name, numbers) for name, numbers in interfaces.items())
+def _sandboxes(answer: Json) -> frozenset[SandboxId]:
+    require(answer, ("sandboxes",), "answer")
+    return frozenset(SandboxId(value) for value in texts(answer, "sandboxes", "answer"))
+
+
+def _pod(answer: Json) -> PodKey:
+    namespace, name, uid = (text(answer, field, "answer") for field in ("namespace", "name", "uid"))
+    return PodKey(namespace, name, uid, 0)
+
+
+def _page(answer: Json) -> tuple[_Usages, str]:
+    sandboxes = as_object(answer.get("sandboxes"), "answer.sandboxes")
+    found = {
+        SandboxId(sandbox): tuple(_usage(name, numbers) for name, numbers in as_object(interfaces, sandbox).items())
+        for sandbox, interfaces in sandboxes.items()
+    }
+    return found, text(answer, "last", "answer")
 
 
 def _usage(name: str, numbers: object) -> InterfaceUsage:
     if not isinstance(numbers, list) or len(numbers) != 8 or not all(isinstance(number, int) for number in numbers):
-        raise protocol.FrameError(f"{name}: must be eight numbers")
+        raise BadField(f"{name}: must be eight numbers")
     return InterfaceUsage(name, *numbers)
 
 
-def _object(obj: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = obj.get(name)
-    if not isinstance(value, dict):
-        raise protocol.FrameError(f"{name}: must be an object")
-    return value
+def _lost(answer: Json) -> Mapping[SandboxId, str]:
+    found = as_object(answer.get("lost"), "answer.lost")
+    return {SandboxId(sandbox): text(found, sandbox, "answer.lost") for sandbox in found}
 
 
-def _objects(obj: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
-    value = obj.get(name)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise protocol.FrameError(f"{name}: must be a list of objects")
-    return value
-
-
-def _text(obj: Mapping[str, object], name: str) -> str:
-    value = obj.get(name)
-    if not isinstance(value, str):
-        raise protocol.FrameError(f"{name}: must be a string")
-    return value
-
-
-def _texts(obj: Mapping[str, object], name: str) -> tuple[str, ...]:
-    value = obj.get(name)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise protocol.FrameError(f"{name}: must be a list of strings")
-    return tuple(value)
+def _not_ready(answer: Json) -> str:
+    return "" if answer.get("ready") is True else text(answer, "reason", "answer") or "tapmanager says it is not ready"

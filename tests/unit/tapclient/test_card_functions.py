@@ -17,8 +17,8 @@ from tapmanager.sriov.physical_function import PhysicalFunctions
 from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import NotFound, Unavailable
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
-from virtshim.tapclient.networks import PodNetworkClient
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def client(card: FakeNetCard, tmp_path: Path) -> Iterator[DeviceDriverClient]:
         server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()
     )
     running.start()
-    yield DeviceDriverClient(PodNetworkClient(path))
+    yield DeviceDriverClient(TapmanagerConnection(path))
     running.stop(5.0)
 
 
@@ -64,4 +64,4 @@ def test_one_that_is_gone_is_not_found(client: DeviceDriverClient) -> None:
 
 def test_without_tapmanager_nothing_is_told(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be reached"):
-        DeviceDriverClient(PodNetworkClient(str(tmp_path / "none.sock"))).function(PciAddress.parse(VFS[0]), 1.0)
+        DeviceDriverClient(TapmanagerConnection(str(tmp_path / "none.sock"))).function(PciAddress.parse(VFS[0]), 1.0)

@@ -18,7 +18,7 @@ from virtshim.domain.cgroup import CgroupLimits, VmCgroup
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.tapclient.cgroups import VmCgroupClient, oom_kills
-from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.tapclient.connection import TapmanagerConnection
 
 LIMITS = CgroupLimits(512, 50_000, 100_000, "0-1", "0", 1 << 30, 0, {2 << 20: 4 << 20}, {"memory.high": "max"})
 GROUP = VmCgroup(SandboxId("a" * 64), ContainerId("b" * 64), "kubepods-pod1.slice", LIMITS, -998)
@@ -49,7 +49,7 @@ def tapmanager(tmp_path: Path) -> Iterator[Tapmanager]:
 
 
 def client(tapmanager: Tapmanager, *, own: bool = True) -> VmCgroupClient:
-    return VmCgroupClient(PodNetworkClient(tapmanager.path), own=own)
+    return VmCgroupClient(TapmanagerConnection(tapmanager.path), own=own)
 
 
 def test_a_group_is_asked_for_below_the_slices_that_its_parent_means(tapmanager: Tapmanager) -> None:

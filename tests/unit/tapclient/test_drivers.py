@@ -21,8 +21,8 @@ from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import PciAddress, UsbDevice
 from virtshim.domain.errors import InternalError, NotFound, Unavailable
 from virtshim.ports.devices import DeviceDrivers
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
-from virtshim.tapclient.networks import PodNetworkClient
 
 ONE, BARE, NONE = (PciAddress.parse(f"0000:3b:00.{n}") for n in (1, 2, 7))
 
@@ -65,7 +65,7 @@ def drivers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceDr
         server.listen(path, os.getegid()), lambda *asked: verbs.perform(owned, *asked), os.geteuid()
     )
     running.start()
-    yield DeviceDriverClient(PodNetworkClient(path))
+    yield DeviceDriverClient(TapmanagerConnection(path))
     running.stop(5.0)
 
 
@@ -111,4 +111,4 @@ def test_a_usb_device_finds_its_drivers_again(drivers: DeviceDrivers) -> None:
 
 def test_without_tapmanager_it_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
-        DeviceDriverClient(PodNetworkClient(str(tmp_path / "none.sock"))).driver(ONE, 1.0)
+        DeviceDriverClient(TapmanagerConnection(str(tmp_path / "none.sock"))).driver(ONE, 1.0)

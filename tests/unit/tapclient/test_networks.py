@@ -19,6 +19,7 @@ from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey, PortMapping
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports.network import AttachRequest, PodNetworks
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.networks import PodNetworkClient
 
 SANDBOX = SandboxId("ab" * 32)
@@ -54,7 +55,7 @@ class Wire:
         self.answer: Callable[[], Json] = dict
         self.server = server.Server(server.listen(self.path, os.getegid()), self._perform, os.geteuid())
         self.server.start()
-        self.client = PodNetworkClient(self.path)
+        self.client = PodNetworkClient(TapmanagerConnection(self.path))
 
     def _perform(self, request: Json, peer: Peer, until: float) -> Answer:
         self.asked.append(request)
@@ -76,7 +77,7 @@ def raises(exc: Exception) -> Callable[[], Json]:
 
 
 def test_it_is_the_port() -> None:
-    client: PodNetworks = PodNetworkClient("/x")
+    client: PodNetworks = PodNetworkClient(TapmanagerConnection("/x"))
     assert client is not None
 
 
@@ -144,7 +145,7 @@ def test_an_answer_that_cannot_be_used_is_an_internal_error(wire: Wire, broken: 
 
 
 def test_an_absent_tapmanager_is_unavailable_with_a_remedy(tmp_path: Path) -> None:
-    client = PodNetworkClient(str(tmp_path / "none"))
+    client = PodNetworkClient(TapmanagerConnection(str(tmp_path / "none")))
     with pytest.raises(Unavailable, match="systemctl status tapmanager"):
         client.release(SANDBOX, 1.0)
     assert "systemctl status tapmanager" in client.trouble()
@@ -192,7 +193,7 @@ def test_counters_that_are_none_are_an_error(wire: Wire, interfaces: object) -> 
 def test_a_tapmanager_that_hangs_is_not_waited_for_as_long_as_the_call_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtshim.tapclient.networks._ALIVE_TIMEOUT", 0.02)
+    monkeypatch.setattr("virtshim.tapclient.connection._ALIVE_TIMEOUT", 0.02)
     path = str(tmp_path / "s")
     with server.listen(path, os.getegid()), pytest.raises(Unavailable, match="does not answer; restart it"):
-        PodNetworkClient(path).release(SANDBOX, 240.0)
+        PodNetworkClient(TapmanagerConnection(path)).release(SANDBOX, 240.0)

@@ -1,0 +1,104 @@
+"""Requests to tapmanager, and what its errors mean here.
+
+Each has a connection of its own, so a slow pod blocks nobody and a restart of tapmanager needs no reconnecting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from tapmanager import protocol
+from tapmanager.fields import BadField, Json
+from virtshim.domain.errors import (
+    Aborted,
+    AlreadyExists,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Kind,
+    NotFound,
+    PermissionRefused,
+    ResourceExhausted,
+    ShimError,
+    Unavailable,
+    Unimplemented,
+    WrongState,
+)
+
+T = TypeVar("T")
+
+_ERRORS: Mapping[Kind, type[ShimError]] = {
+    error.kind: error
+    for error in (
+        InvalidRequest,
+        NotFound,
+        AlreadyExists,
+        WrongState,
+        DeadlineExceeded,
+        Unavailable,
+        ResourceExhausted,
+        PermissionRefused,
+        Unimplemented,
+        Aborted,
+        InternalError,
+    )
+}
+# tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs.
+_ALIVE_TIMEOUT = 5.0
+
+
+class TapmanagerConnection:
+    """Stateless but for the socket's path, thread-safe."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+
+    def ask(self, verb: str, args: Mapping[str, object], timeout: float, doing: str, read: Callable[[Json], T]) -> T:
+        """One request; `doing` says what for, in errors. `read` makes a value of the answer, and raises BadField where it
+        cannot. Raises ShimError."""
+        with self._wire_errors(doing):
+            return read(self._call(verb, args, timeout))
+
+    def tell(self, verb: str, args: Mapping[str, object], timeout: float, doing: str) -> None:
+        """As `ask`, for verbs that answer with nothing."""
+        with self._wire_errors(doing):
+            self._call(verb, args, timeout)
+
+    def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Json:
+        if timeout <= 0:
+            raise TimeoutError
+        if timeout > _ALIVE_TIMEOUT:
+            self._require_alive()
+        answer, fds = protocol.call(self._path, verb, args, timeout)
+        protocol.close_all(fds)  # none of these verbs sends any
+        return answer
+
+    def _require_alive(self) -> None:
+        """Before a request that may take long: nobody should wait that long for a process that hangs."""
+        try:
+            _, fds = protocol.call(self._path, "list", {}, _ALIVE_TIMEOUT)
+        except TimeoutError as exc:
+            raise Unavailable(
+                f"tapmanager at {self._path} does not answer; restart it (systemctl restart tapmanager), pods keep their network"
+            ) from exc
+        except protocol.RemoteError:  # an answer
+            return
+        protocol.close_all(fds)
+
+    @contextlib.contextmanager
+    def _wire_errors(self, doing: str) -> Iterator[None]:
+        """The one place where the wire's errors become the product's."""
+        try:
+            yield
+        except protocol.RemoteError as exc:
+            raise _ERRORS[Kind(exc.kind)](str(exc)) from exc
+        except (protocol.FrameError, BadField) as exc:
+            raise InternalError(f"{doing}: tapmanager's answer cannot be used: {exc}") from exc
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"{doing}: tapmanager did not finish in time; it continues; try again") from exc
+        except OSError as exc:
+            why = exc.strerror or str(exc)
+            remedy = "check whether it is running: systemctl status tapmanager"
+            raise Unavailable(f"{doing}: tapmanager at {self._path} cannot be reached: {why}; {remedy}") from exc
