@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 
 import grpc
 
 from virtshim.domain.errors import WrongState
+from virtshim.files import FileLocked, lock_file
 
 
 class SocketLock:
@@ -17,20 +17,15 @@ class SocketLock:
 
     def __init__(self, socket_path: str) -> None:
         """Raises WrongState if another process holds it."""
-        self._fd = os.open(f"{socket_path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
-            os.close(self._fd)
+            self._descriptor = lock_file(f"{socket_path}.lock")
+        except FileLocked as exc:
             raise WrongState(
-                f"another virtshim (pid {holder or 'unknown'}) serves {socket_path}; stop it first"
+                f"another virtshim (pid {exc.holder or 'unknown'}) serves {socket_path}; stop it first"
             ) from exc
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        os.close(self._fd)
+        os.close(self._descriptor)
 
 
 def listen(server: grpc.Server, path: str) -> None:

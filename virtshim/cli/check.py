@@ -24,8 +24,8 @@ from virtshim.preflight.checks import ALL
 from virtshim.preflight.finding import Finding, Level, error, warning
 from virtshim.preflight.runner import findings
 from virtshim.store.read_only import read_claims, read_conditions
+from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
-from virtshim.tapclient.networks import PodNetworkClient
 
 _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
@@ -75,7 +75,7 @@ def check_devices(
     settings = settings_table.load(config)
     files = files or HostFiles()
     claims, conditions, trouble = _state(settings.layout().database)
-    drivers = drivers or DeviceDriverClient(PodNetworkClient(settings.tapmanager.socket))
+    drivers = drivers or DeviceDriverClient(TapmanagerConnection(settings.tapmanager.socket))
     candidates = device_facts.candidates(settings, files, claims, conditions, drivers)
     found = devices.findings(candidates, device_facts.surroundings(settings, files, claims)) + trouble
     rows = devices.rows(candidates)

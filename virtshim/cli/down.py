@@ -14,9 +14,10 @@ from virtshim import config
 from virtshim.app import assembly
 from virtshim.cli.daemons import need_root, tapmanager_daemon
 from virtshim.cli.node_dir import NodeDir, drop_path_variables, remove_unstarted
-from virtshim.cli.up import holder, take_lock
+from virtshim.cli.up import take_lock
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
+from virtshim.files import lock_holder
 from virtshim.logsetup import set_up_logging
 from virtshim.primitives.clock import SystemClock
 from virtshim.process import run
@@ -63,7 +64,7 @@ def _stop_node(node: NodeDir, console: Console) -> None:
             os.close(take_lock(node))
             return
         except WrongState:
-            pid = holder(node)
+            pid = lock_holder(node.lock)
             if not signalled and pid > 1:
                 console.print(f"down: stopping the node (pid {pid})")
                 os.kill(pid, signal.SIGTERM)

@@ -22,6 +22,7 @@ from typing import Any
 
 from virtshim import config as settings_table
 from virtshim.domain.errors import InvalidRequest
+from virtshim.files import replace_text
 
 # Settings as the environment names them; a whole table may be given as JSON.
 _OWN_TABLES = ("PATHS", "TAPMANAGER")
@@ -98,12 +99,12 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
     if conf_dir is None:
         conf_dir = f"{node.cni}/net.d"
         os.makedirs(conf_dir, mode=0o755, exist_ok=True)
-        _write(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2))
+        replace_text(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2), mode=0o666)
     values = node_settings(node, conf_dir, options)
     if options.config is not None:
         values = settings_table.merged(values, _toml(options.config))
     before = Path(node.config_file).read_text(encoding="utf-8") if os.path.exists(node.config_file) else None
-    _write(node.config_file, to_toml(values))
+    replace_text(node.config_file, to_toml(values), mode=0o666)
     try:
         return settings_table.load(node.config_file)
     except InvalidRequest:
@@ -111,7 +112,7 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
         if before is None:
             os.unlink(node.config_file)
         else:
-            _write(node.config_file, before)
+            replace_text(node.config_file, before, mode=0o666)
         raise
 
 
@@ -240,9 +241,3 @@ def to_toml(values: dict[str, Any]) -> str:
 
 def _network_file(conf_dir: str) -> str:
     return f"{conf_dir}/10-virtshim.conflist"
-
-
-def _write(path: str, text: str) -> None:
-    temporary = f"{path}.new"
-    Path(temporary).write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

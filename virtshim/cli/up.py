@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.orphans import Orphans
 from virtshim.domain.errors import NotFound, ShimError, WrongState
+from virtshim.files import FileLocked, lock_file
 from virtshim.process import run
 from vmwrapper import bundle
 
@@ -98,25 +98,10 @@ def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Cons
 def take_lock(node: NodeDir) -> int:
     """A descriptor that holds the directory. Raises WrongState naming the holder, NotFound if the directory has gone."""
     try:
-        descriptor = os.open(node.lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return lock_file(node.lock)
     except FileNotFoundError as exc:
         raise NotFound(f"the node in {node.path} has meanwhile been removed by another `virtshim down`") from exc
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        os.close(descriptor)
+    except FileLocked as exc:
         raise WrongState(
-            f"a node is already running in {node.path} (pid {holder(node)}); stop it with Ctrl-C or SIGTERM"
+            f"a node is already running in {node.path} (pid {exc.holder}); stop it with Ctrl-C or SIGTERM"
         ) from exc
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    return descriptor
-
-
-def holder(node: NodeDir) -> int:
-    """Process id in the lock file, 0 if there is none."""
-    try:
-        with open(node.lock, encoding="ascii") as file:
-            return int(file.read(16) or 0)
-    except (OSError, ValueError):
-        return 0

@@ -20,6 +20,7 @@ from typing import IO, Final
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ContainerId
+from virtshim.files import sync
 
 MANIFEST: Final = "checkpoint.json"
 
@@ -73,7 +74,7 @@ class CheckpointArchives:
                 os.fsync(file.fileno())
             check()
             os.rename(archive, location)
-            _sync_directory(os.path.dirname(location))
+            sync(os.path.dirname(location))
 
     def discard(self, location: str, container: ContainerId) -> None:
         with _archive_errors(location):
@@ -131,14 +132,6 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 def _remove(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
+from virtshim.files import free_bytes, space_taken, sync
 from virtshim.process import run
 
 SERIAL = "root"
@@ -68,10 +69,10 @@ class RootDiskStore:
             raise InternalError(f"pod disk {name}: its directory cannot be made: {exc.strerror}") from exc
         self._overlay("a disk that stays with its pod", str(half), base, base_path, size)
         try:
-            _sync(half)
+            sync(half)
             os.link(half, final)  # unlike a rename it never replaces
             half.unlink()
-            _sync(final.parent)
+            sync(final.parent)
         except OSError as exc:
             half.unlink(missing_ok=True)
             raise InternalError(f"pod disk {name} cannot be put in its place: {exc.strerror}") from exc
@@ -123,13 +124,8 @@ class RootDiskStore:
             room = os.statvfs(directory)
         except FileNotFoundError:
             return None
-        used = inodes = 0
         disk = (Path(self._layout.pod_disk(pod_disk)),) if pod_disk else ()
-        for path in (directory, *directory.rglob("*"), *disk):
-            with contextlib.suppress(FileNotFoundError):
-                found = path.lstat()
-                used += found.st_blocks * _SECTOR
-                inodes += 1
+        used, inodes = space_taken((directory, *directory.rglob("*"), *disk))
         return DiskUsage(
             taken_at=time.time_ns(),
             directory=self._layout.containers,
@@ -141,8 +137,7 @@ class RootDiskStore:
         )
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self._layout.containers)
-        return found.f_bavail * found.f_frsize
+        return free_bytes(self._layout.containers)
 
     def _make_directories(self, container: ContainerId) -> None:
         """Searchable by all, as the QEMU user must reach its disk; the files are 0600. The sockets' directory is root's alone:
@@ -177,14 +172,6 @@ def _make_directory(path: str, mode: int) -> None:
     directory.mkdir(mode=mode, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o777 != mode:
         directory.chmod(mode)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _remove(parent: Path, name: str) -> None:

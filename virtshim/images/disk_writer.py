@@ -10,6 +10,7 @@ from typing import Self
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
+from virtshim.files import free_bytes
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
@@ -45,8 +46,7 @@ class DiskWriter:
     def expect(self, size: int) -> None:
         """The source announces `size` bytes: refuse now what could not be stored in the end."""
         self._limit(size)
-        room = os.fstatvfs(self._fd)
-        if size > room.f_bavail * room.f_frsize:
+        if size > free_bytes(self._fd):
             raise self._no_room()
 
     def write(self, data: bytes) -> None:

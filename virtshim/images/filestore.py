@@ -22,6 +22,7 @@ from virtshim.domain.errors import Aborted, InternalError, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials, FilesystemUsage
 from virtshim.domain.image_name import ImageName
+from virtshim.files import space_taken, sync
 from virtshim.images import http_source, oci_source
 from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
 from virtshim.images.http_client import HttpClient
@@ -118,13 +119,11 @@ class ImageFileStore:
 
     def use(self) -> FilesystemUsage:
         """Counts what the files take on disk, holes not counted, and the directories' own blocks and inodes."""
-        used = inodes = 0
-        for directory, _, names in os.walk(self._root):
-            for path in (directory, *(f"{directory}/{name}" for name in names)):
-                with contextlib.suppress(FileNotFoundError):
-                    status = os.lstat(path)
-                    used += status.st_blocks * 512
-                    inodes += 1
+        used, inodes = space_taken(
+            path
+            for directory, _, names in os.walk(self._root)
+            for path in (directory, *(f"{directory}/{name}" for name in names))
+        )
         return FilesystemUsage(_mountpoint(self._root), used, inodes, time.time_ns())
 
     def _download(
@@ -158,11 +157,7 @@ class ImageFileStore:
             return
         path.chmod(0o644)
         path.replace(final)
-        descriptor = os.open(self._files, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(self._files)
 
     @contextlib.contextmanager
     def _incoming_file(self) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tapmanager import protocol
 from virtshim import process
 from virtshim.domain.errors import DeadlineExceeded, ShimError
+from virtshim.files import free_bytes
 from virtshim.hypervisor import embed
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.machine import Cgroups, FreeSpace
@@ -63,8 +64,8 @@ def text(path: str) -> str:
 def room(path: str) -> FreeSpace:
     """Raises OSError."""
     there = directories(path)[-1].path
-    free = os.statvfs(there)
-    return FreeSpace(path, free.f_bavail * free.f_frsize, free.f_favail if free.f_files else None)
+    found = os.statvfs(there)
+    return FreeSpace(path, free_bytes(there), found.f_favail if found.f_files else None)
 
 
 def cgroups() -> Cgroups:

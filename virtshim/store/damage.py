@@ -7,10 +7,12 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy.exc import DatabaseError
 
 from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.files import sync
 
 # https://www.sqlite.org/rescode.html
 _FULL, _CORRUPT, _NOT_A_DATABASE = 13, 11, 26
@@ -36,13 +38,20 @@ def database_trouble(exc: DatabaseError) -> ShimError:
             )
 
 
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[sqlite3.Connection]:
+    """A connection that writes nothing, closed afterwards. Raises sqlite3.Error."""
+    with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as database:
+        yield database
+
+
 def check(path: str) -> str:
     """What is wrong with the file, "" if nothing is. Reads all of it anew: a connection that is open would see what it
     remembers."""
     if not os.path.exists(path):
         return ""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, timeout=5)) as database:
+        with reading(path) as database:
             found = [str(row[0]) for row in database.execute("pragma quick_check(1)")]
     except sqlite3.DatabaseError as exc:
         if getattr(exc, "sqlite_errorcode", 0) & 0xFF not in (_CORRUPT, _NOT_A_DATABASE):
@@ -60,7 +69,7 @@ def set_aside(path: str, stamp: str) -> str:
         ):  # the file itself last: until then a next start finds it, and does this again
             with contextlib.suppress(FileNotFoundError):
                 os.replace(path + suffix, aside + suffix)
-        _sync(os.path.dirname(path))
+        sync(os.path.dirname(path))
     except OSError as exc:
         raise InternalError(f"the damaged state database {path} cannot be renamed: {exc.strerror}") from exc
     return aside
@@ -80,15 +89,3 @@ def readable_rows(path: str, table: str, columns: Sequence[str]) -> Iterator[Seq
 def lossless_text(raw: bytes) -> str:
     """Bytes that are not UTF-8 come through as what no parser takes for text, and break nothing else."""
     return raw.decode("utf-8", "surrogateescape")
-
-
-def _quoted(path: str) -> str:
-    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,11 +6,11 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.store import rows
+from virtshim.store.damage import reading
 
 
 def read_claims(path: str) -> dict[str, str]:
@@ -34,7 +34,7 @@ def _rows(path: str, table: str, query: str) -> Sequence[tuple[str, str]]:
     if not os.path.exists(path):
         return ()
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as database:
+        with reading(path) as database:
             if not database.execute("select 1 from sqlite_master where name = ?", (table,)).fetchone():
                 return ()
             return database.execute(query).fetchall()

@@ -20,6 +20,7 @@ from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
+from virtshim.files import replace_text
 from virtshim.store import damage, rows, schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 from virtshim.store.engine import open_engine
@@ -244,13 +245,7 @@ def _read_copy(path: str) -> str | None:
 
 def _write_copy(path: str, node: str) -> None:
     """On disk, whole, when it returns. Raises InternalError."""
-    new = f"{path}.new"
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{node}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        replace_text(path, f"{node}\n")
     except OSError as exc:
         raise InternalError(f"the node's id cannot be written to {path}: {exc.strerror}") from exc

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from virtshim.domain.errors import ResourceExhausted, ShimError
+from virtshim.files import free_bytes
 from virtshim.store import schema
 from virtshim.store.damage import DatabaseDamaged, database_trouble
 
@@ -92,8 +93,7 @@ class DatabaseWriter:
                 os.close(descriptor)
 
     def _require_room(self, descriptor: int, wanted: int) -> None:
-        room = os.fstatvfs(descriptor)
-        if room.f_bavail * room.f_frsize < wanted:
+        if free_bytes(descriptor) < wanted:
             raise ResourceExhausted(
                 "the disk of the state database is full but for what removing pods needs; free space and repeat the call"
             )

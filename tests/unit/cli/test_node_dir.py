@@ -22,8 +22,9 @@ from virtshim.cli.node_dir import (
     to_toml,
     write_node,
 )
-from virtshim.cli.up import holder, take_lock
+from virtshim.cli.up import take_lock
 from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
+from virtshim.files import lock_holder
 
 pytestmark = pytest.mark.operator
 
@@ -82,9 +83,9 @@ def test_a_pod_network_that_cannot_be_is_refused_by_its_flag(cidr: str) -> None:
 def test_the_lock_names_its_holder_and_is_free_after_it(tmp_path: Path) -> None:
     node = absolute(tmp_path)
     os.makedirs(node.run)
-    assert holder(node) == 0
+    assert lock_holder(node.lock) == 0
     held = take_lock(node)
-    assert holder(node) == os.getpid()
+    assert lock_holder(node.lock) == os.getpid()
     with pytest.raises(WrongState, match=f"pid {os.getpid()}"):
         take_lock(node)
     os.close(held)

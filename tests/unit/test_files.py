@@ -1,0 +1,62 @@
+"""Files: replaced whole, counted, locked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from virtshim.files import FileLocked, free_bytes, lock_file, lock_holder, replace_text, space_taken, sync
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_text(str(path), "one")
+    assert path.stat().st_mode & 0o777 == 0o600
+    replace_text(str(path), "two")
+    assert (path.read_text(), os.listdir(tmp_path)) == ("two", ["file"])
+
+
+def test_a_link_in_the_new_files_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "file.new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        replace_text(str(tmp_path / "file"), "text")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_holes_take_no_space_and_what_is_gone_takes_none(tmp_path: Path) -> None:
+    (tmp_path / "full").write_bytes(b"x" * (1 << 16))
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 30)
+    sync(tmp_path / "full")
+    used, inodes = space_taken([tmp_path / "full", tmp_path / "hole", tmp_path / "gone"])
+    assert (1 << 16 <= used < 1 << 20, inodes) == (True, 2)
+
+
+def test_a_directory_can_be_synced_also_by_a_link_to_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    sync(tmp_path / "link")
+    with pytest.raises(FileNotFoundError):
+        sync(tmp_path / "gone")
+
+
+def test_free_space_is_that_of_the_files_file_system(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert 0 < free_bytes(descriptor) <= os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+    finally:
+        os.close(descriptor)
+    with pytest.raises(FileNotFoundError):
+        free_bytes(tmp_path / "gone")
+
+
+def test_a_lock_names_its_holder_until_it_is_closed(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    assert lock_holder(path) == 0
+    descriptor = lock_file(path)
+    with pytest.raises(FileLocked) as caught:
+        lock_file(path)
+    assert caught.value.holder == lock_holder(path) == os.getpid()
+    os.close(descriptor)
+    os.close(lock_file(path))

@@ -1,0 +1,78 @@
+"""What the rooms that keep files do alike: make sure of them, replace them whole, count what they take."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable
+
+_BLOCK = 512  # the unit of st_blocks, whatever the file system's own is
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """A file's content, or a directory's names, are on disk when it returns. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: str, text: str, mode: int = 0o600) -> None:
+    """The file has this text and no other, or what it had before; on disk when it returns. `mode` for a new one, less the umask.
+    Raises OSError."""
+    new = f"{path}.new"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def free_bytes(place: str | int | os.PathLike[str]) -> int:
+    """For root, on the file system of a path or an open file. Raises OSError."""
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+def space_taken(paths: Iterable[str | os.PathLike[str]]) -> tuple[int, int]:
+    """Bytes on disk, holes not counted, and inodes of these files and directories; what is gone meanwhile takes none."""
+    used = inodes = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            used += os.lstat(path).st_blocks * _BLOCK
+            inodes += 1
+    return used, inodes
+
+
+class FileLocked(Exception):
+    """Another process holds it; `holder` is that process's id, 0 if it is not known."""
+
+    def __init__(self, holder: int) -> None:
+        super().__init__(f"held by process {holder}")
+        self.holder = holder
+
+
+def lock_file(path: str) -> int:
+    """A descriptor that holds the lock until it is closed; the file, made if missing, then has our process id. Raises FileLocked,
+    OSError."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        os.close(descriptor)
+        raise FileLocked(lock_holder(path)) from exc
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def lock_holder(path: str) -> int:
+    """The process id in a lock's file, 0 if there is none."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read(16) or 0)
+    except (OSError, ValueError):
+        return 0
