@@ -197,7 +197,7 @@ def test_a_client_that_hangs_up_ends_its_terminal(vm: Vm):
 
 def test_the_guest_tells_of_itself(vm: Vm):
     request = pb.ContainerStatusRequest(container_id=vm.container, verbose=True)
-    told = json.loads(vm.cri.runtime.ContainerStatus(request, timeout=20).info["toldByGuest"])
+    told = json.loads(vm.cri.runtime.ContainerStatus(request, timeout=20).info["guestInfo"])
     assert told["system"]["pretty-name"] == "virtshim guest"
     assert told["hostname"] == "exec"
 

@@ -8,16 +8,14 @@ import grpc
 import structlog
 
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
-from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.ssh_key import parse_keys
 from virtshim.domain.guest.streaming import AttachStreams, Streams
 from virtshim.domain.guest.user import check_user
 from virtshim.ports.guests import GuestOperations
-from virtshim.queries.lookup import get_container
+from virtshim.queries.lookup import get_running_container
 
 if TYPE_CHECKING:
-    from virtshim.domain.container import Container
     from virtshim.ports.records import Records
     from virtshim.ports.streaming import Streaming
 
@@ -41,7 +39,7 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         keys = parse_keys("\n".join(request.keys))
         if not 1 <= len(keys) <= _MAX_KEYS:
             raise InvalidRequest(f"{len(keys)} SSH keys: give 1 to {_MAX_KEYS}")
-        container = self._running(request.container_id)
+        container = get_running_container(self._records, request.container_id)
         self._guests.add_ssh_keys(container.id, request.user, keys, _SECONDS)
         log.info("guest.ssh_keys.added", container=container.id.short, user=request.user, keys=len(keys))
         return admin_pb2.AddSshKeysResponse()
@@ -50,16 +48,10 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.AttachConsoleRequest, context: grpc.ServicerContext
     ) -> admin_pb2.AttachConsoleResponse:
         del context
-        container = self._running(request.container_id)
+        container = get_running_container(self._records, request.container_id)
         config = container.config
         if request.stdin and not config.stdin:
             raise WrongState(f"container {container.id.short} was created without stdin; set stdin in its spec to type")
         streams = Streams(stdin=request.stdin, stdout=True, tty=True)
         wanted = AttachStreams(container.id, streams, config.stdin_once)
         return admin_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))
-
-    def _running(self, wanted: str) -> Container:
-        container = get_container(self._records, wanted)
-        if container.phase is not ContainerPhase.RUNNING:
-            raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
-        return container

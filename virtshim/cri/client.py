@@ -64,7 +64,7 @@ class NodeClient:
 
     def pods(self) -> list[PodSummary]:
         """Newest first."""
-        with _log_once():
+        with _as_shim_errors():
             items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
         pods = [
             PodSummary(
@@ -80,7 +80,7 @@ class NodeClient:
 
     def vms(self) -> list[VmSummary]:
         """Newest first."""
-        with _log_once():
+        with _as_shim_errors():
             items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
         vms = [
             VmSummary(
@@ -99,7 +99,7 @@ class NodeClient:
     def addresses(self, pod: str) -> list[str]:
         """None for a pod that has gone meanwhile, or has no network any more."""
         try:
-            with _log_once():
+            with _as_shim_errors():
                 request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
                 network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
         except NotFound:
@@ -115,29 +115,29 @@ class NodeClient:
             stderr=streams.stderr,
             tty=streams.tty,
         )
-        with _log_once():
+        with _as_shim_errors():
             return self._runtime.Exec(request, timeout=_SECONDS).url
 
     def forward_url(self, pod: str, port: int) -> str:
-        with _log_once():
+        with _as_shim_errors():
             request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[port])
             return self._runtime.PortForward(request, timeout=_SECONDS).url
 
     def has_vnc(self, pod: str) -> bool:
         """Whether its port 5900 is its VM's screen."""
-        with _log_once():
+        with _as_shim_errors():
             request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
             status = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status
         return status.annotations.get(VNC_ANNOTATION) == "true"
 
     def add_ssh_keys(self, vm: str, user: str, keys: Sequence[str]) -> None:
         request = admin_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
-        with _log_once():
+        with _as_shim_errors():
             self._admin.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
 
     def console_url(self, vm: str, *, stdin: bool) -> str:
         request = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
-        with _log_once():
+        with _as_shim_errors():
             return self._admin.AttachConsole(request, timeout=_SECONDS).url
 
 
@@ -150,7 +150,7 @@ def connected(socket: str) -> Iterator[NodeClient]:
 
 
 @contextlib.contextmanager
-def _log_once() -> Iterator[None]:
+def _as_shim_errors() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import pod_fields, to_domain, to_proto
+from virtshim.cri import to_domain, to_proto, without_effect
 from virtshim.cri.batches import batches
-from virtshim.cri.list_items import ItemCache, ResponseCache
-from virtshim.cri.log_once import LogOnce
+from virtshim.cri.list_cache import ItemCache, ResponseCache
 from virtshim.cri.services import ServicerPart, Services, seconds_left
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
@@ -27,7 +26,7 @@ class ContainerCalls(ServicerPart):
         self._all_containers = ResponseCache[Container, pb.ListContainersResponse](
             lambda found: pb.ListContainersResponse(containers=self._container_list.of(found))
         )
-        self._container_log = LogOnce()
+        self._container_log = without_effect.LogOnce()
 
     def CreateContainer(
         self, request: pb.CreateContainerRequest, context: grpc.ServicerContext
@@ -36,7 +35,7 @@ class ContainerCalls(ServicerPart):
             raise InvalidRequest("CreateContainer: config is missing")
         name = to_domain.container_name(request.config)
         config = to_domain.container_config(request.config)
-        self._container_log.without_effect(pod_fields.container_without_effect(request.config))
+        self._container_log.log(without_effect.of_container(request.config))
         sandbox = get_sandbox(self._services.records, request.pod_sandbox_id)
         made = self._services.create_container.create(sandbox.id, name, config, self._deadline(context))
         return pb.CreateContainerResponse(container_id=made.value)
@@ -138,4 +137,4 @@ class ContainerCalls(ServicerPart):
             "qemuPid": self._services.usage.process_id(container) or 0,
         }
         told = self._services.exec_command.guest_info(container)
-        return {"info": json.dumps(facts), **({"toldByGuest": json.dumps(told)} if told else {})}
+        return {"info": json.dumps(facts), **({"guestInfo": json.dumps(told)} if told else {})}

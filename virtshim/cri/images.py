@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection, Iterator
 
 import grpc
@@ -12,6 +11,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.batches import batches
+from virtshim.cri.services import set_when_cancelled
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import check_handler
 from virtshim.lifecycle.images import ImageService
@@ -55,10 +55,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         check_handler(request.image.runtime_handler, self._handlers)
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
-        cancelled = threading.Event()
-        if not context.add_callback(cancelled.set):
-            cancelled.set()
-        image = self._images.pull(reference, credentials, cancelled)
+        image = self._images.pull(reference, credentials, set_when_cancelled(context))
         return pb.PullImageResponse(image_ref=image.digest.value)
 
     def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import pod_fields, to_domain, to_proto
+from virtshim.cri import to_domain, to_proto, without_effect
 from virtshim.cri.batches import batches
-from virtshim.cri.list_items import ItemCache, ResponseCache
-from virtshim.cri.log_once import LogOnce
+from virtshim.cri.list_cache import ItemCache, ResponseCache
 from virtshim.cri.services import ServicerPart, Services
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import Sandbox
@@ -26,7 +25,7 @@ class SandboxCalls(ServicerPart):
         self._all_sandboxes = ResponseCache[Sandbox, pb.ListPodSandboxResponse](
             lambda found: pb.ListPodSandboxResponse(items=self._sandbox_list.of(found))
         )
-        self._sandbox_log = LogOnce()
+        self._sandbox_log = without_effect.LogOnce()
 
     def RunPodSandbox(
         self, request: pb.RunPodSandboxRequest, context: grpc.ServicerContext
@@ -35,7 +34,7 @@ class SandboxCalls(ServicerPart):
             raise InvalidRequest("RunPodSandbox: config is missing")
         key = to_domain.sandbox_key(request.config)
         config = to_domain.sandbox_config(request.config, request.runtime_handler)
-        self._sandbox_log.without_effect(pod_fields.sandbox_without_effect(request.config))
+        self._sandbox_log.log(without_effect.of_sandbox(request.config))
         made = self._services.run_sandbox.run(key, config, self._deadline(context))
         return pb.RunPodSandboxResponse(pod_sandbox_id=made.value)
 

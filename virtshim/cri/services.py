@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import grpc
@@ -68,3 +69,11 @@ class ServicerPart:
 
 def seconds_left(context: grpc.ServicerContext) -> float:
     return min(context.time_remaining(), _DEFAULT_SECONDS)  # about 9e18 when the client set none
+
+
+def set_when_cancelled(context: grpc.ServicerContext) -> threading.Event:
+    """Set when the call is over for its client: cancelled, past its deadline, or the client is gone."""
+    cancelled = threading.Event()
+    if not context.add_callback(cancelled.set):  # it is over already
+        cancelled.set()
+    return cancelled

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri.services import ServicerPart
+from virtshim.cri.services import ServicerPart, set_when_cancelled
 from virtshim.domain.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import vnc_socket
 from virtshim.domain.sandbox import Sandbox
-from virtshim.queries.lookup import get_container, get_sandbox
+from virtshim.queries.lookup import get_container, get_sandbox, require_running
 
 # A client's limit is 16 MiB for the message: both streams and the little around them.
 _OUTPUT_ROOM = (16 << 20) - 1024
@@ -28,9 +26,7 @@ class StreamingCalls(ServicerPart):
         if request.timeout < 0:
             raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
         container = get_container(self._services.records, request.container_id)
-        cancelled = threading.Event()
-        if not context.add_callback(cancelled.set):
-            cancelled.set()
+        cancelled = set_when_cancelled(context)
         result = self._services.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
         stdout, stderr = fitting(result, _OUTPUT_ROOM)
         return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
@@ -39,14 +35,14 @@ class StreamingCalls(ServicerPart):
         del context
         container = get_container(self._services.records, request.container_id)
         wanted = ExecRequest(container.id, tuple(request.cmd), _streams(request))
-        _must_run(container)
+        require_running(container)
         return pb.ExecResponse(url=self._services.streaming.offer(wanted))
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachResponse:
         del context
         container = get_container(self._services.records, request.container_id)
         wanted = AttachStreams(container.id, _streams(request), container.config.stdin_once, bool(container.command))
-        _must_run(container)
+        require_running(container)
         if wanted.streams.stdin and not container.config.stdin:
             raise WrongState(
                 f"container {container.id.short} was created without stdin; attach without it, or set stdin in its spec"
@@ -88,11 +84,6 @@ class StreamingCalls(ServicerPart):
 
 def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:
     return Streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
-
-
-def _must_run(container: Container) -> None:
-    if container.phase is not ContainerPhase.RUNNING:
-        raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
 
 
 def fitting(result: CommandResult, room: int) -> tuple[bytes, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim import machine
-from virtshim.cri import name_fields, pod_fields
+from virtshim.cri import validation
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.devices.granted import CriDevice
@@ -56,7 +56,7 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
     )
     faults.done()
     meta = config.metadata
-    faults.add_all(name_fields.metadata_faults(meta))
+    faults.add_all(validation.metadata_faults(meta))
     faults.done()
     return PodKey(meta.namespace, meta.name, meta.uid, meta.attempt)
 
@@ -64,8 +64,8 @@ def sandbox_key(config: pb.PodSandboxConfig) -> PodKey:
 def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> SandboxConfig:
     """Raises InvalidRequest for what a virtual machine cannot honour."""
     faults = _Faults("RunPodSandbox")
-    faults.add_all(pod_fields.sandbox_faults(config))
-    faults.add_all(name_fields.dns_faults(config))
+    faults.add_all(validation.sandbox_faults(config))
+    faults.add_all(validation.dns_faults(config))
     directory = config.log_directory
     faults.require(
         not directory or directory.startswith("/"), f"config.log_directory is not absolute: {directory[:200]!r}"
@@ -148,10 +148,10 @@ def container_name(config: pb.ContainerConfig) -> ContainerName:
 
 
 def container_config(config: pb.ContainerConfig) -> ContainerConfig:
-    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.pod_fields`), Unimplemented for what is not yet."""
+    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.validation`), Unimplemented for what is not yet."""
     faults = _Faults("CreateContainer")
     faults.require(config.image.image, "config.image.image is empty")
-    faults.add_all(pod_fields.container_faults(config))
+    faults.add_all(validation.container_faults(config))
     _check_seccomp(config.linux.security_context, faults)
     _check_metadata_size(config, faults)
     mounts = tuple(_mount(mount, faults) for mount in config.mounts)
@@ -159,7 +159,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     devices = tuple(_device(device, faults) for device in config.devices)
     resources = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
-    if missing := pod_fields.unimplemented(config):
+    if missing := validation.unimplemented(config):
         raise Unimplemented(f"CreateContainer: {missing}")
     return ContainerConfig(
         image=config.image.image,

@@ -14,6 +14,7 @@ from typing import Final
 
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.vfio import is_vfio_driver
 from virtshim.domain.errors import InvalidRequest
 
 FUNCTIONS: Final = "/sys/bus/pci/devices"
@@ -23,24 +24,6 @@ MDEVS: Final = "/sys/bus/mdev/devices"
 # Host bridges and PCI-to-PCI bridges: parts of the way to a function, never something to pass. 0x0680, which NVSwitch has, is
 # an endpoint.
 _BRIDGES: Final = frozenset({0x0600, 0x0604})
-# The drivers with which VFIO takes a function; those of one vendor add what its devices need.
-_VFIO_DRIVERS: Final = frozenset(
-    {
-        "vfio-pci",
-        "mlx5_vfio_pci",
-        "hisi_acc_vfio_pci",
-        "hisi-acc-vfio-pci",
-        "pds_vfio_pci",
-        "pds-vfio-pci",
-        "virtio-vfio-pci",
-        "virtio_vfio_pci",
-        "nvgrace-gpu-vfio-pci",
-        "nvgrace_gpu_vfio_pci",
-        "qat_vfio_pci",
-        "xe-vfio-pci",
-        "xe_vfio_pci",
-    }
-)
 # These may hold other members of a group: they let no device do DMA.
 _IDLE_DRIVERS: Final = frozenset({"", "pci-stub", "pcieport", "shpchp"})
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -110,7 +93,7 @@ class PciBus:
             device=_number(files.text(f"{directory}/device"), 16) or 0,
             class_code=_number(files.text(f"{directory}/class"), 16) or 0,
             driver=driver,
-            is_vfio=driver in _VFIO_DRIVERS or bool(driver and files.names(f"{directory}/vfio-dev")),
+            is_vfio=is_vfio_driver(driver) or bool(driver and files.names(f"{directory}/vfio-dev")),
             group=int(group) if group.isdecimal() else None,
             node=node if node is not None and node >= 0 else None,
             physical=last_address(files.target(f"{directory}/physfn")),

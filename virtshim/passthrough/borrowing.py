@@ -10,13 +10,12 @@ import structlog
 
 from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import BorrowedDevice, GrantedDevices, PciFunction
+from virtshim.domain.devices.vfio import VFIO_PCI, is_vfio_driver
 from virtshim.domain.errors import DeadlineExceeded, NotFound, ShimError
 from virtshim.ports.devices import BorrowedTable, DeviceDrivers
 from virtshim.ports.records import Records
 
 log = structlog.get_logger(__name__)
-
-_VFIO = "vfio-pci"
 
 
 class BorrowedDevices:
@@ -48,10 +47,10 @@ class BorrowedDevices:
         if self._table.get(device.claim) is None:
             driver = self._drivers.driver(address, self._timeout)
             # A plugin, or the machine's own set-up, has bound it: maybe to a variant of its vendor's.
-            if "vfio" in driver:
+            if is_vfio_driver(driver):
                 return
             self._table.add(BorrowedDevice(address, driver))
-        self._drivers.bind(address, _VFIO, self._timeout)
+        self._drivers.bind(address, VFIO_PCI, self._timeout)
         log.info("device.taken", device=str(address))
 
     def idle(self) -> Sequence[BorrowedDevice]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from virtshim.domain.container import Container
-from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports.records import Records
@@ -47,6 +47,19 @@ def get_container(records: Records, text: str) -> Container:
     if found is None:
         raise NotFound(f"no such container: {text[:80]!r}")
     return found
+
+
+def get_running_container(records: Records, text: str) -> Container:
+    """Raises NotFound, WrongState."""
+    container = get_container(records, text)
+    require_running(container)
+    return container
+
+
+def require_running(container: Container) -> None:
+    """WrongState if it does not run."""
+    if container.phase is not ContainerPhase.RUNNING:
+        raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
 
 
 def _by_prefix(records: Iterable[T], text: str, what: str) -> T | None:

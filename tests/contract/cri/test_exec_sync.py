@@ -187,9 +187,9 @@ def test_commands_in_one_vm_run_side_by_side(client: Client, world: World) -> No
 def test_verbose_status_has_what_the_guest_says_of_itself_marked_as_such(client: Client, world: World) -> None:
     _, made = client.running()
     request = pb.ContainerStatusRequest(container_id=made, verbose=True)
-    assert "toldByGuest" not in client.ContainerStatus(request).info
+    assert "guestInfo" not in client.ContainerStatus(request).info
     world.outside.guests.told = {"hostname": "liar"}
-    assert json.loads(client.ContainerStatus(request).info["toldByGuest"]) == {"hostname": "liar"}
+    assert json.loads(client.ContainerStatus(request).info["guestInfo"]) == {"hostname": "liar"}
     assert "liar" not in client.ContainerStatus(request).info["info"]
     client.stop(made)
-    assert "toldByGuest" not in client.ContainerStatus(request).info
+    assert "guestInfo" not in client.ContainerStatus(request).info

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import list_items
-from virtshim.cri.list_items import ItemCache, ResponseCache
+from virtshim.cri import list_cache
+from virtshim.cri.list_cache import ItemCache, ResponseCache
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 
@@ -66,7 +66,7 @@ def test_what_is_gone_is_not_kept(items, make):
 
 
 def test_filtered_lists_alone_do_not_make_it_grow_for_ever(items, monkeypatch):
-    monkeypatch.setattr(list_items, "_MAX", 4)
+    monkeypatch.setattr(list_cache, "_MAX", 4)
     for pod in PODS:
         items.of([pod])
     assert len(items._made) <= 5

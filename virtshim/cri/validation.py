@@ -1,24 +1,27 @@
-"""Which of a pod's fields a virtual machine cannot honour, and which are accepted without effect. Pure.
+"""What a pod is refused for: fields that a virtual machine cannot honour, and names that are not what they must be. Pure.
 
-Refused is what changes the pod's meaning: its author would get something else than asked for. Accepted without effect is
-what ordinary pods carry (kubelet fills most of it in) and what speaks of processes on the host: the guest has a kernel and
-users of its own, and what stands between it and the node is QEMU's own confinement.
+A field is refused that changes the pod's meaning: its author would get something else than asked for. What is accepted
+without effect is in `virtshim.cri.without_effect`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import ipaddress
+import re
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.guest.termination_message import termination_file
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
 
-# Where kubelet mounts what every pod gets.
-_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-_OF_EVERY_POD: Final = (_SERVICE_ACCOUNT, "/etc/hosts")
+# What tapmanager may put into CNI_ARGS, whose separators are ";" and "=". Kubernetes' own names are narrower than this.
+_POD_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
+_DOMAIN: Final = re.compile(r"\.|[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?")
+_HOSTNAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+# `NAME` or `NAME:VALUE`, as in resolv.conf(5).
+_OPTION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}(:[A-Za-z0-9._-]{1,64})?")
 
 
 def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
@@ -104,53 +107,29 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
         yield f"{where}.mount_options cannot be passed on to a virtual machine; remove them"
 
 
-def sandbox_without_effect(config: pb.PodSandboxConfig) -> Mapping[str, str]:
-    """What is taken without effect: kind -> why that does no harm, or what it means."""
-    context = config.linux.security_context
-    found = {
-        "privileged": context.privileged,
-        "selinux": context.HasField("selinux_options"),
-        "users": context.HasField("run_as_user") or len(context.supplemental_groups) > 0,
-        "seccomp": context.HasField("seccomp") or context.seccomp_profile_path != "",
-        "apparmor": context.HasField("apparmor"),
-    }
-    return {kind: _WHY[kind] for kind, there in found.items() if there}
+def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:
+    """Of the names that end up in CNI's arguments."""
+    for field in ("name", "namespace", "uid"):
+        value = getattr(meta, field)
+        if not value:
+            yield f"config.metadata.{field} is empty"
+        elif not _POD_NAME.fullmatch(value):
+            yield f"config.metadata.{field} {value[:80]!r}: it must be 1 to 253 letters, digits or . _ : @ -"
 
 
-def container_without_effect(config: pb.ContainerConfig) -> Mapping[str, str]:
-    """As `sandbox_without_effect`."""
-    context = config.linux.security_context
-    message_file = termination_file(config.annotations, config.mounts)
-    taken = {message_file.host} if message_file else set()
-    mounts = [mount.container_path for mount in config.mounts if mount.host_path not in taken]
-    found = {
-        "privileged": context.privileged,
-        "selinux": context.HasField("selinux_options"),
-        "users": context.HasField("run_as_user")
-        or context.run_as_username != ""
-        or len(context.supplemental_groups) > 0,
-        "seccomp": context.HasField("seccomp") or context.seccomp_profile_path != "",
-        "apparmor": context.HasField("apparmor") or context.apparmor_profile != "",
-        "capabilities": context.HasField("capabilities"),
-        "no_new_privs": context.no_new_privs,
-        "masked_paths": len(context.masked_paths) > 0 or len(context.readonly_paths) > 0,
-        "readonly_rootfs": context.readonly_rootfs,
-        "kubelet_mounts": any(path in _OF_EVERY_POD for path in mounts),
-        "mounts": any(path not in _OF_EVERY_POD for path in mounts),
-    }
-    return {kind: _WHY[kind] for kind, there in found.items() if there}
-
-
-_WHY: Final[Mapping[str, str]] = {
-    "privileged": "a guest has no rights on the node, privileged or not",
-    "selinux": "labels apply to processes and files of the node",
-    "users": "commands run in the guest run as that user; what the guest's init starts has its own users",
-    "seccomp": "QEMU runs in its own seccomp sandbox; the guest's system calls are its kernel's",
-    "apparmor": "QEMU runs under libvirt's own profile, if the node has AppArmor",
-    "capabilities": "QEMU has none; those inside the guest are the guest's",
-    "no_new_privs": "QEMU gains none; processes in the guest are the guest's",
-    "masked_paths": "the guest's /proc is its own",
-    "readonly_rootfs": "the disk is writable, but it is this container's own copy-on-write disk: the image never changes",
-    "kubelet_mounts": "the service account token and /etc/hosts are not passed to the guest",
-    "mounts": "host directories are not passed to the guest yet",
-}
+def dns_faults(config: pb.PodSandboxConfig) -> Iterator[str]:
+    """Of the hostname and the resolver's settings: they become lines of files in the guest."""
+    if config.hostname and not _HOSTNAME.fullmatch(config.hostname):
+        yield f"config.hostname {config.hostname[:80]!r} is not a host name: use letters, digits, '-' and '.'"
+    dns = config.dns_config
+    for at, server in enumerate(dns.servers):
+        try:
+            ipaddress.ip_address(server)
+        except ValueError:
+            yield f"config.dns_config.servers[{at}] {server[:80]!r} is not an IP address"
+    for at, search in enumerate(dns.searches):
+        if not _DOMAIN.fullmatch(search):
+            yield f"config.dns_config.searches[{at}] {search[:80]!r} is not a domain name"
+    for at, option in enumerate(dns.options):
+        if not _OPTION.fullmatch(option):
+            yield f"config.dns_config.options[{at}] {option[:80]!r} is no resolver option; use NAME or NAME:VALUE"

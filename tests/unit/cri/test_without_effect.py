@@ -1,0 +1,67 @@
+"""What ordinary pods carry is taken, and what of it has no effect is logged once."""
+
+import pytest
+from fakes.cri import container, pod
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cri import validation, without_effect
+
+DEFAULT = pb.SecurityProfile(profile_type=pb.SecurityProfile.RuntimeDefault)
+
+# What kubelet sends for a pod with the strictest common settings.
+ORDINARY = container(
+    linux=pb.LinuxContainerConfig(
+        security_context=pb.LinuxContainerSecurityContext(
+            namespace_options=pb.NamespaceOption(
+                network=pb.POD, pid=pb.CONTAINER, ipc=pb.POD, userns_options=pb.UserNamespace(mode=pb.NODE)
+            ),
+            capabilities=pb.Capability(drop_capabilities=["ALL"]),
+            privileged=True,
+            run_as_user=pb.Int64Value(value=1000),
+            run_as_group=pb.Int64Value(value=1000),
+            supplemental_groups=[5],
+            supplemental_groups_policy=pb.Strict,
+            no_new_privs=True,
+            readonly_rootfs=True,
+            masked_paths=["/proc/kcore"],
+            readonly_paths=["/proc/sys"],
+            seccomp=DEFAULT,
+            seccomp_profile_path="runtime/default",
+            apparmor=DEFAULT,
+            apparmor_profile="runtime/default",
+            selinux_options=pb.SELinuxOption(level="s0"),
+        )
+    )
+)
+ORDINARY.mounts.extend(
+    pb.Mount(container_path=path, host_path="/x")
+    for path in ("/var/run/secrets/kubernetes.io/serviceaccount", "/etc/hosts")
+)
+ORDINARY.mounts.add(container_path="/dev/termination-log", host_path="/var/lib/kubelet/pods/u/containers/vm/1")
+ORDINARY.annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/termination-log"
+
+
+def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validation.container_faults(ORDINARY) == []
+    taken = without_effect.of_container(ORDINARY)
+    assert {"seccomp", "apparmor", "capabilities", "kubelet_mounts", "no_new_privs"} <= set(taken)
+    assert "mounts" not in taken
+    logged = without_effect.LogOnce()
+    logged.log(taken)
+    logged.log(taken)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "without_effect" in line]
+    assert len(lines) == len(taken)
+
+
+def test_a_bare_pod_has_nothing_without_effect() -> None:
+    assert without_effect.of_container(container()) == {}
+    assert without_effect.of_sandbox(pod()) == {}
+    assert validation.container_faults(container()) == []
+    assert validation.sandbox_faults(pod()) == []
+
+
+def test_what_a_pod_asks_for_beyond_the_usual_is_told_by_kind() -> None:
+    asked = container(
+        command=["sh"], stdin=True, envs=[pb.KeyValue(key="A", value=b"b")], mounts=[pb.Mount(container_path="/data")]
+    )
+    assert set(without_effect.of_container(asked)) == {"mounts"}
