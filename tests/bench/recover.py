@@ -24,7 +24,7 @@ from podclient import PodClient
 from virtshim.cli.daemons import Daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from virtshim.config import Settings
-from virtshim.domain.container import Container, ContainerConfig, ContainerName
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerSpec
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.network import Dns
@@ -112,21 +112,23 @@ class ManyPods:
         config = SandboxConfig(hostname=key.name, log_directory=logs, dns=dns, labels=labels)
         sandbox = Sandbox(sandbox_id, key, config, created_at=2 * number + 1).ready(network)
         container = Container(
-            id=own,
-            sandbox_id=sandbox_id,
-            name=ContainerName("vm", 0),
-            config=ContainerConfig("registry.test/vm:1", labels=labels, log_path="vm/0.log"),
-            image=_IMAGE,
-            image_ref=_IMAGE.value,
-            domain_uuid=str(own.domain_uuid()),
-            created_at=2 * number + 2,
-            log_file=f"{logs}/vm/0.log",
+            ContainerSpec(
+                id=own,
+                sandbox_id=sandbox_id,
+                name=ContainerName("vm", 0),
+                config=ContainerConfig("registry.test/vm:1", labels=labels, log_path="vm/0.log"),
+                image=_IMAGE,
+                image_ref=_IMAGE.value,
+                domain_uuid=str(own.domain_uuid()),
+                created_at=2 * number + 2,
+                log_file=f"{logs}/vm/0.log",
+            ),
         )
         return sandbox, container.created().running(2 * number + 2)
 
     def _spec(self, sandbox: Sandbox, container: Container, record: str) -> VmSpec:
         return VmSpec(
-            uuid=uuid.UUID(container.domain_uuid),
+            uuid=container.domain_uuid,
             name=f"virtshim-{container.id.value[:12]}-vm",
             container_id=container.id,
             sandbox_id=sandbox.id,

@@ -21,7 +21,8 @@ import structlog
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
 
-from fakes.networks import FakePodNetworks  # noqa: E402  needs the path above
+from fakes.changed import changed  # noqa: E402  needs the path above
+from fakes.networks import FakePodNetworks  # noqa: E402
 from fakes.world import Outside, World, container_config, sandbox_config  # noqa: E402
 
 from virtshim.config import Cri  # noqa: E402
@@ -82,7 +83,7 @@ def fill(world: World, pods: int, busy: int) -> None:
 
 def _container(like: Container, sandbox: SandboxId, key: str, number: int) -> Container:
     own = ContainerId(hashlib.sha256(key.encode()).hexdigest())
-    return dataclasses.replace(
+    return changed(
         like,
         id=own,
         sandbox_id=sandbox,

@@ -80,11 +80,11 @@ def test_a_vm_that_somebody_shuts_down_is_completed(world: World, virsh: Any) ->
 def test_a_paused_vm_is_running_and_says_so(world: World, virsh: Any) -> None:
     _, container = world.running()
     virsh(world, container).suspend()
-    paused = becomes(world, container, lambda c: c.trouble != "")
+    paused = becomes(world, container, lambda c: c.status.trouble != "")
     assert paused.phase is ContainerPhase.RUNNING
-    assert "externally" in paused.trouble
+    assert "externally" in paused.status.trouble
     virsh(world, container).resume()
-    becomes(world, container, lambda c: c.trouble == "")
+    becomes(world, container, lambda c: c.status.trouble == "")
 
 
 def test_reboots_are_no_ends_however_often_they_come(world: World, virsh: Any) -> None:
@@ -94,9 +94,9 @@ def test_reboots_are_no_ends_however_often_they_come(world: World, virsh: Any) -
         virsh(world, container).reboot(0)
     # Events come in order: when this one is through, those of the reboots are.
     virsh(world, container).suspend()
-    becomes(world, container, lambda c: c.trouble != "")
+    becomes(world, container, lambda c: c.status.trouble != "")
     virsh(world, container).resume()
-    assert becomes(world, container, lambda c: c.trouble == "") == before
+    assert becomes(world, container, lambda c: c.status.trouble == "") == before
 
 
 def test_a_vm_that_somebody_destroyed_and_undefined_is_exited_too(world: World, virsh: Any) -> None:

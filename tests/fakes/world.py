@@ -224,7 +224,7 @@ class World:
         return found
 
     def domain(self, container: ContainerId) -> uuid.UUID:
-        return uuid.UUID(self.container(container).domain_uuid)
+        return self.container(container).domain_uuid
 
     def everything(self) -> list[str]:
         """All that exists but images, records included. Empty when all pods are removed."""

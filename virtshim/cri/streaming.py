@@ -41,7 +41,9 @@ class StreamingCalls(ServicerPart):
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachResponse:
         del context
         container = get_container(self._services.records, request.container_id)
-        wanted = AttachStreams(container.id, _streams(request), container.config.stdin_once, bool(container.command))
+        wanted = AttachStreams(
+            container.id, _streams(request), container.config.stdin_once, bool(container.spec.command)
+        )
         require_running(container)
         if wanted.streams.stdin and not container.config.stdin:
             raise WrongState(

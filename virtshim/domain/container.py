@@ -6,8 +6,10 @@ import dataclasses
 import enum
 import posixpath
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from virtshim.domain.devices.granted import CriDevice, GrantedDevices
 from virtshim.domain.errors import WrongState
@@ -49,10 +51,11 @@ class ExitReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a container ended. `finished_at` in nanoseconds since the epoch."""
+    """How a container ended."""
 
     code: int
     reason: ExitReason
+    # Nanoseconds since the epoch.
     finished_at: int
     message: str = ""
 
@@ -82,23 +85,24 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class RunAs:
-    """Who commands run as in the guest. `user`: a number or a name, "" for the agent's own, root. `group` None: the user's
-    own. `own_groups`: those that the guest's /etc/group gives the user, beside the `supplementary` ones."""
+    """Who commands run as in the guest."""
 
+    # A number or a name; "" for the agent's own, root.
     user: str = ""
+    # None: the user's own.
     group: int | None = None
     supplementary: tuple[int, ...] = ()
+    # Whether the groups that the guest's /etc/group gives the user come beside the `supplementary` ones.
     own_groups: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerConfig:
-    """ContainerConfig as kubelet sent it, without what the other records hold. `image` is the reference in the request,
-    `user_image` the text of the pod spec (shown in status), `log_path` relative to the sandbox's log directory.
-    `stop_signal` is CRI's number for it, 0 if unset; a guest gets its power button instead. `cdi`: qualified names, from the
-    field and from the annotations that device plugins made."""
+    """ContainerConfig as kubelet sent it, without what the other records hold."""
 
+    # The reference in the request.
     image: str
+    # The text of the pod spec, shown in status.
     user_image: str = ""
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
@@ -107,22 +111,26 @@ class ContainerConfig:
     mounts: tuple[Mount, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    # Relative to the sandbox's log directory.
     log_path: str = ""
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
+    # CRI's number for it, 0 if unset; a guest gets its power button instead.
     stop_signal: int = 0
     resources: Resources = Resources()
     user: RunAs = RunAs()
     devices: tuple[CriDevice, ...] = ()
+    # Qualified CDI names, from the field and from the annotations that device plugins made.
     cdi: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerName:
-    """What kubelet repeats when it repeats CreateContainer. `attempt` is the restart count."""
+    """What kubelet repeats when it repeats CreateContainer."""
 
     name: str
+    # The restart count.
     attempt: int
 
     def __str__(self) -> str:
@@ -130,88 +138,99 @@ class ContainerName:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
-    """Times are nanoseconds since the epoch, 0 while it has not happened. `image_ref` is the repo digest (or the id)
-    shown as image_ref; `image` names the disk that must stay while this record is there. `log_file` is absolute.
-    `cgroup_parent` is its sandbox's, `changed` what UpdateContainerResources made of the config's resources.
-    `trouble`: why a running one is stuck, for display. `pod_disk`: the name of its root disk, if that is the pod's
-    and not its own. `checkpointing`: the file a checkpoint is being written to; meanwhile we may have paused the VM.
-    `command` is what runs in the guest as the container's own, () if nothing does; `command_begun`: the agent was told to
-    run it; `ending` is written before its VM is ended because of that, or its devices are taken from it: then that is how
-    the container ended, and the VM ends whatever happens. `frozen`: the
-    guest was asked, or about to be asked, to freeze its file systems, and has not confirmed the thaw. `granted`: the
-    devices its VM was defined with; `claims`: those that it holds now: no other VM may have them."""
+class ContainerSpec:
+    """What was asked for, and what that came to on this node: decided by CreateContainer, and never changed after it."""
 
     id: ContainerId
     sandbox_id: SandboxId
     name: ContainerName
     config: ContainerConfig
+    # Names the disk that must stay while this record is there.
     image: ImageDigest
+    # What CRI shows as image_ref: the repo digest, or the image's id.
     image_ref: str
+    # libvirt's UUID of the VM.
     domain_uuid: str
+    # Nanoseconds since the epoch.
     created_at: int
+    # Absolute path of the CRI log, "" if none is wanted.
     log_file: str = ""
+    # The sandbox's.
+    cgroup_parent: str = ""
+    # The name of its root disk, if that is the pod's and not its own.
+    pod_disk: str = ""
+    # What runs in the guest as the container's own, () if nothing does.
+    command: tuple[str, ...] = ()
+    # The devices that its VM is defined with.
+    granted: GrantedDevices = GrantedDevices()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """What became of it."""
+
     phase: ContainerPhase = ContainerPhase.CREATING
+    # Nanoseconds since the epoch, 0 while it has not been started.
     started_at: int = 0
     exit: Exit | None = None
-    cgroup_parent: str = ""
+    # What the VM has now.
     size: VmSize = VmSize()
+    # What UpdateContainerResources made of the config's resources.
     changed: Resources | None = None
+    # Why a running one is stuck, for display.
     trouble: str = ""
-    pod_disk: str = ""
+    # The file that a checkpoint is being written to; meanwhile we may have paused the VM.
     checkpointing: str = ""
-    command: tuple[str, ...] = ()
+    # The guest agent was told to run the command.
     command_begun: bool = False
+    # Written before its VM is ended because its command has ended, or before its devices are taken from it: that is how the
+    # container ended then, and the VM ends whatever happens.
     ending: Exit | None = None
+    # The guest was asked, or is about to be asked, to freeze its file systems, and has not confirmed the thaw.
     frozen: bool = False
-    granted: GrantedDevices = GrantedDevices()
+    # The devices that it holds now: no other VM may have them.
     claims: tuple[str, ...] = ()
 
-    def _to(self, phase: ContainerPhase) -> Container:
-        if phase not in _NEXT[self.phase]:
-            raise WrongState(f"container {self.id} is {self.phase.value}: it cannot become {phase.value}")
-        return dataclasses.replace(self, phase=phase)
 
-    def created(self) -> Container:
-        return self._to(ContainerPhase.CREATED)
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Both, and what follows from them. In the state database, and in the metadata of its VM, the fields of both lie side by side
+    in one flat document."""
 
-    def running(self, started_at: int) -> Container:
-        """Times stay in order, also when the wall clock was set back."""
-        return dataclasses.replace(self._to(ContainerPhase.RUNNING), started_at=max(started_at, self.created_at))
-
-    def exited(self, how: Exit) -> Container:
-        """Its claims stay until its devices are fit for others."""
-        at = max(how.finished_at, self.started_at, self.created_at)
-        return dataclasses.replace(self._to(ContainerPhase.EXITED), exit=dataclasses.replace(how, finished_at=at))
-
-    def with_trouble(self, trouble: str) -> Container:
-        return dataclasses.replace(self, trouble=trouble)
-
-    def with_checkpoint(self, location: str) -> Container:
-        """ "" ends it."""
-        return dataclasses.replace(self, checkpointing=location)
-
-    def with_command_begun(self) -> Container:
-        return dataclasses.replace(self, command_begun=True)
-
-    def with_ending(self, how: Exit) -> Container:
-        return dataclasses.replace(self, ending=how)
-
-    def removing(self) -> Container:
-        return self._to(ContainerPhase.REMOVING)
-
-    def ended_by_removal(self, how: Exit) -> Container:
-        """It ran when its removal began."""
-        at = max(how.finished_at, self.started_at, self.created_at)
-        return dataclasses.replace(self.removing(), exit=dataclasses.replace(how, finished_at=at))
-
-    def resized(self, resources: Resources, size: VmSize) -> Container:
-        return dataclasses.replace(self, changed=resources, size=size)
+    spec: ContainerSpec
+    status: ContainerStatus = ContainerStatus()
 
     @property
-    def resources(self) -> Resources:
-        """What holds now. The config stays as kubelet sent it: it is compared when kubelet repeats itself."""
-        return self.changed or self.config.resources
+    def id(self) -> ContainerId:
+        return self.spec.id
+
+    @property
+    def sandbox_id(self) -> SandboxId:
+        return self.spec.sandbox_id
+
+    @property
+    def name(self) -> ContainerName:
+        return self.spec.name
+
+    @property
+    def config(self) -> ContainerConfig:
+        return self.spec.config
+
+    @property
+    def image(self) -> ImageDigest:
+        return self.spec.image
+
+    @property
+    def created_at(self) -> int:
+        return self.spec.created_at
+
+    @property
+    def granted(self) -> GrantedDevices:
+        return self.spec.granted
+
+    @property
+    def domain_uuid(self) -> uuid.UUID:
+        return uuid.UUID(self.spec.domain_uuid)
 
     @property
     def domain_name(self) -> str:
@@ -220,23 +239,41 @@ class Container:
         return f"virtshim-{self.id.value[:12]}-{readable}"
 
     @property
-    def holds_its_claims(self) -> bool:
-        return set(self.granted.claims) <= set(self.claims)
+    def log_directory(self) -> str:
+        """The part of `log_file` that is the sandbox's log directory; "" if there is no log."""
+        log_file = self.spec.log_file
+        return log_file and log_file.removesuffix(posixpath.normpath(self.config.log_path))
+
+    @property
+    def phase(self) -> ContainerPhase:
+        return self.status.phase
+
+    @property
+    def exit(self) -> Exit | None:
+        return self.status.exit
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        return self.status.claims
+
+    @property
+    def resources(self) -> Resources:
+        """What holds now. The config stays as kubelet sent it: it is compared when kubelet repeats itself."""
+        return self.status.changed or self.config.resources
 
     @property
     def is_visible(self) -> bool:
         return self.phase is not ContainerPhase.CREATING
 
     @property
-    def was_never_created(self) -> bool:
-        """Its creation, or the rollback of it, was not finished. No VM has run for it."""
-        undone = self.phase is ContainerPhase.REMOVING and not self.started_at and self.exit is None
-        return self.phase is ContainerPhase.CREATING or undone
+    def is_running(self) -> bool:
+        return self.phase is ContainerPhase.RUNNING
 
     @property
-    def log_directory(self) -> str:
-        """The part of `log_file` that is the sandbox's log directory; "" if there is no log."""
-        return self.log_file and self.log_file.removesuffix(posixpath.normpath(self.config.log_path))
+    def was_never_created(self) -> bool:
+        """Its creation, or the rollback of it, was not finished. No VM has run for it."""
+        undone = self.phase is ContainerPhase.REMOVING and not self.status.started_at and self.exit is None
+        return self.phase is ContainerPhase.CREATING or undone
 
     @property
     def may_be_running(self) -> bool:
@@ -246,11 +283,56 @@ class Container:
         return failed_start or self.phase in on
 
     @property
+    def holds_its_claims(self) -> bool:
+        return set(self.granted.claims) <= set(self.claims)
+
+    @property
     def owes_devices(self) -> bool:
         """Its VM has ended, and the devices that it had are not fit for others yet: they are its own until then."""
         return self.claims != () and self.phase is ContainerPhase.EXITED and not self.may_be_running
 
+    def _with(self, **changes: Any) -> Container:
+        return dataclasses.replace(self, status=dataclasses.replace(self.status, **changes))
 
-def without_claims(container: Container) -> Container:
-    """Without its claims: its VM is off, and is not started while it lacks one."""
-    return dataclasses.replace(container, claims=())
+    def _to(self, phase: ContainerPhase, **changes: Any) -> Container:
+        if phase not in _NEXT[self.phase]:
+            raise WrongState(f"container {self.id} is {self.phase.value}: it cannot become {phase.value}")
+        return self._with(phase=phase, **changes)
+
+    def created(self) -> Container:
+        return self._to(ContainerPhase.CREATED)
+
+    def running(self, started_at: int) -> Container:
+        """Times stay in order, also when the wall clock was set back."""
+        return self._to(ContainerPhase.RUNNING, started_at=max(started_at, self.created_at))
+
+    def exited(self, how: Exit) -> Container:
+        """Its claims stay until its devices are fit for others."""
+        return self._to(ContainerPhase.EXITED, exit=self._in_order(how))
+
+    def removing(self, how: Exit | None = None) -> Container:
+        """`how` it ended, if it ran when its removal began."""
+        return self._to(ContainerPhase.REMOVING, exit=self._in_order(how) if how else self.exit)
+
+    def _in_order(self, how: Exit) -> Exit:
+        return dataclasses.replace(how, finished_at=max(how.finished_at, self.status.started_at, self.created_at))
+
+    def with_trouble(self, trouble: str) -> Container:
+        return self._with(trouble=trouble)
+
+    def with_checkpoint(self, location: str) -> Container:
+        """ "" ends it."""
+        return self._with(checkpointing=location)
+
+    def with_command_begun(self) -> Container:
+        return self._with(command_begun=True)
+
+    def with_ending(self, how: Exit) -> Container:
+        return self._with(ending=how)
+
+    def resized(self, resources: Resources, size: VmSize) -> Container:
+        return self._with(changed=resources, size=size)
+
+    def with_claims(self, claims: tuple[str, ...]) -> Container:
+        """A VM that lacks one of those it was granted is off, and is not started."""
+        return self._with(claims=claims)

@@ -90,4 +90,4 @@ def vnc_socket(layout: Layout, container: ContainerId) -> str:
 
 def root_disk_of(layout: Layout, container: Container) -> str:
     """The path of its root disk: the pod's, or its own."""
-    return layout.pod_disk(container.pod_disk) if container.pod_disk else layout.root_disk(container.id)
+    return layout.pod_disk(container.spec.pod_disk) if container.spec.pod_disk else layout.root_disk(container.id)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os.path
 import threading
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -89,9 +88,9 @@ class CheckpointContainer:
             now = self._records.containers.get(container.id)
             if not is_alone or now is None:
                 return
-            if now.checkpointing:
+            if now.status.checkpointing:
                 self._tidy(now, was_paused=True)
-            elif now.frozen:
+            elif now.status.frozen:
                 self._freezer.after_resume(now.id)
 
     @contextlib.contextmanager
@@ -111,7 +110,7 @@ class CheckpointContainer:
             container = self._records.containers.get(wanted.id)
             if container is None:
                 raise NotFound(f"no such container: {wanted.id}")
-            if container.checkpointing:
+            if container.status.checkpointing:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
             if container.phase is not ContainerPhase.RUNNING:
                 raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has state")
@@ -133,7 +132,7 @@ class CheckpointContainer:
                 raise DeadlineExceeded(f"the checkpoint of container {container.id} took too long; allow it more time")
 
         directory = self._files.begin(work.location, container.id)
-        domain = uuid.UUID(container.domain_uuid)
+        domain = container.domain_uuid
         check()
         work.frozen_file_systems = self._freezer.freeze(container)
         self._pausing.pause(domain)
@@ -158,9 +157,9 @@ class CheckpointContainer:
         """The record last: as long as it tells of a checkpoint, this is tried again (`virtshim.recovery.watch_pods`)."""
         try:
             if was_paused:
-                self._pausing.resume(uuid.UUID(container.domain_uuid))
+                self._pausing.resume(container.domain_uuid)
             self._freezer.after_resume(container.id, was_paused=was_paused)
-            self._files.discard(container.checkpointing, container.id)
+            self._files.discard(container.status.checkpointing, container.id)
             with self._locks.held(container.sandbox_id):
                 now = self._records.containers.get(container.id)
                 if now is not None:
@@ -178,8 +177,8 @@ class CheckpointContainer:
             if sandbox
             else None,
             "container": {"id": container.id.value, "name": container.name.name, "attempt": container.name.attempt},
-            "image": {"digest": container.image.value, "reference": container.image_ref},
-            "domain": container.domain_uuid,
+            "image": {"digest": container.image.value, "reference": container.spec.image_ref},
+            "domain": container.spec.domain_uuid,
             "memory": _MEMORY,
             "rootDisk": _DISK,
             "seed": _SEED,

@@ -17,8 +17,8 @@ class ContainerLogs:
     entrypoints: EntrypointLogs
 
     def open(self, container: Container) -> None:
-        self._of(container).open(container.id, container.log_file, container.log_directory)
-        if container.command:
+        self._of(container).open(container.id, container.spec.log_file, container.log_directory)
+        if container.spec.command:
             self.consoles.open(container.id, "")
 
     def reopen(self, container: Container) -> None:
@@ -26,8 +26,8 @@ class ContainerLogs:
 
     def finish(self, container: Container) -> None:
         self._of(container).finish(container.id)
-        if container.command:
+        if container.spec.command:
             self.consoles.finish(container.id)
 
     def _of(self, container: Container) -> Consoles | EntrypointLogs:
-        return self.entrypoints if container.command else self.consoles
+        return self.entrypoints if container.spec.command else self.consoles

@@ -83,7 +83,7 @@ class EntrypointRunner:
     def follow(self, container: Container) -> None:
         """From now on the entrypoint of this running container, if it has one, is followed; or its end, if that is recorded
         already. Returns at once."""
-        if not container.command and container.ending is None:
+        if not container.spec.command and container.status.ending is None:
             return
         thread = threading.Thread(
             target=self._follow, args=(container.id,), name=f"command-{container.id.short}", daemon=True
@@ -136,10 +136,10 @@ class EntrypointRunner:
 
     def _step(self, container: Container, state: _FollowState) -> float:
         """Seconds to wait before the next."""
-        if container.ending is not None:
+        if container.status.ending is not None:
             self._stop.stop(container, _GRACE)
             return _AGAIN
-        if not container.command_begun:
+        if not container.status.command_begun:
             self._begin(container, state)
             return 0.0
         return self._listen(container, state)

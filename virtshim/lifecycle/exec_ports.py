@@ -32,4 +32,4 @@ class PlugExecPort:
         if found is None:
             raise NotFound(f"no such container: {container}")
         socket = self.layout.exec_socket(container, number)
-        self.vms.plug_in(uuid.UUID(found.domain_uuid), container, number, socket)
+        self.vms.plug_in(found.domain_uuid, container, number, socket)

@@ -106,7 +106,7 @@ class GuestFreezer:
 
     def _thaw(self, wanted: ContainerId) -> None:
         pause, last_error = _SOONEST, ""
-        while not self._closing.is_set() and (container := self._runs(wanted)) is not None and container.frozen:
+        while not self._closing.is_set() and (container := self._runs(wanted)) is not None and container.status.frozen:
             try:
                 self._guests.thaw(wanted, _ANSWER)
             except ShimError as exc:
@@ -130,4 +130,6 @@ class GuestFreezer:
         with self._locks.held(found.sandbox_id):
             found = self._records.containers.get(container)
             if found is not None:
-                self._records.containers.replace(dataclasses.replace(found, frozen=frozen))
+                self._records.containers.replace(
+                    Container(found.spec, dataclasses.replace(found.status, frozen=frozen))
+                )

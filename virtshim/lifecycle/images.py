@@ -126,7 +126,7 @@ class ImageService:
                     with contextlib.suppress(InvalidRequest):
                         if (parsed := ImageName.parse(name)).digest is None and not looks_like_id(name):
                             image = dataclasses.replace(image, tags=_with(image.tags, parsed.tagged))
-                refs = tuple(sorted({c.image_ref for c in users if "@" in c.image_ref}))
+                refs = tuple(sorted({c.spec.image_ref for c in users if "@" in c.spec.image_ref}))
                 self._records.images.put(dataclasses.replace(image, repo_digests=refs))
                 log.warning("image.adopted", digest=str(digest), tags=image.tags)
 

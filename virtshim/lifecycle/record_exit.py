@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from dataclasses import dataclass, field
 
 import structlog
@@ -61,7 +60,7 @@ class ExitRecorder:
         found = self.records.containers.get(container)
         if found is None or found.phase is not ContainerPhase.RUNNING:
             return found
-        domain = uuid.UUID(found.domain_uuid)
+        domain = found.domain_uuid
         state = self.hypervisor.power(domain)
         if not state.has_ended:
             return self._standing(
@@ -92,18 +91,18 @@ class ExitRecorder:
         """Asked before the cgroup goes."""
         if state.reason is not OffReason.CRASHED:
             return False
-        return self.cgroups.oom_kills(container.id, container.cgroup_parent) > 0
+        return self.cgroups.oom_kills(container.id, container.spec.cgroup_parent) > 0
 
     def _drop_group(self, container: Container) -> None:
         """RemoveContainer repeats it."""
         try:
-            self.cgroups.remove(container.id, container.cgroup_parent, self.timeout)
+            self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout)
         except ShimError as exc:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
 
     def _standing(self, container: Container, trouble: str) -> Container:
         """Records why a running container makes no progress; written on change only."""
-        if container.checkpointing or container.trouble == trouble:
+        if container.status.checkpointing or container.status.trouble == trouble:
             return container
         log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
         now = container.with_trouble(trouble)
@@ -122,7 +121,7 @@ class ExitRecorder:
 
 def how_it_ended(container: Container, vm: Exit) -> Exit:
     """Where the command decided, what became of its VM does not matter. Pure."""
-    return dataclasses.replace(container.ending, finished_at=vm.finished_at) if container.ending else vm
+    return dataclasses.replace(container.status.ending, finished_at=vm.finished_at) if container.status.ending else vm
 
 
 def trouble_of(state: PowerState, granted: GrantedDevices) -> str:

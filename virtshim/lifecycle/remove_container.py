@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -57,7 +56,7 @@ class RemoveContainer:
         log.info("container.removed", container=container.id.short)
 
     def _remove_all_but_the_record(self, container: Container) -> None:
-        domain = uuid.UUID(container.domain_uuid)
+        domain = container.domain_uuid
         removing = container.removing()
         self.records.containers.replace(removing)
         self.devices.unplug.before_removal(container)
@@ -69,7 +68,7 @@ class RemoveContainer:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
         if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
             how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
-            self.records.containers.replace(removing.ended_by_removal(how))
+            self.records.containers.replace(container.removing(how))
         self.hypervisor.undefine(domain, container.id)
-        self.cgroups.remove(container.id, container.cgroup_parent, self.timeout)
+        self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout)
         self.disks.delete(container.id)

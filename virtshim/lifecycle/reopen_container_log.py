@@ -22,5 +22,5 @@ class ReopenContainerLog:
             raise WrongState(
                 f"container {container.id} is {container.phase.value}: only a running container's log can be reopened"
             )
-        if container.log_file:
+        if container.spec.log_file:
             self.logs.reopen(container)

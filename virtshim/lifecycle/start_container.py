@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, without_claims
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, cgroup_of
@@ -49,12 +49,12 @@ class StartContainer:
             if container is None:
                 raise NotFound(f"no such container: {wanted.id}")
             sandbox = self._refuse_unless_startable(container)
-            domain = uuid.UUID(container.domain_uuid)
+            domain = container.domain_uuid
             try:
                 self.logs.open(container)
                 # Anything may have been unplugged since it was created, of which libvirt says little.
-                self.claims.check(container.granted, container.size)
-                group = cgroup_of(container, sandbox, container.resources, container.size, self.sizes)
+                self.claims.check(container.granted, container.status.size)
+                group = cgroup_of(container, sandbox, container.resources, container.status.size, self.sizes)
                 self.cgroups.make(group, self.timeout)
                 self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
@@ -91,7 +91,7 @@ class StartContainer:
                     "so its containers run one after another. Use one container, or init containers"
                 )
             # What should be off must not share the pod's network.
-            self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)
+            self.hypervisor.destroy(other.domain_uuid, other.id)
         return sandbox
 
     def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
@@ -99,9 +99,9 @@ class StartContainer:
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out
             # Once its VM is certainly off, its devices are free.
-            undo.add("record", lambda: self.records.containers.replace(without_claims(ended) if undo.clean else ended))
+            undo.add("record", lambda: self.records.containers.replace(ended.with_claims(()) if undo.clean else ended))
             undo.add("console", lambda: self.logs.finish(container))
-            undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.cgroup_parent, self.timeout))
+            undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout))
             undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
 
 
@@ -110,4 +110,4 @@ def _share(one: Container, other: Container) -> bool:
     last resort.)"""
     if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
         return True
-    return one.pod_disk != "" and one.pod_disk == other.pod_disk
+    return one.spec.pod_disk != "" and one.spec.pod_disk == other.spec.pod_disk

@@ -88,7 +88,7 @@ class StopContainer:
         """Ends its VM now, whoever else is stopping it. Waits for no other stop and for no devices, so it may be called with the
         pod's lock held; `stop` may not: what it joins needs that lock."""
         self._unplug.before_kill(container, message)
-        self._hypervisor.destroy(uuid.UUID(container.domain_uuid), container.id)
+        self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)
 
     def _lead(self, container: Container, stop: _Stop) -> None:
@@ -104,7 +104,7 @@ class StopContainer:
             stop.done.set()
 
     def _shut_down(self, container: Container, stop: _Stop) -> None:
-        domain = uuid.UUID(container.domain_uuid)
+        domain = container.domain_uuid
         message = ""
         if not self._went_by_itself(container.id, domain, stop):
             message = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import ContainerPhase, without_claims
+from virtshim.domain.container import ContainerPhase
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
@@ -72,7 +72,7 @@ class StopSandbox:
         for container in self.records.containers.all():
             at_rest = container.phase in _AT_REST and not container.owes_devices
             if container.sandbox_id == sandbox and container.claims and at_rest:
-                self.records.containers.replace(without_claims(container))
+                self.records.containers.replace(container.with_claims(()))
 
     def _await_devices(self, sandbox: SandboxId) -> None:
         """kubelet may grant them to another pod when this one is stopped."""

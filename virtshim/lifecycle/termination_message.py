@@ -30,7 +30,7 @@ class TerminationMessages:
         """Takes at most that time. A guest that has none, or does not answer, leaves kubelet's file as it is."""
         wanted = termination_file(container.config.annotations, container.config.mounts)
         sandbox = self.records.sandboxes.get(container.sandbox_id)
-        timeout = min(most_seconds, _AFTER_A_COMMAND if container.ending else _BEFORE_A_STOP)
+        timeout = min(most_seconds, _AFTER_A_COMMAND if container.status.ending else _BEFORE_A_STOP)
         if wanted is None or sandbox is None or timeout <= 0:
             return
         try:

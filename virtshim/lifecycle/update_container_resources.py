@@ -68,24 +68,24 @@ class UpdateContainerResources:
             after = merged(container.resources, resources)
             if after == container.resources:
                 return
-            size = resized(container.size, parse_vm_options(sandbox.config.annotations), after, self.sizes)
-            if size.memory_bytes != container.size.memory_bytes and container.granted.pins_memory:
+            size = resized(container.status.size, parse_vm_options(sandbox.config.annotations), after, self.sizes)
+            if size.memory_bytes != container.status.size.memory_bytes and container.granted.pins_memory:
                 raise WrongState(
                     "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "
                     "start to its end (they reach it by themselves); restart the pod with another limit"
                 )
             change = _Change(
                 container=container,
-                domain=uuid.UUID(container.domain_uuid),
+                domain=container.domain_uuid,
                 size=size,
-                before=cgroup_of(container, sandbox, container.resources, container.size, self.sizes),
+                before=cgroup_of(container, sandbox, container.resources, container.status.size, self.sizes),
                 after=cgroup_of(container, sandbox, after, size, self.sizes),
             )
             self._apply(change, after)
         log.info("container.resized", container=container.id.short, vcpus=size.vcpus, memory=size.memory_bytes)
 
     def _apply(self, change: _Change, after: Resources) -> None:
-        old, new = change.container.size, change.size
+        old, new = change.container.status.size, change.size
         with Rollback() as undo:
             if new.memory_bytes < old.memory_bytes:  # first out of the guest, then out of its cgroup
                 self._shrink(change, undo)
@@ -123,6 +123,6 @@ class UpdateContainerResources:
         self._set_memory(change, undo)
 
     def _set_memory(self, change: _Change, undo: Rollback) -> None:
-        before = change.container.size.memory_bytes
+        before = change.container.status.size.memory_bytes
         undo.add("memory", lambda: self.resizing.set_memory(change.domain, before, _BALLOON_LIMIT))
         self.resizing.set_memory(change.domain, change.size.memory_bytes, _BALLOON_LIMIT)

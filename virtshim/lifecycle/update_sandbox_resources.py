@@ -42,4 +42,4 @@ class UpdateSandboxResources:
             cpu_period=after.cpu_period,
             memory_limit_bytes=after.memory_limit_bytes if before.memory_limit_bytes == own.memory_limit_bytes else 0,
         )
-        resized(container.size, parse_vm_options(sandbox.config.annotations), merged(own, future), self.sizes)
+        resized(container.status.size, parse_vm_options(sandbox.config.annotations), merged(own, future), self.sizes)

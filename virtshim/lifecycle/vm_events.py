@@ -23,7 +23,7 @@ class VmEvents:
     def changed(self, domain: uuid.UUID) -> None:
         """Called for each life-cycle event of any domain, foreign ones included."""
         for container in self.records.containers.all():
-            if container.domain_uuid == str(domain) and container.phase is ContainerPhase.RUNNING:
+            if container.domain_uuid == domain and container.phase is ContainerPhase.RUNNING:
                 try:
                     self.exits.settle(container.id)
                 except ShimError as exc:

@@ -310,7 +310,7 @@ _PROCESSES = (
     _gauge(
         "container_start_time_seconds",
         "When the container was started, in seconds since the epoch.",
-        lambda use: one(use.container.started_at // SECOND),
+        lambda use: one(use.container.status.started_at // SECOND),
     ),
 )
 

@@ -91,15 +91,15 @@ class Usage:
     def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUsage]:
         """In the order given."""
         running = [c for c in chosen if c.phase is ContainerPhase.RUNNING]
-        usages = self._readings.usage({uuid.UUID(c.domain_uuid): c.domain_name for c in running})
+        usages = self._readings.usage({c.domain_uuid: c.domain_name for c in running})
         cpu = self._metered(running, usages)
-        return [self._container(c, usages.get(uuid.UUID(c.domain_uuid)), cpu.get(c.id.value)) for c in chosen]
+        return [self._container(c, usages.get(c.domain_uuid), cpu.get(c.id.value)) for c in chosen]
 
     def process_id(self, container: Container) -> int | None:
         """QEMU's; None if it does not run, or cannot be found."""
         if container.phase is not ContainerPhase.RUNNING:
             return None
-        domain = uuid.UUID(container.domain_uuid)
+        domain = container.domain_uuid
         found = self._readings.usage({domain: container.domain_name}).get(domain)
         return found.process.pid if found and found.process else None
 
@@ -120,7 +120,7 @@ class Usage:
             self._meter.retain_only(container.id for container in self._records.containers.all())
             found = {}
             for container in running:
-                usage = usages.get(uuid.UUID(container.domain_uuid))
+                usage = usages.get(container.domain_uuid)
                 found[container.id.value] = self._meter.take(container.id, usage.counters if usage else None)
             return found
 
@@ -139,7 +139,7 @@ class Usage:
     def _disk(self, container: Container) -> DiskUsage | None:
         try:
             # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
-            pod_disk = container.pod_disk if container.phase is ContainerPhase.RUNNING else ""
+            pod_disk = container.spec.pod_disk if container.phase is ContainerPhase.RUNNING else ""
             return self._disks.use(container.id, pod_disk)
         except ShimError as exc:
             log.warning("container.disk_not_read", container=container.id.value, error=str(exc))

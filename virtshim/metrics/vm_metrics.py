@@ -58,7 +58,7 @@ def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
 
 
 def _info(use: ContainerUsage) -> Iterable[Sample]:
-    return (Sample(1, (use.container.domain_uuid,)),)
+    return (Sample(1, (use.container.spec.domain_uuid,)),)
 
 
 def _resident(use: ContainerUsage) -> Iterable[Sample]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, without_claims
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
 from virtshim.domain.devices import guest_view
 from virtshim.domain.devices.granted import DeviceRequest, GrantedDevices, PciFunction
 from virtshim.domain.errors import ShimError, WrongState
@@ -89,8 +88,8 @@ class DeviceClaims:
             at_rest = other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)
             if other.sandbox_id != sandbox.id or not at_rest or other.owes_devices:
                 raise self._held(other, sorted(shared))
-            self.hypervisor.destroy(uuid.UUID(other.domain_uuid), other.id)  # off, or this raises
-            self.records.containers.replace(without_claims(other))
+            self.hypervisor.destroy(other.domain_uuid, other.id)  # off, or this raises
+            self.records.containers.replace(other.with_claims(()))
 
     def _held(self, other: Container, claims: list[str]) -> WrongState:
         owner = self.records.sandboxes.get(other.sandbox_id)

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, without_claims
+from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.passthrough.health import with_devices
@@ -135,7 +135,7 @@ def _key(container: ContainerId) -> str:
 
 def _is_due(container: Container) -> bool:
     """RemoveContainer asks when it has ended the VM. Pure."""
-    removed = container.phase is ContainerPhase.REMOVING and container.started_at > 0 and container.claims != ()
+    removed = container.phase is ContainerPhase.REMOVING and container.status.started_at > 0 and container.claims != ()
     return container.owes_devices or removed
 
 
@@ -143,4 +143,4 @@ def _without_devices(container: Container, wrong: list[str]) -> Container:
     """Its exit says what is wrong with what it had. Pure."""
     how = container.exit
     told = how and dataclasses.replace(how, message=with_devices(how.message, wrong))
-    return dataclasses.replace(without_claims(container), exit=told)
+    return Container(container.spec, dataclasses.replace(container.status, exit=told, claims=()))

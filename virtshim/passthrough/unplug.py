@@ -3,7 +3,6 @@ under way; one whose VM just ends cannot."""
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 import structlog
@@ -60,14 +59,14 @@ class UnplugDevices:
             found = self.records.containers.get(container.id)
             if found is None or found.phase is not ContainerPhase.RUNNING:
                 return False
-            if found.ending is None:
+            if found.status.ending is None:
                 how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), message)
                 self.records.containers.replace(found.with_ending(how))
             return True
 
     def _unplug(self, container: Container) -> None:
         begun = self.clock.monotonic()
-        domain = uuid.UUID(container.domain_uuid)
+        domain = container.domain_uuid
         left = self.unplugging.unplug(domain, container.id, self.seconds)
         log.info(
             "vm.unplugged",

@@ -72,9 +72,9 @@ class NodeStatus:
         return {
             "sandboxID": container.sandbox_id.value,
             "domainName": container.domain_name,
-            "domainUUID": container.domain_uuid,
+            "domainUUID": container.spec.domain_uuid,
             "phase": container.phase.value,
-            "trouble": container.trouble,
+            "trouble": container.status.trouble,
             "rootDisk": root_disk_of(self.layout, container),
             "consoleLog": self.layout.console_log(container.id),
             "consoleSocket": self.layout.console_socket(container.id),

@@ -73,4 +73,4 @@ def _runs(container: Container | None) -> bool:
 def _ended(before: Container | None, after: Container | None) -> bool:
     if before is None or before.exit is not None:
         return False
-    return before.started_at > 0 if after is None else after.exit is not None
+    return before.status.started_at > 0 if after is None else after.exit is not None

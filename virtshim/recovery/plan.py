@@ -77,7 +77,7 @@ def plan(found: NodeState) -> Plan:
         stray_networks=tuple(sorted(n for n in found.networks if n not in sandboxes)),
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
         stray_pod_disks=tuple(sorted(found.pods_with_disks - {pod_hash(s.key) for s in found.sandboxes})),
-        checkpoints=tuple(c for c in found.containers if c.checkpointing or c.frozen),
+        checkpoints=tuple(c for c in found.containers if c.status.checkpointing or c.status.frozen),
     )
     return todo.without_deletions() if found.in_doubt else todo
 

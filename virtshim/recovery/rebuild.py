@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase, ContainerSpec
 from virtshim.domain.errors import InternalError, ShimError
 from virtshim.domain.image import UNKNOWN_IMAGE
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
@@ -67,7 +67,7 @@ class Rebuild:
         had may be somebody else's by now."""
         before = self.records.containers.get(container.id)
         held = (*container.granted.claims, *(before.claims if before else ()))
-        return dataclasses.replace(container, claims=tuple(dict.fromkeys(held)) if domain.state.is_on else ())
+        return container.with_claims(tuple(dict.fromkeys(held)) if domain.state.is_on else ())
 
     def _read(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
         """Raises InternalError."""
@@ -79,9 +79,10 @@ class Rebuild:
         network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=domain_metadata.fetch_key)
         # Whether the network is still there is seen by what follows, as after each start.
         phase = SandboxPhase.READY if network else SandboxPhase.NOT_READY
+        spec = dataclasses.replace(container.spec, domain_uuid=str(domain.uuid))
         return (
             dataclasses.replace(sandbox, network=network, phase=phase),
-            _alive(domain, domain_metadata, dataclasses.replace(container, domain_uuid=str(domain.uuid))),
+            _alive(domain, domain_metadata, Container(spec, container.status)),
         )
 
     def _bare(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
@@ -100,7 +101,7 @@ class Rebuild:
             sandbox = sandbox.ready(network)
         else:
             sandbox = sandbox.not_ready("the state database was lost, and its network with it")
-        container = Container(
+        spec = ContainerSpec(
             id=domain.container_id,
             sandbox_id=domain.sandbox_id,
             name=ContainerName(name, 0),
@@ -110,11 +111,13 @@ class Rebuild:
             domain_uuid=str(domain.uuid),
             created_at=1,
         )
-        return sandbox, _alive(domain, domain_metadata, container)
+        return sandbox, _alive(domain, domain_metadata, Container(spec))
 
 
 def _alive(domain: OwnedDomain, domain_metadata: DomainMetadata, container: Container) -> Container:
     """RUNNING for what ran, whether or not it does now: how it ended is found out by what follows, as after each start."""
     if domain.state.is_on or domain_metadata.has_run:
-        return dataclasses.replace(container, phase=ContainerPhase.RUNNING, started_at=container.created_at)
-    return dataclasses.replace(container, phase=ContainerPhase.CREATED)
+        status = dataclasses.replace(container.status, phase=ContainerPhase.RUNNING, started_at=container.created_at)
+    else:
+        status = dataclasses.replace(container.status, phase=ContainerPhase.CREATED)
+    return Container(container.spec, status)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, without_claims
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -149,7 +149,7 @@ class Repairs:
         self.exits.finish_log(container)
         how = Exit(255, ExitReason.UNKNOWN, self.clock.now_ns(), "the node was restarted")
         # The restart has reset its devices.
-        self.records.containers.replace(without_claims(container.exited(how_it_ended(container, how))))
+        self.records.containers.replace(container.exited(how_it_ended(container, how)).with_claims(()))
 
     def _undo_sandbox(self, sandbox: Sandbox) -> None:
         self.networks.release(sandbox.id, self.timeout)

@@ -77,17 +77,17 @@ class WatchPods:
             return
         domains = {domain.container_id: domain for domain in self.hypervisor.owned()}
         for container in running:
-            if container.checkpointing or container.frozen:  # no harm if it is under way
+            if container.status.checkpointing or container.status.frozen:  # no harm if it is under way
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
-            troubled = container.trouble or self.devices.health.trouble(container)
+            troubled = container.status.trouble or self.devices.health.trouble(container)
             if domain is None or domain.state.has_ended or troubled or domain.state.power is Power.PAUSED:
                 self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
 
     def _look_closer(self, container: Container, domain: OwnedDomain | None) -> None:
         self.exits.settle(container.id)
         if domain is not None and domain.state.pause is PauseReason.IO_ERROR:
-            self._go_on(container, uuid.UUID(container.domain_uuid))
+            self._go_on(container, container.domain_uuid)
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:
         """Safe to do: QEMU holds the writes that failed and tries them again; without room it only stops again."""

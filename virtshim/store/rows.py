@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.container import (
+    Container,
+    ContainerConfig,
+    ContainerName,
+    ContainerPhase,
+    ContainerSpec,
+    ContainerStatus,
+)
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.errors import InternalError, InvalidRequest
@@ -17,19 +24,27 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import UNKNOWN_IMAGE, Image
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 
-_R = TypeVar("_R", Sandbox, Container, Image, BorrowedDevice, DeviceCondition)
+_R = TypeVar("_R", Sandbox, ContainerSpec, ContainerStatus, Image, BorrowedDevice, DeviceCondition)
 _V = TypeVar("_V")
 
 # Environment values are bytes (CRI since 1.36.2): JSON holds them as base64. The config reaches nested dataclasses only
 # through a container type, hence the one-element tuples.
 _CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _SANDBOX: TypeAdapter[tuple[Sandbox]] = TypeAdapter(tuple[Sandbox], config=_CONFIG)
-_CONTAINER: TypeAdapter[tuple[Container]] = TypeAdapter(tuple[Container], config=_CONFIG)
+_SPEC: TypeAdapter[tuple[ContainerSpec]] = TypeAdapter(tuple[ContainerSpec], config=_CONFIG)
+_STATUS: TypeAdapter[tuple[ContainerStatus]] = TypeAdapter(tuple[ContainerStatus], config=_CONFIG)
 _IMAGE: TypeAdapter[tuple[Image]] = TypeAdapter(tuple[Image], config=_CONFIG)
 _BORROWED: TypeAdapter[tuple[BorrowedDevice]] = TypeAdapter(tuple[BorrowedDevice], config=_CONFIG)
 _CONDITION: TypeAdapter[tuple[DeviceCondition]] = TypeAdapter(tuple[DeviceCondition], config=_CONFIG)
 
-_BOTH: TypeAdapter[tuple[Sandbox, Container]] = TypeAdapter(tuple[Sandbox, Container], config=_CONFIG)
+_WITH_SPEC: TypeAdapter[tuple[Sandbox, ContainerSpec]] = TypeAdapter(tuple[Sandbox, ContainerSpec], config=_CONFIG)
+_WITH_STATUS: TypeAdapter[tuple[Sandbox, ContainerStatus]] = TypeAdapter(
+    tuple[Sandbox, ContainerStatus], config=_CONFIG
+)
+
+
+# What messages call the records in a VM's metadata.
+_COPY = "virtual machine's copy of its"
 
 
 def sandbox_document(sandbox: Sandbox) -> str:
@@ -37,7 +52,10 @@ def sandbox_document(sandbox: Sandbox) -> str:
 
 
 def container_document(container: Container) -> str:
-    return _CONTAINER.dump_json((container,)).decode()
+    """Flat, as it was before spec and status were two: earlier versions, and the metadata of VMs that run, have it so. No field
+    of the one is called as one of the other."""
+    spec, status = _SPEC.dump_json((container.spec,)).decode(), _STATUS.dump_json((container.status,)).decode()
+    return f"{spec.removesuffix('}]')},{status.removeprefix('[{')}"
 
 
 def image_document(image: Image) -> str:
@@ -57,7 +75,7 @@ def sandbox_from(document: str) -> Sandbox:
 
 
 def container_from(document: str) -> Container:
-    return _read(_CONTAINER, document, "container")
+    return Container(_read(_SPEC, document, "container"), _read(_STATUS, document, "container"))
 
 
 def image_from(document: str) -> Image:
@@ -87,7 +105,7 @@ def unreadable_sandbox(row: Mapping[str, Any], why: str) -> Sandbox:
 def unreadable_container(row: Mapping[str, Any], why: str, claims: tuple[str, ...] = ()) -> Container:
     """As `unreadable_sandbox`."""
     own = ContainerId(row["id"])
-    return Container(
+    spec = ContainerSpec(
         id=own,
         sandbox_id=SandboxId(row["sandbox_id"]),
         name=ContainerName(_text(row["name"]), int(row["attempt"])),
@@ -96,23 +114,24 @@ def unreadable_container(row: Mapping[str, Any], why: str, claims: tuple[str, ..
         image_ref="",
         domain_uuid=str(own.domain_uuid()),
         created_at=int(row["created_at"]),
-        phase=ContainerPhase.UNKNOWN,
-        trouble=why,
-        claims=claims,
     )
+    return Container(spec, ContainerStatus(phase=ContainerPhase.UNKNOWN, trouble=why, claims=claims))
 
 
 def pair_document(sandbox: Sandbox, container: Container) -> str:
     """ASCII, for places that take no other text. Without secrets: those are with the pod and in the VM's own definition."""
     network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key="")
-    bare = dataclasses.replace(container, config=dataclasses.replace(container.config, envs=()))
-    document = _BOTH.dump_json((dataclasses.replace(sandbox, network=network), bare))
-    return json.dumps(json.loads(document), separators=(",", ":"))
+    spec = dataclasses.replace(container.spec, config=dataclasses.replace(container.config, envs=()))
+    pod = sandbox_document(dataclasses.replace(sandbox, network=network))
+    vm = container_document(Container(spec, container.status))
+    return json.dumps([*json.loads(pod), *json.loads(vm)], separators=(",", ":"))
 
 
 def pair_from(document: str) -> tuple[Sandbox, Container]:
     """Raises InternalError."""
-    return _valid(_BOTH, document, "virtual machine's copy of its")
+    sandbox, spec = _valid(_WITH_SPEC, document, _COPY)
+    _, status = _valid(_WITH_STATUS, document, _COPY)
+    return sandbox, Container(spec, status)
 
 
 def _text(value: object) -> str:

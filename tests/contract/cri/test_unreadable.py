@@ -1,10 +1,10 @@
 """A container whose record cannot be read: shown as unknown, and stopped and removed by whoever asks for it."""
 
-import dataclasses
 import json
 
 import grpc
 import pytest
+from fakes.changed import changed
 from fakes.cri import Client
 from fakes.world import World
 
@@ -19,7 +19,7 @@ WHY = "a container record in the state database is unreadable at config"
 def unknown(world: World) -> tuple[SandboxId, ContainerId]:
     """Its VM runs."""
     sandbox, container = world.running()
-    record = dataclasses.replace(world.container(container), phase=ContainerPhase.UNKNOWN, trouble=WHY)
+    record = changed(world.container(container), phase=ContainerPhase.UNKNOWN, trouble=WHY)
     world.records.containers.put(record)
     return sandbox, container
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from fakes.changed import changed
 from fakes.cri import container as container_message
 from fakes.world import container_config, pod_key, sandbox_config
 from hypothesis import given
@@ -11,21 +12,31 @@ from hypothesis import strategies as st
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.interceptors import _bounded
-from virtshim.domain.container import Container, ContainerName, ContainerPhase, Exit, ExitReason, Resources
+from virtshim.domain.container import (
+    Container,
+    ContainerName,
+    ContainerPhase,
+    ContainerSpec,
+    Exit,
+    ExitReason,
+    Resources,
+)
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.network import Dns, PodNetwork
 from virtshim.domain.sandbox import PortMapping, Sandbox, SandboxPhase
 
 ENDED = Exit(137, ExitReason.OOM_KILLED, 9, "out of memory")
 CONTAINER = Container(
-    id=ContainerId("c" * 64),
-    sandbox_id=SandboxId("a" * 64),
-    name=ContainerName("vm", 2),
-    config=container_config(),
-    image=ImageDigest(f"sha256:{'1' * 64}"),
-    image_ref="ref",
-    domain_uuid="u",
-    created_at=5,
+    ContainerSpec(
+        id=ContainerId("c" * 64),
+        sandbox_id=SandboxId("a" * 64),
+        name=ContainerName("vm", 2),
+        config=container_config(),
+        image=ImageDigest(f"sha256:{'1' * 64}"),
+        image_ref="ref",
+        domain_uuid="u",
+        created_at=5,
+    ),
 )
 SANDBOX = Sandbox(SandboxId("a" * 64), pod_key(), sandbox_config(), 5)
 
@@ -43,7 +54,7 @@ SANDBOX = Sandbox(SandboxId("a" * 64), pod_key(), sandbox_config(), 5)
 def test_each_phase_of_a_container_has_its_state(
     phase: ContainerPhase, ended: Exit | None, state: pb.ContainerState.ValueType
 ) -> None:
-    container = dataclasses.replace(CONTAINER, phase=phase, exit=ended)
+    container = changed(CONTAINER, phase=phase, exit=ended)
     assert to_proto.container_item(container).state == to_proto.container_status(container).state == state
 
 
@@ -56,7 +67,7 @@ def test_only_a_ready_sandbox_is_shown_as_ready(phase: SandboxPhase) -> None:
 
 @pytest.mark.parametrize("reason", list(ExitReason))
 def test_an_end_is_told_with_code_reason_message_and_time(reason: ExitReason) -> None:
-    ended = dataclasses.replace(CONTAINER, phase=ContainerPhase.EXITED, exit=Exit(3, reason, 9, "why"))
+    ended = changed(CONTAINER, phase=ContainerPhase.EXITED, exit=Exit(3, reason, 9, "why"))
     status = to_proto.container_status(ended)
     assert (status.exit_code, status.reason, status.message, status.finished_at) == (3, reason.value, "why", 9)
 
@@ -74,7 +85,7 @@ def test_the_first_address_is_the_ip_and_the_rest_are_additional(
 
 def test_a_container_without_a_text_of_the_pod_spec_shows_what_was_asked_for() -> None:
     config = dataclasses.replace(CONTAINER.config, user_image="")
-    assert to_proto.container_status(dataclasses.replace(CONTAINER, config=config)).image.image == config.image
+    assert to_proto.container_status(changed(CONTAINER, config=config)).image.image == config.image
 
 
 NATURAL = st.integers(0, 2**63 - 1)
@@ -103,7 +114,7 @@ NATURAL = st.integers(0, 2**63 - 1)
 def test_resources_come_back_as_they_were_sent(resources: pb.LinuxContainerResources) -> None:
     linux = pb.LinuxContainerConfig(resources=resources)
     config = to_domain.container_config(container_message(linux=linux))
-    shown = to_proto.container_status(dataclasses.replace(CONTAINER, config=config)).resources.linux
+    shown = to_proto.container_status(changed(CONTAINER, config=config)).resources.linux
     assert shown == resources
 
 

@@ -5,15 +5,16 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from fakes.changed import changed
 
 from virtshim.domain.container import (
     Container,
     ContainerConfig,
     ContainerName,
     ContainerPhase,
+    ContainerSpec,
     Exit,
     ExitReason,
-    without_claims,
 )
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
@@ -25,14 +26,16 @@ ENDED = Exit(0, ExitReason.COMPLETED, 9)
 NETWORK = PodNetwork("/run/netns/x", (), ("10.0.0.2",), Dns(), "secret")
 
 CONTAINER = Container(
-    id=ContainerId("c" * 64),
-    sandbox_id=SandboxId("a" * 64),
-    name=ContainerName("vm", 0),
-    config=ContainerConfig("img"),
-    image=ImageDigest(f"sha256:{'1' * 64}"),
-    image_ref="ref",
-    domain_uuid="u",
-    created_at=1,
+    ContainerSpec(
+        id=ContainerId("c" * 64),
+        sandbox_id=SandboxId("a" * 64),
+        name=ContainerName("vm", 0),
+        config=ContainerConfig("img"),
+        image=ImageDigest(f"sha256:{'1' * 64}"),
+        image_ref="ref",
+        domain_uuid="u",
+        created_at=1,
+    ),
 )
 SANDBOX = Sandbox(SandboxId("a" * 64), PodKey("default", "web", "uid", 0), SandboxConfig(), 1)
 
@@ -67,7 +70,7 @@ SANDBOX_TABLE = {
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(ContainerPhase, CONTAINER_MOVES)))
 def test_a_container_moves_only_as_the_table_says(before: ContainerPhase, after: ContainerPhase) -> None:
-    container = dataclasses.replace(CONTAINER, phase=before)
+    container = changed(CONTAINER, phase=before)
     if after in CONTAINER_TABLE[before]:
         assert CONTAINER_MOVES[after](container).phase is after
     else:
@@ -87,7 +90,7 @@ def test_a_sandbox_moves_only_as_the_table_says(before: SandboxPhase, after: San
 
 def test_only_half_made_things_are_hidden() -> None:
     for phase in ContainerPhase:
-        assert dataclasses.replace(CONTAINER, phase=phase).is_visible == (phase is not CREATING)
+        assert changed(CONTAINER, phase=phase).is_visible == (phase is not CREATING)
     for pod_phase in SandboxPhase:
         shown = dataclasses.replace(SANDBOX, phase=pod_phase)
         assert shown.is_visible == (pod_phase is not SandboxPhase.CREATING)
@@ -96,7 +99,7 @@ def test_only_half_made_things_are_hidden() -> None:
 
 def test_a_running_container_knows_when_it_was_started_and_an_exited_one_how_it_ended() -> None:
     running = CONTAINER.created().running(5)
-    assert running.started_at == 5
+    assert running.status.started_at == 5
     assert running.exited(ENDED).exit == ENDED
 
 
@@ -109,19 +112,19 @@ def test_a_vm_may_be_on_while_it_runs_while_it_is_removed_and_after_a_failed_sta
 
 def test_a_container_has_its_devices_until_they_are_released() -> None:
     failed = Exit(128, ExitReason.START_ERROR, 9)
-    created = dataclasses.replace(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
+    created = changed(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
     ended = created.running(5).exited(ENDED)
     there = (created.running(5), created.removing(), created.exited(failed), ended)
     assert [c.claims for c in there] == [created.claims] * 4
-    assert without_claims(ended).claims == ()
+    assert ended.with_claims(()).claims == ()
 
 
 def test_only_an_ended_vm_owes_devices() -> None:
     failed = Exit(128, ExitReason.START_ERROR, 9)
-    created = dataclasses.replace(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
+    created = changed(CONTAINER, claims=("pci:0000:3b:00.1",)).created()
     ended = created.running(5).exited(ENDED)
     assert ended.owes_devices
-    others = (created, created.running(5), created.exited(failed), ended.removing(), without_claims(ended))
+    others = (created, created.running(5), created.exited(failed), ended.removing(), ended.with_claims(()))
     assert not any(container.owes_devices for container in others)
 
 

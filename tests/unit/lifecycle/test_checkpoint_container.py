@@ -27,7 +27,7 @@ def runs(world: World, container: ContainerId) -> bool:
 
 def nothing_left(world: World, container: ContainerId) -> bool:
     archives = world.outside.archives
-    return not (archives.files or archives.directories or world.container(container).checkpointing)
+    return not (archives.files or archives.directories or world.container(container).status.checkpointing)
 
 
 def test_memory_and_disk_are_of_one_moment_and_the_vm_runs_on(world: World) -> None:
@@ -123,7 +123,7 @@ def test_two_at_once_are_not_mixed_up(world: World) -> None:
         checkpoint(world, container, "/checkpoints/two.tar")
     world.app.watch.look()  # the periodic look leaves it alone, and sees no trouble
     assert not runs(world, container)
-    assert world.container(container).trouble == ""
+    assert world.container(container).status.trouble == ""
     gate.open()
     first.done()
     assert set(world.outside.archives.finished) == {PLACE}

@@ -107,7 +107,7 @@ def test_the_image_may_be_named_by_id(world: World) -> None:
 
 def test_the_repo_digest_is_shown_as_image_ref(world: World) -> None:
     (image,) = world.images.all()
-    assert world.container(world.create(world.run())).image_ref == f"registry.test/vm/guest@{image.digest}"
+    assert world.container(world.create(world.run())).spec.image_ref == f"registry.test/vm/guest@{image.digest}"
 
 
 def test_a_deadline_in_the_past_makes_nothing(world: World) -> None:
@@ -214,7 +214,7 @@ def test_the_guest_is_told_its_hostname_or_the_pods_name(world: World, hostname:
 )
 def test_the_log_file_lies_below_the_log_directory(world: World, directory: str, path: str, file: str) -> None:
     sandbox = world.run(config=sandbox_config(log_directory=directory))
-    assert world.container(world.create(sandbox, config=container_config(log_path=path))).log_file == file
+    assert world.container(world.create(sandbox, config=container_config(log_path=path))).spec.log_file == file
 
 
 @pytest.mark.parametrize("path", ["../0.log", "/etc/passwd", "vm/../../0.log", "vm/\0.log", ".", "./", "vm/.."])

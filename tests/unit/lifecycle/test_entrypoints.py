@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
@@ -66,7 +65,7 @@ def test_its_end_ends_the_vm_and_is_the_containers(world: World, code: int, reas
 def test_it_gets_command_and_args_and_the_containers_environment(world: World) -> None:
     container = with_command(world)
     world.start(container)
-    until(world, container, lambda found: found.command_begun)
+    until(world, container, lambda found: found.status.command_begun)
     (command,) = world.outside.guests.begun[container]
     assert command.argv == ("/bin/job", "-x")
     assert dict(command.envs)["A"] == b"1"
@@ -75,21 +74,21 @@ def test_it_gets_command_and_args_and_the_containers_environment(world: World) -
 
 def test_a_container_without_command_is_left_alone(world: World) -> None:
     _, container = world.running()
-    assert world.container(container).command == ()
+    assert world.container(container).spec.command == ()
     assert world.outside.guests.begun == {}
 
 
 def test_an_annotation_leaves_it_out(world: World) -> None:
-    assert world.container(with_command(world, "ignore")).command == ()
+    assert world.container(with_command(world, "ignore")).spec.command == ()
 
 
 def test_the_node_may_leave_it_out_and_a_pod_want_it(tmp_path) -> None:
     world = World(tmp_path, vm=Vm(command="ignore"))
     world.pull()
     without = with_command(world)
-    assert world.container(without).command == ()
+    assert world.container(without).spec.command == ()
     world.remove_sandbox(world.container(without).sandbox_id)
-    assert world.container(with_command(world, "run")).command == ("/bin/job", "-x")
+    assert world.container(with_command(world, "run")).spec.command == ("/bin/job", "-x")
     world.close()
 
 
@@ -109,7 +108,7 @@ def test_a_guest_without_agent_ends_as_a_failed_start(world: World) -> None:
     assert (how.code, how.reason) == (128, ExitReason.START_ERROR)
     assert "install it" in how.message
     assert "vm.agent_timeout" in how.message
-    assert world.outside.clock.now_ns() - world.container(container).started_at >= 290e9
+    assert world.outside.clock.now_ns() - world.container(container).status.started_at >= 290e9
 
 
 def test_an_agent_gets_its_time_also_when_the_wall_clock_is_set_forward(world: World) -> None:
@@ -129,7 +128,7 @@ def test_an_agent_that_may_not_run_commands_is_not_waited_for(world: World) -> N
     container = with_command(world)
     world.start(container)
     assert ended(world, container).reason is ExitReason.START_ERROR
-    assert world.outside.clock.now_ns() - world.container(container).started_at < 60e9
+    assert world.outside.clock.now_ns() - world.container(container).status.started_at < 60e9
 
 
 def test_a_command_that_cannot_start_tells_why(world: World) -> None:
@@ -179,7 +178,7 @@ def test_streams_held_by_a_daemon_do_not_hold_the_end(world: World) -> None:
 def test_a_stop_and_a_guest_that_shuts_itself_down_end_it_as_without_command(world: World) -> None:
     container = with_command(world)
     world.start(container)
-    until(world, container, lambda found: found.command_begun)
+    until(world, container, lambda found: found.status.command_begun)
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
     world.outside.vms.deliver()
     how = ended(world, container)
@@ -190,7 +189,7 @@ def test_the_next_daemon_follows_it_and_does_not_begin_it_again(world: World) ->
     world.outside.guests.tell(0, said(1, "before\n"))
     container = with_command(world)
     world.start(container)
-    until(world, container, lambda found: found.command_begun)
+    until(world, container, lambda found: found.status.command_begun)
     wait_until(lambda: world.outside.entrypoint_logs.read_to(container).out.piece == 1, 10, "it is read")
     after = world.recovered()
     after.outside.guests.tell(1, said(1, "after\n", code=9))
@@ -204,10 +203,10 @@ def test_the_next_daemon_follows_it_and_does_not_begin_it_again(world: World) ->
 def test_an_end_that_was_written_down_is_not_forgotten(world: World, rebooted: bool) -> None:
     container = with_command(world)
     world.start(container)
-    until(world, container, lambda found: found.command_begun)
+    until(world, container, lambda found: found.status.command_begun)
     world.app.entrypoints.close()
     how = Exit(6, ExitReason.ERROR, 1)
-    world.records.containers.replace(dataclasses.replace(world.container(container), ending=how))
+    world.records.containers.replace(world.container(container).with_ending(how))
     after = world.recovered(rebooted=rebooted)
     assert ended(after, container).code == 6
     after.close()

@@ -22,7 +22,7 @@ def checkpoint(world: World, container: ContainerId, location: str = PLACE) -> N
 
 
 def moves_again(world: World, container: ContainerId) -> bool:
-    return not world.outside.guests.frozen and not world.container(container).frozen
+    return not world.outside.guests.frozen and not world.container(container).status.frozen
 
 
 def test_the_disk_is_copied_while_the_file_systems_rest_and_the_archive_says_so(world: World) -> None:
@@ -31,7 +31,7 @@ def test_the_disk_is_copied_while_the_file_systems_rest_and_the_archive_says_so(
     work = Background(lambda: checkpoint(world, container))
     copied.wait()
     assert world.outside.guests.frozen == {container}
-    assert world.container(container).frozen
+    assert world.container(container).status.frozen
     copied.open()
     work.done()
     eventually(lambda: moves_again(world, container))

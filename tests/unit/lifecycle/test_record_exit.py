@@ -116,10 +116,10 @@ def test_a_full_disk_is_told_while_the_container_stays_running(world: World) -> 
     world.outside.vms.deliver()
     paused = world.container(container)
     assert paused.phase is ContainerPhase.RUNNING
-    assert "file system is full" in paused.trouble
+    assert "file system is full" in paused.status.trouble
     world.outside.vms.resume(world.domain(container))
     world.outside.vms.deliver()
-    assert world.container(container).trouble == ""
+    assert world.container(container).status.trouble == ""
 
 
 def test_a_container_whose_vm_is_on_is_not_settled(world: World) -> None:

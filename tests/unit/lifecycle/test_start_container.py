@@ -21,7 +21,7 @@ def test_the_vm_runs_and_the_log_file_is_there(world: World) -> None:
     world.start(container)
     record = world.container(container)
     assert record.phase is ContainerPhase.RUNNING
-    assert record.started_at == world.outside.clock.now_ns()
+    assert record.status.started_at == world.outside.clock.now_ns()
     assert world.outside.vms.power(world.domain(container)).is_on
     assert world.outside.consoles.logs == {f"{LOG_DIRECTORY}/vm/0.log": []}
 
@@ -34,7 +34,7 @@ def test_times_stay_in_order_when_the_clock_is_set_back(world: World) -> None:
     world.stop(container)
     ended = world.container(container)
     assert ended.exit is not None
-    assert ended.created_at <= ended.started_at <= ended.exit.finished_at
+    assert ended.created_at <= ended.status.started_at <= ended.exit.finished_at
 
 
 def test_the_console_is_open_before_the_vm_boots(world: World) -> None:

@@ -41,7 +41,7 @@ def spec(world: World, container: ContainerId) -> VmSpec:
 def picture(world: World, container: ContainerId) -> tuple[object, ...]:
     """Everything that a resize may change."""
     record = world.container(container)
-    return record.resources, record.size, spec(world, container), dict(world.outside.cgroups.cgroups)
+    return record.resources, record.status.size, spec(world, container), dict(world.outside.cgroups.cgroups)
 
 
 def test_a_started_vm_has_a_group_below_its_pods_with_overhead_on_top(world: World) -> None:
@@ -107,7 +107,7 @@ def test_new_values_are_there_after_a_restart_of_the_daemon(world: World) -> Non
     resize(world, container, cpu_quota=50_000)
     after = world.recovered()
     assert after.container(container).resources.cpu_quota == 50_000
-    assert after.container(container).size == VmSize(1, 4, GIB, 2 * GIB)
+    assert after.container(container).status.size == VmSize(1, 4, GIB, 2 * GIB)
     after.close()
 
 

@@ -225,7 +225,7 @@ def test_its_memory_does_not_change(world: World) -> None:
     world.start(container)
     with pytest.raises(WrongState, match="in use from its start"):
         world.do.update_container_resources.resize(world.container(container), Resources(memory_limit_bytes=GIB))
-    assert world.container(container).size.max_memory_bytes == 2 * GIB
+    assert world.container(container).status.size.max_memory_bytes == 2 * GIB
 
 
 def test_a_pod_that_asks_for_room_to_grow_is_told(world: World) -> None:

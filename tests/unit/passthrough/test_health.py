@@ -99,11 +99,11 @@ def test_a_running_container_and_how_it_ended_tell_of_fatal_errors(world: World)
     container = running(world)
     count(world, 2, 0)
     world.app.watch.look()
-    assert world.container(container).trouble == ""
+    assert world.container(container).status.trouble == ""
     count(world, 3, 9)
     world.app.watch.look()
     words = f"device {ADDRESS} has had 1 fatal PCI Express error since the container was started"
-    assert world.container(container).trouble == words
+    assert world.container(container).status.trouble == words
     world.stop(container)
     how = world.container(container).exit
     assert how is not None

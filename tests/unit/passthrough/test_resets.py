@@ -1,7 +1,5 @@
 """A function whose reset failed is no VM's until one works."""
 
-import dataclasses
-
 import pytest
 import structlog
 from fakes.background import Background
@@ -104,7 +102,7 @@ def test_a_device_that_a_container_holds_is_not_tried(world: World) -> None:
     container = ended(world, error=BROKEN)
     holder = world.create(world.run("next"), config=container_config())
     taken = world.container(container).granted
-    world.records.containers.replace(dataclasses.replace(world.container(holder), claims=taken.claims))
+    world.records.containers.replace(world.container(holder).with_claims(taken.claims))
     before = world.journal.count("drivers.reset")
     world.app.recovery.reconcile.look()
     assert world.journal.count("drivers.reset") == before

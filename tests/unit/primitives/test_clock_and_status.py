@@ -100,5 +100,5 @@ def test_the_facts_of_a_container_hold_no_secrets(world: World) -> None:
     _, container = world.running()
     record = world.container(container)
     facts = world.do.node.container_facts(record)
-    assert facts["domainUUID"] == record.domain_uuid
+    assert facts["domainUUID"] == record.spec.domain_uuid
     assert "key-of" not in repr(facts) + repr(world.sandbox(record.sandbox_id).network)

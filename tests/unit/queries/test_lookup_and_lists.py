@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from fakes.world import World, container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import Container, ContainerName, ContainerPhase
+from virtshim.domain.container import Container, ContainerName, ContainerPhase, ContainerSpec, ContainerStatus
 from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
@@ -21,15 +21,19 @@ def sandbox(world: World, prefix: str, phase: SandboxPhase = SandboxPhase.READY,
 
 def container(world: World, prefix: str, pod: str = "a", phase: ContainerPhase = ContainerPhase.CREATED) -> Container:
     record = Container(
-        id=ContainerId(prefix.ljust(64, "0")),
-        sandbox_id=SandboxId(pod.ljust(64, "0")),
-        name=ContainerName(prefix, 0),
-        config=container_config(labels={"name": prefix}),
-        image=ImageDigest(f"sha256:{'1' * 64}"),
-        image_ref="ref",
-        domain_uuid="12345678-9abc-4def-8123-456789abcdef",
-        created_at=1,
-        phase=phase,
+        ContainerSpec(
+            id=ContainerId(prefix.ljust(64, "0")),
+            sandbox_id=SandboxId(pod.ljust(64, "0")),
+            name=ContainerName(prefix, 0),
+            config=container_config(labels={"name": prefix}),
+            image=ImageDigest(f"sha256:{'1' * 64}"),
+            image_ref="ref",
+            domain_uuid="12345678-9abc-4def-8123-456789abcdef",
+            created_at=1,
+        ),
+        ContainerStatus(
+            phase=phase,
+        ),
     )
     world.records.containers.add(record)
     return record

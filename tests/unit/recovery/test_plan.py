@@ -7,7 +7,15 @@ from dataclasses import fields
 import pytest
 from fakes.world import container_config, pod_key, sandbox_config
 
-from virtshim.domain.container import Container, ContainerName, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import (
+    Container,
+    ContainerName,
+    ContainerPhase,
+    ContainerSpec,
+    ContainerStatus,
+    Exit,
+    ExitReason,
+)
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.sandbox import Sandbox, SandboxPhase
 from virtshim.domain.vm import OffReason, OwnedDomain, Power, PowerState
@@ -23,16 +31,20 @@ def sandbox(phase: SandboxPhase = SandboxPhase.READY) -> Sandbox:
 
 def container(phase: ContainerPhase) -> Container:
     return Container(
-        id=CONTAINER,
-        sandbox_id=POD,
-        name=ContainerName("vm", 0),
-        config=container_config(),
-        image=ImageDigest(f"sha256:{'1' * 64}"),
-        image_ref="ref",
-        domain_uuid=str(CONTAINER.domain_uuid()),
-        created_at=1,
-        phase=phase,
-        exit=Exit(0, ExitReason.COMPLETED, 1) if phase is ContainerPhase.EXITED else None,
+        ContainerSpec(
+            id=CONTAINER,
+            sandbox_id=POD,
+            name=ContainerName("vm", 0),
+            config=container_config(),
+            image=ImageDigest(f"sha256:{'1' * 64}"),
+            image_ref="ref",
+            domain_uuid=str(CONTAINER.domain_uuid()),
+            created_at=1,
+        ),
+        ContainerStatus(
+            phase=phase,
+            exit=Exit(0, ExitReason.COMPLETED, 1) if phase is ContainerPhase.EXITED else None,
+        ),
     )
 
 

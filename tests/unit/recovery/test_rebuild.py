@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.changed import changed
 from fakes.world import IMAGE, World, container_config, sandbox_config
 
 from virtshim.domain.container import Container, ContainerPhase
@@ -65,7 +66,7 @@ def test_a_running_pod_is_listed_as_it_was(world: World, later: list[World]) -> 
     assert after.sandbox(sandbox) == before[0]
     found = after.container(container)
     assert found.phase is ContainerPhase.RUNNING
-    assert dataclasses.replace(found, started_at=before[1].started_at) == before[1]
+    assert changed(found, started_at=before[1].status.started_at) == before[1]
     assert len(after.outside.vms.running()) == 1
     assert after.outside.vms.domains[after.domain(container)].boots == 1
 
@@ -195,7 +196,7 @@ def test_a_record_that_cannot_be_read_is_made_anew_from_its_vm(world: World, lat
     after = spoilt(world, later, table, sandbox if table == "sandboxes" else container)
     found = after.container(container)
     assert after.sandbox(sandbox) == before[0]
-    assert dataclasses.replace(found, started_at=before[1].started_at) == before[1]
+    assert changed(found, started_at=before[1].status.started_at) == before[1]
     assert after.records.unreadable() == {}
 
 
@@ -207,7 +208,7 @@ def test_a_record_that_stays_unreadable_is_shown_and_nothing_is_done_to_its_vm(
     hide(world, container)
     after = spoilt(world, later, "containers", container)
     assert after.container(container).phase is ContainerPhase.UNKNOWN
-    assert "unreadable" in after.container(container).trouble
+    assert "unreadable" in after.container(container).status.trouble
     assert after.container(other).phase is ContainerPhase.RUNNING
     assert container.value in str(after.do.node.facts()["unreadable"])
     after.app.recovery.reconcile.look()

@@ -81,11 +81,11 @@ def test_a_vm_that_met_a_full_disk_goes_on_when_there_is_room(world: World) -> N
     world.outside.vms.halt(domain)
     world.app.watch.look()
     assert world.outside.vms.power(domain).power is Power.PAUSED
-    assert world.container(container).trouble
+    assert world.container(container).status.trouble
     world.outside.disks.free = 1 << 30
     world.app.watch.look()
     assert world.outside.vms.power(domain).power is Power.RUNNING
-    assert world.container(container).trouble == ""
+    assert world.container(container).status.trouble == ""
 
 
 @pytest.mark.parametrize("why", [PauseReason.OTHER, PauseReason.GUEST])
@@ -94,7 +94,7 @@ def test_a_vm_that_was_paused_on_purpose_stays_paused(world: World, why: PauseRe
     world.outside.vms.halt(world.domain(container), why)
     world.app.watch.look()
     assert world.outside.vms.power(world.domain(container)).power is Power.PAUSED
-    assert world.container(container).trouble
+    assert world.container(container).status.trouble
 
 
 def test_a_pause_for_another_reason_than_space_is_not_ended(world: World) -> None:

@@ -1,13 +1,13 @@
 """A device has one holder: the database keeps it so, with container records or without them."""
 
-import dataclasses
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.changed import changed
 
-from virtshim.domain.container import Container, ContainerConfig, ContainerName
+from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerSpec, ContainerStatus
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.store.records import SqliteRecords
@@ -29,15 +29,19 @@ def records(path: Path) -> Iterator[SqliteRecords]:
 
 def container(digit: str, *claims: str) -> Container:
     return Container(
-        id=ContainerId(digit * 64),
-        sandbox_id=SandboxId(digit * 64),
-        name=ContainerName("vm", 0),
-        config=ContainerConfig("img"),
-        image=ImageDigest(f"sha256:{'1' * 64}"),
-        image_ref="",
-        domain_uuid="",
-        created_at=1,
-        claims=claims,
+        ContainerSpec(
+            id=ContainerId(digit * 64),
+            sandbox_id=SandboxId(digit * 64),
+            name=ContainerName("vm", 0),
+            config=ContainerConfig("img"),
+            image=ImageDigest(f"sha256:{'1' * 64}"),
+            image_ref="",
+            domain_uuid="",
+            created_at=1,
+        ),
+        ContainerStatus(
+            claims=claims,
+        ),
     )
 
 
@@ -79,9 +83,9 @@ def test_a_change_that_would_take_anothers_claim_is_refused_whole(records: Sqlit
     records.containers.add(container("a", VF))
     records.containers.add(container("b", GPU))
     with pytest.raises(WrongState):
-        records.containers.replace(dataclasses.replace(container("b", GPU, VF), log_file="/changed"))
+        records.containers.replace(changed(container("b", GPU, VF), log_file="/changed"))
     assert held(path) == {VF: "a", GPU: "b"}
-    assert records.containers.all()[1].log_file == ""
+    assert records.containers.all()[1].spec.log_file == ""
 
 
 def test_claims_are_there_after_a_restart(records: SqliteRecords, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Records over real SQLite: everything comes back, nothing is taken for absent that is only unreadable."""
 
 import dataclasses
+import json
 import os
 import sqlite3
 import stat
@@ -8,12 +9,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from fakes.changed import changed
 from fakes.full_records import BORROWED, CONDITION, CONTAINER, IMAGE, SANDBOX, fill, sandbox
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from virtshim.domain.container import (
     ContainerPhase,
+    ContainerSpec,
+    ContainerStatus,
     Resources,
 )
 from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
@@ -84,6 +88,7 @@ def test_environment_values_are_bytes_and_come_back_byte_for_byte(records: Sqlit
     assert all(type(value) is bytes for _, value in envs)
 
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 LABELS = st.dictionaries(TEXT, TEXT, max_size=3)
 
@@ -114,7 +119,7 @@ def test_any_text_bytes_and_numbers_of_a_request_survive(
         working_dir=texts[0],
         resources=Resources(cpu_quota=number, memory_limit_bytes=number, hugepage_limits={texts[1]: size}),
     )
-    container = dataclasses.replace(CONTAINER, config=config)
+    container = changed(CONTAINER, config=config)
     assert rows.container_from(rows.container_document(container)) == container
     made = dataclasses.replace(SANDBOX, config=dataclasses.replace(SANDBOX.config, labels=labels, hostname=texts[2]))
     assert rows.sandbox_from(rows.sandbox_document(made)) == made
@@ -151,10 +156,10 @@ def test_a_taken_pod_key_is_refused(records: SqliteRecords) -> None:
 
 def test_a_taken_container_name_is_refused_within_one_sandbox_only(records: SqliteRecords) -> None:
     records.containers.add(CONTAINER)
-    twin = dataclasses.replace(CONTAINER, id=ContainerId("d" * 64), claims=())
+    twin = changed(CONTAINER, id=ContainerId("d" * 64), claims=())
     with pytest.raises(AlreadyExists):
         records.containers.add(twin)
-    records.containers.add(dataclasses.replace(twin, sandbox_id=SandboxId("b" * 64)))
+    records.containers.add(changed(twin, sandbox_id=SandboxId("b" * 64)))
 
 
 def test_replacing_a_row_that_is_gone_is_not_found_and_does_not_bring_it_back(records: SqliteRecords) -> None:
@@ -368,8 +373,25 @@ def test_a_pod_comes_back_from_the_text_that_its_vm_carries_but_for_its_secrets(
     assert sandbox.network is not None
     assert again == (
         dataclasses.replace(sandbox, network=dataclasses.replace(sandbox.network, fetch_key="")),
-        dataclasses.replace(container, config=dataclasses.replace(container.config, envs=())),
+        changed(container, config=dataclasses.replace(container.config, envs=())),
     )
+
+
+def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_read(records: SqliteRecords) -> None:
+    """VMs that run through an upgrade carry what the version before wrote, and an older version reads what this one writes."""
+    assert SANDBOX.network is not None
+    before = (FIXTURES / "records" / "0003-flat.json").read_text()
+    assert json.loads(records.to_text(SANDBOX, CONTAINER)) == json.loads(before)
+    assert records.from_text(before) == (
+        dataclasses.replace(SANDBOX, network=dataclasses.replace(SANDBOX.network, fetch_key="")),
+        changed(CONTAINER, config=dataclasses.replace(CONTAINER.config, envs=())),
+    )
+
+
+def test_spec_and_status_share_no_field() -> None:
+    """Their fields lie side by side in one document."""
+    spec, status = ({field.name for field in dataclasses.fields(kind)} for kind in (ContainerSpec, ContainerStatus))
+    assert spec & status == set()
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", '[{"id":1},{}]'])

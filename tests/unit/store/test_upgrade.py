@@ -1,6 +1,5 @@
 """What earlier versions wrote loads here; what a newer one wrote is refused and left as it is."""
 
-import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -56,7 +55,7 @@ def test_its_pods_are_here_as_they_were(path: Path) -> None:
     assert (vm.phase, vm.sandbox_id) == (ContainerPhase.RUNNING, running.id)
     assert vm.config.envs == (("TOKEN", b"\xff\x00secret"),)
     assert (vm.config.command, vm.config.args) == (("/bin/app",), ("-v",))
-    assert vm.domain_uuid == str(vm.id.domain_uuid())
+    assert vm.domain_uuid == vm.id.domain_uuid()
     assert done.exit is not None
     assert (done.phase, done.exit.code) == (ContainerPhase.EXITED, 137)
     (image,) = records.images.all()
@@ -68,12 +67,12 @@ def test_its_pods_are_here_as_they_were(path: Path) -> None:
 def test_its_records_can_be_changed_and_come_back(path: Path) -> None:
     records = SqliteRecords(str(path))
     vm, _ = records.containers.all()
-    changed = dataclasses.replace(vm, trouble="seen")
-    records.containers.replace(changed)
+    seen = vm.with_trouble("seen")
+    records.containers.replace(seen)
     node = records.node_id()
     records.close()
     again = SqliteRecords(str(path))
-    assert again.containers.get(vm.id) == changed
+    assert again.containers.get(vm.id) == seen
     assert again.node_id() == node
     again.close()
 

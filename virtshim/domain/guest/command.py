@@ -57,7 +57,7 @@ def entrypoint_command(container: Container) -> GuestCommand:
     file = termination_file(container.config.annotations, container.config.mounts)
     config = container.config
     return dataclasses.replace(
-        in_container(container, container.command, tty=config.tty),
+        in_container(container, container.spec.command, tty=config.tty),
         termination_path=file.guest if file else "",
         stdin=config.stdin,
         tty=config.tty,

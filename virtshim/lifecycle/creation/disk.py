@@ -26,8 +26,8 @@ class RootDisk:
     def _disk(self, draft: Draft) -> Disk:
         container, image = draft.container, draft.image
         path, size = self.files.path(image.digest), draft.options.root_volume_bytes
-        if not container.pod_disk:
+        if not container.spec.pod_disk:
             return self.disks.create(container.id, image, path, size)
         self.disks.make_directory(container.id)
-        pod_disk = self.disks.pod_disk(container.pod_disk)
-        return pod_disk or self.disks.create_pod_disk(container.pod_disk, image, path, size)
+        pod_disk = self.disks.pod_disk(container.spec.pod_disk)
+        return pod_disk or self.disks.create_pod_disk(container.spec.pod_disk, image, path, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
@@ -27,14 +26,14 @@ class Domain:
         return draft
 
     def undo(self, container: Container) -> None:
-        self.hypervisor.undefine(uuid.UUID(container.domain_uuid), container.id)
+        self.hypervisor.undefine(container.domain_uuid, container.id)
 
     def _vm(self, draft: Draft) -> VmSpec:
         container, sandbox, options = draft.container, draft.sandbox, draft.options
-        size = container.size
+        size = container.status.size
         network = sandbox.network
         return VmSpec(
-            uuid=uuid.UUID(container.domain_uuid),
+            uuid=container.domain_uuid,
             name=container.domain_name,
             container_id=container.id,
             sandbox_id=sandbox.id,

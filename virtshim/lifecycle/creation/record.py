@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from dataclasses import dataclass
 
 from virtshim.domain.annotations.options import VmOptions
-from virtshim.domain.container import Container, ContainerConfig, ContainerPhase
+from virtshim.domain.container import Container, ContainerConfig, ContainerPhase, ContainerSpec, ContainerStatus
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import Image
@@ -55,24 +54,23 @@ class ContainerRecords:
 
     def _new(self, admitted: Admitted, image: Image) -> Container:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
-        container = Container(
-            id=ContainerId(secrets.token_hex(32)),
+        own = ContainerId(secrets.token_hex(32))
+        spec = ContainerSpec(
+            id=own,
             sandbox_id=sandbox.id,
             name=name,
             config=admitted.config,
             image=image.digest,
             image_ref=image.repo_digests[0] if image.repo_digests else image.digest.value,
-            domain_uuid="",
+            domain_uuid=str(options.system_uuid or own.domain_uuid()),
             created_at=self.stamps.next(),
             log_file=admitted.log_file,
             cgroup_parent=sandbox.config.cgroup_parent,
-            size=admitted.size,
             pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
             command=self._command(options, admitted.config),
             granted=admitted.granted,
-            claims=admitted.granted.claims,
         )
-        return dataclasses.replace(container, domain_uuid=str(options.system_uuid or container.id.domain_uuid()))
+        return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
     def _command(self, options: VmOptions, config: ContainerConfig) -> tuple[str, ...]:
         """A disk image has no entrypoint that `args` alone could be given to, so they are the command then."""
@@ -97,7 +95,7 @@ class ContainerRecords:
     def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
         """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes
         the pod's last sandbox must know of it."""
-        if not container.pod_disk or self.disks.pod_disk(container.pod_disk) is not None:
+        if not container.spec.pod_disk or self.disks.pod_disk(container.spec.pod_disk) is not None:
             return sandbox
         noted = sandbox.with_root_disk(container.name.name, container.image)
         self.records.sandboxes.replace(noted)
