@@ -9,8 +9,7 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, to_proto, without_effect
-from virtshim.cri.batches import batches
-from virtshim.cri.list_cache import ItemCache, ResponseCache
+from virtshim.cri.lists import ItemCache, ResponseCache, batches
 from virtshim.cri.services import ServicerPart, Services, seconds_left
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline

@@ -10,7 +10,7 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
-from virtshim.cri.batches import batches
+from virtshim.cri.lists import batches
 from virtshim.cri.services import set_when_cancelled
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.sandbox import check_handler

@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri.batches import batches
+from virtshim.cri.lists import batches
 from virtshim.cri.services import ServicerPart
 from virtshim.cri.stats_to_proto import container_stats, sandbox_stats
 from virtshim.metrics import container_metrics, device_metrics, vm_metrics

@@ -10,7 +10,8 @@ from virtshim.domain.errors import InternalError, ShimError
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, mapping, whole_number
 from virtshim.guestagent.wait import CancellableDeadline
 
-_MAX_HANDLE = 1 << 62
+# Of file handles and positions that an agent may give.
+_MAX_NUMBER = 1 << 62
 
 
 def open_file(channel: AgentChannel, path: str, mode: str, deadline: CancellableDeadline) -> int | None:
@@ -19,7 +20,7 @@ def open_file(channel: AgentChannel, path: str, mode: str, deadline: Cancellable
         handle = channel.ask("guest-file-open", {"path": path, "mode": mode}, deadline)
     except AgentRefused:
         return None
-    return whole_number(handle, "file handle", most=_MAX_HANDLE)
+    return whole_number(handle, "file handle", most=_MAX_NUMBER)
 
 
 def close_file(channel: AgentChannel, handle: int, deadline: CancellableDeadline) -> None:
@@ -31,7 +32,7 @@ def seek(channel: AgentChannel, handle: int, offset: int, whence: str, deadline:
     """Where it stands then."""
     request = {"handle": handle, "offset": offset, "whence": whence}
     answer = mapping(channel.ask("guest-file-seek", request, deadline), "file position")
-    return whole_number(answer.get("position"), "file position", most=1 << 62)
+    return whole_number(answer.get("position"), "file position", most=_MAX_NUMBER)
 
 
 def read_on(channel: AgentChannel, handle: int, most: int, deadline: CancellableDeadline) -> bytes:

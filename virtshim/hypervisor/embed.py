@@ -12,13 +12,13 @@ import grp
 import os
 import pwd
 import stat
-import tempfile
 from dataclasses import dataclass
 
 import structlog
 from lxml import etree
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.files import replace_text
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +91,7 @@ def prepare(root: str, user: QemuUser) -> str:
     require_reachable(root, user)
     configuration = os.path.join(root, "etc")
     os.makedirs(configuration, mode=0o755, exist_ok=True)
-    _replace(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group))
+    replace_text(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group), 0o644)
     _remove_stale_status(os.path.join(root, "run", "qemu"))
     return f"qemu:///embed?root={root}"
 
@@ -128,18 +128,3 @@ def require_reachable(directory: str, user: QemuUser) -> None:
                 f"{path} is not accessible to {user.name}, the user that QEMU runs as, so VMs cannot use {directory}:"
                 f" choose a directory elsewhere, or chmod o+x {path}"
             )
-
-
-def _replace(path: str, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".qemu.conf.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
 from virtshim.domain.devices.pools import Offer, Pool
+from virtshim.files import replace_text
 
 _VERSION: Final = "0.6.0"
 
@@ -43,19 +43,11 @@ def specification(pool: Pool, offers: Sequence[Offer]) -> dict[str, Any]:
 def write(directory: str, pool: Pool, offers: Sequence[Offer]) -> None:
     """Replaces the file in one step, if there is anything new in it. OSError."""
     path = f"{directory}/virtshim-{pool.resource.replace('/', '_')}.json"
-    text = json.dumps(specification(pool, offers), indent=1).encode()
-    if _holds(path, text):
+    text = json.dumps(specification(pool, offers), indent=1)
+    if _holds(path, text.encode()):
         return
     os.makedirs(directory, mode=0o755, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix=".virtshim-", dir=directory)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(fd, 0o644)
-            file.write(text)
-        os.rename(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    replace_text(path, text, 0o644)
 
 
 def _holds(path: str, text: bytes) -> bool:

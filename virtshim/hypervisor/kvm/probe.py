@@ -16,6 +16,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from virtshim.domain.errors import DeadlineExceeded, ShimError
+from virtshim.files import replace_text
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.kvm import probe_guest
 from virtshim.process import Finished, run
@@ -120,10 +121,7 @@ def _recall(path: str, key: str) -> Verdict | None:
 
 def _remember(path: str, key: str, verdict: Verdict) -> None:
     content = json.dumps({"key": key, "domain_type": verdict.domain_type.value, "why": verdict.why})
-    beside = f"{path}.new"
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.rename(beside, path)
+        replace_text(path, content, 0o644)
     except OSError as exc:
         log.warning("kvm.probe.not_saved", path=path, error=exc.strerror)  # the next start probes again

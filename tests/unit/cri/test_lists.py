@@ -1,12 +1,12 @@
-"""List items: made once, made anew for a new record, and not kept for ever."""
+"""List items: made once, anew for a new record, and not kept for ever; batches have each item once, in order, none too big."""
 
 import dataclasses
 
 import pytest
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri import list_cache
-from virtshim.cri.list_cache import ItemCache, ResponseCache
+from virtshim.cri import lists
+from virtshim.cri.lists import ItemCache, ResponseCache, batches
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 
@@ -66,7 +66,7 @@ def test_what_is_gone_is_not_kept(items, make):
 
 
 def test_filtered_lists_alone_do_not_make_it_grow_for_ever(items, monkeypatch):
-    monkeypatch.setattr(list_cache, "_MAX", 4)
+    monkeypatch.setattr(lists, "_MAX", 4)
     for pod in PODS:
         items.of([pod])
     assert len(items._made) <= 5
@@ -83,3 +83,46 @@ def test_a_whole_answer_is_made_again_only_when_a_record_is_another() -> None:
         answer = answers.of(others)
         assert answer is not first
         assert [item.id for item in answer.items] == [pod.id.value for pod in others]
+
+
+# --- batches
+
+
+def sized(size: int) -> pb.PodSandbox:
+    """A message of exactly `size` bytes."""
+    made = pb.PodSandbox(id="x" * (size - 2))
+    assert made.ByteSize() == size
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batched"),
+    [
+        ([], []),
+        ([10], [[10]]),
+        ([50, 50], [[50, 50]]),
+        ([50, 51], [[50], [51]]),
+        ([40, 40, 40, 40, 40], [[40, 40], [40, 40], [40]]),
+        ([10, 120, 10], [[10], [120], [10]]),
+        ([120, 120], [[120], [120]]),
+    ],
+)
+def test_a_batch_is_filled_up_to_its_size_and_a_bigger_item_goes_alone(
+    sizes: list[int], batched: list[list[int]]
+) -> None:
+    items = [sized(size) for size in sizes]
+    made = list(batches(items, 100))
+    assert [[one.ByteSize() for one in batch] for batch in made] == batched
+    assert [one for batch in made for one in batch] == items
+
+
+def test_items_are_taken_only_as_batches_are_wanted() -> None:
+    taken = []
+
+    def source():
+        for n in range(10):
+            taken.append(n)
+            yield sized(60)
+
+    next(batches(source(), 100))
+    assert taken == [0, 1]

@@ -1,10 +1,15 @@
-"""Lists made once: kubelet asks for all pods and containers every second. Records never change (a change is a new record),
-so what was made of a record is right as long as that record is the one in the table."""
+"""Answers that are lists.
+
+Made once: kubelet asks for all pods and containers every second. Records never change (a change is a new record), so what was
+made of a record is right as long as that record is the one in the table.
+
+In batches, for the Stream* calls: each message stays far below gRPC's limit, however many items a node has.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -23,6 +28,9 @@ A = TypeVar("A", bound=Message)
 
 # Items of records that are gone stay until a list of (nearly) everything renews them; this many at most.
 _MAX: Final = 10_000
+
+# Far below the 4 MiB that gRPC clients take if nobody told them more.
+_BATCH_BYTES: Final = 1 << 20
 
 
 class ItemCache(Generic[R, M]):
@@ -59,3 +67,19 @@ class ResponseCache(Generic[R, A]):
         if last is None or len(last[0]) != len(records) or not all(map(operator.is_, last[0], records)):
             last = self._last = (records, self._make(records))
         return last[1]
+
+
+def batches(items: Iterable[M], size: int = _BATCH_BYTES) -> Iterator[list[M]]:
+    """Each item once, in order; a batch holds items of up to `size` bytes together, or one that is bigger. Nothing for no
+    items: an empty list is a stream that ends at once."""
+    batch: list[M] = []
+    filled = 0
+    for item in items:
+        room = item.ByteSize()
+        if batch and filled + room > size:
+            yield batch
+            batch, filled = [], 0
+        batch.append(item)
+        filled += room
+    if batch:
+        yield batch

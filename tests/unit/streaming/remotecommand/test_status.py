@@ -1,0 +1,38 @@
+"""How a session ended, as its client is told and reads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from virtshim.streaming.remotecommand.status import Exited, Failed, as_status, as_text, from_status
+
+
+def test_success_is_told_as_kubernetes_tells_it():
+    assert json.loads(as_status(Exited(0))) == {"metadata": {}, "status": "Success"}
+    assert as_text(Exited(0)) == b""
+
+
+@pytest.mark.parametrize("code", [1, 137, 255])
+def test_an_exit_code_is_a_number_in_a_cause(code):
+    status = json.loads(as_status(Exited(code)))
+    assert (status["status"], status["reason"]) == ("Failure", "NonZeroExitCode")
+    assert status["details"]["causes"] == [{"reason": "ExitCode", "message": str(code)}]
+    assert str(code) in as_text(Exited(code)).decode()
+
+
+def test_a_failure_has_its_message_and_no_end_of_it():
+    assert json.loads(as_status(Failed("no agent")))["message"] == "no agent"
+    assert len(as_status(Failed("x" * 1_000_000))) < 40_000
+    assert len(as_text(Failed("\ud800" + "x" * 1_000_000))) < 40_000
+
+
+@pytest.mark.parametrize("outcome", [Exited(0), Exited(1), Exited(255), Failed("no agent")])
+def test_a_client_reads_the_end_as_it_was_told(outcome):
+    assert from_status(as_status(outcome)) == outcome
+
+
+@pytest.mark.parametrize("told", [b"\xff", b"[]", b"{}", b'{"status":"Failure","details":[]}'])
+def test_an_end_told_in_nonsense_is_a_failure(told):
+    assert "unreadable" in from_status(told).message

@@ -1,0 +1,38 @@
+"""Terminal sizes, as clients send them."""
+
+from __future__ import annotations
+
+import pytest
+
+from virtshim.streaming.remotecommand.terminal_size import Size, SizeReader
+
+
+def test_sizes_come_one_after_another_and_the_newest_counts():
+    reader = SizeReader()
+    assert reader.feed(b'{"Width":80,"Height":24}\n{"Width":90,"Height":30}') == Size(90, 30)
+    assert reader.feed(b"\n") is None
+
+
+def test_a_size_may_come_in_pieces():
+    reader = SizeReader()
+    assert [reader.feed(bytes([byte])) for byte in b'{"Width":1,"Height":2}'][-1] == Size(1, 2)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        *(
+            b"nonsense",
+            b"[1,2]",
+            b'{"Width":"80","Height":24}',
+            b'{"Width":0,"Height":0}',
+            b'{"Width":80}',
+            b"\xff\xfe",
+        ),
+        *(b'{"Width":70000,"Height":24}', b"[" * 5000, b"{" * 5000, b'{"Width":1e999,"Height":1}', b"null", b"1"),
+    ],
+)
+def test_a_wrong_size_is_thrown_away_and_the_next_one_counts(nonsense):
+    reader = SizeReader()
+    assert reader.feed(nonsense) is None
+    assert Size(80, 24) in [reader.feed(b'{"Width":80,"Height":24}') for _ in range(2)]
