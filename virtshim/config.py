@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.devices.pools import socket_of, variable_of
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import LONGEST_SOCKET_PATH, Layout
 from virtshim.domain.sizing import NodeLimits
 
 DEFAULT_FILE = "/etc/virtshim/config.toml"
@@ -33,7 +33,6 @@ _Path = Annotated[str, Field(pattern=r"^/", description="absolute path")]
 
 # An extended resource's name: a domain, not kubernetes.io, and a label's name.
 _RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_LONGEST_SOCKET_PATH = 107  # sun_path, less its closing zero byte
 _HEX_ID = re.compile(r"[0-9a-f]{4}")
 
 
@@ -262,10 +261,10 @@ class DevicePluginSettings(_Section):
     def _room_for_sockets(self) -> Self:
         for resource in self.resources:
             path = f"{self.directory}/{socket_of(resource.name)}"
-            if len(path.encode()) > _LONGEST_SOCKET_PATH:
+            if len(path.encode()) > LONGEST_SOCKET_PATH:
                 raise ValueError(
                     f"{resource.name} is too long a name: its socket {path} would have {len(path.encode())} bytes, and "
-                    f"{_LONGEST_SOCKET_PATH} is the most for one"
+                    f"{LONGEST_SOCKET_PATH} is the most for one"
                 )
         return self
 
@@ -298,7 +297,7 @@ class Settings(BaseSettings):
     @field_validator("paths")
     @classmethod
     def _room_for_sockets(cls, paths: Paths) -> Paths:
-        # sun_path holds 107 bytes; the longest socket is RUN_DIR/vm/<20>/console.sock.
+        # The longest socket is RUN_DIR/vm/<20>/console.sock.
         if len(paths.run_dir.encode()) > 60:
             raise ValueError(f"run_dir is {len(paths.run_dir.encode())} bytes long; Unix sockets allow for 60 at most")
         return paths

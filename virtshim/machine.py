@@ -1,4 +1,4 @@
-"""What this machine has: CPUs, memory nodes, huge pages. Reads only."""
+"""What this machine has: CPUs, memory nodes, huge pages, cgroups, systemd. Reads only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 _NODES = "/sys/devices/system/node"
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
+CGROUPS = "/sys/fs/cgroup"
 
 
 @functools.cache
@@ -39,3 +40,13 @@ def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
 def boot_id() -> str:
     """Another one each time the machine is booted."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def has_cgroup_v2(root: str = CGROUPS) -> bool:
+    """Whether what is mounted there is version 2; else each of version 1's hierarchies is below it."""
+    return os.path.exists(f"{root}/cgroup.controllers")
+
+
+def systemd_runs() -> bool:
+    """As sd_booted(3) decides."""
+    return os.path.isdir("/run/systemd/system")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
-from types import FrameType
 
 import structlog
 
@@ -14,6 +12,7 @@ from virtshim import sdnotify
 from virtshim.app import assembly
 from virtshim.config import Settings
 from virtshim.grpc_socket import SocketLock
+from virtshim.stop_signals import stop_event
 
 log = structlog.get_logger(__name__)
 
@@ -24,13 +23,7 @@ _DRAIN = 5.0
 
 def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT. Raises ShimError if it cannot start."""
-    stopping = threading.Event()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    stopping = stop_event()
     os.makedirs(os.path.dirname(settings.cri_socket), mode=0o711, exist_ok=True)
     lock = SocketLock(settings.cri_socket)
     try:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Collection, Sequence
 from functools import partial
-from types import FrameType
 
 import structlog
 
@@ -25,6 +22,7 @@ from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
 from virtshim.logsetup import set_up_logging
+from virtshim.stop_signals import stop_event
 from virtshim.store.read_only import read_conditions
 
 log = structlog.get_logger(__name__)
@@ -39,13 +37,7 @@ def device_plugin_command(file: str | None) -> None:
             "device_plugin.resources is empty: there is nothing to offer; see Device plugin in docs/operator.md"
         )
     set_up_logging(settings.log.level, settings.log.format)
-    stopping = threading.Event()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    stopping = stop_event()
     pools = tuple(pool_of(resource) for resource in wanted.resources)
     excluded = frozenset(map(PciAddress.parse, settings.devices.keep))
     directory = KubeletPlugins(wanted.directory)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
-from types import FrameType
 
 from rich.console import Console
 
@@ -17,6 +15,7 @@ from virtshim.cli.orphans import Orphans
 from virtshim.domain.errors import NotFound, ShimError, WrongState
 from virtshim.files import FileLocked, lock_file
 from virtshim.process import run
+from virtshim.stop_signals import stop_event
 from vmwrapper import bundle
 
 __all__ = ["NodeOptions", "up_command"]
@@ -39,13 +38,7 @@ def up_command(options: NodeOptions) -> int:
         if options.cni_conf_dir is None:
             refuse_routed(node, options.pod_cidr, _routes())
         bundle.write(node.vmwrapper)
-        stopping = threading.Event()
-
-        def stop(_signal: int, _frame: FrameType | None) -> None:
-            stopping.set()
-
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
+        stopping = stop_event()
         orphans = Orphans()
         daemons = (tapmanager_daemon(node.config_file, orphans), virtshim_daemon(node.config_file, orphans))
         orphans.adopt()

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from virtshim.domain.container import Container
 from virtshim.domain.ids import ContainerId
 
+LONGEST_SOCKET_PATH = 107  # bytes: sun_path, less its closing zero byte
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -22,6 +22,9 @@ from virtshim.files import replace_text
 
 log = structlog.get_logger(__name__)
 
+# A libvirt URI of this driver; its directory follows.
+URI_OF_ROOT = "qemu:///embed?root="
+
 # Users and groups that distributions make for QEMU: Debian and Ubuntu; Fedora, RHEL, SUSE, Arch.
 _KNOWN_USERS = (("libvirt-qemu", "kvm"), ("qemu", "qemu"))
 
@@ -60,6 +63,11 @@ class QemuUser:
     gid: int
 
 
+def is_embedded(uri: str) -> bool:
+    """Whether libvirt runs inside this process."""
+    return uri.startswith("qemu:///embed")
+
+
 def qemu_user(name: str = "", group: str = "") -> QemuUser:
     """The named user and group, or the distribution's own for QEMU."""
     for user_name, group_name in ((name, group),) if name else _KNOWN_USERS:
@@ -93,7 +101,7 @@ def prepare(root: str, user: QemuUser) -> str:
     os.makedirs(configuration, mode=0o755, exist_ok=True)
     replace_text(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group), 0o644)
     _remove_stale_status(os.path.join(root, "run", "qemu"))
-    return f"qemu:///embed?root={root}"
+    return f"{URI_OF_ROOT}{root}"
 
 
 def _remove_stale_status(status_directory: str) -> None:

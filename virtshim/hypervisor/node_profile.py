@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import os
-
+from virtshim import machine
 from virtshim.config import Settings
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.kvm.probe import choose
 
-_EMBED = "qemu:///embed?root="
-
 
 def libvirt_uri(settings: Settings) -> str:
     """For the embedded driver its directory is made ready first: own qemu.conf, unprivileged QEMU user."""
-    if not settings.libvirt.uri.startswith(_EMBED):
+    if not settings.libvirt.uri.startswith(embed.URI_OF_ROOT):
         return settings.libvirt.uri
     user = embed.qemu_user(settings.libvirt.qemu_user, settings.libvirt.qemu_group)
-    return embed.prepare(settings.libvirt.uri.removeprefix(_EMBED), user)
+    return embed.prepare(settings.libvirt.uri.removeprefix(embed.URI_OF_ROOT), user)
 
 
 def node_profile(settings: Settings, node_id: str) -> NodeProfile:
-    v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
     return NodeProfile(
         node=node_id,
         domain_type=_domain_type(settings),
         emulator=settings.libvirt.vmwrapper,
         qemu=settings.libvirt.emulator,
-        cgroups=Cgroups.OFF if own_groups(settings) else Cgroups.V2 if v2 else Cgroups.V1,
+        cgroups=Cgroups.OFF if own_groups(settings) else Cgroups.V2 if machine.has_cgroup_v2() else Cgroups.V1,
     )
 
 
 def own_groups(settings: Settings) -> bool:
     """Whether tapmanager makes the VMs' cgroups. Below systemd's slices libvirt does, as systemd wants it; its embedded
     driver speaks to no systemd."""
-    return settings.libvirt.uri.startswith(_EMBED) or not systemd_cgroups(settings)
+    return settings.libvirt.uri.startswith(embed.URI_OF_ROOT) or not systemd_cgroups(settings)
 
 
 def systemd_cgroups(settings: Settings) -> bool:
     """`auto`: what sd_booted(3) says."""
     if settings.cri.cgroup_driver == "auto":
-        return os.path.isdir("/run/systemd/system")
+        return machine.systemd_runs()
     return settings.cri.cgroup_driver == "systemd"
 
 

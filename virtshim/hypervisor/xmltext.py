@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.layout import LONGEST_SOCKET_PATH
 
 # XML 1.0 "Char", less the line breaks: libvirt refuses them in titles, and they have no business in a name or
 # path.
 _NOT_ALLOWED = re.compile("[^\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 _SERIAL = re.compile(r"[A-Za-z0-9_.+ -]*")
-
-# sun_path is 108 bytes with its closing zero byte.
-_LONGEST_SOCKET_PATH = 107
 
 
 def printable(value: str, what: str) -> str:
@@ -52,9 +50,9 @@ def absolute_path(value: str, what: str) -> str:
 
 def socket_path(value: str, what: str) -> str:
     """An absolute path that fits into a socket address."""
-    if len(value.encode("utf-8", "surrogateescape")) > _LONGEST_SOCKET_PATH:
+    if len(value.encode("utf-8", "surrogateescape")) > LONGEST_SOCKET_PATH:
         raise InvalidRequest(
-            f"{what} {value!r} is longer than the {_LONGEST_SOCKET_PATH} bytes of a Unix socket address:"
+            f"{what} {value!r} is longer than the {LONGEST_SOCKET_PATH} bytes of a Unix socket address:"
             " choose a shorter run_dir"
         )
     return absolute_path(value, what)

@@ -64,8 +64,8 @@ class PullWatch:
 
     def check(self) -> None:
         """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled."""
-        if self._failure is None and self._cancelled.is_set():
-            self._failure = DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
+        if self._cancelled.is_set():
+            self._failure = self._failure or self._given_up()
         if self._failure is not None:
             raise self._failure
 
@@ -77,7 +77,7 @@ class PullWatch:
 
     def _reason_to_end(self, now: float) -> ShimError | None:
         if self._cancelled.is_set():
-            return DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
+            return self._given_up()
         if now >= self._end:
             return DeadlineExceeded(f"pull of image {self._name!r} took longer than its transport's timeout allows")
         if now - self._progressed_at > self.progress_timeout:
@@ -85,6 +85,9 @@ class PullWatch:
                 f"pull of image {self._name!r}: the source sent nothing for {self.progress_timeout:g} s; try again"
             )
         return None
+
+    def _given_up(self) -> ShimError:
+        return DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
 
     def _shut_down_sockets(self) -> None:
         with self._lock:

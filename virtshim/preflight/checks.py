@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from virtshim.config import Settings
 from virtshim.domain.ids import ContainerId
 from virtshim.hypervisor.devices.cpu import DomainType
+from virtshim.hypervisor.embed import is_embedded
 from virtshim.hypervisor.kvm import probe
+from virtshim.hypervisor.node_profile import systemd_cgroups
+from virtshim.machine import systemd_runs
 from virtshim.preflight import host_facts, machine, network, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
@@ -55,7 +58,7 @@ def libvirt(settings: Settings) -> Sequence[Finding]:
 
 def libvirt_user(settings: Settings) -> Sequence[Finding]:
     """Not of the embedded driver, whose configuration virtshim writes itself; nothing where libvirt is not reached."""
-    if _is_embedded(settings):
+    if is_embedded(settings.libvirt.uri):
         return []
     program_output = _ask(settings, "owner")
     return [virtualization.runs_qemu_as(program_output, _qemu_user(settings))] if program_output.reached else []
@@ -143,18 +146,11 @@ def tapmanager(settings: Settings) -> Sequence[Finding]:
 
 
 def cgroups(settings: Settings) -> Sequence[Finding]:
-    systemd = host_facts.systemd_runs()
-    driver = settings.cri.cgroup_driver
-    if driver == "auto":
-        driver = "systemd" if systemd else "cgroupfs"
-    found = [machine.cgroups(host_facts.cgroups(), driver, systemd)]
+    driver = "systemd" if systemd_cgroups(settings) else "cgroupfs"
+    found = [machine.cgroups(host_facts.cgroups(), driver, systemd_runs())]
     if driver == "cgroupfs" and settings.libvirt.uri == "qemu:///system":
         found.append(machine.libvirt_cgroups(host_facts.text(_QEMU_CONF)))
     return found
-
-
-def _is_embedded(settings: Settings) -> bool:
-    return settings.libvirt.uri.startswith("qemu:///embed")
 
 
 def _ask(settings: Settings, question: str) -> virtualization.ProgramOutput:

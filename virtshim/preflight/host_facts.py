@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tapmanager import protocol
-from virtshim import process
+from virtshim import machine, process
 from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.files import free_bytes
 from virtshim.hypervisor import embed
@@ -69,16 +69,11 @@ def room(path: str) -> FreeSpace:
 
 
 def cgroups() -> Cgroups:
-    if os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+    if machine.has_cgroup_v2():
         return Cgroups.V2
     if os.path.exists("/sys/fs/cgroup/unified/cgroup.procs"):
         return Cgroups.HYBRID
     return Cgroups.V1 if os.path.isdir("/sys/fs/cgroup/memory") else Cgroups.NONE
-
-
-def systemd_runs() -> bool:
-    """As sd_booted(3) decides."""
-    return os.path.isdir("/run/systemd/system")
 
 
 def program_output(argv: Sequence[str]) -> ProgramOutput:

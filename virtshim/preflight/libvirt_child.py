@@ -26,7 +26,7 @@ def main() -> None:
     question, uri, *rest = sys.argv[1:]
     # Messages come with the exceptions; on standard error they would only be said twice.
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
-    root = tempfile.mkdtemp(prefix="vs-check-") if uri.startswith("qemu:///embed") else ""
+    root = tempfile.mkdtemp(prefix="vs-check-") if embed.is_embedded(uri) else ""
     reached = False
     try:
         if root:

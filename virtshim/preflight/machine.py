@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from virtshim.domain.layout import LONGEST_SOCKET_PATH
 from virtshim.preflight.access import FileStatus, UserAccount, chmod_command, first_blocked
 from virtshim.preflight.finding import Finding, error, ok, warning
 
@@ -14,8 +15,6 @@ _LITTLE_ROOM = 10 * _GIB
 _NO_ROOM = _GIB
 _FEW_INODES = 10_000
 _NO_INODES = 500
-# sun_path holds 108 bytes with its closing zero byte.
-_LONGEST_SOCKET_PATH = 107
 
 
 class Cgroups(enum.Enum):
@@ -108,13 +107,13 @@ def sockets(paths: Sequence[str]) -> Finding:
     """`paths`: the longest socket path of each kind."""
     longest = max(paths, key=lambda path: len(path.encode()))
     length = len(longest.encode())
-    if length > _LONGEST_SOCKET_PATH:
+    if length > LONGEST_SOCKET_PATH:
         return error(
             "socket paths",
-            f"{longest} has {length} bytes; a Unix socket's path may have {_LONGEST_SOCKET_PATH}",
+            f"{longest} has {length} bytes; a Unix socket's path may have {LONGEST_SOCKET_PATH}",
             "choose a shorter paths.run_dir (or cri.socket, tapmanager.socket)",
         )
-    return ok("socket paths", f"at most {length} of {_LONGEST_SOCKET_PATH} bytes")
+    return ok("socket paths", f"at most {length} of {LONGEST_SOCKET_PATH} bytes")
 
 
 def reach(setting: str, path: str, directories: Sequence[FileStatus], who: UserAccount) -> Finding:

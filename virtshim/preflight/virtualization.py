@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from virtshim.hypervisor.embed import is_embedded
 from virtshim.preflight.access import AccessMode, FileStatus, UserAccount, allows, chmod_command, first_blocked
 from virtshim.preflight.finding import Finding, error, ok, warning
 
@@ -121,7 +122,7 @@ def vmwrapper(path: str, file: FileStatus | None, directories: Sequence[FileStat
 def libvirt(uri: str, program_output: ProgramOutput) -> Finding:
     if not program_output.trouble:
         return ok("libvirt", f"{uri}, version {program_output.text}")
-    embedded = uri.startswith("qemu:///embed")
+    embedded = is_embedded(uri)
     remedy = (
         "apt-get install libvirt-daemon-driver-qemu"
         if embedded

@@ -3,9 +3,9 @@ newest, which takes no Alembic."""
 
 from __future__ import annotations
 
-import logging
 import os
 
+import structlog
 from sqlalchemy import Engine, inspect, text
 
 from virtshim.domain.errors import WrongState
@@ -20,6 +20,8 @@ _VERSION_TABLE = (
     "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
     "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
 )
+
+log = structlog.get_logger(__name__)
 
 _SCRIPTS = os.path.join(os.path.dirname(__file__), "migrations")
 
@@ -48,7 +50,6 @@ def upgrade_schema(engine: Engine) -> None:
     from alembic.script import ScriptDirectory
     from alembic.util.exc import CommandError
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     config = Config()
     config.set_main_option("script_location", _SCRIPTS.replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -66,6 +67,7 @@ def upgrade_schema(engine: Engine) -> None:
             command.upgrade(config, "head")
         except CommandError as exc:
             raise WrongState(f"the state database cannot be brought to schema version {HEAD!r}: {exc}") from exc
+    log.info("database.upgraded", before=current, now=HEAD)
 
 
 def _current(engine: Engine) -> str | None:

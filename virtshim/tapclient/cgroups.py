@@ -4,18 +4,16 @@ here."""
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Mapping
 
 import structlog
 
 from virtshim.domain.cgroup import DEFAULT_PARENT, CgroupLimits, VmCgroup, parent_path, vm_cgroup_path
 from virtshim.domain.ids import ContainerId
+from virtshim.machine import CGROUPS, has_cgroup_v2
 from virtshim.tapclient.connection import TapmanagerConnection
 
 log = structlog.get_logger(__name__)
-
-_ROOT = "/sys/fs/cgroup"
 
 
 class VmCgroupClient:
@@ -77,15 +75,15 @@ def _limits(limits: CgroupLimits) -> Mapping[str, object]:
     }
 
 
-def _directory(group: str, controller: str, root: str = _ROOT) -> str:
+def _directory(group: str, controller: str, root: str = CGROUPS) -> str:
     """Where `controller`'s files of a group (`virtshim.domain.cgroup.vm_cgroup_path`) are: cgroup v2, or v1's hierarchy of that
     controller (systemd mounts cpu and cpuacct as one, with links of both names)."""
-    if os.path.exists(f"{root}/cgroup.controllers"):
+    if has_cgroup_v2(root):
         return root + group
     return f"{root}/{controller}{group}"
 
 
-def oom_kills(group: str, root: str = _ROOT) -> int:
+def oom_kills(group: str, root: str = CGROUPS) -> int:
     """How many processes of the group the kernel killed for lack of memory, the pod's or the group's own; 0 if there is
     no such group (any more). Raises OSError for other trouble."""
     where = _directory(group, "memory", root)

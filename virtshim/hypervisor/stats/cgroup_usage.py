@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from virtshim.domain.usage import CgroupUsage, HugepageUsage, Pressure
+from virtshim.machine import CGROUPS, has_cgroup_v2
 
 # What libvirt runs beside QEMU for the same VM, and puts into its cgroup.
 _COMPANIONS = frozenset({"virtiofsd", "swtpm", "passt", "qemu-pr-helper"})
@@ -21,12 +22,12 @@ _NO_LIMIT = 1 << 62
 class CgroupTree:
     """Where cgroups and processes are seen; `unified` is version 2."""
 
-    root: str = "/sys/fs/cgroup"
+    root: str = CGROUPS
     proc: str = "/proc"
 
     @property
     def unified(self) -> bool:
-        return os.path.exists(f"{self.root}/cgroup.controllers")
+        return has_cgroup_v2(self.root)
 
     def paths(self, pid: int | str) -> Mapping[str, str]:
         """Controller -> the process's directory; version 2's only entry is "". Raises OSError."""
