@@ -29,11 +29,11 @@ def serve(settings: Settings) -> None:
     try:
         with assembly.open_app(settings) as app:
             sdnotify.notify("STATUS=recovering")
-            app.recovered()
+            app.recover()
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
             gc.freeze()
             server = app.server(settings)
-            with app.watched():
+            with app.watching():
                 server.start()
                 sdnotify.notify("READY=1", "STATUS=serving")
                 _wait(stopping)

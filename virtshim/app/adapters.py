@@ -134,7 +134,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     tapmanager = TapmanagerConnection(settings.tapmanager.socket)
     networks = PodNetworkClient(tapmanager)
     sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))
-    own_commands = stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
+    entrypoint_attach = stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
     streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
     stack.callback(streaming.stop)
     adapters = Adapters(
@@ -158,12 +158,12 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         entrypoint_logs=entrypoint_logs,
         guests=guests,
         guest_operations=guests.operations,
-        entrypoint_listeners=own_commands,
+        entrypoint_listeners=entrypoint_attach,
         termination_files=TerminationFileStore(),
         streaming=streaming,
         clock=clock,
     )
-    attaches = Attachments(ConsoleAttach(layout, sizes), own_commands)
+    attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
     return RealParts(adapters, attaches, connection, networks, streaming)
 
 

@@ -84,7 +84,7 @@ class App:
         admin = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, admin)
 
-    def recovered(self) -> None:
+    def recover(self) -> None:
         """Makes records and the world agree; remembers in which boot."""
         records = self.adapters.records
         boot = machine.boot_id()
@@ -101,7 +101,7 @@ class App:
             part.close()
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Pods are looked after inside the block, by threads of their own."""
         stopping = threading.Event()
         threads = [

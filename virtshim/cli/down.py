@@ -81,7 +81,7 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
     tapmanager.start()
     try:
         with assembly.open_app(settings) as app:
-            app.recovered()
+            app.recover()
             clock = SystemClock()
             failures: list[str] = []
             for sandbox in app.adapters.records.sandboxes.all():

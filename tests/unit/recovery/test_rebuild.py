@@ -35,7 +35,7 @@ def database_lost(world: World, later: list[World]) -> World:
         path.unlink()
     after = world.restarted()
     later.append(after)
-    after.app.recovered()
+    after.app.recover()
     return after
 
 
@@ -152,10 +152,10 @@ def test_a_start_that_dies_while_it_rebuilds_is_made_good_by_the_next(world: Wor
     half.records.node_id()
     half.journal.crash(5)
     with pytest.raises(BaseException, match=r"vms\.domain_metadata"):
-        half.app.recovered()
+        half.app.recover()
     after = half.restarted()
     later.append(after)
-    after.app.recovered()
+    after.app.recover()
     assert {s.id for s in after.records.sandboxes.all()} == {sandbox, other_sandbox}
     assert {c.id for c in after.records.containers.all()} == {container, other}
     assert len(after.outside.vms.running()) == 2
@@ -249,7 +249,7 @@ def test_what_vms_of_another_node_name_is_never_a_stray(world: World) -> None:
 def test_a_new_node_finds_nothing_and_starts(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     world = World(tmp_path / "new")
-    world.app.recovered()
+    world.app.recover()
     assert world.everything() == []
     world.close()
 

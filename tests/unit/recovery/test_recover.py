@@ -160,12 +160,12 @@ def test_if_the_world_cannot_be_read_nothing_is_changed(world: World, reading: s
 
 
 def test_recovery_hears_of_power_events_from_its_first_moment(world: World) -> None:
-    """`App.recovered` subscribes before it reads: what ends in between is not missed."""
+    """`App.recover` subscribes before it reads: what ends in between is not missed."""
     _, container = world.running()
     after = world.restarted()
     after.outside.vms.forget()
     gate_closed = after.journal.hold("consoles.open")
-    recovery = threading.Thread(target=after.app.recovered)
+    recovery = threading.Thread(target=after.app.recover)
     recovery.start()
     gate_closed.wait()  # the plan is made, it says that the VM runs
     after.outside.vms.end(after.domain(container), OffReason.SHUTDOWN)
@@ -182,14 +182,14 @@ def test_the_boot_is_remembered_and_tells_a_restart_from_a_reboot(
 ) -> None:
     _, container = world.running()
     monkeypatch.setattr("virtshim.machine.boot_id", lambda: "boot-1")
-    world.app.recovered()
+    world.app.recover()
     assert world.container(container).phase is ContainerPhase.RUNNING
     again = world.restarted()
-    again.app.recovered()
+    again.app.recover()
     assert again.container(container).phase is ContainerPhase.RUNNING
     later = again.restarted(rebooted=True)
     monkeypatch.setattr("virtshim.machine.boot_id", lambda: "boot-2")
-    later.app.recovered()
+    later.app.recover()
     ended = later.container(container)
     assert ended.exit is not None
     assert ended.exit.message == "the node was restarted"

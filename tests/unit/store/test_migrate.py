@@ -12,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from structlog.testing import capture_logs
 
 from virtshim.domain.errors import InternalError, WrongState
 from virtshim.store import migrate, schema
@@ -53,6 +54,15 @@ def test_a_new_database_is_made_as_all_steps_together_make_it(tmp_path: Path) ->
         return {tuple(re.sub(r"\s+", "", word) for word in row) for row in [*rows, *versions]}
 
     assert described(migrate.migrate) == described(migrate.upgrade_schema)
+
+
+def test_an_upgrade_is_logged_with_both_versions_and_an_up_to_date_database_is_not(path: Path) -> None:
+    engine = open_engine(str(path))
+    with capture_logs() as logged:
+        migrate.upgrade_schema(engine)
+        migrate.migrate(engine)
+    engine.dispose()
+    assert logged == [{"event": "database.upgraded", "log_level": "info", "before": None, "now": migrate.HEAD}]
 
 
 def test_the_indexes_are_unique_where_the_schema_says_so(path: Path) -> None:
