@@ -75,6 +75,10 @@ def test_no_modules_import_each_other_in_a_circle(project: Any) -> None:
     assert circles(graph) == []
 
 
+def test_no_package_has_more_than_20_modules(project: Any) -> None:
+    assert {project.name(directory): count for directory, count in crowded(project.modules()).items()} == {}
+
+
 def written(root: Path, **texts: str) -> list[Path]:
     """A package `room` with these modules."""
     (root / "room").mkdir()
