@@ -123,7 +123,7 @@ class FakeEntrypointListeners:
     def has_clients(self, container: ContainerId) -> bool:
         return False
 
-    def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
+    def publish(self, container: ContainerId, output: Sequence[Output]) -> None:
         self.said += output
 
     def ended(self, container: ContainerId, code: int) -> None:

@@ -77,7 +77,7 @@ class EntrypointAttach:
         with self._lock:
             return container in self._sessions
 
-    def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
+    def publish(self, container: ContainerId, output: Sequence[Output]) -> None:
         with self._lock:
             sessions = tuple(self._sessions.get(container, ()))
         for session in sessions:

@@ -36,7 +36,7 @@ class AgentRefused(ShimError):
     """The agent answered with an error of its own. `agent_kind` is its class, such as `GenericError`."""
 
     def __init__(self, command: str, refusal: ErrorReply) -> None:
-        super().__init__(f"the guest agent refused {command}: {refusal.words or refusal.kind}")
+        super().__init__(f"the guest agent refused {command}: {refusal.message or refusal.kind}")
         self.agent_kind = refusal.kind
 
 
@@ -63,7 +63,7 @@ class AgentChannel:
             answer = self._answer(command, arguments, deadline)
             if isinstance(answer, Returned):
                 return answer.value
-            if _FROZEN not in answer.words:
+            if _FROZEN not in answer.message:
                 raise _refusal(command, answer)
             deadline.cancelled.wait(deadline.slice("the guest's file systems to be thawed"))
 
@@ -168,7 +168,7 @@ class AgentChannel:
 
 def _refusal(command: str, refusal: ErrorReply) -> ShimError:
     """`CommandNotFound` is what a command that is switched off answers too."""
-    if refusal.kind == "CommandNotFound" or "has been disabled" in refusal.words:
+    if refusal.kind == "CommandNotFound" or "has been disabled" in refusal.message:
         return CommandDisabled(
             f"the guest agent does not allow {command}; allow it in the guest (on Red Hat's distributions in "
             "/etc/sysconfig/qemu-ga) and restart the agent"

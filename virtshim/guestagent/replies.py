@@ -34,10 +34,10 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """The agent's own error. `kind` is a word for programs (`CommandNotFound`, `GenericError`), `words` are for people."""
+    """The agent's own error. `kind` is a word for programs (`CommandNotFound`, `GenericError`), `message` is for people."""
 
     kind: str
-    words: str
+    message: str
 
 
 Reply = Returned | ErrorReply

@@ -44,12 +44,12 @@ class _WatchedQemu:
 
 
 class QemuExitWatcher:
-    """`told` is called from a thread of its own when `over` has news of a domain. `directory` as `qemu_process` knows it;
+    """`notify` is called from a thread of its own when `over` has news of a domain. `directory` as `qemu_process` knows it;
     "" follows nothing. `is_embedded`: libvirt is in this process."""
 
-    def __init__(self, directory: str, told: Callable[[uuid.UUID], None], *, is_embedded: bool) -> None:
+    def __init__(self, directory: str, notify: Callable[[uuid.UUID], None], *, is_embedded: bool) -> None:
         self._directory = directory
-        self._notify = told
+        self._notify = notify
         self._is_embedded = is_embedded
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)

@@ -168,7 +168,7 @@ class EntrypointRunner:
         if progress.output or progress.read_to != before:
             state.allowance.spend(self._logs.write(container.id, progress.output, progress.read_to), now)
             state.heard, state.pause = now, _SOONEST
-            self._listeners.heard(container.id, progress.output)
+            self._listeners.publish(container.id, progress.output)
         if progress.ended and state.exited is None:
             state.exited = state.heard = now
         if state.exited is not None:

@@ -101,7 +101,7 @@ class EntrypointListeners(Protocol):
 
     def has_clients(self, container: ContainerId) -> bool: ...
 
-    def heard(self, container: ContainerId, output: Sequence[Output]) -> None:
+    def publish(self, container: ContainerId, output: Sequence[Output]) -> None:
         """Output of the entrypoint, already written to the log."""
 
     def ended(self, container: ContainerId, code: int) -> None:

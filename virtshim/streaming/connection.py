@@ -144,7 +144,7 @@ class ConnectionHandler:
         return request, negotiated
 
     def _request_for(self, path: str) -> StreamRequest:
-        """Unknown, used, expired and of another kind look the same from outside. Raises Refused."""
+        """Unknown, used, expired and of another kind look the same from outside. Raises HttpRefused."""
         _, _, kind_and_token = path.partition("/")
         kind, _, token = kind_and_token.partition("/")
         request = self._tokens.redeem(token)

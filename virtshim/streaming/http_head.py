@@ -61,7 +61,7 @@ class Exchange:
         self._head_only = False
 
     async def head(self) -> Head:
-        """Raises Refused, Gone."""
+        """Raises HttpRefused, Gone."""
         try:
             request = await self._next()
             if not isinstance(request, h11.Request):

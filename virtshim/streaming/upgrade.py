@@ -36,7 +36,7 @@ class Negotiated:
 
 
 def negotiate(head: Head, request: StreamRequest) -> Negotiated:
-    """Raises Refused."""
+    """Raises HttpRefused."""
     if head.upgrades_to("websocket"):
         return _websocket(head, request)
     if head.upgrades_to(_SPDY.lower()):

@@ -96,8 +96,8 @@ def test_all_clients_hear_what_the_command_says_and_how_it_ended():
         first, second = await hub.attach(request()), await hub.attach(request(Streams(stdout=True)))
         assert hub.has_clients(VM)
         said = [Output(OUT, b"out"), Output(ERR, b"err")]
-        await asyncio.to_thread(hub.heard, VM, said)
-        await asyncio.to_thread(hub.heard, ContainerId("d" * 64), [Output(OUT, b"another's")])
+        await asyncio.to_thread(hub.publish, VM, said)
+        await asyncio.to_thread(hub.publish, ContainerId("d" * 64), [Output(OUT, b"another's")])
         await asyncio.to_thread(hub.ended, VM, 3)
         assert await all_of(first) == (said, 3)
         assert await all_of(second) == (said[:1], 3)
@@ -111,7 +111,7 @@ def test_all_clients_hear_what_the_command_says_and_how_it_ended():
 def test_a_terminal_has_one_output():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request(TTY))
-        hub.heard(VM, [Output(OUT, b"a"), Output(ERR, b"b")])
+        hub.publish(VM, [Output(OUT, b"a"), Output(ERR, b"b")])
         hub.ended(VM, 0)
         assert await all_of(session) == ([Output(OUT, b"a"), Output(OUT, b"b")], 0)
         await session.close()
@@ -140,7 +140,7 @@ def test_a_terminal_that_closes_its_input_has_detached_and_the_command_goes_on()
         await terminal.close()
         await piped.close_stdin()
         assert (inputs.typed, inputs.closed, inputs.ended) == (b"typed", 1, [])
-        hub.heard(VM, [Output(OUT, b"on")])
+        hub.publish(VM, [Output(OUT, b"on")])
         hub.ended(VM, 3)
         assert await all_of(piped) == ([Output(OUT, b"on")], 3)
         await piped.close()
@@ -175,7 +175,7 @@ def test_input_that_reaches_no_command_is_told_once_and_output_goes_on():
         session = await hub.attach(request())
         await session.write_stdin(b"a")
         await session.write_stdin(b"b")
-        hub.heard(VM, [Output(OUT, b"still here")])
+        hub.publish(VM, [Output(OUT, b"still here")])
         hub.ended(VM, 0)
         (why, said), _ = await all_of(session)
         assert b"no guest agent answers" in why.data
@@ -189,7 +189,7 @@ def test_a_client_that_does_not_read_loses_its_oldest_output_and_is_told():
     async def test(inputs: Inputs, hub: EntrypointAttach) -> None:
         session = await hub.attach(request())
         for number in range(12):
-            hub.heard(VM, [Output(OUT, bytes([number]) * (MAX_WAITING // 8))])
+            hub.publish(VM, [Output(OUT, bytes([number]) * (MAX_WAITING // 8))])
         hub.ended(VM, 0)
         await asyncio.sleep(0)
         said, _ = await all_of(session)
