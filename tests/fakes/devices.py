@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.granted import (
     BlockDevice,
+    CardFunction,
     DeviceErrors,
     DeviceRequest,
     GrantedDevices,

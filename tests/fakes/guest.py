@@ -175,7 +175,7 @@ class HostGuest:
         self._agent = _Agent(directory / "agent.sock", self)
 
     def plug(self, number: int) -> None:
-        """As `virtshim.lifecycle.exec_ports.VmPorts.plug_in`, which leaves a file behind when there is no room."""
+        """As `virtshim.ports.hypervisor.VmPlugging.plug_in`, which leaves a file behind when there is no room."""
         if len(self._ports) >= self.slots:
             Path(f"{self.sockets}/exec-{number}.sock").touch()
             raise InternalError("no free slot")

@@ -32,7 +32,7 @@ from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.images import ImageService
-from virtshim.lifecycle.record_exit import ExitRecorder
+from virtshim.lifecycle.record_exit import ExitRecorder, VmEvents
 from virtshim.lifecycle.remove_container import RemoveContainer
 from virtshim.lifecycle.remove_sandbox import RemoveSandbox
 from virtshim.lifecycle.reopen_container_log import ReopenContainerLog
@@ -43,7 +43,6 @@ from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.lifecycle.update_container_resources import UpdateContainerResources
 from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
-from virtshim.lifecycle.vm_events import VmEvents
 from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
 from virtshim.passthrough.inspection import FunctionInspection

@@ -11,8 +11,7 @@ from typing import Final
 from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
 from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.guest.ssh_key import parse_keys
-from virtshim.domain.guest.user import check_user
+from virtshim.domain.guest.login import check_user, parse_keys
 
 _SSH: Final = "/usr/bin/ssh"
 _SHORT: Final = 20

@@ -9,9 +9,8 @@ import structlog
 
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.guest.ssh_key import parse_keys
+from virtshim.domain.guest.login import check_user, parse_keys
 from virtshim.domain.guest.streaming import AttachStreams, Streams
-from virtshim.domain.guest.user import check_user
 from virtshim.ports.guests import GuestOperations
 from virtshim.queries.lookup import get_running_container
 

@@ -7,7 +7,6 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.services import ServicerPart, set_when_cancelled
 from virtshim.domain.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION
-from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
@@ -80,7 +79,7 @@ class StreamingCalls(ServicerPart):
 
     def _running_in(self, sandbox: Sandbox) -> ContainerId | None:
         containers = self._services.records.containers.all()
-        running = [c for c in containers if c.sandbox_id == sandbox.id and c.phase is ContainerPhase.RUNNING]
+        running = [c for c in containers if c.sandbox_id == sandbox.id and c.is_running]
         return running[0].id if running else None
 
 

@@ -1,5 +1,5 @@
 """Plugging serial ports into a running VM, and unplugging host devices from it: implements
-`virtshim.lifecycle.exec_ports.VmPorts` and `virtshim.ports.hypervisor.VmUnplugging`.
+`virtshim.ports.hypervisor.VmPlugging` and `virtshim.ports.hypervisor.VmUnplugging`.
 
 To unplug, libvirt asks QEMU, QEMU asks the guest, the guest releases the device when its driver is done; or never. Events say
 that something has changed, no more: what a VM still has is read from its live definition.

@@ -17,15 +17,16 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
-from virtshim.domain.errors import Aborted, DeadlineExceeded, NotFound, ShimError, WrongState
+from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout, root_disk_of
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.ports.clock import Clock
 from virtshim.ports.pause import CheckpointFiles, VmPausing
 from virtshim.ports.records import Records
+from virtshim.primitives.existing import existing_container
 from virtshim.primitives.inflight import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -107,12 +108,10 @@ class CheckpointContainer:
 
     def _begin(self, wanted: Container, location: str) -> Container:
         with self._locks.held(wanted.sandbox_id):
-            container = self._records.containers.get(wanted.id)
-            if container is None:
-                raise NotFound(f"no such container: {wanted.id}")
+            container = existing_container(self._records, wanted.id)
             if container.status.checkpointing:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
-            if container.phase is not ContainerPhase.RUNNING:
+            if not container.is_running:
                 raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has state")
             if container.granted.passthrough:
                 raise WrongState(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit
+from virtshim.domain.container import Container, Exit
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
 from virtshim.domain.guest.command import entrypoint_command
 from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
@@ -205,4 +205,4 @@ class EntrypointRunner:
 
     def _running(self, container: ContainerId) -> Container | None:
         found = self._records.containers.get(container)
-        return found if found is not None and found.phase is ContainerPhase.RUNNING else None
+        return found if found is not None and found.is_running else None

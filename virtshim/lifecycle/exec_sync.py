@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.errors import NotFound, ResourceExhausted, WrongState
+from virtshim.domain.container import Container
+from virtshim.domain.errors import ResourceExhausted, WrongState
 from virtshim.domain.guest.command import CommandResult, in_container
 from virtshim.domain.guest.dial import dial_command
 from virtshim.domain.guest.streaming import ExecRequest, Streams
@@ -14,6 +14,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import StreamSession
+from virtshim.primitives.existing import existing_container
 
 # `crictl inspect` is not worth a longer wait.
 _FACTS_SECONDS = 1.0
@@ -46,29 +47,25 @@ class ExecCommand:
             self._slots.release()
 
     async def start(self, request: ExecRequest) -> StreamSession:
-        container = self._records.containers.get(request.container)
-        if container is None:
-            raise NotFound(f"no such container: {request.container}")
+        container = existing_container(self._records, request.container)
         _refuse_unless_running(container)
         command = in_container(container, request.command, tty=request.streams.tty)
         return await self._guests.open(container.id, command, request.streams)
 
     async def dial(self, container: ContainerId, port: int) -> StreamSession:
-        found = self._records.containers.get(container)
-        if found is None:
-            raise NotFound(f"no such container: {container}")
+        found = existing_container(self._records, container)
         _refuse_unless_running(found)
         return await self._guests.open(container, dial_command(port), Streams(stdin=True, stdout=True, stderr=True))
 
     def guest_info(self, container: Container) -> Mapping[str, object]:
         """What the guest of a running container says of itself; empty if there is none, or it does not answer at once."""
-        if container.phase is not ContainerPhase.RUNNING:
+        if not container.is_running:
             return {}
         return self._guests.guest_info(container.id, _FACTS_SECONDS)
 
 
 def _refuse_unless_running(container: Container) -> None:
-    if container.phase is not ContainerPhase.RUNNING:
+    if not container.is_running:
         raise WrongState(
             f"container {container.id} is {container.phase.value}: commands run in a running container only"
         )

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.clock import Clock
@@ -121,7 +121,7 @@ class GuestFreezer:
 
     def _runs(self, container: ContainerId) -> Container | None:
         found = self._records.containers.get(container)
-        return found if found is not None and found.phase is ContainerPhase.RUNNING else None
+        return found if found is not None and found.is_running else None
 
     def _note(self, container: ContainerId, *, frozen: bool) -> None:
         found = self._records.containers.get(container)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from dataclasses import dataclass, field
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.devices.granted import GrantedDevices, PciFunction
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
@@ -52,13 +53,13 @@ class ExitRecorder:
         if found is not None:
             with self.locks.held(found.sandbox_id):
                 found = self._settled(container, message)
-        if found is None or found.phase is not ContainerPhase.RUNNING:
+        if found is None or not found.is_running:
             self.kill_reasons.pop(container, None)  # told, or too late to be told
         return found
 
     def _settled(self, container: ContainerId, message: str) -> Container | None:
         found = self.records.containers.get(container)
-        if found is None or found.phase is not ContainerPhase.RUNNING:
+        if found is None or not found.is_running:
             return found
         domain = found.domain_uuid
         state = self.hypervisor.power(domain)
@@ -161,3 +162,20 @@ def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool =
             return Exit(137, ExitReason.ERROR, at, message or "QEMU ended unexpectedly; see its log")
         case OffReason.UNKNOWN:
             return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine ended for an unknown reason")
+
+
+@dataclass(frozen=True, slots=True)
+class VmEvents:
+    """Power events: an event is a hint, so the state is read again before anything is written."""
+
+    records: Records
+    exits: ExitRecorder
+
+    def changed(self, domain: uuid.UUID) -> None:
+        """Called for each life-cycle event of any domain, foreign ones included."""
+        for container in self.records.containers.all():
+            if container.domain_uuid == domain and container.is_running:
+                try:
+                    self.exits.settle(container.id)
+                except ShimError as exc:
+                    log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.errors import ShimError
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.images import ImageService
@@ -66,7 +66,7 @@ class RemoveContainer:
             self.logs.finish(container)
         except ShimError as exc:  # a full disk, say: removal is what makes room
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
-        if container.phase is ContainerPhase.RUNNING:  # whoever follows events learns that it ended
+        if container.is_running:  # whoever follows events learns that it ended
             how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
             self.records.containers.replace(container.removing(how))
         self.hypervisor.undefine(domain, container.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.errors import WrongState
 from virtshim.lifecycle.container_logs import ContainerLogs
 
@@ -18,7 +18,7 @@ class ReopenContainerLog:
     def reopen(self, container: Container) -> None:
         """The new file is there on return, and nothing more is written to the old one. WrongState if the container does not
         run: its log is complete, and kubelet renames it back."""
-        if container.phase is not ContainerPhase.RUNNING:
+        if not container.is_running:
             raise WrongState(
                 f"container {container.id} is {container.phase.value}: only a running container's log can be reopened"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
-from virtshim.domain.errors import NotFound, ShimError, WrongState
+from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, cgroup_of
 from virtshim.lifecycle.container_logs import ContainerLogs
@@ -19,6 +19,7 @@ from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
+from virtshim.primitives.existing import existing_container
 from virtshim.primitives.inflight import PodLocks
 from virtshim.primitives.rollback import Rollback
 
@@ -45,9 +46,7 @@ class StartContainer:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
         leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
         with self.locks.held(wanted.sandbox_id):
-            container = self.records.containers.get(wanted.id)
-            if container is None:
-                raise NotFound(f"no such container: {wanted.id}")
+            container = existing_container(self.records, wanted.id)
             sandbox = self._refuse_unless_startable(container)
             domain = container.domain_uuid
             try:
@@ -81,7 +80,7 @@ class StartContainer:
         for other in self.records.containers.all():
             if other.id == container.id or not other.may_be_running or not _share(container, other):
                 continue
-            if other.phase is ContainerPhase.RUNNING:
+            if other.is_running:
                 if other.sandbox_id != container.sandbox_id:
                     raise WrongState(
                         f"container {other.id}, of an earlier sandbox of this pod, still runs on the same disk; stop it first"

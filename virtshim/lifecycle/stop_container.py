@@ -120,7 +120,7 @@ class StopContainer:
 
     def _settled(self, container: Container, message: str) -> None:
         after = self._exits.settle(container.id, message)
-        if after is not None and after.phase is ContainerPhase.RUNNING:
+        if after is not None and after.is_running:
             raise InternalError(
                 f"the virtual machine of container {container.id} is still running after it was destroyed"
             )

@@ -16,6 +16,7 @@ from virtshim.domain.vm import VmSize
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.hypervisor import VmResizing
 from virtshim.ports.records import Records
+from virtshim.primitives.existing import existing_container
 from virtshim.primitives.inflight import PodLocks
 from virtshim.primitives.rollback import Rollback
 
@@ -37,7 +38,7 @@ class _Change:
 
     @property
     def runs(self) -> bool:
-        return self.container.phase is ContainerPhase.RUNNING
+        return self.container.is_running
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,7 @@ class UpdateContainerResources:
         """`resources` holds what is to change; 0 and "" leave alone. On an error everything is as it was, but for vCPUs
         that were added already: no guest can be made to let go of one. Raises NotFound, WrongState, InvalidRequest."""
         with self.locks.held(wanted.sandbox_id):
-            container = self.records.containers.get(wanted.id)
-            if container is None:
-                raise NotFound(f"no such container: {wanted.id}")
+            container = existing_container(self.records, wanted.id)
             if container.phase not in (ContainerPhase.CREATED, ContainerPhase.RUNNING):
                 raise WrongState(
                     f"container {container.id} is {container.phase.value}: only a created or running one can be resized"

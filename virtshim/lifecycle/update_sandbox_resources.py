@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import Container, ContainerPhase, Resources
-from virtshim.domain.errors import NotFound
+from virtshim.domain.container import Container, Resources
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, merged, resized
 from virtshim.ports.records import Records
+from virtshim.primitives.existing import existing_sandbox
 from virtshim.primitives.inflight import PodLocks
 
 
@@ -24,12 +24,10 @@ class UpdateSandboxResources:
         """Records the pod's new sums; the VM itself changes with UpdateContainerResources, which follows. WrongState if it
         could not: kubelet then leaves the pod as it is. Raises NotFound."""
         with self.locks.held(sandbox_id):
-            sandbox = self.records.sandboxes.get(sandbox_id)
-            if sandbox is None:
-                raise NotFound(f"no such pod sandbox: {sandbox_id}")
+            sandbox = existing_sandbox(self.records, sandbox_id)
             after = merged(sandbox.resources, resources)
             for container in self.records.containers.all():
-                if container.sandbox_id == sandbox_id and container.phase is ContainerPhase.RUNNING:
+                if container.sandbox_id == sandbox_id and container.is_running:
                     self._refuse_what_the_vm_cannot(sandbox, container, after)
             self.records.sandboxes.replace(sandbox.resized(merged(sandbox.overhead, overhead), after))
 

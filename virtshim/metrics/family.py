@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from virtshim.domain.container import ContainerPhase
 from virtshim.domain.sandbox import Sandbox
 from virtshim.metrics.usage import ContainerUsage, SandboxUsage
 
@@ -73,7 +72,7 @@ def of_container(
 ) -> list[LabelledSample]:
     """Nothing for a container that does not run: its series end, as cAdvisor's do."""
     container = use.container
-    if container.phase is not ContainerPhase.RUNNING:
+    if not container.is_running:
         return []
     base = (
         container.name.name,

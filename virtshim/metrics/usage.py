@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
@@ -90,14 +90,14 @@ class Usage:
 
     def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUsage]:
         """In the order given."""
-        running = [c for c in chosen if c.phase is ContainerPhase.RUNNING]
+        running = [c for c in chosen if c.is_running]
         usages = self._readings.usage({c.domain_uuid: c.domain_name for c in running})
         cpu = self._metered(running, usages)
         return [self._container(c, usages.get(c.domain_uuid), cpu.get(c.id.value)) for c in chosen]
 
     def process_id(self, container: Container) -> int | None:
         """QEMU's; None if it does not run, or cannot be found."""
-        if container.phase is not ContainerPhase.RUNNING:
+        if not container.is_running:
             return None
         domain = container.domain_uuid
         found = self._readings.usage({domain: container.domain_name}).get(domain)
@@ -139,7 +139,7 @@ class Usage:
     def _disk(self, container: Container) -> DiskUsage | None:
         try:
             # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
-            pod_disk = container.spec.pod_disk if container.phase is ContainerPhase.RUNNING else ""
+            pod_disk = container.spec.pod_disk if container.is_running else ""
             return self._disks.use(container.id, pod_disk)
         except ShimError as exc:
             log.warning("container.disk_not_read", container=container.id.value, error=str(exc))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import DeviceErrors, PciAddress, PciFunction
 from virtshim.domain.ids import ContainerId
 from virtshim.passthrough.resets import DeviceResets
@@ -48,7 +48,7 @@ class DeviceHealth:
         now: dict[PciAddress, DeviceErrors] = {}
         first: dict[ContainerId, Mapping[PciAddress, DeviceErrors]] = {}
         for container in self._records.containers.all():
-            if container.phase is not ContainerPhase.RUNNING:
+            if not container.is_running:
                 continue
             counted = self._counted(container)
             if counted:

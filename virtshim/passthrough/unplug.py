@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.devices.granted import UsbDevice
 from virtshim.domain.errors import ShimError
 from virtshim.ports.clock import Clock
@@ -49,7 +49,7 @@ class UnplugDevices:
 
     def _wanted(self, container: Container) -> bool:
         on_pci = any(not isinstance(device, UsbDevice) for device in container.granted.passthrough)
-        return self.seconds > 0 and on_pci and container.phase is ContainerPhase.RUNNING
+        return self.seconds > 0 and on_pci and container.is_running
 
     def _written_down(self, container: Container, message: str) -> bool:
         """False if it has ended meanwhile, or another call keeps its pod."""
@@ -57,7 +57,7 @@ class UnplugDevices:
             if not held:
                 return False
             found = self.records.containers.get(container.id)
-            if found is None or found.phase is not ContainerPhase.RUNNING:
+            if found is None or not found.is_running:
                 return False
             if found.status.ending is None:
                 how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), message)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from virtshim.domain.devices.card_function import CardFunction
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import (
     BorrowedDevice,
+    CardFunction,
     DeviceErrors,
     DeviceRequest,
     GrantedDevices,

@@ -84,3 +84,11 @@ class VmResizing(Protocol):
 
     def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         """Changes the limits where libvirt manages the VM's cgroup; nothing elsewhere."""
+
+
+class VmPlugging(Protocol):
+    """Devices of a VM that runs. Errors: as `Hypervisor`."""
+
+    def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
+        """One more serial port for commands, as those of its VmSpec; it goes with the VM. WrongState if it is off; another
+        error if it has room for no more. After an error a file may be at `socket`."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from virtshim.domain.container import Container, ContainerPhase
-from virtshim.domain.errors import InvalidRequest, NotFound, WrongState
+from virtshim.domain.container import Container
+from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports.records import Records
+from virtshim.primitives.existing import no_such_container, no_such_sandbox
 
 
 class _Record(Protocol):
@@ -37,7 +38,7 @@ def get_sandbox(records: Records, text: str) -> Sandbox:
     """Raises NotFound."""
     found = find_sandbox(records, text)
     if found is None:
-        raise NotFound(f"no such pod sandbox: {text[:80]!r}")
+        raise no_such_sandbox(repr(text[:80]))
     return found
 
 
@@ -45,7 +46,7 @@ def get_container(records: Records, text: str) -> Container:
     """Raises NotFound."""
     found = find_container(records, text)
     if found is None:
-        raise NotFound(f"no such container: {text[:80]!r}")
+        raise no_such_container(repr(text[:80]))
     return found
 
 
@@ -58,7 +59,7 @@ def get_running_container(records: Records, text: str) -> Container:
 
 def require_running(container: Container) -> None:
     """WrongState if it does not run."""
-    if container.phase is not ContainerPhase.RUNNING:
+    if not container.is_running:
         raise WrongState(f"container {container.id.short} is {container.phase.value}, not running")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.ports.records import Records
@@ -67,7 +67,7 @@ def container_changes(before: Container | None, after: Container | None) -> Sequ
 
 
 def _runs(container: Container | None) -> bool:
-    return container is not None and container.phase is ContainerPhase.RUNNING
+    return container is not None and container.is_running
 
 
 def _ended(before: Container | None, after: Container | None) -> bool:

@@ -61,7 +61,7 @@ def plan(found: NodeState) -> Plan:
     undo = tuple(c for c in found.containers if c.phase in half or _is_orphan(c, sandboxes, found))
     undone = {c.id for c in undo}
     whole = [c for c in found.containers if c.id not in undone]
-    running = [c for c in whole if c.phase is ContainerPhase.RUNNING]
+    running = [c for c in whole if c.is_running]
     exited = {c.id for c in whole if c.phase is ContainerPhase.EXITED}
     todo = Plan(
         undo_sandboxes=tuple(s for s in found.sandboxes if s.phase in (SandboxPhase.CREATING, SandboxPhase.REMOVING)),

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from virtshim.domain.container import Container, ContainerPhase
+from virtshim.domain.container import Container
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.vm import OwnedDomain, PauseReason, Power
@@ -72,7 +72,7 @@ class WatchPods:
 
     def _machines(self) -> None:
         """One question to libvirt for all; only what differs from the record is looked at closer."""
-        running = [c for c in self.records.containers.all() if c.phase is ContainerPhase.RUNNING]
+        running = [c for c in self.records.containers.all() if c.is_running]
         if not running:
             return
         domains = {domain.container_id: domain for domain in self.hypervisor.owned()}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tapmanager.fields import Json, as_object, number, require, text, texts
-from virtshim.domain.devices.card_function import CardFunction
-from virtshim.domain.devices.granted import PciAddress, UsbDevice
+from virtshim.domain.devices.granted import CardFunction, PciAddress, UsbDevice
 from virtshim.tapclient.connection import TapmanagerConnection
 
 _MOST_FUNCTIONS = 1 << 16  # what a card's TotalVFs can say

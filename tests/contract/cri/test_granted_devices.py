@@ -24,8 +24,7 @@ from virtshim.devices.cdi_directories import CdiDirectories
 from virtshim.devices.host_files import NodeKind
 from virtshim.devices.node_devices import NodeDevices
 from virtshim.devices.resolve import Resolver
-from virtshim.domain.devices.card_function import CardFunction
-from virtshim.domain.devices.granted import BlockDevice, GrantedDevices, PciAddress, PciFunction
+from virtshim.domain.devices.granted import BlockDevice, CardFunction, GrantedDevices, PciAddress, PciFunction
 from virtshim.kubelet.pod_resources import PodResourcesClient
 
 PF, VF, KERNEL_VF, SHARED = "0000:3b:00.0", "0000:3b:02.0", "0000:3b:02.1", "0000:65:00.0"

@@ -7,7 +7,7 @@ import dataclasses
 from fakes.devices import FakeDeviceDrivers
 from fakes.full_records import SANDBOX
 
-from virtshim.domain.devices.card_function import CardFunction
+from virtshim.domain.devices.granted import CardFunction
 from virtshim.domain.network import Dns, Interface, PodNetwork
 from virtshim.passthrough.inspection import FunctionInspection
 

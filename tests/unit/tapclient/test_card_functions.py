@@ -14,8 +14,7 @@ from tapmanager import server, verbs
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.physical_function import PhysicalFunctions
-from virtshim.domain.devices.card_function import CardFunction
-from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.devices.granted import CardFunction, PciAddress
 from virtshim.domain.errors import NotFound, Unavailable
 from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient

@@ -17,8 +17,7 @@ from tapmanager.drivers.pci import PciDrivers
 from tapmanager.drivers.usb import UsbDrivers
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.physical_function import PhysicalFunctions
-from virtshim.domain.devices.card_function import CardFunction
-from virtshim.domain.devices.granted import PciAddress, UsbDevice
+from virtshim.domain.devices.granted import CardFunction, PciAddress, UsbDevice
 from virtshim.domain.errors import InternalError, NotFound, Unavailable
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.tapclient.connection import TapmanagerConnection

@@ -17,7 +17,7 @@ from typing import Final
 from virtshim.domain.annotations.options import MAX_EXEC_PORTS, VmOptions
 from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.guest.ssh_key import parse_keys
+from virtshim.domain.guest.login import parse_keys
 from virtshim.domain.vm import CpuModel, DiskBus
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 

@@ -10,9 +10,9 @@ import structlog
 
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
-from virtshim.domain.container import ContainerConfig, ContainerName, ContainerPhase
+from virtshim.domain.container import ContainerConfig, ContainerName
 from virtshim.domain.devices.granted import GrantedDevices
-from virtshim.domain.errors import InvalidRequest, NotFound, ResourceExhausted, WrongState
+from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import nics_of
@@ -21,6 +21,7 @@ from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.records import Records
+from virtshim.primitives.existing import existing_sandbox
 
 log = structlog.get_logger(__name__)
 
@@ -48,9 +49,7 @@ class Admission:
     free_hugepages: Callable[[int], int]
 
     def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
-        sandbox = self.records.sandboxes.get(sandbox_id)
-        if sandbox is None:
-            raise NotFound(f"no such pod sandbox: {sandbox_id}")
+        sandbox = existing_sandbox(self.records, sandbox_id)
         if not sandbox.is_ready:
             raise WrongState(f"pod sandbox {sandbox_id} is not ready ({sandbox.reason or sandbox.phase.value})")
         return sandbox
@@ -68,7 +67,7 @@ class Admission:
 
     def _refuse_beside_another(self, sandbox: SandboxId) -> None:
         for other in self.records.containers.all():
-            if other.sandbox_id == sandbox and other.phase is ContainerPhase.RUNNING:
+            if other.sandbox_id == sandbox and other.is_running:
                 raise WrongState(
                     f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
                     "containers are created and run one after another. Use one container, or init containers"

@@ -1,4 +1,4 @@
-"""SSH public keys, as in an authorized_keys file. No I/O."""
+"""Logging in to a guest: names of its users, and SSH public keys as in an authorized_keys file. No I/O."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import base64
 import binascii
 import itertools
 import re
+from typing import Final
 
 from virtshim.domain.errors import InvalidRequest
+
+# As useradd(8) takes them, and dots, which directories of users allow.
+_USER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 _KEY_TYPE = re.compile(
     r"ssh-(?:rsa|dss|ed25519|ed448)(?:-cert-v01@openssh\.com)?"
     r"|ecdsa-sha2-nistp(?:256|384|521)(?:-cert-v01@openssh\.com)?"
     r"|sk-(?:ssh-ed25519|ecdsa-sha2-nistp256)(?:-cert-v01)?@openssh\.com"
 )
+
+
+def check_user(name: str) -> None:
+    """Raises InvalidRequest."""
+    if not _USER_NAME.fullmatch(name):
+        raise InvalidRequest(f"{name[:80]!r} is not a user name; use letters, digits, '_', '.' and '-'")
 
 
 def parse_keys(text: str) -> tuple[str, ...]:
