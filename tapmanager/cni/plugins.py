@@ -53,7 +53,7 @@ class CniPlugins:
             raise unavailable(f"CNI config {path} cannot be read: {exc.strerror}") from exc
         except ValueError as exc:
             raise unavailable(
-                f"CNI config {path} is not valid: {exc}; correct the file, it is read anew each time"
+                f"CNI config {path} is not valid: {exc}; correct the file, it is read each time"
             ) from exc
 
     def _first_file(self) -> str:

@@ -134,6 +134,7 @@ def copy(project: Any, tmp_path: Path) -> Any:
         ("virtshim/images/spoilt.py", "import virtshim.config", "virtshim.images.spoilt -> virtshim.config"),
         ("virtshim/cri/spoilt.py", "import libvirt", "virtshim.cri.spoilt -> libvirt"),
         ("virtshim/disks/spoilt.py", "import sqlalchemy", "virtshim.disks.spoilt -> sqlalchemy"),
+        ("virtshim/store/spoilt.py", "import logging", "virtshim.store.spoilt -> logging"),
         ("tapmanager/spoilt.py", "import virtshim.sdnotify", "tapmanager is not allowed to import virtshim"),
         ("virtshim/new_room/__init__.py", "", "new_room"),
         ("virtshim/new_module.py", "", "new_module"),

@@ -89,4 +89,4 @@ def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator
         if not data and len(piece) < _PIECE:
             data = next(chunks, b"")
             if not data:
-                raise InvalidRequest(f"{what} is damaged: its gzip data is cut short; push the image anew")
+                raise InvalidRequest(f"{what} is damaged: its gzip data is cut short; push the image again")

@@ -129,7 +129,7 @@ def parse_info(output: bytes) -> DiskInfo:
 
 def _judge_qcow2(head: bytes, image: str) -> None:
     if len(head) < 104:
-        raise _unusable(image, "is cut short: not even its header is whole", "publish it anew")
+        raise _unusable(image, "is cut short: not even its header is whole", "publish it again")
     version, backing_offset = struct.unpack_from(">IQ", head, 4)
     (crypt_method,) = struct.unpack_from(">I", head, 32)
     if version not in (2, 3):

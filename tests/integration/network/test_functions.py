@@ -61,7 +61,7 @@ class Card(FakePciBus):
 
     def __init__(self, root: Path, physical: str, links: Links) -> None:
         super().__init__(root)
-        self.pod, self.links = "", pod_links
+        self.pod, self.links = "", links
         self.add_driver("vfio-pci")
         (self.add(PF, "ice") / "net" / physical).mkdir(parents=True)
         self.add_virtual(PF, 0, VF, "iavf")
@@ -231,10 +231,10 @@ def test_a_link_of_the_host_becomes_the_pods_with_its_old_name_mac_mtu_and_addre
         function = NicFunction(
             "eth0", VF, "iavf", "0a:58:0a:01:00:07", 1400, (), (), ("10.1.0.7/24", "fd00::7/64"), alias="vf7"
         )
-        pod_links = NetlinkHostLinks()
-        assert not pod_links.is_in("eth0", path)
-        pod_links.move_in("vstfn1", function, path)
-        assert pod_links.is_in("eth0", path)
+        host_links = NetlinkHostLinks()
+        assert not host_links.is_in("eth0", path)
+        host_links.move_in("vstfn1", function, path)
+        assert host_links.is_in("eth0", path)
         shown = ip("-n", "vst-functions", "-o", "link", "show", "eth0")
         assert "0a:58:0a:01:00:07" in shown
         assert "mtu 1400" in shown
