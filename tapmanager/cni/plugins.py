@@ -52,9 +52,7 @@ class CniPlugins:
         except OSError as exc:
             raise unavailable(f"CNI config {path} cannot be read: {exc.strerror}") from exc
         except ValueError as exc:
-            raise unavailable(
-                f"CNI config {path} is not valid: {exc}; correct the file, it is read each time"
-            ) from exc
+            raise unavailable(f"CNI config {path} is not valid: {exc}; correct the file, it is read each time") from exc
 
     def _first_file(self) -> str:
         remedy = "install a network add-on, or put a .conflist file there"
