@@ -18,12 +18,14 @@ import libvirt
 
 from virtshim.domain.errors import ShimError
 from virtshim.hypervisor import embed
+from virtshim.logsetup import set_up_logging
 
 _BASELABEL = "host/secmodel[model='dac']/baselabel"
 
 
 def main() -> None:
     question, uri, *rest = sys.argv[1:]
+    set_up_logging("warning", "text")  # to standard error: the answer is all of standard output
     # Messages come with the exceptions; on standard error they would only be said twice.
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     root = tempfile.mkdtemp(prefix="vs-check-") if embed.is_embedded(uri) else ""
