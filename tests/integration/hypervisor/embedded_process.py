@@ -17,6 +17,9 @@ from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.resize import LibvirtResizing
+from virtshim.logsetup import set_up_logging
+
+set_up_logging("warning", "text")  # to standard error: what is said goes to standard output
 
 PLACE = Path(sys.argv[1])
 QEMU = "/usr/bin/qemu-system-x86_64"

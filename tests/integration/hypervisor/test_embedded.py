@@ -108,6 +108,7 @@ def test_a_failed_start_says_what_qemu_said(place):
 def test_a_second_process_is_told_that_the_directory_is_taken(place):
     said = place.run(
         "import subprocess; code = ('import sys; from virtshim.hypervisor.connection import Connection\\n'\n"
+        '\'from virtshim.logsetup import set_up_logging; set_up_logging("error", "text")\\n\'\n'
         "'c = Connection(sys.argv[1]); c.start(); print(c.wait_open(1), c.trouble())')\n"
         "command = [sys.executable, '-c', code, f'qemu:///embed?root={PLACE}/l']\n"
         "done = subprocess.run(command, capture_output=True, text=True)\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 _GRANTED = """
 import json as _json, libvirt, libvirt_qemu
 from lxml import etree
-from virtshim.domain import guest_devices
-from virtshim.domain.devices import *
+from virtshim.domain.devices import guest_view
+from virtshim.domain.devices.granted import *
 from virtshim.hypervisor import domain_xml
 GRANTED = GrantedDevices(
     passthrough=tuple(PciFunction(PciAddress(0, 0x3b, 0, n)) for n in range(8)) + (
@@ -78,7 +78,7 @@ def test_firmware_numbers_the_buses_as_the_guest_is_told(place):
         "    say([[d['slot'], d['function'], d['pci_bridge']['bus']['secondary']]\n"
         "         for d in answer['return'][0]['devices'] if 'pci_bridge' in d])\n"
         "hypervisor.define(SPEC); with_libvirt(look)\n"
-        "say({str(h): str(g) for h, g in guest_devices.addresses(GRANTED.passthrough).items()})"
+        "say({str(h): str(g) for h, g in guest_view.addresses(GRANTED.passthrough).items()})"
     )
     bridges, told = said
     by_place = {(slot, function): bus for slot, function, bus in bridges}

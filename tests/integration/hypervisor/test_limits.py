@@ -12,7 +12,7 @@ import pytest
 PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
 LIMITS = """
-from virtshim.domain.cgroup import Limits
+from virtshim.domain.cgroup import CgroupLimits
 
 def there(controller, name):
     line = next(l for l in Path(f"/proc/{qemu_pid()}/cgroup").read_text().splitlines() if controller in l.split(":")[1])
@@ -52,11 +52,11 @@ def test_where_libvirt_makes_the_cgroup_it_is_told_the_limits_at_the_start_and_l
     said = place.run(
         LIMITS
         + """
-boot(dataclasses.replace(SPEC, max_vcpus=2, limits=Limits(512, 50_000, 100_000, "0")))
+boot(dataclasses.replace(SPEC, max_vcpus=2, limits=CgroupLimits(512, 50_000, 100_000, "0")))
 say(all_there())
-resizing.set_limits(SPEC.uuid, Limits(1024, 80_000, 100_000, "", "", 400 << 20))
+resizing.set_limits(SPEC.uuid, CgroupLimits(1024, 80_000, 100_000, "", "", 400 << 20))
 say(all_there())
-resizing.set_limits(SPEC.uuid, Limits())
+resizing.set_limits(SPEC.uuid, CgroupLimits())
 say(all_there())
 resizing.add_vcpus(SPEC.uuid, 2)
 hypervisor.destroy(SPEC.uuid, SPEC.container_id)
