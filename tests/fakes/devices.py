@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from virtshim.domain.devices.granted import (
     BlockDevice,
@@ -51,9 +51,7 @@ class FakeDevices:
                         raise InvalidRequest(f"variable {key}: {hint} was not granted to this container")
         return GrantedDevices(tuple(dict.fromkeys(found)), tuple(blocks))
 
-    def check(
-        self, devices: Sequence[Passthrough], *, guest_memory: int = 0, claimed: Mapping[str, str] | None = None
-    ) -> None:
+    def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         assert guest_memory > 0
         if bad := sorted(self.unfit.intersection(d.claim for d in devices)):
             raise WrongState(f"{', '.join(bad)} is not bound to vfio-pci")

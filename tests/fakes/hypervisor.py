@@ -198,10 +198,6 @@ class FakeHypervisor:
 
     # what happens without us
 
-    def power_off_inside(self, domain: uuid.UUID) -> None:
-        """The guest turns itself off."""
-        self._end(domain, OffReason.SHUTDOWN)
-
     def crash(self, domain: uuid.UUID) -> None:
         """QEMU dies."""
         self._end(domain, OffReason.CRASHED)

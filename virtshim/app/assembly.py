@@ -228,7 +228,7 @@ def _run_sandbox(settings: Settings, a: Adapters, stamps: Stamps, locks: PodLock
         locks=locks,
         inflight=Inflight[SandboxId](),
         handlers=frozenset(settings.cri.runtime_handlers),
-        undo_timeout=settings.cri.stop_timeout,
+        timeout=settings.cri.stop_timeout,
     )
 
 

@@ -51,7 +51,7 @@ class AttachChecker:
         self._bus = PciBus(files)
         self._rules = rules
 
-    def faults(self, devices: Sequence[Passthrough], guest_memory: int, claimed: Mapping[str, str]) -> list[str]:
+    def faults(self, devices: Sequence[Passthrough], guest_memory: int) -> list[str]:
         """[] if all can be attached together."""
         faults: list[str] = []
         together = {device.address for device in devices if isinstance(device, PciFunction)}
@@ -59,10 +59,6 @@ class AttachChecker:
         for device in devices:
             words = _words(device)
             faults += (f"{words} {fault}" for fault in self._device(device, together, used))
-            if device.claim in claimed:
-                faults.append(
-                    f"{words} belongs to {claimed[device.claim]}; delete that pod, or find out why both were granted it"
-                )
         return [*faults, *self._memory(guest_memory * times_locked(devices))]
 
     def function_faults(

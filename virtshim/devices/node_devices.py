@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -28,11 +28,9 @@ class NodeDevices:
         """See `virtshim.ports.devices.Devices`."""
         return self._resolver.resolve(request)
 
-    def check(
-        self, devices: Sequence[Passthrough], *, guest_memory: int = 0, claimed: Mapping[str, str] | None = None
-    ) -> None:
+    def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         """See `virtshim.ports.devices.Devices`."""
-        faults = self._attachable.faults(devices, guest_memory, claimed or {})
+        faults = self._attachable.faults(devices, guest_memory)
         if faults:
             raise WrongState("; ".join(faults))
         for device in devices:

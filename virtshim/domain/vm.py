@@ -27,63 +27,93 @@ class CpuModel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """`path` is a file readable (and, unless `readonly`, writable) by the QEMU user. Disks are attached in list order:
-    the first is the boot disk. `serial` shows in the guest below /dev/disk/by-id. `cdrom` is a read-only ISO."""
-
+    # A file readable (and, unless `readonly`, writable) by the QEMU user.
     path: str
     format: DiskFormat
+    # Shows in the guest below /dev/disk/by-id.
     serial: str
     readonly: bool = False
+    # It is a read-only ISO.
     cdrom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class VmSize:
-    """What a VM has now and what it can have without a restart. `page_bytes`: its memory is of huge pages of that size;
-    0: it is not. All 0: created by a version that did not record it."""
+    """What a VM has now and what it can have without a restart. All 0: created by a version that did not record it."""
 
     vcpus: int = 0
     max_vcpus: int = 0
     memory_bytes: int = 0
     max_memory_bytes: int = 0
+    # Its memory is of huge pages of that size; 0: it is not.
     page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VmSpec:
-    """One virtual machine. `memory_bytes` is what the guest gets, `max_*` what it can be given while it runs (0: no more
-    than that). `limits` and `cgroup_parent` are for libvirts that manage cgroups. `console_socket`, `console_log` and
-    `agent_socket` are host paths: QEMU listens on the sockets and appends every console byte to the log. `exec_sockets` are
-    listened on too, for what commands in the guest read and write. `fetch_key` and `tapmanager_socket` are for vmwrapper,
-    which brings the NICs; an empty key means no network. `record`: `StateRecords.to_text` of its pod. `vnc_socket`: where
-    QEMU's VNC server listens, in a directory of its own; "" for a VM without a video card. `granted`: devices of the host, in
-    the order of their addresses in the guest (see `virtshim.domain.devices.guest_view`)."""
+    """One virtual machine."""
+
+    # --- who it is
 
     uuid: uuid.UUID
+    # libvirt's name of it.
     name: str
     container_id: ContainerId
     sandbox_id: SandboxId
+
+    # --- its size
+
     vcpus: int
+    # What the guest gets.
     memory_bytes: int
+
+    # --- its disks
+
     disk_bus: DiskBus
+    # In the order in which they are attached: the first is the boot disk.
     disks: tuple[Disk, ...]
+
+    # --- its sockets: paths of the host that QEMU listens on
+
     console_socket: str
+    # A file that QEMU appends every byte of the console to.
     console_log: str
     agent_socket: str
+    # For what commands in the guest read and write.
+    exec_sockets: tuple[str, ...] = ()
+    # Of the VNC server, in a directory of its own; "" for a VM without a video card.
+    vnc_socket: str = ""
+
+    # --- what of its size is not usual
+
+    # What it can be given while it runs; 0: no more than it has.
     max_vcpus: int = 0
     max_memory_bytes: int = 0
+    # See VmSize.
     page_bytes: int = 0
+    cpu_model: CpuModel = CpuModel.DEFAULT
+
+    # --- its cgroup, for libvirts that manage cgroups
+
     limits: CgroupLimits = CgroupLimits()
     cgroup_parent: str = ""
-    cpu_model: CpuModel = CpuModel.DEFAULT
-    smbios_uuid: bool = False
-    title: str = ""
+
+    # --- its network, which vmwrapper brings
+
+    # By which tapmanager hands the taps out; "" for a VM without a network.
     fetch_key: str = ""
     tapmanager_socket: str = ""
-    exec_sockets: tuple[str, ...] = ()
-    record: str = ""
-    vnc_socket: str = ""
+
+    # --- what else it is given, and says of itself
+
+    # Devices of the host, in the order of their addresses in the guest (see `virtshim.domain.devices.guest_view`).
     granted: GrantedDevices = GrantedDevices()
+    # Whether the guest sees `uuid` as its system's UUID.
+    smbios_uuid: bool = False
+    # For people: namespace, pod and container.
+    title: str = ""
+    # `StateRecords.to_text` of its pod: what is rebuilt from it when the state database is lost.
+    record: str = ""
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"VmSpec({self.name!r}, uuid={self.uuid})"
@@ -120,10 +150,10 @@ class PauseReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PowerState:
-    """`reason` counts for what is off, `pause` for what is PAUSED."""
-
     power: Power
+    # Counts for what is off.
     reason: OffReason = OffReason.UNKNOWN
+    # Counts for what is PAUSED.
     pause: PauseReason = PauseReason.OTHER
 
     @property

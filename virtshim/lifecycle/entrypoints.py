@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +18,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import EntrypointLogs
 from virtshim.ports.guests import EntrypointListeners, GuestAgents
 from virtshim.ports.records import Records
+from virtshim.primitives.container_threads import ContainerThreads
 from virtshim.primitives.inflight import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -38,7 +37,6 @@ _QUIET_AFTER_EXIT = 2.0
 _LONGEST_AFTER_EXIT = 30.0
 # A VM whose command has ended has nothing more to do than to shut down.
 _GRACE = 10.0
-_CLOSE = 5.0
 
 
 @dataclass(slots=True)
@@ -76,31 +74,18 @@ class EntrypointRunner:
         self._locks = locks
         self._agent_timeout = agent_timeout
         self._listeners = entrypoint_listeners
-        self._closing = threading.Event()
-        self._lock = threading.Lock()
-        self._threads: dict[ContainerId, threading.Thread] = {}
+        self._threads = ContainerThreads("command")
 
     def follow(self, container: Container) -> None:
         """From now on the entrypoint of this running container, if it has one, is followed; or its end, if that is recorded
         already. Returns at once."""
         if not container.spec.command and container.status.ending is None:
             return
-        thread = threading.Thread(
-            target=self._follow, args=(container.id,), name=f"command-{container.id.short}", daemon=True
-        )
-        with self._lock:
-            if not self._closing.is_set():
-                self._threads[container.id] = thread
-                thread.start()
+        self._threads.start(container.id, lambda: self._follow(container.id), beside_earlier=True)
 
     def close(self) -> None:
         """Commands run on; the next process follows them."""
-        self._closing.set()
-        with self._lock:
-            threads = tuple(self._threads.values())
-        until = time.monotonic() + _CLOSE
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        self._threads.close()
 
     # --- below: a thread of each command
 
@@ -109,7 +94,7 @@ class EntrypointRunner:
         state = _FollowState(now, now, TokenBucket(LOG_RATE, LOG_BURST, now))
         last_error = ""
         try:
-            while not self._closing.is_set() and (container := self._running(wanted)) is not None:
+            while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
                 try:
                     pause = self._step(container, state)
                 except ShimError as exc:
@@ -122,13 +107,10 @@ class EntrypointRunner:
                         (log.info if expected else log.warning)(
                             "command.waiting", container=wanted.short, error=last_error
                         )
-                self._clock.wait(self._closing, pause)
+                self._clock.wait(self._threads.closing, pause)
         except Exception:  # the edge of the thread
             log.exception("command.abandoned", container=wanted.short)
         finally:
-            with self._lock:
-                if self._threads.get(wanted) is threading.current_thread():
-                    del self._threads[wanted]
             if self._running(wanted) is None:
                 self._listeners.forget(wanted)
             if self._records.containers.get(wanted) is None:
@@ -148,7 +130,9 @@ class EntrypointRunner:
         left = self._agent_timeout - (self._clock.monotonic() - state.since)
         try:
             command = entrypoint_command(container)
-            self._guests.start_entrypoint(container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._closing)
+            self._guests.start_entrypoint(
+                container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._threads.closing
+            )
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
             if left > _AGENT_SLICE or isinstance(exc, Aborted):
                 raise

@@ -6,8 +6,6 @@ A guest need not have an agent: then none of this happens, and nobody waits for 
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
 from typing import Final
 
 import structlog
@@ -18,6 +16,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestOperations
 from virtshim.ports.records import Records
+from virtshim.primitives.container_threads import ContainerThreads
 from virtshim.primitives.inflight import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -27,7 +26,6 @@ _FREEZE: Final = 10.0
 _ANSWER: Final = 5.0
 # Pauses between two attempts to thaw: a guest must not stay frozen.
 _SOONEST, _LATEST = 0.5, 30.0
-_CLOSE: Final = 5.0
 
 
 class GuestFreezer:
@@ -38,14 +36,12 @@ class GuestFreezer:
         self._guests = guests
         self._clock = clock
         self._locks = locks
-        self._closing = threading.Event()
-        self._lock = threading.Lock()
-        self._threads: dict[ContainerId, threading.Thread] = {}
+        self._threads = ContainerThreads("thaw")
 
     def freeze(self, container: Container) -> int:
         """How many of its file systems are frozen now; 0 if none could be, and the log says why. `after_resume` must
         follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
-        earlier = self._thread_of(container.id)
+        earlier = self._threads.of(container.id)
         if earlier is not None:
             earlier.join(_ANSWER)
             if earlier.is_alive():
@@ -67,53 +63,38 @@ class GuestFreezer:
     def after_resume(self, container: ContainerId, *, was_paused: bool = True) -> None:
         """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once; nothing if
         that is under way already."""
-        with self._lock:
-            if self._closing.is_set() or container in self._threads:
-                return
-            thread = threading.Thread(
-                target=self._run, args=(container, was_paused), name=f"thaw-{container.short}", daemon=True
-            )
-            self._threads[container] = thread
-            thread.start()
+        self._threads.start(container, lambda: self._run(container, was_paused))
 
     def close(self) -> None:
         """What is not done the next process does."""
-        self._closing.set()
-        with self._lock:
-            threads = tuple(self._threads.values())
-        until = time.monotonic() + _CLOSE
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-
-    def _thread_of(self, container: ContainerId) -> threading.Thread | None:
-        with self._lock:
-            return self._threads.get(container)
+        self._threads.close()
 
     # --- below: a thread of each guest
 
     def _run(self, container: ContainerId, was_paused: bool) -> None:
         try:
             self._thaw(container)
-            if was_paused and not self._closing.is_set() and self._runs(container) is not None:
+            if was_paused and not self._threads.closing.is_set() and self._runs(container) is not None:
                 self._guests.set_clock(container, _ANSWER)
         except ShimError as exc:
             log.info("guest.clock.not_set", container=container.short, why=str(exc))
         except Exception:  # the edge of the thread
             log.exception("guest.thaw.crashed", container=container.short)
-        finally:
-            with self._lock:
-                del self._threads[container]
 
     def _thaw(self, wanted: ContainerId) -> None:
         pause, last_error = _SOONEST, ""
-        while not self._closing.is_set() and (container := self._runs(wanted)) is not None and container.status.frozen:
+        while (
+            not self._threads.closing.is_set()
+            and (container := self._runs(wanted)) is not None
+            and container.status.frozen
+        ):
             try:
                 self._guests.thaw(wanted, _ANSWER)
             except ShimError as exc:
                 if str(exc) != last_error:
                     last_error = str(exc)
                     log.warning("guest.not_thawed", container=wanted.short, why=last_error)
-                self._clock.wait(self._closing, pause)
+                self._clock.wait(self._threads.closing, pause)
                 pause = min(2 * pause, _LATEST)
             else:
                 self._note(wanted, frozen=False)

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunSandbox:
-    """`undo_timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline."""
+    """`timeout`: seconds that clean-up of a failed call may take; it never uses the caller's own deadline."""
 
     records: Records
     networks: PodNetworks
@@ -34,7 +34,7 @@ class RunSandbox:
     locks: PodLocks
     inflight: Inflight[SandboxId]
     handlers: frozenset[str]
-    undo_timeout: float
+    timeout: float
 
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
@@ -48,7 +48,7 @@ class RunSandbox:
         for other in self.records.sandboxes.all():
             if other.key == key:
                 if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now. Its undo failed
-                    self.networks.release(other.id, self.undo_timeout)
+                    self.networks.release(other.id, self.timeout)
                     self.records.sandboxes.delete(other.id)
                     continue
                 if other.phase is SandboxPhase.READY and other.config == config:
@@ -81,7 +81,7 @@ class RunSandbox:
         with Rollback() as undo:
             self.records.sandboxes.add(sandbox)
             undo.add("record", lambda: self._forget(sandbox, undo))
-            undo.add("network", lambda: self.networks.release(sandbox.id, self.undo_timeout))
+            undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
             network = self.networks.attach(
                 AttachRequest(sandbox.id, sandbox.key, sandbox.config.dns, sandbox.config.port_mappings),
                 timeout=deadline.left(self.clock.monotonic()),

@@ -25,14 +25,14 @@ _AT_REST = (ContainerPhase.CREATED, ContainerPhase.EXITED)
 
 @dataclass(frozen=True, slots=True)
 class StopSandbox:
-    """`min_release_timeout`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
+    """`timeout`: seconds that CNI DEL gets even if the caller's deadline is nearer."""
 
     records: Records
     networks: PodNetworks
     stop_container: StopContainer
     clock: Clock
     locks: PodLocks
-    min_release_timeout: float
+    timeout: float
     streaming: Streaming
     devices: DeviceServices
 
@@ -57,7 +57,7 @@ class StopSandbox:
             sandbox = self.records.sandboxes.get(wanted.id)
             if sandbox is None or sandbox.network_released:
                 return
-            timeout = max(self.min_release_timeout, deadline.left(self.clock.monotonic()))
+            timeout = max(self.timeout, deadline.left(self.clock.monotonic()))
             self.networks.release(sandbox.id, timeout)
             self.records.sandboxes.replace(sandbox.with_network_released())
         log.info("sandbox.stopped", sandbox=sandbox.id.short)

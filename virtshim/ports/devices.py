@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from virtshim.domain.devices.condition import DeviceCondition
@@ -34,15 +34,12 @@ class Devices(Protocol):
         """Raises InvalidRequest, with every fault in one message, for what no VM can have and for a hint at a device that
         was not granted; Unavailable if kubelet had to be asked and could not be."""
 
-    def check(
-        self, devices: Sequence[Passthrough], *, guest_memory: int = 0, claimed: Mapping[str, str] | None = None
-    ) -> None:
+    def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         """Whether each can be attached now: IOMMU, driver, group, node, memory that QEMU may lock. Raises WrongState, with
         every fault and its remedy in one message.
 
-        `guest_memory`: bytes, the most that the VM can grow to; 0 leaves that out. `claimed`: claims of other containers ->
-        who has it, for people. A function at a driver that is not VFIO's is no fault where `devices.bind` is set: whoever
-        attaches it binds it first."""
+        `guest_memory`: bytes, the most that the VM can grow to; 0 leaves that out. A function at a driver that is not VFIO's is
+        no fault where `devices.bind` is set: whoever attaches it binds it first."""
 
 
 class DeviceDrivers(Protocol):

@@ -28,10 +28,9 @@ def faults(
     keep: tuple[str, ...] = (),
     memory: int = 0,
     limit: int | None = None,
-    claimed: dict[str, str] | None = None,
 ) -> list[str]:
     rules = AttachRules(bind, frozenset(PciAddress.parse(address) for address in keep), lambda: limit)
-    return AttachChecker(host.files(), rules).faults(devices or (function(),), memory, claimed or {})
+    return AttachChecker(host.files(), rules).faults(devices or (function(),), memory)
 
 
 def only(found: list[str]) -> str:
@@ -147,12 +146,6 @@ def test_a_function_of_which_other_devices_were_made_is_refused(host: FakeSysfs,
 def test_a_bridge_is_refused(host: FakeSysfs) -> None:
     host.pci(BDF, 9, class_code=BRIDGE, driver="pcieport")
     assert "is a PCI bridge" in only(faults(host, bind=True))
-
-
-def test_a_claim_of_another_container_names_its_owner(host: FakeSysfs) -> None:
-    host.pci(BDF, 9, driver="vfio-pci")
-    found = only(faults(host, claimed={f"pci:{BDF}": "default/other (vm)", "pci:0000:00:00.0": "x"}))
-    assert f"PCI function {BDF} belongs to default/other (vm)" in found
 
 
 def test_memory_that_qemu_may_not_lock_is_told_in_figures(host: FakeSysfs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,37 +13,49 @@ from virtshim.domain.vm import CpuModel, DiskBus
 MAX_EXEC_PORTS = 120
 
 
-class SeedType(enum.Enum):
-    """The cloud-init data source that the seed ISO is made for."""
-
-    NOCLOUD = "nocloud"
-
-
 @dataclass(frozen=True, slots=True)
 class VmOptions:
-    """`vcpus` None: from the CPU limit. `max_vcpus` None, `max_memory_bytes` 0: the node's choice. `root_volume_bytes` 0: the
-    image's own size. `user_data_script` replaces every generated user-data. `system_uuid` becomes the domain's and the
-    SMBIOS UUID. `exec_ports`: serial ports that commands in the guest talk through, two or three a running command; each
-    costs the guest half a MiB. So many are there from the start; unless it is 0, more are plugged in when all are in use.
-    `keep_root_disk`: one root disk for the pod's life instead of a fresh one for each attempt.
-    `run_command`: whether the container's command runs in the guest; None: the node's choice. `vnc`: it has a video card
-    whose picture a VNC server shows."""
+    # --- processors and memory
 
+    # None: from the CPU limit.
     vcpus: int | None = None
+    # None: the node's choice.
     max_vcpus: int | None = None
+    # 0: the node's choice.
     max_memory_bytes: int = 0
-    disk_bus: DiskBus = DiskBus.SCSI
     cpu_model: CpuModel = CpuModel.DEFAULT
+
+    # --- disks
+
+    disk_bus: DiskBus = DiskBus.SCSI
+    # 0: the image's own size.
     root_volume_bytes: int = 0
-    system_uuid: uuid.UUID | None = None
-    seed_type: SeedType = SeedType.NOCLOUD
+    # One root disk for the pod's life instead of a new one for each attempt.
+    keep_root_disk: bool = False
+
+    # --- what cloud-init tells the guest
+
     meta_data: Mapping[str, Any] = field(default_factory=dict)
     user_data: Mapping[str, Any] = field(default_factory=dict)
+    # Nothing is generated beside `user_data`.
     user_data_overwrite: bool = False
+    # Replaces every generated user-data.
     user_data_script: str = ""
     ssh_keys: tuple[str, ...] = ()
+    # The guest gets its addresses by DHCP alone: no network-config is written.
     force_dhcp: bool = False
+
+    # --- commands in the guest
+
+    # Serial ports that they talk through, two or three a running command; each costs the guest half a MiB. So many are there
+    # from the start; unless it is 0, more are plugged in when all are in use.
     exec_ports: int = 12
-    keep_root_disk: bool = False
+    # Whether the container's command runs in the guest; None: the node's choice.
     run_command: bool | None = None
+
+    # --- other
+
+    # Becomes the domain's and the SMBIOS UUID.
+    system_uuid: uuid.UUID | None = None
+    # It has a video card whose picture a VNC server shows.
     vnc: bool = False

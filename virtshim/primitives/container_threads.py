@@ -1,0 +1,55 @@
+"""A thread for each container that something is done for in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from virtshim.domain.ids import ContainerId
+
+# Seconds that all of them together get to end.
+_CLOSE: Final = 5.0
+
+
+class ContainerThreads:
+    """`name`: what the threads' names begin with."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # What runs in a thread looks at this, and ends soon after it is set.
+        self.closing = threading.Event()
+        self._lock = threading.Lock()
+        self._threads: dict[ContainerId, threading.Thread] = {}
+
+    def start(self, container: ContainerId, run: Callable[[], None], *, beside_earlier: bool = False) -> None:
+        """Nothing happens if one of that container runs, unless `beside_earlier` is set, or after `close`."""
+        thread = threading.Thread(
+            target=self._run, args=(container, run), name=f"{self._name}-{container.short}", daemon=True
+        )
+        with self._lock:
+            if not self.closing.is_set() and (beside_earlier or container not in self._threads):
+                self._threads[container] = thread
+                thread.start()
+
+    def of(self, container: ContainerId) -> threading.Thread | None:
+        with self._lock:
+            return self._threads.get(container)
+
+    def close(self) -> None:
+        """Waits for them, but not for one that hangs."""
+        self.closing.set()
+        with self._lock:
+            threads = tuple(self._threads.values())
+        until = time.monotonic() + _CLOSE
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self, container: ContainerId, run: Callable[[], None]) -> None:
+        try:
+            run()
+        finally:
+            with self._lock:
+                if self._threads.get(container) is threading.current_thread():
+                    del self._threads[container]
