@@ -54,15 +54,18 @@ class Client:
     # --- calls with everything that does not matter filled in
 
     def pull(self, image: str = IMAGE) -> str:
-        return self.PullImage(pb.PullImageRequest(image=pb.ImageSpec(image=image))).image_ref
+        answer: pb.PullImageResponse = self.PullImage(pb.PullImageRequest(image=pb.ImageSpec(image=image)))
+        return answer.image_ref
 
     def run(self, *args: Any, handler: str = "", **changes: Any) -> str:
         request = pb.RunPodSandboxRequest(config=pod(*args, **changes), runtime_handler=handler)
-        return self.RunPodSandbox(request).pod_sandbox_id
+        answer: pb.RunPodSandboxResponse = self.RunPodSandbox(request)
+        return answer.pod_sandbox_id
 
     def create(self, sandbox: str, *args: Any, **changes: Any) -> str:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container(*args, **changes))
-        return self.CreateContainer(request).container_id
+        answer: pb.CreateContainerResponse = self.CreateContainer(request)
+        return answer.container_id
 
     def start(self, container_id: str) -> None:
         self.StartContainer(pb.StartContainerRequest(container_id=container_id))
@@ -86,10 +89,14 @@ class Client:
         return sandbox, made
 
     def pod_status(self, sandbox: str) -> pb.PodSandboxStatus:
-        return self.PodSandboxStatus(pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox)).status
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
+        answer: pb.PodSandboxStatusResponse = self.PodSandboxStatus(request)
+        return answer.status
 
     def status(self, container_id: str) -> pb.ContainerStatus:
-        return self.ContainerStatus(pb.ContainerStatusRequest(container_id=container_id)).status
+        request = pb.ContainerStatusRequest(container_id=container_id)
+        answer: pb.ContainerStatusResponse = self.ContainerStatus(request)
+        return answer.status
 
     def pods(self, **wanted: Any) -> list[pb.PodSandbox]:
         request = (
@@ -105,7 +112,7 @@ class Client:
 
 
 def pod(name: str = "web", attempt: int = 0, **changes: Any) -> pb.PodSandboxConfig:
-    config = {
+    config: dict[str, Any] = {
         "metadata": pb.PodSandboxMetadata(name=name, namespace="default", uid=f"uid-of-{name}", attempt=attempt),
         "hostname": name,
         "log_directory": LOG_DIRECTORY,
@@ -114,7 +121,7 @@ def pod(name: str = "web", attempt: int = 0, **changes: Any) -> pb.PodSandboxCon
 
 
 def container(name: str = "vm", attempt: int = 0, **changes: Any) -> pb.ContainerConfig:
-    config = {
+    config: dict[str, Any] = {
         "metadata": pb.ContainerMetadata(name=name, attempt=attempt),
         "image": pb.ImageSpec(image=IMAGE, user_specified_image=IMAGE),
         "log_path": f"{name}/{attempt}.log",
@@ -129,8 +136,9 @@ def refused(code: grpc.StatusCode, says: str = ".") -> Iterator[list[str]]:
     with pytest.raises(grpc.RpcError) as error:
         yield message
     assert error.value.code() is code, error.value.details()
-    assert re.search(says, error.value.details()), error.value.details()
-    message.append(error.value.details())
+    details = error.value.details() or ""
+    assert re.search(says, details), details
+    message.append(details)
 
 
 @contextlib.contextmanager

@@ -158,4 +158,5 @@ def fill(records: SqliteRecords) -> None:
 
 def sandbox(n: int, **changes: Any) -> Sandbox:
     key = PodKey("default", f"pod-{n}", "uid", 0)
-    return dataclasses.replace(SANDBOX, **{"id": SandboxId(f"{n:064x}"), "key": key, "created_at": n} | changes)
+    fields: dict[str, Any] = {"id": SandboxId(f"{n:064x}"), "key": key, "created_at": n} | changes
+    return dataclasses.replace(SANDBOX, **fields)

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from virtshim.domain.errors import InternalError
 from virtshim.guestagent import entrypoint_scripts, exec_scripts
@@ -164,7 +164,7 @@ class HostGuest:
         self.clock_ns = time.time_ns()
         self.may_set_time = True
         self.ssh_keys: dict[str, list[str]] = {"root": []}
-        self._files: dict[int, BinaryIO] = {}
+        self._files: dict[int, IO[bytes]] = {}
         self._name = secrets.token_hex(8)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._lost: dict[int, subprocess.Popen[bytes]] = {}

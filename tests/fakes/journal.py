@@ -1,6 +1,6 @@
 """The services' calls to the outside, recorded one by one; and failures injected into them.
 
-A fake is a plain in-memory class. `Watched` stands before it: it writes each call down, and at the test's word fails it,
+A fake is a plain in-memory class. `watched` stands before it: it writes each call down, and at the test's word fails it,
 delays it, or lets the whole process die at it.
 """
 
@@ -11,9 +11,10 @@ import functools
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 # Seconds of real time after which a test that waits for another thread gives up. Never reached by a test that passes.
 WAIT_LIMIT = 30.0
@@ -97,7 +98,7 @@ class Journal:
                 raise Crash(name)
             self.calls.append(name)
             dies = len(self.calls) == self._crash_at
-            self._dead = self._dead or dies
+            self._dead = dies
             trouble = None if dies else self._next_trouble(name)
             gate = self._gates.pop(name, None)
         if gate is not None:
@@ -127,23 +128,26 @@ class Journal:
         return None
 
 
-class Watched:
-    """Stands before `target` and hands its calls to the journal as `name.method`. `silent` methods do not count: they read
-    memory, or only register something. A fake's `half_method` is what `method` leaves when the process dies in it."""
+def watched(name: str, target: T, journal: Journal, silent: Collection[str] = ()) -> T:
+    """`target`, whose calls go to the journal as `name.method`. `silent` methods do not count: they read memory, or only
+    register something. A fake's `half_method` is what `method` leaves when the process dies in it."""
+    return cast("T", _Watched(name, target, journal, silent))  # it has all that its target has
 
-    def __init__(self, name: str, target: object, journal: Journal, silent: Collection[str] = ()) -> None:
+
+class _Watched:
+    def __init__(self, name: str, target: object, journal: Journal, silent: Collection[str]) -> None:
         self._name = name
         self._target = target
         self._journal = journal
         self._silent = frozenset(silent)
 
-    def __getattr__(self, attribute: str) -> Any:
-        value = getattr(self._target, attribute)
+    def __getattr__(self, attribute: str) -> object:
+        value: object = getattr(self._target, attribute)
         if attribute in self._silent or not callable(value):
             return value
         return functools.partial(self._call, attribute, value)
 
-    def _call(self, attribute: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _call(self, attribute: str, method: Callable[..., object], *args: object, **options: object) -> object:
         half = getattr(self._target, f"half_{attribute}", None)
         return self._journal.call(
             f"{self._name}.{attribute}",

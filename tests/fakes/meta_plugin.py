@@ -10,6 +10,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
 
 
 def main() -> None:
@@ -26,16 +29,16 @@ def main() -> None:
             sys.exit(1)
 
 
-def name_of(at: int, delegate: dict) -> str:
+def name_of(at: int, delegate: Document) -> str:
     return delegate.get("interface") or (f"net{at}" if at else os.environ["CNI_IFNAME"])
 
 
-def added(conf: dict, delegate: dict, name: str) -> dict:
+def added(conf: Document, delegate: Document, name: str) -> Document:
     done = run(conf, delegate, name)
     if done.returncode:
         print(done.stdout.decode() or json.dumps({"code": 999, "msg": done.stderr.decode()}))
         sys.exit(1)
-    result = json.loads(done.stdout)
+    result: Document = json.loads(done.stdout)
     path = record_of(conf, delegate, name)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,7 @@ def added(conf: dict, delegate: dict, name: str) -> dict:
     return result
 
 
-def deleted(conf: dict, delegate: dict, name: str) -> str:
+def deleted(conf: Document, delegate: Document, name: str) -> str:
     done = run(conf, delegate, name)
     path = record_of(conf, delegate, name)
     if path is not None:
@@ -63,14 +66,14 @@ def deleted(conf: dict, delegate: dict, name: str) -> str:
     return f"{delegate['type']}: {done.stdout.decode()}" if done.returncode else ""
 
 
-def record_of(conf: dict, delegate: dict, name: str) -> Path | None:
+def record_of(conf: Document, delegate: Document, name: str) -> Path | None:
     """None: it keeps none."""
     if "cniDir" not in conf:
         return None
     return Path(conf["cniDir"]) / "results" / f"{delegate['name']}-{os.environ['CNI_CONTAINERID']}-{name}"
 
 
-def run(conf: dict, delegate: dict, name: str) -> "subprocess.CompletedProcess[bytes]":
+def run(conf: Document, delegate: Document, name: str) -> "subprocess.CompletedProcess[bytes]":
     """One plugin of the delegate's, who must find its interface at DEL as it left it."""
     folders = os.environ["CNI_PATH"].split(":")
     path = next(path for folder in folders if os.path.exists(path := os.path.join(folder, delegate["type"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from typing import Any
 
 from fakes.hypervisor import FakeHypervisor
 
@@ -50,5 +51,5 @@ class FakeResizing:
             raise NotFound(f"no VM {domain}")
         return there.spec
 
-    def _change(self, domain: uuid.UUID, **changes: object) -> None:
+    def _change(self, domain: uuid.UUID, **changes: Any) -> None:
         self._hypervisor.domains[domain].spec = dataclasses.replace(self._spec(domain), **changes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 import threading
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fakes.archives import FakeArchives
 from fakes.cgroups import FakeVmCgroups
@@ -18,7 +19,7 @@ from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
 from fakes.disks import FakeGuestSeeds, FakeRootDisks
 from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFiles
 from fakes.images import FakeImageFiles
-from fakes.journal import Journal, Watched
+from fakes.journal import Journal, watched
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
@@ -33,6 +34,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.ports.pause import VmPausing
 from virtshim.store.records import SqliteRecords
 
 IMAGE = "registry.test/vm/guest:1"
@@ -48,18 +50,16 @@ def _empty_database() -> bytes:
         return path.read_bytes()
 
 
-class WatchedRecords:
-    """Implements `virtshim.ports.Records`: the real one, with its writes in the journal."""
-
-    def __init__(self, records: SqliteRecords, journal: Journal) -> None:
-        self.real = records
-        for table in ("sandboxes", "containers", "images", "borrowed", "device_conditions"):
-            setattr(
-                self, table, Watched(f"records.{table}", getattr(records, table), journal, ("get", "all", "on_change"))
-            )
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self.real, attribute)
+def _watched_records(records: SqliteRecords, journal: Journal) -> SqliteRecords:
+    """The same records, with their writes in the journal."""
+    silent = ("get", "all", "on_change")
+    view = copy.copy(records)
+    view.sandboxes = watched("records.sandboxes", records.sandboxes, journal, silent)
+    view.containers = watched("records.containers", records.containers, journal, silent)
+    view.images = watched("records.images", records.images, journal, silent)
+    view.borrowed = watched("records.borrowed", records.borrowed, journal, silent)
+    view.device_conditions = watched("records.device_conditions", records.device_conditions, journal, silent)
+    return view
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Outside:
     termination_files: FakeTerminationFiles = field(default_factory=FakeTerminationFiles)
     guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
-    pausing: Any = None  # the VMs, unless a test says otherwise
+    pausing: VmPausing | None = None  # the VMs, unless a test says otherwise
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
@@ -112,29 +112,29 @@ class World:
     def _adapters(self) -> Adapters:
         out, journal = self.outside, self.journal
         return Adapters(
-            records=cast("SqliteRecords", WatchedRecords(self.records, journal)),
-            hypervisor=cast("Any", Watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble"))),
-            inventory=cast("Any", Watched("vms", out.vms, journal)),
+            records=_watched_records(self.records, journal),
+            hypervisor=watched("vms", out.vms, journal, ("watching", "on_power_event", "trouble")),
+            inventory=watched("vms", out.vms, journal),
             readings=out.readings,
-            pausing=cast("Any", Watched("vms", out.pausing or out.vms, journal)),
-            networks=cast("Any", Watched("networks", out.networks, journal, ("trouble",))),
-            unplugging=cast("Any", Watched("vms", out.vms, journal)),
-            resizing=cast("Any", Watched("resizing", out.resizing, journal, ("memory_in_use",))),
-            cgroups=cast("Any", Watched("cgroups", out.cgroups, journal)),
-            files=cast("Any", Watched("files", out.files, journal, ("path",))),
-            disks=cast("Any", Watched("disks", out.disks, journal)),
-            devices=cast("Any", Watched("devices", out.devices, journal)),
+            pausing=watched("vms", out.pausing or out.vms, journal),
+            networks=watched("networks", out.networks, journal, ("trouble",)),
+            unplugging=watched("vms", out.vms, journal),
+            resizing=watched("resizing", out.resizing, journal, ("memory_in_use",)),
+            cgroups=watched("cgroups", out.cgroups, journal),
+            files=watched("files", out.files, journal, ("path",)),
+            disks=watched("disks", out.disks, journal),
+            devices=watched("devices", out.devices, journal),
             device_errors=out.device_errors,
-            drivers=cast("Any", Watched("drivers", out.drivers, journal)),
-            archives=cast("Any", Watched("archives", out.archives, journal)),
-            seeds=cast("Any", Watched("seeds", out.seeds, journal)),
-            consoles=cast("Any", Watched("consoles", out.consoles, journal)),
+            drivers=watched("drivers", out.drivers, journal),
+            archives=watched("archives", out.archives, journal),
+            seeds=watched("seeds", out.seeds, journal),
+            consoles=watched("consoles", out.consoles, journal),
             entrypoint_logs=out.entrypoint_logs,
             streaming=out.streaming,
             guests=out.guests,
             termination_files=out.termination_files,
             entrypoint_listeners=out.entrypoint_listeners,
-            guest_operations=cast("Any", Watched("guest_operations", out.guests, journal)),
+            guest_operations=watched("guest_operations", out.guests, journal),
             clock=out.clock,
         )
 

@@ -89,7 +89,7 @@ def test_each_condition_tells_its_own_trouble(world: World) -> None:
 def test_a_state_database_that_cannot_be_written_makes_the_node_not_ready(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world.records, "trouble", lambda: "the disk is read-only")
+    monkeypatch.setattr(world.app.adapters.records, "trouble", lambda: "the disk is read-only")
     assert [(c.name, c.trouble, c.reason) for c in world.do.node.conditions()] == [
         ("RuntimeReady", "the disk is read-only", "StateDatabaseUnusable"),
         ("NetworkReady", "", ""),

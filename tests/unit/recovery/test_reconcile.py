@@ -156,7 +156,7 @@ def test_nothing_is_deleted_on_the_word_of_a_damaged_database(world: World, monk
     litter(world)
     world.app.recovery.reconcile.look()
     world.outside.clock.advance(61)
-    monkeypatch.setattr(world.records, "trouble", lambda: "the state database is damaged")
+    monkeypatch.setattr(world.app.adapters.records, "trouble", lambda: "the state database is damaged")
     world.app.recovery.reconcile.look()
     assert len(world.leftovers()) == 6
     runtime, _network = world.do.node.conditions()
