@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from leaks import Snapshot
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("busy", deadline=None)
@@ -24,14 +24,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [
-    str(PROJECT / "deploy"),
-    str(PROJECT / "tests"),
-    str(PROJECT / "tests" / "e2e"),
-    str(PROJECT / "tests" / "faults"),
-]
-
-from leaks import Snapshot  # noqa: E402  needs the path above
 
 # Areas that touch the machine: their tests are followed by a leak check.
 _OUTSIDE = ("network", "guest", "e2e", "faults", "images", "devices")

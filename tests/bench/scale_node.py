@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 PROJECT = Path(__file__).resolve().parents[2]
+# Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
 sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
 
 from fakes.changed import changed  # noqa: E402  needs the path above

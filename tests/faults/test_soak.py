@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-from mortal_node import MortalNode
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "soak"))
 from cycles import Soak
+from mortal_node import MortalNode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1200)]
 

@@ -81,6 +81,7 @@ def test_a_skip_fails_the_gate_unless_nobody_could_bring_what_is_missing(
             sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--strict-areas",
             f"--rootdir={tmp_path}", "-c", "/dev/null", str(tmp_path),
         ],
-        cwd=project.root, capture_output=True, text=True, check=False,
+        cwd=project.root, env={**os.environ, "PYTHONPATH": f"{project.root}/tests"}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before grpc is imported
 PROJECT = Path(__file__).resolve().parents[2]
+# Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
 sys.path[:0] = [str(PROJECT / part) for part in ("deploy", "tests", "tests/e2e", "tests/faults", "tests/soak")]
 
 from cycles import Soak  # noqa: E402

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import outer
+import pytest
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
+# Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
 sys.path[:0] = [str(PROJECT / part) for part in ("", "deploy", "tests", "tests/e2e", "tests/vfio")]
 
 import chapter_nic  # noqa: E402
