@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from leaks import Snapshot
+
+from tapmanager.cgroups import tree as cgroups
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("busy", deadline=None)
@@ -104,6 +107,19 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left = before.settled(seconds=10)
     assert not left, "left behind: " + "; ".join(left)
+
+
+@pytest.fixture
+def pod_cgroup() -> Iterator[str]:
+    """The path of a pod's cgroup, as kubelet makes it: there before the VM is, gone after it."""
+    path = f"/virtshim-test-{secrets.token_hex(4)}"
+    made = [Path(one.root + path) for one in cgroups.hierarchies() if one.is_needed]
+    for directory in made:
+        directory.mkdir()
+    yield path
+    for directory in made:
+        directory.rmdir()
+    assert [one.root for one in cgroups.hierarchies() if Path(one.root + path).exists()] == []
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -24,18 +22,6 @@ OVERHEAD = 256 * MIB
 ROOM = {"virtshim.io/max-vcpus": "2", "virtshim.io/max-memory": "256Mi"}
 
 
-@pytest.fixture
-def parent() -> Iterator[str]:
-    """A pod's cgroup, as kubelet makes it."""
-    path = f"/virtshim-test-{secrets.token_hex(4)}"
-    made = [Path(one.root + path) for one in cgroups.hierarchies() if one.is_needed]
-    for directory in made:
-        directory.mkdir()
-    yield path
-    for directory in made:
-        directory.rmdir()
-
-
 def value(group: str, controller: str, v1: str, v2: str) -> str:
     home = next(one for one in cgroups.hierarchies() if controller in one.controllers)
     return Path(f"{home.root}{group}/{v2 if home.is_v2 else v1}").read_text().split()[0]
@@ -52,9 +38,9 @@ def room(guest_memory: int) -> int:
     return (guest_memory + OVERHEAD + guest_memory // 64) // 4096 * 4096
 
 
-def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, image_url, parent):
+def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, image_url, pod_cgroup):
     config = pod_config("sized", f"{node.directory}/logs/sized", annotations=ROOM)
-    config.linux.cgroup_parent = parent
+    config.linux.cgroup_parent = pod_cgroup
     config.linux.overhead.memory_limit_in_bytes = OVERHEAD
     pod = cri.run_pod(config)
     asked = container_config(cri.pull(f"{image_url}/guest.qcow2"), 128 * MIB)
@@ -69,7 +55,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     wait_for_log(log, READY, BOOT)
 
     # Where QEMU is, and what holds there.
-    group = f"{parent}/virtshim-{container}"
+    group = f"{pod_cgroup}/virtshim-{container}"
     (pid,) = node.qemu_pids()
     for one in cgroups.hierarchies():
         if one.is_needed:

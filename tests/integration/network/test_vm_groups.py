@@ -6,7 +6,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,19 +63,6 @@ def memory(path: str) -> str:
     return value(path, "memory", "memory.limit_in_bytes", "memory.max")
 
 
-@pytest.fixture
-def parent() -> Iterator[str]:
-    """A pod's cgroup, as kubelet makes it: there before the VM is, gone after it."""
-    path = f"/virtshim-test-{secrets.token_hex(4)}"
-    made = [Path(one.root + path) for one in cgroups.hierarchies() if one.is_needed]
-    for directory in made:
-        directory.mkdir()
-    yield path
-    for directory in made:
-        directory.rmdir()
-    assert places(path) == []
-
-
 def group(node: TapNode, which: str, parent: str, score: int = 900, **changes: object) -> str:
     args = {"sandbox": which, "container": CONTAINER, "parent": parent, "limits": {**LIMITS, **changes}}
     assert node.call("group", {**args, "oom_score_adj": score}) == {"made": True}
@@ -92,10 +78,10 @@ def ungroup(node: TapNode, parent: str) -> None:
     assert node.call("ungroup", {"container": CONTAINER, "parent": parent}) == {}
 
 
-def test_who_fetches_the_taps_is_in_the_vms_group_before_it_becomes_qemu(tap_node: TapNode, parent: str) -> None:
+def test_who_fetches_the_taps_is_in_the_vms_group_before_it_becomes_qemu(tap_node: TapNode, pod_cgroup: str) -> None:
     which = sandbox()
     key = tap_node.attach(which)["fetch_key"]
-    path = group(tap_node, which, parent)
+    path = group(tap_node, which, pod_cgroup)
     assert (quota(path), memory(path)) == ("50000", str(256 << 20))
     tap_node.stop()
     tap_node.start()  # a restart in between loses nothing
@@ -108,35 +94,35 @@ def test_who_fetches_the_taps_is_in_the_vms_group_before_it_becomes_qemu(tap_nod
         assert Path(f"/proc/{guest.pid}/oom_score_adj").read_text() == "900\n"
         assert value(path, "cpuset", "cpuset.cpus", "cpuset.cpus") == "0"
 
-        limit(tap_node, parent, cpu_quota=80_000, memory=512 << 20)
+        limit(tap_node, pod_cgroup, cpu_quota=80_000, memory=512 << 20)
         assert (quota(path), memory(path)) == ("80000", str(512 << 20))
         assert Path(f"/proc/{guest.pid}/oom_score_adj").read_text() == "950\n"
 
         with pytest.raises(protocol.RemoteError, match="it still contains processes") as busy:
-            ungroup(tap_node, parent)
+            ungroup(tap_node, pod_cgroup)
         assert busy.value.kind == "failed-precondition"
     finally:
         guest.kill()
         guest.wait()
-    ungroup(tap_node, parent)
+    ungroup(tap_node, pod_cgroup)
     assert places(path) == []
-    ungroup(tap_node, parent)
+    ungroup(tap_node, pod_cgroup)
     tap_node.release(which)
 
 
-def test_a_change_that_is_refused_in_the_middle_leaves_all_values(tap_node: TapNode, parent: str) -> None:
+def test_a_change_that_is_refused_in_the_middle_leaves_all_values(tap_node: TapNode, pod_cgroup: str) -> None:
     which = sandbox()
     tap_node.attach(which)
-    path = group(tap_node, which, parent)
+    path = group(tap_node, which, pod_cgroup)
     with pytest.raises(protocol.RemoteError, match="cpuset_cpus") as refused:
-        limit(tap_node, parent, cpu_quota=90_000, memory=1 << 30, cpuset_cpus="4095")
+        limit(tap_node, pod_cgroup, cpu_quota=90_000, memory=1 << 30, cpuset_cpus="4095")
     assert refused.value.kind == "invalid"
     with pytest.raises(protocol.RemoteError, match="unified"):
-        limit(tap_node, parent, cpu_quota=90_000, unified={"memory.nothing": "1"})
+        limit(tap_node, pod_cgroup, cpu_quota=90_000, unified={"memory.nothing": "1"})
     assert (quota(path), memory(path)) == ("50000", str(256 << 20))
-    ungroup(tap_node, parent)
+    ungroup(tap_node, pod_cgroup)
     with pytest.raises(protocol.RemoteError) as gone:
-        limit(tap_node, parent)
+        limit(tap_node, pod_cgroup)
     assert gone.value.kind == "not-found"
     tap_node.release(which)
 
@@ -151,10 +137,10 @@ def test_a_pod_without_a_cgroup_gets_ours_and_it_goes_with_the_last_vm(tap_node:
     tap_node.release(which)
 
 
-def test_less_memory_than_is_in_use_is_refused_and_nobody_is_killed(tap_node: TapNode, parent: str) -> None:
+def test_less_memory_than_is_in_use_is_refused_and_nobody_is_killed(tap_node: TapNode, pod_cgroup: str) -> None:
     which = sandbox()
     tap_node.attach(which)
-    path = group(tap_node, which, parent)
+    path = group(tap_node, which, pod_cgroup)
     eater = subprocess.Popen(["sh", "-c", 'read _; exec "$0" -c "$1"', sys.executable, EAT], stdin=-1, stdout=-1)
     try:
         for place in places(path):
@@ -163,14 +149,14 @@ def test_less_memory_than_is_in_use_is_refused_and_nobody_is_killed(tap_node: Ta
         eater.stdin.flush()
         assert eater.stdout.readline() == b"full\n"
         with pytest.raises(protocol.RemoteError, match="in use") as refused:
-            limit(tap_node, parent, memory=16 << 20)
+            limit(tap_node, pod_cgroup, memory=16 << 20)
         assert refused.value.kind == "failed-precondition"
         assert memory(path) == str(256 << 20)
         assert eater.poll() is None
     finally:
         eater.kill()
         eater.communicate()
-    ungroup(tap_node, parent)
+    ungroup(tap_node, pod_cgroup)
     tap_node.release(which)
 
 
