@@ -11,33 +11,54 @@ from virtshim.domain.ids import ContainerId
 
 
 class FakeConsoles:
-    """Implements `virtshim.ports.Consoles`. `following` lives and dies with the process; `logs`, by file name, stay."""
+    """Implements `virtshim.ports.Consoles`. `following` lives and dies with the process; `logs`, by file name, stay. `finished`:
+    the log files that were written to their end."""
 
     def __init__(self) -> None:
         self.following: dict[ContainerId, str] = {}
         self.logs: dict[str, list[str]] = {}
+        self.finished: list[str] = []
+        self._said: dict[ContainerId, list[str]] = {}
+        self._open: dict[ContainerId, list[str]] = {}  # as descriptors are: a log that is renamed stays open
+
+    def say(self, container: ContainerId, line: str) -> None:
+        """The guest writes to its console, whether or not anybody follows."""
+        self._said.setdefault(container, []).append(line)
+        self._catch_up(container)
 
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
         assert log_file.startswith(log_directory)
+        if container in self.following:
+            return
         self.following[container] = log_file
-        if log_file:
-            self.logs.setdefault(log_file, [])
+        self.reopen(container)
+        self._catch_up(container)
 
     def reopen(self, container: ContainerId) -> None:
         log_file = self.following.get(container)
         if log_file is None:
             raise WrongState(f"the console of {container} is not followed")
         if log_file:
-            self.logs.setdefault(log_file, [])
+            self._open[container] = self.logs.setdefault(log_file, [])
 
     def finish(self, container: ContainerId) -> None:
         log_file = self.following.pop(container, None)
+        self._open.pop(container, None)
         if log_file:
-            self.logs[log_file].append("finished")
+            self.finished.append(log_file)
 
     def forget(self) -> None:
         """The process that followed is gone."""
         self.following.clear()
+        self._open.clear()
+
+    def _catch_up(self, container: ContainerId) -> None:
+        if container in self.following:
+            self._write(container, self._said.pop(container, []))
+
+    def _write(self, container: ContainerId, lines: Sequence[str]) -> None:
+        if container in self._open:
+            self._open[container] += lines
 
 
 class FakeEntrypointLogs(FakeConsoles):
@@ -54,7 +75,6 @@ class FakeEntrypointLogs(FakeConsoles):
         if container not in self.following:
             raise WrongState("not open")
         self.places[container] = read_to
-        log_file = self.following[container]
-        if log_file:
-            self.logs[log_file] += [f"{piece.stream.value} {piece.data.decode()}" for piece in output]
-        return sum(len(piece.data) for piece in output)
+        lines = [f"{piece.stream.value} {piece.data.decode()}" for piece in output]
+        self._write(container, lines)
+        return sum(map(len, lines))

@@ -33,5 +33,5 @@ class EntrypointLogs(Consoles, Protocol):
         """What the last `write`, maybe of an earlier process, was told."""
 
     def write(self, container: ContainerId, output: Sequence[Output], read_to: OutputPosition) -> int:
-        """Both are on disk on return, and so many bytes of log are new. After an error neither is, and it may be tried again.
-        WrongState if not open."""
+        """Both are on disk on return. Gives how many bytes of log that is, or would be if the log were not discarded. After an
+        error neither is, and it may be tried again. WrongState if not open."""

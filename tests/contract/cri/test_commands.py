@@ -32,7 +32,8 @@ def test_the_exit_code_of_a_job_is_the_containers(client: Client, world: World) 
     assert (status.exit_code, status.reason, status.message) == (3, "Error", "")
     assert status.finished_at >= status.started_at > 0
     log = world.outside.entrypoint_logs.logs[status.log_path]
-    assert log == ["stdout fine\n", "stderr not so fine\n", "finished"]
+    assert log == ["stdout fine\n", "stderr not so fine\n"]
+    assert world.outside.entrypoint_logs.finished == [status.log_path]
     (command,) = world.outside.guests.begun[ContainerId(made)]
     assert command.argv == ("/bin/job", "-v")
 

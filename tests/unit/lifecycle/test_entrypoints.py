@@ -58,7 +58,8 @@ def test_its_end_ends_the_vm_and_is_the_containers(world: World, code: int, reas
     assert (how.code, how.reason, how.message) == (code, reason, "")
     assert world.outside.vms.running() == []
     assert len(world.outside.vms.pressed) == 1, "asked by its power button, not killed"
-    assert world.outside.entrypoint_logs.logs[LOG] == ["stdout hello\n", "stdout bye\n", "finished"]
+    assert world.outside.entrypoint_logs.logs[LOG] == ["stdout hello\n", "stdout bye\n"]
+    assert world.outside.entrypoint_logs.finished == [LOG]
     assert world.outside.consoles.logs == {}, "the console is no part of the log"
 
 

@@ -61,7 +61,7 @@ def test_a_vm_that_ended_meanwhile_has_its_exit_code(world: World, worlds, reaso
     ended = after.container(container)
     assert ended.exit is not None
     assert ended.exit.code == code
-    assert after.outside.consoles.logs[ended.spec.log_file] == ["finished"]
+    assert after.outside.consoles.finished == [ended.spec.log_file]
 
 
 def test_after_a_reboot_every_running_container_ended_unknown(world: World, worlds) -> None:
