@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fakes.clock import START_NS
 
+from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.usage import DiskUsage
@@ -18,6 +19,7 @@ class FakeRootDisks:
         self.directories: dict[ContainerId, set[str]] = {}
         self.sizes: dict[ContainerId, int] = {}
         self.pod_disks: dict[str, ImageDigest] = {}
+        self.pod_sizes: dict[str, int] = {}
         self.free = 1 << 40
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
@@ -33,8 +35,10 @@ class FakeRootDisks:
         self.directories.setdefault(container, set())
 
     def create_pod_disk(self, name: str, base: Image, base_path: str, size_bytes: int) -> Disk:
-        assert name not in self.pod_disks, "a pod's disk is never created twice"
+        if name in self.pod_disks:
+            raise InternalError(f"pod disk {name} is there already")
         self.pod_disks[name] = base.digest
+        self.pod_sizes[name] = max(base.virtual_size, size_bytes)
         return Disk(f"/pods/{name}.qcow2", DiskFormat.QCOW2, "root")
 
     def pod_disk(self, name: str) -> Disk | None:
@@ -43,6 +47,7 @@ class FakeRootDisks:
     def delete_pod_disks(self, pod: str) -> None:
         for name in [name for name in self.pod_disks if name.startswith(f"{pod}/")]:
             del self.pod_disks[name]
+            self.pod_sizes.pop(name, None)
 
     def pods_with_disks(self) -> frozenset[str]:
         return frozenset(name.split("/")[0] for name in self.pod_disks)

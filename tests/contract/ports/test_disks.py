@@ -1,0 +1,185 @@
+"""What all RootDisks do: the fake, and the real store with qemu-img."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes.disks import FakeRootDisks
+
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.domain.errors import InternalError
+from virtshim.domain.ids import ContainerId, ImageDigest
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.layout import Layout
+from virtshim.domain.pod_disk import disk_name, pod_hash
+from virtshim.domain.sandbox import PodKey
+from virtshim.domain.vm import Disk
+from virtshim.ports.disks import RootDisks
+
+A = ContainerId("a" * 64)
+B = ContainerId("b" * 64)
+WEB = PodKey("default", "web", "uid-1", 0)
+OTHER = PodKey("default", "other", "uid-2", 0)
+POD_DISK = disk_name(WEB, "vm")
+MIB = 1 << 20
+
+
+class World:
+    """`base` is an image of 16 MiB in the file `base_path`."""
+
+    disks: RootDisks
+
+    def __init__(self, base_path: Path) -> None:
+        self.base_path = str(base_path)
+        self.base = Image(ImageDigest(f"sha256:{'0' * 64}"), (), (), 1, 16 * MIB, DiskFormat.QCOW2, 0)
+
+    def size(self, disk: Disk) -> int:
+        """What a guest sees."""
+        raise NotImplementedError
+
+    def create(self, container: ContainerId, size: int = 0) -> Disk:
+        return self.disks.create(container, self.base, self.base_path, size)
+
+    def create_pod_disk(self, name: str = POD_DISK, size: int = 0) -> Disk:
+        return self.disks.create_pod_disk(name, self.base, self.base_path, size)
+
+
+class InMemory(World):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory / "base.qcow2")
+        self.disks = self._fake = FakeRootDisks()
+
+    def size(self, disk: Disk) -> int:
+        name = disk.path.split("/")
+        name_of_pods = "/".join(name[-2:]).removesuffix(".qcow2")
+        return self._fake.pod_sizes[name_of_pods] if name[1] == "pods" else self._fake.sizes[ContainerId(name[-2])]
+
+
+class OnDisk(World):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory / "base.qcow2")
+        layout = Layout(str(directory / "state"), str(directory / "run"))
+        os.makedirs(layout.containers)
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", self.base_path, "16M"], check=True)
+        self.disks = RootDiskStore(layout)
+
+    def size(self, disk: Disk) -> int:
+        command = ["qemu-img", "info", "--output=json", disk.path]
+        size: int = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["virtual-size"]
+        return size
+
+
+@pytest.fixture(params=[InMemory, OnDisk])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    made: World = request.param(tmp_path)
+    return made
+
+
+# --- a container's own
+
+
+@pytest.mark.parametrize(("wanted", "size"), [(0, 16 * MIB), (MIB, 16 * MIB), (32 * MIB, 32 * MIB)])
+def test_a_disk_is_as_large_as_its_image_or_larger(world: World, wanted: int, size: int) -> None:
+    disk = world.create(A, wanted)
+    assert (disk.format, disk.serial, disk.readonly) == (DiskFormat.QCOW2, "root", False)
+    assert world.size(disk) == size
+
+
+def test_creating_it_again_replaces_it(world: World) -> None:
+    first = world.create(A, 64 * MIB)
+    second = world.create(A)
+    assert second == first
+    assert world.size(second) == 16 * MIB
+
+
+def test_containers_with_a_directory_are_known_whatever_is_in_it(world: World) -> None:
+    assert world.disks.existing() == frozenset()
+    world.create(A)
+    world.disks.make_directory(B)
+    assert world.disks.existing() == {A, B}
+
+
+def test_making_the_directory_again_leaves_what_is_in_it(world: World) -> None:
+    disk = world.create(A, 32 * MIB)
+    world.disks.make_directory(A)
+    assert world.size(disk) == 32 * MIB
+
+
+def test_a_deleted_container_is_gone_and_may_be_deleted_again(world: World) -> None:
+    world.create(A)
+    world.create(B)
+    for _ in range(2):
+        world.disks.delete(A)
+        assert world.disks.existing() == {B}
+
+
+# --- a pod's
+
+
+def test_a_pods_disk_is_found_by_its_name(world: World) -> None:
+    assert world.disks.pod_disk(POD_DISK) is None
+    disk = world.create_pod_disk(size=32 * MIB)
+    assert world.disks.pod_disk(POD_DISK) == disk
+    assert world.size(disk) == 32 * MIB
+    assert world.disks.pod_disk(disk_name(WEB, "other")) is None
+
+
+def test_a_pods_disk_is_never_replaced(world: World) -> None:
+    disk = world.create_pod_disk(size=32 * MIB)
+    with pytest.raises(InternalError):
+        world.create_pod_disk(size=64 * MIB)
+    assert world.size(disk) == 32 * MIB
+
+
+def test_a_pods_disk_outlives_the_containers(world: World) -> None:
+    disk = world.create_pod_disk()
+    world.disks.make_directory(A)
+    world.disks.delete(A)
+    assert world.disks.existing() == frozenset()
+    assert world.disks.pod_disk(POD_DISK) == disk
+
+
+def test_all_disks_of_a_pod_go_together_and_no_others(world: World) -> None:
+    elsewhere = disk_name(OTHER, "vm")
+    for name in (POD_DISK, disk_name(WEB, "second"), elsewhere):
+        world.create_pod_disk(name)
+    world.create(A)
+    assert world.disks.pods_with_disks() == {pod_hash(WEB), pod_hash(OTHER)}
+    for _ in range(2):
+        world.disks.delete_pod_disks(pod_hash(WEB))
+        assert world.disks.pods_with_disks() == {pod_hash(OTHER)}
+    assert world.disks.pod_disk(POD_DISK) is None
+    assert world.disks.pod_disk(elsewhere) is not None
+    assert world.disks.existing() == {A}
+
+
+# --- numbers
+
+
+def test_a_container_without_a_directory_uses_nothing(world: World) -> None:
+    world.create_pod_disk()
+    assert world.disks.use(A, POD_DISK) is None
+
+
+def test_a_disk_is_counted_with_its_container_and_a_pods_with_the_one_that_runs_on_it(world: World) -> None:
+    world.disks.make_directory(A)
+    empty = world.disks.use(A)
+    world.create_pod_disk()
+    with_pods = world.disks.use(A, POD_DISK)
+    world.create(A)
+    with_own = world.disks.use(A)
+    assert empty is not None
+    assert with_pods is not None
+    assert with_own is not None
+    assert empty.inodes_used < with_pods.inodes_used
+    assert empty.used_bytes < with_pods.used_bytes
+    assert empty.used_bytes < with_own.used_bytes
+    assert empty.filesystem_bytes == with_own.filesystem_bytes > with_own.used_bytes
+
+
+def test_there_is_room_for_disks_to_grow(world: World) -> None:
+    assert world.disks.free_bytes() > 0
