@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fakes.journal import WAIT_LIMIT
 
-from virtshim.domain.errors import DeadlineExceeded, NotFound, PermissionRefused
+from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 from virtshim.domain.image_name import ImageName
@@ -29,7 +29,8 @@ class Published:
 
 class FakeImageFiles:
     """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
-    `unfinished` what a dead process left. While `stalled`, downloads wait until they are cancelled, and set `gave_up`."""
+    `unfinished` what a dead process left. While `stalled`, downloads wait until they are cancelled. One that was cancelled sets
+    `gave_up`."""
 
     def __init__(self) -> None:
         self.published: dict[str, Published] = {}
@@ -44,8 +45,9 @@ class FakeImageFiles:
         return image.digest
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
-        self.fetched.append((reference, credentials))
         name = ImageName.parse(reference)
+        self._give_up_if(cancelled, reference)
+        self.fetched.append((reference, credentials))
         image = self._published(name)
         if image is None:
             raise NotFound(f"image {reference!r} is not at its source")
@@ -53,9 +55,7 @@ class FakeImageFiles:
             raise PermissionRefused(f"the registry refuses the credentials for {reference!r}")
         if self.stalled:
             assert cancelled.wait(WAIT_LIMIT), "nobody gave the stalled download up"
-            self.gave_up.set()
-        if cancelled.is_set():
-            raise DeadlineExceeded(f"the pull of {reference!r} was given up")
+        self._give_up_if(cancelled, reference)
         self.files[image.digest] = len(image.content)
         return FetchedImage(
             digest=image.digest,
@@ -65,6 +65,11 @@ class FakeImageFiles:
             virtual_size=len(image.content) * 8,
             format=DiskFormat.QCOW2,
         )
+
+    def _give_up_if(self, cancelled: threading.Event, reference: str) -> None:
+        if cancelled.is_set():
+            self.gave_up.set()
+            raise DeadlineExceeded(f"the pull of {reference!r} was given up")
 
     def half_fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> None:
         self.unfinished.add(reference)
@@ -79,7 +84,9 @@ class FakeImageFiles:
         return frozenset(self.files)
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
-        size = self.files[digest]
+        size = self.files.get(digest)
+        if size is None:
+            raise InternalError(f"image {digest} is not here")
         return FetchedImage(digest, "", "", size, size * 8, DiskFormat.QCOW2)
 
     def sweep(self) -> None:

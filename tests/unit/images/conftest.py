@@ -1,105 +1,27 @@
-"""A web server and a registry that do as each test tells them, on loopback; small disks made by qemu-img."""
+"""A web server and a registry that do as each test tells them; small disks made by qemu-img."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.webserver import WebServer, serving
 
 from virtshim.images.filestore import ImageFileStore, ImageSettings
-
-Route = Callable[[http.server.BaseHTTPRequestHandler], None]
-
-
-class WebServer(http.server.ThreadingHTTPServer):
-    """`routes` by path without query. `hang` ends a route that must not answer; it is set when the test is over."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.routes: dict[str, Route] = {}
-        self.seen: list[tuple[str, dict[str, str]]] = []
-        self.over = threading.Event()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_address[1]}"
-
-    def url(self, path: str) -> str:
-        return f"http://{self.address}{path}"
-
-    def serve(self, path: str, body: bytes, **headers: str) -> str:
-        """A plain file."""
-
-        def route(request: http.server.BaseHTTPRequestHandler) -> None:
-            request.send_response(200)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                request.send_header(name.replace("_", "-"), value)
-            request.end_headers()
-            request.wfile.write(body)
-
-        self.routes[path] = route
-        return self.url(path)
-
-    def answer(self, path: str, status: int, body: bytes = b"", **headers: str) -> str:
-        def route(request: http.server.BaseHTTPRequestHandler) -> None:
-            request.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                request.send_header(name.replace("_", "-"), value)
-            request.end_headers()
-            request.wfile.write(body)
-
-        self.routes[path] = route
-        return self.url(path)
-
-    def paths(self) -> list[str]:
-        return [path for path, _ in self.seen]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is what some tests are about."""
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: WebServer
-
-    def handle_any(self) -> None:
-        path = self.path.partition("?")[0]
-        self.server.seen.append((self.path, dict(self.headers)))
-        route = self.server.routes.get(path)
-        if route is None:
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-        else:
-            route(self)
-
-    do_GET = do_POST = handle_any  # noqa: N815 - the base class looks for these names
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
 
 
 @pytest.fixture
 def web() -> Iterator[WebServer]:
-    with WebServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with serving() as server:
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
 
 
 class FakeRegistry:
