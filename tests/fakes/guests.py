@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from virtshim.domain.errors import ShimError, Unavailable
+from virtshim.domain.errors import Aborted, NotFound, ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Output, Streams
@@ -21,7 +22,8 @@ def _echo(command: GuestCommand, timeout: float, cancelled: threading.Event) -> 
 
 class FakeGuests:
     """Implements `virtshim.ports.GuestAgents` and `virtshim.ports.guests.GuestOperations`. `do` runs a command; `sessions` are
-    handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun."""
+    handed out by `open`, oldest first. `begun`: the containers' own commands, as often as they were begun. `gone`: the VMs have
+    ended. `users`: whom the guests know."""
 
     def __init__(self) -> None:
         self.do: Run = _echo
@@ -32,6 +34,8 @@ class FakeGuests:
         self.begin_error: ShimError | None = None
         self.begun: dict[ContainerId, list[GuestCommand]] = {}
         self.still_there = True
+        self.gone = False
+        self.users = {"root"}
         self.frozen: set[ContainerId] = set()
         self.clocks_set: list[ContainerId] = []
         self.ssh_keys: list[tuple[str, str]] = []
@@ -49,57 +53,82 @@ class FakeGuests:
     def start_entrypoint(
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
     ) -> None:
+        self._reach()
         if self.begin_error is not None:
             raise self.begin_error
         self.begun.setdefault(container, []).append(command)
 
     def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
         """Does not let a caller spin whose clock costs no time."""
+        self._reach()
         with self._told:
             self._told.wait_for(lambda: read_to.out.piece in self._progress, 0.02)
+            for told in self._progress.values():
+                if told.ended and read_to.over and told.read_to == read_to:  # all is read: the end comes again
+                    return dataclasses.replace(told, output=())
             return self._progress.get(read_to.out.piece, EntrypointProgress((), read_to))
 
     def entrypoint_exists(self, container: ContainerId) -> bool:
+        self._reach()
         return self.still_there
 
     def run(
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
     ) -> CommandResult:
+        self._reach()
         self.commands.append(command)
+        if cancelled.is_set():
+            raise Aborted("the command was given up")
         return self.do(command, timeout, cancelled)
 
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
+        self._reach()
         self.commands.append(command)
         if not self.sessions:
             raise Unavailable("no guest agent answers")
         return self.sessions.pop(0)
 
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
-        return self.told
+        return {} if self.gone else self.told
 
     # --- virtshim.ports.guests.GuestOperations
 
     def freeze(self, container: ContainerId, timeout: float) -> int:
+        self._reach()
         self.frozen.add(container)
         return 2
 
     def thaw(self, container: ContainerId, timeout: float) -> None:
+        self._reach()
         self.frozen.discard(container)
 
     def set_clock(self, container: ContainerId, timeout: float) -> None:
+        self._reach()
         self.clocks_set.append(container)
 
     def add_ssh_keys(self, container: ContainerId, user: str, keys: Sequence[str], timeout: float) -> None:
-        self.ssh_keys.extend((user, key) for key in keys)
+        self._reach()
+        if user not in self.users:
+            raise NotFound(f"there is no user {user!r} in the guest")
+        self.ssh_keys += [(user, key) for key in keys if (user, key) not in self.ssh_keys]
 
     def read_tail(self, container: ContainerId, path: str, most: int, timeout: float) -> bytes:
-        return self.files.get(path, b"")[-most:]
+        self._reach()
+        data = self.files.get(path, b"")
+        return data[max(0, len(data) - most) :]
 
     def resize_console(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
+        self._reach()
         self.console_sizes.append((columns, rows))
 
     def forget(self, container: ContainerId) -> None:
         self.forgotten.append(container)
+
+    # --- inside
+
+    def _reach(self) -> None:
+        if self.gone:
+            raise Unavailable("the virtual machine has ended")
 
 
 class FakeTerminationFiles:

@@ -18,6 +18,7 @@ class FakeSession:
         self.sizes: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
         self.closed = asyncio.Event()
         self.taken = 0
+        self._over = asyncio.Event()  # nobody reads the input any more
         self._out: asyncio.Queue[Output | Ended | ShimError] = asyncio.Queue(1)
         self._guest = asyncio.create_task(self._play(script))
 
@@ -25,8 +26,10 @@ class FakeSession:
         try:
             code = await script(self)
         except ShimError as exc:
+            self._over.set()
             await self._out.put(exc)
         else:
+            self._over.set()
             await self._out.put(Ended(code))
 
     # --- for the script
@@ -46,11 +49,11 @@ class FakeSession:
         return event
 
     async def write_stdin(self, data: bytes) -> None:
-        await self.stdin.put(data)
-        self.taken += len(data)
+        if await self._put(data):
+            self.taken += len(data)
 
     async def close_stdin(self) -> None:
-        await self.stdin.put(b"")
+        await self._put(b"")
 
     async def resize(self, width: int, height: int) -> None:
         await self.sizes.put((width, height))
@@ -59,6 +62,16 @@ class FakeSession:
         assert not self.closed.is_set(), "closed twice"
         self._guest.cancel()
         self.closed.set()
+
+    async def _put(self, data: bytes) -> bool:
+        """False for what nobody reads any more."""
+        put, over = asyncio.create_task(self.stdin.put(data)), asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((put, over), return_when=asyncio.FIRST_COMPLETED)
+            return put.done()
+        finally:
+            put.cancel()
+            over.cancel()
 
 
 class FakeSessions:
