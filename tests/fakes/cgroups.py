@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from virtshim.domain.cgroup import VmCgroup, vm_cgroup_path
-from virtshim.domain.errors import InvalidRequest, NotFound
+import dataclasses
+
+from virtshim.domain.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
+from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId
 
 
 class FakeVmCgroups:
-    """Implements `virtshim.ports.VmCgroups`. `cgroups` is what exists, by path; `refuses` makes the kernel refuse limits."""
+    """Implements `virtshim.ports.VmCgroups`. `cgroups` is what exists, by path; `refuses` makes the kernel refuse limits.
+    `running`: containers whose VMs are in their groups. `gone`: tapmanager is not there."""
 
     def __init__(self) -> None:
         self.cgroups: dict[str, VmCgroup] = {}
         self.refuses = ""
+        self.gone = False
+        self.running: set[ContainerId] = set()
         self.killed: set[ContainerId] = set()
 
     def make(self, group: VmCgroup, timeout: float) -> None:
-        self._check(group)
-        self.cgroups[vm_cgroup_path(group.cgroup_parent, group.container)] = group
+        self._reach()
+        self.half_make(group, timeout)
+        self.limit(group, timeout)
+
+    def half_make(self, group: VmCgroup, timeout: float) -> None:
+        """It is there, without limits."""
+        self.cgroups.setdefault(
+            vm_cgroup_path(group.cgroup_parent, group.container), dataclasses.replace(group, limits=CgroupLimits())
+        )
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
-        self._check(group)
+        self._reach()
         path = vm_cgroup_path(group.cgroup_parent, group.container)
         if path not in self.cgroups:
             raise NotFound(f"there is no cgroup {path}")
+        if self.refuses:
+            raise InvalidRequest(self.refuses)
         self.cgroups[path] = group
 
     def remove(self, container: ContainerId, cgroup_parent: str, timeout: float) -> None:
-        self.cgroups.pop(vm_cgroup_path(cgroup_parent, container), None)
+        self._reach()
+        path = vm_cgroup_path(cgroup_parent, container)
+        if path in self.cgroups and container in self.running:
+            raise WrongState(f"processes are in it still: {path}")
+        self.cgroups.pop(path, None)
 
     def oom_kills(self, container: ContainerId, cgroup_parent: str) -> int:
         there = vm_cgroup_path(cgroup_parent, container) in self.cgroups
@@ -37,6 +55,6 @@ class FakeVmCgroups:
         (found,) = [group for group in self.cgroups.values() if group.container == container]
         return found
 
-    def _check(self, group: VmCgroup) -> None:
-        if self.refuses:
-            raise InvalidRequest(self.refuses)
+    def _reach(self) -> None:
+        if self.gone:
+            raise Unavailable("tapmanager cannot be reached")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import Interface, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
@@ -26,9 +27,14 @@ def usage(name: str = "eth0") -> InterfaceUsage:
     )
 
 
+# As a network hands them out, lowest first.
+_FREE = [f"10.88.{n // 250}.{n % 250 + 2}" for n in range(60_000)]
+
+
 class FakePodNetworks:
-    """Implements `virtshim.ports.PodNetworks`. `networks` is what exists, None for a half-made one; `leases` are the
-    addresses in use, which only a release frees."""
+    """Implements `virtshim.ports.PodNetworks` and `virtshim.ports.recovery.KnownNetworks`. `networks` is what exists, None for a
+    half-made one; `leases` are the addresses in use, which only a release frees. `gone`: tapmanager is not there. `why_not`: no
+    network can be made now. `plugin_error`: what a CNI plugin says that fails."""
 
     def __init__(self) -> None:
         self.networks: dict[SandboxId, PodNetwork | None] = {}
@@ -36,21 +42,28 @@ class FakePodNetworks:
         self.requests: list[AttachRequest] = []
         self.broken: dict[SandboxId, str] = {}
         self.why_not = ""
+        self.gone = False
+        self.plugin_error = ""
         self.counted: dict[SandboxId, Sequence[InterfaceUsage]] = {}
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
+        self._reach()
         self.requests.append(request)
         there = self.networks.get(request.sandbox)
         if there is not None:
             return there
+        if self.why_not:
+            raise Unavailable(self.why_not)
+        if self.plugin_error:
+            raise InternalError(self.plugin_error)
         self.half_attach(request, timeout)
         address = self.leases[request.sandbox]
+        number = _FREE.index(address)
+        mac = (0x525400123456 + number).to_bytes(6).hex(":")
         network = PodNetwork(
             netns=f"/run/netns/vs-{request.sandbox.short}",
-            interfaces=(
-                Interface("eth0", "52:54:00:12:34:56", 1500, (f"{address}/16",), (Route("0.0.0.0/0", "10.88.0.1"),)),
-            ),
-            ips=(address, "fd00::5"),
+            interfaces=(Interface("eth0", mac, 1500, (f"{address}/16",), (Route("0.0.0.0/0", "10.88.0.1"),)),),
+            ips=(address, f"fd00::{5 + number:x}"),
             dns=request.dns,
             fetch_key=f"key-of-{request.sandbox.short}",
         )
@@ -59,23 +72,27 @@ class FakePodNetworks:
 
     def half_attach(self, request: AttachRequest, timeout: float) -> None:
         """The namespace and an address are there, the rest is not."""
-        free = (f"10.88.{n // 250}.{n % 250 + 2}" for n in range(60_000))
-        self.leases[request.sandbox] = next(a for a in free if a not in self.leases.values())
+        taken = set(self.leases.values())
+        self.leases[request.sandbox] = next(address for address in _FREE if address not in taken)
         self.networks[request.sandbox] = None
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
+        self._reach()
         self.networks.pop(sandbox, None)
         self.leases.pop(sandbox, None)
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:
+        self._reach()
         return frozenset(self.networks)
 
     def pod_of(self, sandbox: SandboxId, timeout: float) -> PodKey | None:
+        self._reach()
         found = [request.pod for request in self.requests if request.sandbox == sandbox]
         return dataclasses.replace(found[-1], attempt=0) if found and self.networks.get(sandbox) else None
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
         """What a test put into `counted`, else a little traffic on each NIC."""
+        self._reach()
         return {
             sandbox: self.counted.get(sandbox) or [usage(nic.name) for nic in network.interfaces]
             for sandbox, network in self.networks.items()
@@ -83,10 +100,15 @@ class FakePodNetworks:
         }
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
-        return dict(self.broken)
+        self._reach()
+        return {sandbox: why for sandbox, why in self.broken.items() if sandbox in self.networks}
 
     def trouble(self) -> str:
-        return self.why_not
+        return "tapmanager cannot be reached" if self.gone else self.why_not
+
+    def _reach(self) -> None:
+        if self.gone:
+            raise Unavailable("tapmanager cannot be reached")
 
     def lose(self) -> None:
         """What a reboot does to namespaces."""

@@ -13,7 +13,8 @@ class VmCgroups(Protocol):
     name), WrongState (less than is in use), InternalError, DeadlineExceeded."""
 
     def make(self, group: VmCgroup, timeout: float) -> None:
-        """The group with its limits; the sandbox's next VM starts in it."""
+        """The group with its limits; the sandbox's next VM starts in it. One that is there gets these limits. After an error it
+        may be there without them: `remove` it."""
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
         """Changes the limits of an existing cgroup; all or nothing. NotFound if it does not exist."""

@@ -1,0 +1,221 @@
+"""What all VmCgroups do: the fake, and the client of a real tapmanager with the kernel's cgroups."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.cgroups import FakeVmCgroups
+from tap_node import TapNode, private_node
+
+from tapmanager.cgroups import tree as cgroups
+from virtshim.domain.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
+from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.ports.cgroups import VmCgroups
+from virtshim.tapclient.cgroups import VmCgroupClient
+from virtshim.tapclient.connection import TapmanagerConnection
+
+SANDBOX = SandboxId("5" * 64)
+A = ContainerId("a" * 64)
+B = ContainerId("b" * 64)
+MIB = 1 << 20
+SECONDS = 60.0
+SMALL = CgroupLimits(cpu_quota=50_000, cpu_period=100_000, memory=256 * MIB)
+LARGE = CgroupLimits(cpu_quota=80_000, cpu_period=100_000, memory=512 * MIB)
+
+
+class World:
+    """Of a sandbox whose network is there, below the pod's cgroup `parent`."""
+
+    vm_cgroups: VmCgroups
+    parent: str
+
+    def group(self, limits: CgroupLimits = SMALL, container: ContainerId = A) -> VmCgroup:
+        return VmCgroup(SANDBOX, container, self.parent, limits, 900)
+
+    def exists(self, container: ContainerId = A) -> bool:
+        raise NotImplementedError
+
+    def limits(self) -> tuple[int, int]:
+        """Of A's group: quota in microseconds, memory in bytes."""
+        raise NotImplementedError
+
+    def impossible(self) -> VmCgroup:
+        """One whose `cpuset_cpus` the kernel refuses."""
+        return self.group(CgroupLimits(cpu_quota=90_000, cpu_period=100_000, memory=1 << 30, cpuset_cpus="4095"))
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """A VM is in A's group."""
+        raise NotImplementedError
+
+    def end_tapmanager(self) -> None:
+        raise NotImplementedError
+
+
+class InMemory(World):
+    parent = "/pod"
+
+    def __init__(self) -> None:
+        self.vm_cgroups = self._fake = FakeVmCgroups()
+
+    def exists(self, container: ContainerId = A) -> bool:
+        return vm_cgroup_path(self.parent, container) in self._fake.cgroups
+
+    def limits(self) -> tuple[int, int]:
+        limits = self._fake.of(A).limits
+        return limits.cpu_quota, limits.memory
+
+    def impossible(self) -> VmCgroup:
+        self._fake.refuses = "cpuset_cpus: no such CPU"
+        return super().impossible()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._fake.running.add(A)
+        yield
+        self._fake.running.remove(A)
+
+    def end_tapmanager(self) -> None:
+        self._fake.gone = True
+
+
+@pytest.fixture
+def in_memory() -> World:
+    return InMemory()
+
+
+class OnThisMachine(World):
+    def __init__(self, node: TapNode, parent: str) -> None:
+        self._node = node
+        self.parent = parent
+        self.vm_cgroups = VmCgroupClient(TapmanagerConnection(node.socket), own=True)
+
+    def exists(self, container: ContainerId = A) -> bool:
+        return bool(self._places(container))
+
+    def _places(self, container: ContainerId) -> list[Path]:
+        path = vm_cgroup_path(self.parent, container)
+        return [Path(one.root + path) for one in cgroups.hierarchies() if Path(one.root + path).is_dir()]
+
+    def limits(self) -> tuple[int, int]:
+        quota = self._value("cpu", "cpu.cfs_quota_us", "cpu.max")
+        return quota, self._value("memory", "memory.limit_in_bytes", "memory.max")
+
+    def _value(self, controller: str, v1: str, v2: str) -> int:
+        home = next(one for one in cgroups.hierarchies() if controller in one.controllers)
+        path = vm_cgroup_path(self.parent, A)
+        return int(Path(f"{home.root}{path}/{v2 if home.is_v2 else v1}").read_text().split()[0])
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        qemu = subprocess.Popen(["sleep", "60"])
+        try:
+            for place in self._places(A):
+                (place / "cgroup.procs").write_text(str(qemu.pid))
+            yield
+        finally:
+            qemu.kill()
+            qemu.wait()
+
+    def end_tapmanager(self) -> None:
+        self._node.stop()
+
+
+@pytest.fixture
+def on_this_machine(pod_cgroup: str) -> Iterator[World]:
+    with private_node() as node:
+        node.start()
+        node.attach(SANDBOX.value)
+        world = OnThisMachine(node, pod_cgroup)
+        yield world
+        if node.process is None:
+            node.start()
+        for container in (A, B):
+            world.vm_cgroups.remove(container, pod_cgroup, SECONDS)
+        node.release(SANDBOX.value)
+
+
+@pytest.fixture(params=["in_memory", pytest.param("on_this_machine", marks=pytest.mark.network)])
+def world(request: pytest.FixtureRequest) -> World:
+    made: World = request.getfixturevalue(request.param)
+    return made
+
+
+def test_a_group_is_made_with_its_limits(world: World) -> None:
+    world.vm_cgroups.make(world.group(), SECONDS)
+    assert world.limits() == (50_000, 256 * MIB)
+    assert not world.exists(B)
+
+
+def test_making_it_again_brings_its_limits_up_to_date(world: World) -> None:
+    world.vm_cgroups.make(world.group(), SECONDS)
+    world.vm_cgroups.make(world.group(LARGE), SECONDS)
+    assert world.limits() == (80_000, 512 * MIB)
+
+
+def test_limits_of_a_group_that_is_there_change(world: World) -> None:
+    world.vm_cgroups.make(world.group(), SECONDS)
+    world.vm_cgroups.limit(world.group(LARGE), SECONDS)
+    assert world.limits() == (80_000, 512 * MIB)
+
+
+def test_limits_of_a_group_that_is_not_there_do_not(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.vm_cgroups.limit(world.group(), SECONDS)
+    assert not world.exists()
+
+
+def test_a_limit_that_the_kernel_refuses_is_named_and_no_other_changes(world: World) -> None:
+    world.vm_cgroups.make(world.group(), SECONDS)
+    with pytest.raises(InvalidRequest, match="cpuset_cpus"):
+        world.vm_cgroups.limit(world.impossible(), SECONDS)
+    assert world.limits() == (50_000, 256 * MIB)
+
+
+def test_what_is_left_of_a_group_whose_limits_are_refused_can_be_removed(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="cpuset_cpus"):
+        world.vm_cgroups.make(world.impossible(), SECONDS)
+    world.vm_cgroups.remove(A, world.parent, SECONDS)
+    assert not world.exists()
+
+
+def test_a_removed_group_is_gone_and_may_be_removed_again(world: World) -> None:
+    for container in (A, B):
+        world.vm_cgroups.make(world.group(container=container), SECONDS)
+    for _ in range(2):
+        world.vm_cgroups.remove(A, world.parent, SECONDS)
+        assert not world.exists()
+    assert world.exists(B)
+
+
+def test_a_group_with_a_vm_in_it_stays(world: World) -> None:
+    world.vm_cgroups.make(world.group(), SECONDS)
+    with world.running(), pytest.raises(WrongState):
+        world.vm_cgroups.remove(A, world.parent, SECONDS)
+    assert world.exists()
+
+
+def test_nothing_was_killed_in_a_group_that_is_new_or_gone(world: World) -> None:
+    world.vm_cgroups.make(world.group(), SECONDS)
+    assert world.vm_cgroups.oom_kills(A, world.parent) == 0
+    world.vm_cgroups.remove(A, world.parent, SECONDS)
+    assert world.vm_cgroups.oom_kills(A, world.parent) == 0
+
+
+ASKED: dict[str, Callable[[World], object]] = {
+    "make": lambda world: world.vm_cgroups.make(world.group(), SECONDS),
+    "limit": lambda world: world.vm_cgroups.limit(world.group(), SECONDS),
+    "remove": lambda world: world.vm_cgroups.remove(A, world.parent, SECONDS),
+}
+
+
+def test_without_tapmanager_nothing_can_be_asked_but_what_was_killed(world: World) -> None:
+    world.end_tapmanager()
+    for ask in ASKED.values():
+        with pytest.raises(Unavailable):
+            ask(world)
+    assert world.vm_cgroups.oom_kills(A, world.parent) == 0
