@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from virtshim.domain.errors import Aborted, NotFound, ShimError, Unavailable
+from virtshim.domain.errors import Aborted, InternalError, NotFound, ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Output, Streams
@@ -132,12 +132,15 @@ class FakeGuests:
 
 
 class FakeTerminationFiles:
-    """Implements `virtshim.ports.guests.TerminationFiles`."""
+    """Implements `virtshim.ports.guests.TerminationFiles`. All files are there but `missing`."""
 
     def __init__(self) -> None:
+        self.missing: set[str] = set()
         self.written: dict[str, bytes] = {}
 
     def write(self, path: str, pod_uid: str, message: bytes) -> None:
+        if path in self.missing:
+            raise InternalError(f"there is no file {path}")
         self.written[path] = message
 
 

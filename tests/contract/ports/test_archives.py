@@ -1,0 +1,145 @@
+"""What all CheckpointFiles do: the fake, and the real archives on disk."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from fakes.archives import FakeArchives
+
+from virtshim.disks.checkpoint_archives import MANIFEST, CheckpointArchives
+from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest
+from virtshim.domain.ids import ContainerId
+from virtshim.ports.pause import CheckpointFiles
+
+A = ContainerId("a" * 64)
+B = ContainerId("b" * 64)
+WORDS = b'{"format": 1}\n'
+
+
+class World:
+    """`source` is a file to be copied."""
+
+    archives: CheckpointFiles
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.source = str(directory / "disk")
+
+    def place(self, name: str = "one.tar") -> str:
+        return str(self.directory / name)
+
+    def manifest(self, location: str) -> bytes | None:
+        """Of a finished archive, None if there is none."""
+        raise NotImplementedError
+
+    def names(self, directory: str) -> list[str] | None:
+        """What is gathered in the directory, None if it is not there."""
+        raise NotImplementedError
+
+
+class InMemory(World):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.archives = self._fake = FakeArchives()
+
+    def manifest(self, location: str) -> bytes | None:
+        return self._fake.finished.get(location)
+
+    def names(self, directory: str) -> list[str] | None:
+        if directory not in self._fake.directories:
+            return None
+        return [os.path.basename(path) for path in self._fake.files if os.path.dirname(path) == directory]
+
+
+class OnDisk(World):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.archives = CheckpointArchives()
+        Path(self.source).write_bytes(b"content")
+
+    def manifest(self, location: str) -> bytes | None:
+        if not os.path.exists(location):
+            return None
+        with tarfile.open(location) as tar:
+            found = tar.extractfile(MANIFEST)
+            assert found is not None
+            return found.read()
+
+    def names(self, directory: str) -> list[str] | None:
+        return os.listdir(directory) if os.path.isdir(directory) else None
+
+
+@pytest.fixture(params=[InMemory, OnDisk])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    made: World = request.param(tmp_path)
+    return made
+
+
+def go_on() -> None:
+    """Time is not over."""
+
+
+def time_is_over() -> None:
+    raise DeadlineExceeded("time is over")
+
+
+def test_an_archive_is_there_when_it_is_finished_and_not_before(world: World) -> None:
+    directory = world.archives.begin(world.place(), A)
+    assert world.names(directory) == []
+    world.archives.copy(world.source, f"{directory}/root.qcow2", go_on)
+    assert world.names(directory) == ["root.qcow2"]
+    assert world.manifest(world.place()) is None
+    world.archives.finish(world.place(), A, WORDS, go_on)
+    assert world.manifest(world.place()) == WORDS
+
+
+def test_what_is_discarded_is_gone_and_may_be_discarded_again(world: World) -> None:
+    directory = world.archives.begin(world.place(), A)
+    world.archives.copy(world.source, f"{directory}/root.qcow2", go_on)
+    for _ in range(2):
+        world.archives.discard(world.place(), A)
+        assert world.names(directory) is None
+
+
+def test_a_finished_archive_outlives_its_directory(world: World) -> None:
+    directory = world.archives.begin(world.place(), A)
+    world.archives.finish(world.place(), A, WORDS, go_on)
+    world.archives.discard(world.place(), A)
+    assert world.names(directory) is None
+    assert world.manifest(world.place()) == WORDS
+
+
+def test_what_an_earlier_one_left_is_not_in_the_next(world: World) -> None:
+    directory = world.archives.begin(world.place(), A)
+    world.archives.copy(world.source, f"{directory}/root.qcow2", go_on)
+    assert world.archives.begin(world.place(), A) == directory
+    assert world.names(directory) == []
+
+
+def test_checkpoints_of_two_containers_keep_apart(world: World) -> None:
+    first, second = (world.archives.begin(world.place(name), one) for name, one in (("a.tar", A), ("b.tar", B)))
+    assert first != second
+    world.archives.discard(world.place("a.tar"), A)
+    assert world.names(second) == []
+
+
+@pytest.mark.parametrize("bad", ["one.tar", "", "/somewhere/"])
+def test_a_place_that_no_file_can_be_at_is_refused(world: World, bad: str) -> None:
+    with pytest.raises(InvalidRequest):
+        world.archives.begin(bad, A)
+
+
+def test_an_archive_that_was_not_begun_cannot_be_finished(world: World) -> None:
+    with pytest.raises(InternalError):
+        world.archives.finish(world.place(), A, WORDS, go_on)
+    assert world.manifest(world.place()) is None
+
+
+def test_time_may_end_an_archive_and_it_is_not_there_then(world: World) -> None:
+    world.archives.begin(world.place(), A)
+    with pytest.raises(DeadlineExceeded):
+        world.archives.finish(world.place(), A, WORDS, time_is_over)
+    assert world.manifest(world.place()) is None

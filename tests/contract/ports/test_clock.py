@@ -1,0 +1,44 @@
+"""What every Clock does: the one that goes when a test moves it, and the machine's."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from fakes.clock import FakeClock
+
+from virtshim.ports.clock import Clock
+from virtshim.primitives.clock import SystemClock
+
+A_WHILE = 1 / 64  # seconds
+IN_2020_NS = 1_577_836_800 * 10**9
+
+
+@pytest.fixture(params=[FakeClock, SystemClock])
+def clock(request: pytest.FixtureRequest) -> Clock:
+    made: Clock = request.param()
+    return made
+
+
+def test_waiting_for_what_does_not_come_takes_the_time_and_says_no(clock: Clock) -> None:
+    before = clock.monotonic()
+    assert not clock.wait(threading.Event(), A_WHILE)
+    assert clock.monotonic() - before >= A_WHILE
+
+
+def test_waiting_for_what_is_there_says_yes_at_once(clock: Clock) -> None:
+    event = threading.Event()
+    event.set()
+    before = clock.monotonic()
+    assert clock.wait(event, 3600.0)
+    assert clock.monotonic() - before < 3600.0
+
+
+def test_waiting_for_no_time_only_looks(clock: Clock) -> None:
+    assert not clock.wait(threading.Event(), 0.0)
+
+
+def test_the_wall_clock_tells_nanoseconds_since_the_epoch(clock: Clock) -> None:
+    first = clock.now_ns()
+    clock.wait(threading.Event(), A_WHILE)
+    assert IN_2020_NS < first < clock.now_ns()

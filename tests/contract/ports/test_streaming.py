@@ -1,0 +1,125 @@
+"""What the rest of the daemon sees of streams: the fakes, and the real server, and those attached to entrypoints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from fakes.clock import FakeClock
+from fakes.guests import FakeEntrypointListeners
+from fakes.journal import WAIT_LIMIT
+from fakes.sessions import FakeSession, FakeSessions
+from fakes.streaming import FakeStreaming
+
+from virtshim.attach.entrypoint import EntrypointAttach
+from virtshim.domain.guest.streaming import (
+    AttachStreams,
+    Ended,
+    ExecRequest,
+    ForwardRequest,
+    Output,
+    OutStream,
+    StreamRequest,
+    Streams,
+)
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.layout import Layout
+from virtshim.guestagent.clients import AgentClients
+from virtshim.ports.guests import EntrypointListeners
+from virtshim.ports.streaming import Attaches, Streaming
+from virtshim.streaming.server import StreamingServer
+
+A = ContainerId("a" * 64)
+SANDBOX = SandboxId("5" * 64)
+STREAMS = Streams(stdin=True, stdout=True)
+HELLO = Output(OutStream.STDOUT, b"hello")
+
+
+@pytest.fixture(params=["fake", "server"])
+def streaming(request: pytest.FixtureRequest) -> Iterator[Streaming]:
+    if request.param == "fake":
+        yield FakeStreaming()
+        return
+    server, sessions = StreamingServer("127.0.0.1", 0, FakeClock()), FakeSessions()
+    server.start(sessions, sessions)
+    yield server
+    server.stop()
+
+
+def test_every_request_has_a_url_of_its_own(streaming: Streaming) -> None:
+    requests: list[StreamRequest] = [
+        ExecRequest(A, ("true",), STREAMS), ExecRequest(A, ("true",), STREAMS), AttachStreams(A, STREAMS),
+        ForwardRequest(SANDBOX, "10.88.0.2", (80,)),
+    ]  # fmt: skip
+    urls = [streaming.offer(request) for request in requests]
+    assert len(set(urls)) == len(urls)
+    assert all(url.startswith("http://127.0.0.1:") for url in urls)
+
+
+def test_what_has_no_sessions_may_be_ended_any_number_of_times(streaming: Streaming) -> None:
+    streaming.offer(AttachStreams(A, STREAMS))
+    for _ in range(2):
+        streaming.end_container(A)
+        streaming.end_sandbox(SANDBOX)
+    assert streaming.offer(AttachStreams(A, STREAMS))
+
+
+# --- who is attached to a container's own command
+
+
+@pytest.fixture
+def entrypoint_attach() -> Iterator[EntrypointAttach]:
+    nowhere = Layout("/nonexistent", "/nonexistent")
+    with contextlib.ExitStack() as stack:
+        guests = stack.enter_context(contextlib.closing(AgentClients(nowhere, lambda _container, _number: None)))
+        yield stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
+
+
+@pytest.fixture(params=["fake", "clients"])
+def listeners(request: pytest.FixtureRequest, entrypoint_attach: EntrypointAttach) -> EntrypointListeners:
+    return FakeEntrypointListeners() if request.param == "fake" else entrypoint_attach
+
+
+def test_an_entrypoint_without_clients_speaks_and_ends_all_the_same(listeners: EntrypointListeners) -> None:
+    assert not listeners.has_clients(A)
+    listeners.publish(A, [HELLO])
+    listeners.ended(A, 3)
+    for _ in range(2):
+        listeners.forget(A)
+    assert not listeners.has_clients(A)
+
+
+async def _hello(session: FakeSession) -> int:
+    await session.out(HELLO.data)
+    return 3
+
+
+@pytest.fixture(params=["fake", "clients"])
+def attaches(
+    request: pytest.FixtureRequest, entrypoint_attach: EntrypointAttach
+) -> tuple[Attaches, Callable[[], None]]:
+    """To a command; and what lets it say HELLO and end."""
+    if request.param == "fake":
+        sessions = FakeSessions()
+        sessions.script = _hello
+        return sessions, lambda: None
+
+    def speak() -> None:
+        entrypoint_attach.publish(A, [HELLO])
+        entrypoint_attach.ended(A, 3)
+
+    return entrypoint_attach, speak
+
+
+def test_who_is_attached_hears_all_and_then_the_end(attaches: tuple[Attaches, Callable[[], None]]) -> None:
+    async def client() -> None:
+        to, speak = attaches
+        session = await to.attach(AttachStreams(A, Streams(stdout=True)))
+        async with asyncio.timeout(WAIT_LIMIT):
+            await asyncio.to_thread(speak)
+            assert [await session.read(), await session.read()] == [HELLO, Ended(3)]
+        await session.close()
+
+    asyncio.run(client())
