@@ -29,7 +29,7 @@ from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
-from virtshim.domain.vm import Disk, DiskBus, VmSpec
+from virtshim.domain.vm import Disk, DiskBus, VmSize, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.ports.network import AttachRequest
@@ -132,8 +132,7 @@ class ManyPods:
             name=f"virtshim-{container.id.value[:12]}-vm",
             container_id=container.id,
             sandbox_id=sandbox.id,
-            vcpus=1,
-            memory_bytes=64 << 20,
+            size=VmSize(vcpus=1, memory_bytes=64 << 20),
             disk_bus=DiskBus.VIRTIO,
             disks=(Disk(self._layout.root_disk(container.id), DiskFormat.QCOW2, "root"),),
             console_socket=self._layout.console_socket(container.id),

@@ -24,7 +24,7 @@ from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidReque
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.usage import DomainUsage
-from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSpec
+from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSize, VmSpec
 from virtshim.hypervisor import embed, qemu_process
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -84,8 +84,7 @@ class World:
             name=f"virtshim-contract-{digit}",
             container_id=container,
             sandbox_id=SandboxId("5" * 64),
-            vcpus=1,
-            memory_bytes=32 << 20,
+            size=VmSize(vcpus=1, memory_bytes=32 << 20),
             disk_bus=DiskBus.VIRTIO,
             disks=(Disk(str(disk), DiskFormat.RAW, "root"),),
             console_socket=str(self.directory / f"{digit}.sock"),
@@ -238,7 +237,7 @@ def test_an_unknown_vm_is_absent_and_ending_it_is_no_error(world: World) -> None
 
 def test_defining_again_replaces(world: World) -> None:
     world.hypervisor.define(world.spec())
-    world.hypervisor.define(world.spec(vcpus=2))
+    world.hypervisor.define(world.spec(size=VmSize(vcpus=2, memory_bytes=32 << 20)))
     world.hypervisor.define(world.spec(name="virtshim-contract-renamed"))
     assert [domain.name for domain in world.hypervisor.owned()] == ["virtshim-contract-renamed"]
 
@@ -421,7 +420,7 @@ def test_cpu_time_memory_and_disks_are_told_and_each_reading_is_a_new_one(
     assert second.counters.cpu is not None
     assert 0 < first.counters.cpu <= second.counters.cpu
     assert first.counters.memory is not None
-    assert first.counters.memory.maximum >= spec.memory_bytes
+    assert first.counters.memory.maximum >= spec.size.memory_bytes
     assert [block.device for block in first.counters.blocks] == ["vda"]
     assert [vcpu.number for vcpu in first.counters.vcpus] == [0]
     assert first.process is not None
@@ -464,7 +463,7 @@ def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request:
 
 
 def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World) -> None:
-    spec = world.spec(max_vcpus=3)
+    spec = world.spec(size=VmSize(vcpus=1, max_vcpus=3, memory_bytes=32 << 20))
     world.hypervisor.define(spec)
     world.resizing.add_vcpus(spec.uuid, 2)
     world.hypervisor.start(spec.uuid)
@@ -475,7 +474,7 @@ def test_a_vm_gets_more_vcpus_up_to_what_it_was_made_for_on_or_off(world: World)
 
 
 def test_a_vm_that_is_off_takes_memory_up_to_what_it_was_made_for(world: World) -> None:
-    spec = world.spec(max_memory_bytes=64 << 20)
+    spec = world.spec(size=VmSize(vcpus=1, memory_bytes=32 << 20, max_memory_bytes=64 << 20))
     world.hypervisor.define(spec)
     world.resizing.set_memory(spec.uuid, 48 << 20, WAIT_LIMIT)
     world.resizing.set_memory(spec.uuid, 32 << 20, WAIT_LIMIT)

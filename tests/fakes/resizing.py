@@ -24,18 +24,18 @@ class FakeResizing:
 
     def add_vcpus(self, domain: uuid.UUID, count: int) -> None:
         spec = self._spec(domain)
-        if count > max(spec.vcpus, spec.max_vcpus):
-            raise WrongState(f"VM {domain} can have {spec.max_vcpus} vCPUs, not {count}")
-        self._change(domain, vcpus=max(spec.vcpus, count), max_vcpus=max(spec.vcpus, spec.max_vcpus))
+        if count > max(spec.size.vcpus, spec.size.max_vcpus):
+            raise WrongState(f"VM {domain} can have {spec.size.max_vcpus} vCPUs, not {count}")
+        self._resize(domain, vcpus=max(spec.size.vcpus, count), max_vcpus=max(spec.size.vcpus, spec.size.max_vcpus))
 
     def set_memory(self, domain: uuid.UUID, memory_bytes: int, timeout: float) -> None:
         spec = self._spec(domain)
-        most = max(spec.memory_bytes, spec.max_memory_bytes)
+        most = max(spec.size.memory_bytes, spec.size.max_memory_bytes)
         if memory_bytes > most:
             raise WrongState(f"VM {domain} can have {most} bytes, not {memory_bytes}")
-        if domain in self.stubborn and memory_bytes < spec.memory_bytes:
+        if domain in self.stubborn and memory_bytes < spec.size.memory_bytes:
             raise WrongState(f"the guest of VM {domain} did not give memory back")
-        self._change(domain, memory_bytes=memory_bytes, max_memory_bytes=most)
+        self._resize(domain, memory_bytes=memory_bytes, max_memory_bytes=most)
 
     def memory_in_use(self, domain: uuid.UUID) -> int | None:
         self._spec(domain)
@@ -50,6 +50,9 @@ class FakeResizing:
         if there is None or there.spec is None:
             raise NotFound(f"no VM {domain}")
         return there.spec
+
+    def _resize(self, domain: uuid.UUID, **changes: int) -> None:
+        self._change(domain, size=dataclasses.replace(self._spec(domain).size, **changes))
 
     def _change(self, domain: uuid.UUID, **changes: Any) -> None:
         self._hypervisor.domains[domain].spec = dataclasses.replace(self._spec(domain), **changes)

@@ -42,8 +42,10 @@ class VmSize:
     """What a VM has now and what it can have without a restart. All 0: created by a version that did not record it."""
 
     vcpus: int = 0
+    # 0: no more than `vcpus`.
     max_vcpus: int = 0
     memory_bytes: int = 0
+    # 0: no more than `memory_bytes`.
     max_memory_bytes: int = 0
     # Its memory is of huge pages of that size; 0: it is not.
     page_bytes: int = 0
@@ -61,11 +63,9 @@ class VmSpec:
     container_id: ContainerId
     sandbox_id: SandboxId
 
-    # --- its size
+    # --- processors and memory
 
-    vcpus: int
-    # What the guest gets.
-    memory_bytes: int
+    size: VmSize
 
     # --- its disks
 
@@ -84,13 +84,8 @@ class VmSpec:
     # Of the VNC server, in a directory of its own; "" for a VM without a video card.
     vnc_socket: str = ""
 
-    # --- what of its size is not usual
+    # --- its processor, as the guest sees it
 
-    # What it can be given while it runs; 0: no more than it has.
-    max_vcpus: int = 0
-    max_memory_bytes: int = 0
-    # See VmSize.
-    page_bytes: int = 0
     cpu_model: CpuModel = CpuModel.DEFAULT
 
     # --- its cgroup, for libvirts that manage cgroups

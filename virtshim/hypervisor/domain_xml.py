@@ -76,7 +76,7 @@ def _text(parent: etree._Element, tag: str, value: str) -> None:
 
 def _memory(domain: etree._Element, spec: VmSpec) -> None:
     """All that it can ever have; the balloon holds back what it does not have yet."""
-    wanted = spec.memory_bytes
+    wanted = spec.size.memory_bytes
     if wanted < _SMALLEST_MEMORY:
         raise InvalidRequest(
             f"{wanted} bytes of memory are too few for a VM: set a limit of at least 4Mi; a real guest needs about 128Mi"
@@ -85,9 +85,9 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     if _max_memory(spec) > wanted:
         etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
     backing = etree.Element("memoryBacking")
-    if spec.page_bytes:
+    if spec.size.page_bytes:
         pages = etree.SubElement(backing, "hugepages")
-        etree.SubElement(pages, "page", size=str(spec.page_bytes >> 10), unit="KiB")
+        etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
     if any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough):
         # A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else.
         etree.SubElement(backing, "source", type="memfd")
@@ -97,17 +97,17 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
 
 
 def _max_memory(spec: VmSpec) -> int:
-    return max(spec.memory_bytes, spec.max_memory_bytes)
+    return max(spec.size.memory_bytes, spec.size.max_memory_bytes)
 
 
 def _max_vcpus(spec: VmSpec) -> int:
-    return max(spec.vcpus, spec.max_vcpus)
+    return max(spec.size.vcpus, spec.size.max_vcpus)
 
 
 def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
     """vCPUs, and what libvirt is to tell the VM's cgroup."""
     limits = spec.limits
-    domain.append(cpu.vcpus(spec.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
+    domain.append(cpu.vcpus(spec.size.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
     for element in (
         cpu.memory_tuning(limits, cgroups),
         cpu.tuning(limits, cgroups),
@@ -152,7 +152,7 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices.extend(serial.exec_ports(spec.exec_sockets))
     if spec.vnc_socket:
         devices.extend(vnc.build(spec.vnc_socket))
-    devices.append(platform.balloon(holds_back=_max_memory(spec) > spec.memory_bytes, pinned=granted.pins_memory))
+    devices.append(platform.balloon(holds_back=_max_memory(spec) > spec.size.memory_bytes, pinned=granted.pins_memory))
     devices.append(platform.entropy())
     devices.append(platform.panic())
     return devices

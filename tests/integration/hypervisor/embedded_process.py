@@ -10,7 +10,7 @@ from pathlib import Path
 
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Disk, DiskBus, Power, VmSpec
+from virtshim.domain.vm import Disk, DiskBus, Power, VmSize, VmSpec
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -29,8 +29,7 @@ SPEC = VmSpec(
     name="virtshim-integration",
     container_id=CONTAINER,
     sandbox_id=SandboxId("b" * 64),
-    vcpus=1,
-    memory_bytes=32 << 20,
+    size=VmSize(vcpus=1, memory_bytes=32 << 20),
     disk_bus=DiskBus.SCSI,
     disks=(
         Disk(str(PLACE / "vm/root.qcow2"), DiskFormat.QCOW2, "root"),

@@ -52,7 +52,7 @@ def test_where_libvirt_makes_the_cgroup_it_is_told_the_limits_at_the_start_and_l
     said = place.run(
         LIMITS
         + """
-boot(dataclasses.replace(SPEC, max_vcpus=2, limits=CgroupLimits(512, 50_000, 100_000, "0")))
+boot(dataclasses.replace(SPEC, size=dataclasses.replace(SPEC.size, max_vcpus=2), limits=CgroupLimits(512, 50_000, 100_000, "0")))
 say(all_there())
 resizing.set_limits(SPEC.uuid, CgroupLimits(1024, 80_000, 100_000, "", "", 400 << 20))
 say(all_there())
@@ -70,7 +70,8 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 def test_a_guests_memory_is_of_huge_pages(place):
     free = int((PAGES / "free_hugepages").read_text())
     said = place.run(
-        f"boot(dataclasses.replace(SPEC, page_bytes=2 << 20)); say(int(Path('{PAGES}/free_hugepages').read_text()))"
+        "boot(dataclasses.replace(SPEC, size=dataclasses.replace(SPEC.size, page_bytes=2 << 20))); "
+        f"say(int(Path('{PAGES}/free_hugepages').read_text()))"
         "; hypervisor.destroy(SPEC.uuid, SPEC.container_id)"
     )
     assert said == [free - 16]

@@ -27,7 +27,7 @@ from virtshim.domain.devices.granted import (
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import CpuModel, Disk, DiskBus, VmSpec
+from virtshim.domain.vm import CpuModel, Disk, DiskBus, VmSize, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -44,14 +44,19 @@ PLAIN = VmSpec(
     name="virtshim-0123456789abcdef0123-app",
     container_id=ContainerId("c" * 64),
     sandbox_id=SandboxId("5" * 64),
-    vcpus=1,
-    memory_bytes=128 << 20,
+    size=VmSize(vcpus=1, memory_bytes=128 << 20),
     disk_bus=DiskBus.SCSI,
     disks=(ROOT, SEED),
     console_socket="/run/virtshim/vm/c/console.sock",
     console_log="/state/containers/c/console.log",
     agent_socket="/run/virtshim/vm/c/agent.sock",
 )
+
+
+def sized(**changes: int) -> VmSize:
+    return dataclasses.replace(PLAIN.size, **changes)
+
+
 NODE = NodeProfile("node-1", DomainType.KVM, "/usr/lib/virtshim/vmwrapper", "/usr/bin/qemu-system-x86_64", Cgroups.OFF)
 TCG = dataclasses.replace(NODE, domain_type=DomainType.QEMU)
 LIMITS = CgroupLimits(
@@ -93,11 +98,11 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         NODE,
     ),
     "limits_cgroup_v1": (
-        dataclasses.replace(PLAIN, vcpus=2, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
+        dataclasses.replace(PLAIN, size=sized(vcpus=2), limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
         dataclasses.replace(NODE, cgroups=Cgroups.V1),
     ),
     "limits_cgroup_v2_host_model": (
-        dataclasses.replace(PLAIN, vcpus=4, limits=HIGH, cpu_model=CpuModel.HOST_MODEL),
+        dataclasses.replace(PLAIN, size=sized(vcpus=4), limits=HIGH, cpu_model=CpuModel.HOST_MODEL),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
     ),
     "three_disks": (
@@ -113,10 +118,15 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
         NODE,
     ),
     "room_to_grow": (
-        dataclasses.replace(PLAIN, max_vcpus=4, max_memory_bytes=512 << 20, limits=LIMITS, cgroup_parent="/kubepods/x"),
+        dataclasses.replace(
+            PLAIN,
+            size=sized(max_vcpus=4, max_memory_bytes=512 << 20),
+            limits=LIMITS,
+            cgroup_parent="/kubepods/x",
+        ),
         NODE,
     ),
-    "huge_pages": (dataclasses.replace(PLAIN, page_bytes=2 << 20), NODE),
+    "huge_pages": (dataclasses.replace(PLAIN, size=sized(page_bytes=2 << 20)), NODE),
     "screen": (dataclasses.replace(PLAIN, vnc_socket="/run/virtshim/vnc/c/vnc.sock"), NODE),
     "devices_of_the_host": (
         dataclasses.replace(PLAIN, granted=GRANTED, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
@@ -124,7 +134,9 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
     ),
     "vdpa_and_huge_pages": (
         dataclasses.replace(
-            PLAIN, page_bytes=2 << 20, granted=GrantedDevices((VdpaDevice("/dev/vhost-vdpa-0", "example.com/vdpa"),))
+            PLAIN,
+            size=sized(page_bytes=2 << 20),
+            granted=GrantedDevices((VdpaDevice("/dev/vhost-vdpa-0", "example.com/vdpa"),)),
         ),
         NODE,
     ),
@@ -227,7 +239,11 @@ def test_the_same_spec_gives_the_same_bytes() -> None:
 
 def test_the_quota_is_the_whole_vms_and_never_below_libvirts_minimum() -> None:
     profile = dataclasses.replace(NODE, cgroups=Cgroups.V1)
-    tiny = dataclasses.replace(PLAIN, vcpus=8, limits=CgroupLimits(cpu_shares=1, cpu_quota=2000, cpu_period=5))
+    tiny = dataclasses.replace(
+        PLAIN,
+        size=sized(vcpus=8),
+        limits=CgroupLimits(cpu_shares=1, cpu_quota=2000, cpu_period=5),
+    )
     document = etree.fromstring(domain_xml.build(tiny, profile))
     assert document.findtext("cputune/global_quota") == "2000"
     assert document.findtext("cputune/global_period") == "1000"
@@ -279,9 +295,9 @@ def test_disks_are_lettered_as_linux_does(index: int, name: str) -> None:
         ({"name": ""}, "VM name"),
         ({"name": "-x"}, "VM name"),
         ({"name": "x" * 201}, "VM name"),
-        ({"vcpus": 0}, "vCPUs"),
-        ({"vcpus": 256}, "vCPUs"),
-        ({"memory_bytes": 0}, "memory"),
+        ({"size": sized(vcpus=0)}, "vCPUs"),
+        ({"size": sized(vcpus=256)}, "vCPUs"),
+        ({"size": sized(memory_bytes=0)}, "memory"),
         ({"disks": ()}, "disk"),
         ({"disks": (ROOT,) * 65}, "too many"),
         ({"disks": (ROOT,) * 27, "disk_bus": DiskBus.VIRTIO}, "too many"),

@@ -122,11 +122,11 @@ def test_a_deadline_in_the_past_makes_nothing(world: World) -> None:
 
 
 def test_without_a_memory_limit_the_guest_gets_the_nodes_default(world: World) -> None:
-    assert spec_of(world).memory_bytes == GIB
+    assert spec_of(world).size.memory_bytes == GIB
 
 
 def test_the_memory_limit_is_the_guests_memory(world: World) -> None:
-    assert spec_of(world, resources=Resources(memory_limit_bytes=3 * GIB)).memory_bytes == 3 * GIB
+    assert spec_of(world, resources=Resources(memory_limit_bytes=3 * GIB)).size.memory_bytes == 3 * GIB
 
 
 def test_a_memory_limit_in_which_no_guest_boots_is_refused(world: World) -> None:
@@ -139,7 +139,7 @@ def test_a_memory_limit_in_which_no_guest_boots_is_refused(world: World) -> None
 )
 def test_the_cpu_limit_rounded_up_is_the_number_of_vcpus(world: World, quota: int, period: int, vcpus: int) -> None:
     spec = spec_of(world, resources=Resources(cpu_quota=quota, cpu_period=period, cpu_shares=512))
-    assert spec.vcpus == vcpus
+    assert spec.size.vcpus == vcpus
     assert (spec.limits.cpu_shares, spec.limits.cpu_quota) == (512, quota)
 
 
@@ -157,7 +157,7 @@ def test_more_vcpus_than_the_node_allows_are_refused(world: World) -> None:
 def test_the_annotation_decides_over_the_cpu_limit(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations={"VirtletVCPUCount": "4"}))
     container = world.create(sandbox, config=container_config(resources=Resources(cpu_quota=100_000)))
-    assert world.outside.vms.spec(world.domain(container)).vcpus == 4
+    assert world.outside.vms.spec(world.domain(container)).size.vcpus == 4
 
 
 def test_annotations_shape_the_vm(world: World) -> None:

@@ -86,7 +86,7 @@ def test_a_start_whose_group_cannot_be_made_fails_and_leaves_nothing_running(wor
 def test_a_running_vm_takes_quota_vcpus_and_memory_at_once(world: World) -> None:
     _, container = vm(world)
     resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
-    assert (spec(world, container).vcpus, spec(world, container).memory_bytes) == (3, 2 * GIB)
+    assert (spec(world, container).size.vcpus, spec(world, container).size.memory_bytes) == (3, 2 * GIB)
     group = world.outside.cgroups.of(container)
     assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 200 * MIB + 2 * GIB // 64)
     shown = world.container(container).resources
@@ -98,7 +98,7 @@ def test_a_created_vm_is_resized_before_it_boots(world: World) -> None:
     resize(world, container, cpu_quota=200_000, memory_limit_bytes=512 * MIB)
     assert world.outside.cgroups.cgroups == {}
     world.start(container)
-    assert (spec(world, container).vcpus, spec(world, container).memory_bytes) == (2, 512 * MIB)
+    assert (spec(world, container).size.vcpus, spec(world, container).size.memory_bytes) == (2, 512 * MIB)
     assert world.outside.cgroups.of(container).limits.cpu_quota == 200_000
 
 
