@@ -18,6 +18,7 @@ from virtshim.cli.ps import columns
 from virtshim.devices.host_files import HostFiles
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError
+from virtshim.logsetup import set_up_logging
 from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.checks import ALL
@@ -32,6 +33,7 @@ _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold
 
 def check(config: str | None, *, as_json: bool = False) -> int:
     """Prints the findings; 1 if a VM could not start. Never raises for what is wrong with the machine or the file."""
+    set_up_logging("warning", "text")  # to standard error: standard output is for the findings
     found = _print_json(_findings(config)) if as_json else _print_lines(_findings(config))
     return int(any(finding.level is Level.ERROR for finding in found))
 

@@ -14,12 +14,12 @@ from lxml import etree
 from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import DiskBus, VmSpec
-from virtshim.hypervisor import ownership
+from virtshim.hypervisor import cpu_query, ownership
 from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, serial, vnc
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
 
-_QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+_QEMU_NAMESPACE = cpu_query.QEMU_NAMESPACE
 
 # What vmwrapper is given in its environment that must not leave the node.
 SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
@@ -47,8 +47,9 @@ class NodeProfile:
         printable(self.node, "node id")
 
 
-def build(spec: VmSpec, profile: NodeProfile) -> str:
-    """The definition as text. InvalidRequest, naming the field, if the spec holds what libvirt cannot be given."""
+def build(spec: VmSpec, profile: NodeProfile, *, short_cpu_query: bool = False) -> str:
+    """The definition as text. `short_cpu_query`: libvirt takes it (see `cpu_query`). InvalidRequest, naming the
+    field, if the spec holds what libvirt cannot be given."""
     domain = etree.Element("domain", type=profile.domain_type.value, nsmap={"qemu": _QEMU_NAMESPACE})
     _text(domain, "name", domain_name(spec.name))
     _text(domain, "uuid", str(spec.uuid))
@@ -59,7 +60,8 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)
-    domain.append(cpu.model(spec.cpu_model, profile.domain_type, _max_vcpus(spec)))
+    model = cpu.model(spec.cpu_model, profile.domain_type, _max_vcpus(spec))
+    domain.append(model)
     domain.append(cpu.clock())
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
@@ -67,6 +69,8 @@ def build(spec: VmSpec, profile: NodeProfile) -> str:
     domain.append(_devices(spec, profile))
     if profile.domain_type is not DomainType.TEST:
         _for_qemu(domain, spec, profile)
+        if short_cpu_query and cpu_query.may_be_shortened(model):
+            domain.append(cpu_query.shortened())
     return etree.tostring(domain, pretty_print=True, encoding="unicode")
 
 

@@ -17,7 +17,7 @@ import tempfile
 import libvirt
 
 from virtshim.domain.errors import ShimError
-from virtshim.hypervisor import embed
+from virtshim.hypervisor import cpu_query, embed
 from virtshim.logsetup import set_up_logging
 
 _BASELABEL = "host/secmodel[model='dac']/baselabel"
@@ -51,7 +51,7 @@ def main() -> None:
 def _asked(conn: libvirt.virConnect, question: str, vmwrapper: str) -> str:
     if question == "emulator":
         conn.getDomainCapabilities(vmwrapper, "x86_64", "q35", "qemu")
-        return vmwrapper
+        return cpu_query.refusal(conn, vmwrapper, "qemu")
     if question == "owner":
         return _owner(conn.getCapabilities())
     number = conn.getLibVersion()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 from pathlib import Path
@@ -114,5 +115,44 @@ def test_a_second_process_is_told_that_the_directory_is_taken(place):
         "done = subprocess.run(command, capture_output=True, text=True)\n"
         "say(done.stdout)"
     )
-    assert said[0].startswith("False libvirt at qemu:///embed")
-    assert "cannot be reached" in said[0]
+    *_, answer = said[0].splitlines()  # its log comes first
+    assert answer.startswith("False libvirt at qemu:///embed")
+    assert "cannot be reached" in answer
+
+
+def _questions(log: Path) -> list[str]:
+    """What libvirt asked QEMU's monitor, in order."""
+    sent = [line for line in log.read_text(errors="replace").splitlines() if "QEMU_MONITOR_IO_WRITE" in line]
+    return re.findall(r'"execute":"([a-z-]+)"', "\n".join(sent))
+
+
+def test_a_start_asks_qemu_few_questions(place, monkeypatch, tmp_path):
+    """Some 400 where libvirt asks for each property of the CPU."""
+    log = tmp_path / "monitor.log"
+    monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")
+    monkeypatch.setenv("LIBVIRT_LOG_OUTPUTS", f"1:file:{log}")
+    place.run("boot(); say(state())")
+    asked = _questions(log)
+    assert "cont" in asked
+    assert len(asked) < 40, asked
+
+
+def test_a_named_model_is_asked_for_in_full(place, monkeypatch, tmp_path):
+    """Its live definition names features that the short question leaves out."""
+    log = tmp_path / "monitor.log"
+    monkeypatch.setenv("LIBVIRT_LOG_FILTERS", "1:qemu.qemu_monitor")
+    monkeypatch.setenv("LIBVIRT_LOG_OUTPUTS", f"1:file:{log}")
+    place.run("from virtshim.domain.vm import CpuModel\nboot(dataclasses.replace(SPEC, cpu_model=CpuModel.HOST_MODEL))")
+    assert _questions(log).count("qom-get") > 100 or "qom-list-get" in _questions(log)
+
+
+def test_a_capability_that_libvirt_does_not_know_is_refused_before_any_start(place):
+    said = place.run(
+        "from virtshim.hypervisor import cpu_query\n"
+        "with connection.using('ask') as conn:\n"
+        "    say(cpu_query.refusal(conn, QEMU, 'qemu'))\n"
+        "    cpu_query.CAPABILITY = 'no-such-capability'\n"
+        "    say(cpu_query.refusal(conn, QEMU, 'qemu'))\n"
+    )
+    assert said[0] == ""
+    assert "no-such-capability" in said[1]

@@ -77,7 +77,7 @@ def test_a_node_that_can_run_vms_passes_in_time(config: Path, capsys: pytest.Cap
     assert code == 0
     assert time.monotonic() - began < 20
     assert told["libvirt"]["text"].startswith("qemu:///embed")
-    assert told["emulator"]["level"] == "ok"
+    assert told["emulator"]["level"] == "ok", told["emulator"]
     assert told["tapmanager"]["level"] == "warning"
 
 

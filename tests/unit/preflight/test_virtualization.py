@@ -113,7 +113,7 @@ def test_libvirt_out_of_reach_tells_the_remedy_of_its_driver() -> None:
 
 
 def test_an_emulator_that_libvirt_cannot_use_is_an_error() -> None:
-    assert virtualization.emulator("/w", ProgramOutput("/w")).level is Level.OK
+    assert virtualization.emulator("/w", ProgramOutput("")).level is Level.OK
     assert virtualization.emulator("/w", ProgramOutput(trouble="Permission denied")).level is Level.ERROR
     assert virtualization.emulator("/w", ProgramOutput(trouble="took too long", late=True)).level is Level.WARNING
 
@@ -140,3 +140,10 @@ def test_apparmor_is_content_when_it_is_off_has_no_profiles_or_has_our_rules() -
     ours = apparmor("\n".join(rules_of_daemon("/w")), "\n".join(rules_of_guests("/w", "/s")))
     for facts in (apparmor("x", "x", enabled=False), apparmor("", ""), ours):
         assert virtualization.apparmor(facts, "/w", "/s").level is Level.OK
+
+
+def test_a_libvirt_that_insists_on_the_long_cpu_query_is_named() -> None:
+    told = virtualization.emulator("/w", ProgramOutput("invalid qemu namespace capability 'x'"))
+    assert told.level is Level.WARNING
+    assert "invalid qemu namespace capability 'x'" in told.text
+    assert told.remedy
