@@ -24,7 +24,7 @@ from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor

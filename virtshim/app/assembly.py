@@ -13,7 +13,7 @@ from virtshim.app.adapters import Adapters, real_parts
 from virtshim.config import Settings
 from virtshim.cri.admin import AdminServicer
 from virtshim.cri.images import ImageServicer
-from virtshim.cri.runtime import RuntimeServicer
+from virtshim.cri.runtime_service import RuntimeServicer
 from virtshim.cri.server import CriServer
 from virtshim.cri.services import Services
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -24,7 +24,7 @@ from virtshim.lifecycle.create_container import CreateContainer
 from virtshim.lifecycle.creation.admission import Admission
 from virtshim.lifecycle.creation.devices import HostDevices
 from virtshim.lifecycle.creation.disk import RootDisk
-from virtshim.lifecycle.creation.domain import Domain
+from virtshim.lifecycle.creation.libvirt_domain import Domain
 from virtshim.lifecycle.creation.record import ContainerRecords
 from virtshim.lifecycle.creation.seed import Seed
 from virtshim.lifecycle.creation.step import Step
@@ -47,7 +47,8 @@ from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
 from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.primitives.clock import Stamps
-from virtshim.primitives.inflight import Inflight, PodLocks
+from virtshim.primitives.inflight import Inflight
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.queries.container_events import EventBroadcaster
 from virtshim.queries.node_status import NodeStatus
 from virtshim.queries.record_changes import RecordChanges

@@ -15,7 +15,7 @@ MAX_WAITING: Final = 1 << 20
 
 
 class Attachments:
-    """A container's entrypoint, or its console. Implements `virtshim.ports.Attaches`."""
+    """A container's entrypoint, or its console. Implements `virtshim.ports.streaming.Attaches`."""
 
     def __init__(self, consoles: Attaches, commands: Attaches) -> None:
         self._consoles = consoles

@@ -39,7 +39,7 @@ _LOOK: Final = 0.02
 
 
 class ConsoleAttach:
-    """Implements `virtshim.ports.Attaches`."""
+    """Implements `virtshim.ports.streaming.Attaches`."""
 
     def __init__(self, layout: Layout, sizes: ConsoleSizes) -> None:
         self._layout = layout
@@ -168,7 +168,7 @@ class _Line:
 
 
 class ConsoleSession:
-    """One client's share. Implements `virtshim.ports.StreamSession`."""
+    """One client's share. Implements `virtshim.ports.streaming.StreamSession`."""
 
     def __init__(self, hub: ConsoleAttach, line: _Line, request: AttachStreams) -> None:
         self._hub = hub

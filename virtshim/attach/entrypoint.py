@@ -32,7 +32,7 @@ _ANSWER: Final = 3.0
 
 
 class EntrypointAttach:
-    """Implements `virtshim.ports.Attaches` and `virtshim.ports.guests.EntrypointListeners`."""
+    """Implements `virtshim.ports.streaming.Attaches` and `virtshim.ports.guests.EntrypointListeners`."""
 
     def __init__(self, inputs: EntrypointInputs) -> None:
         self.inputs = inputs
@@ -96,7 +96,7 @@ class EntrypointAttach:
 
 
 class EntrypointSession:
-    """One client's share. Implements `virtshim.ports.StreamSession`."""
+    """One client's share. Implements `virtshim.ports.streaming.StreamSession`."""
 
     def __init__(self, hub: EntrypointAttach, request: AttachStreams, size: ConsoleSize) -> None:
         self._hub = hub

@@ -13,7 +13,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri.admin import AdminServicer
 from virtshim.cri.images import ImageServicer
 from virtshim.cri.interceptors import CallInterceptor
-from virtshim.cri.runtime import RuntimeServicer
+from virtshim.cri.runtime_service import RuntimeServicer
 from virtshim.grpc_socket import listen
 
 log = structlog.get_logger(__name__)

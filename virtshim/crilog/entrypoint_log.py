@@ -30,8 +30,8 @@ class _Log:
 
 
 class EntrypointLogFiles:
-    """Implements `virtshim.ports.EntrypointLogs`. The position is saved after the lines: a process killed between the two
-    leaves a piece that the next one writes again. Nothing is lost."""
+    """Implements `virtshim.ports.consoles.EntrypointLogs`. The position is saved after the lines: a process killed
+    between the two leaves a piece that the next one writes again. Nothing is lost."""
 
     def __init__(self, layout: Layout, clock: Clock) -> None:
         self._layout = layout

@@ -32,7 +32,7 @@ _POD = re.compile(r"[0-9a-f]{64}")
 
 
 class RootDiskStore:
-    """Implements `virtshim.ports.RootDisks`."""
+    """Implements `virtshim.ports.disks.RootDisks`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -16,7 +16,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.guestagent import agent_files, entrypoint_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused
 from virtshim.guestagent.command_output import failure
-from virtshim.guestagent.guest_vm import GuestVm, environment
+from virtshim.guestagent.guest_exec import GuestVm, environment
 from virtshim.guestagent.wait import CancellableDeadline
 
 # Bytes at a time; as base64 in JSON they fit into one of the agent's lines.
@@ -36,7 +36,8 @@ class Entrypoint:
         self._vm = vm
 
     def start_entrypoint(self, command: GuestCommand, deadline: CancellableDeadline) -> None:
-        """See `virtshim.ports.GuestAgents.start_entrypoint`. The agent does not wait for the script, so neither does this."""
+        """See `virtshim.ports.guests.GuestAgents.start_entrypoint`. The agent does not wait for the script, so
+        neither does this."""
         channel = self._vm.channel
         user = command.user
         envs, odd = environment(command.envs)
@@ -66,7 +67,7 @@ class Entrypoint:
         return self._vm.run_script(entrypoint_scripts.IS_KNOWN, (self._directory,), deadline) == 0
 
     def progress(self, read_to: OutputPosition) -> EntrypointProgress:
-        """See `virtshim.ports.GuestAgents.progress`."""
+        """See `virtshim.ports.guests.GuestAgents.progress`."""
         files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
         code, why = _result(files.read("exit", 0, _RESULT))  # first: what was written before the end is seen after it
         ended = code is not None or bool(why)

@@ -10,7 +10,7 @@ from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.guestagent import entrypoint_scripts
-from virtshim.guestagent.guest_vm import GuestVm
+from virtshim.guestagent.guest_exec import GuestVm
 from virtshim.guestagent.wait import CancellableDeadline
 from virtshim.ports.streaming import StreamSession
 

@@ -1,4 +1,5 @@
-"""A command whose output is read, and whose input is written, while it runs. Implements `virtshim.ports.StreamSession`."""
+"""A command whose output is read, and whose input is written, while it runs. Implements
+`virtshim.ports.streaming.StreamSession`."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ import structlog
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.guestagent import exec_scripts
-from virtshim.guestagent.collecting import VM_ENDED
-from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
-from virtshim.guestagent.silence import SilenceTracker
+from virtshim.guestagent.exec_collector import VM_ENDED
+from virtshim.guestagent.exec_silence import SilenceTracker
+from virtshim.guestagent.guest_exec import GuestVm, RunningCommand
 from virtshim.guestagent.wait import CancellableDeadline
 
 log = structlog.get_logger(__name__)
@@ -94,7 +95,7 @@ class LiveSession:
             self._resizing.cancel()
         output = self._running.output
         how = "" if output.complete else "relays" if output.exited else "all"
-        settling = self._vm.settle(self._running, how)
+        settling = self._vm.reap(self._running, how)
         await asyncio.get_running_loop().run_in_executor(self._executor, settling.join, _CLOSE_SECONDS)
 
     # ---

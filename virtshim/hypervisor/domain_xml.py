@@ -32,12 +32,12 @@ _TCG_CACHE_MIB = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """What is the same for all VMs of a node. `node` is the id in the owner mark, `emulator` what libvirt runs
+    """What is the same for all VMs of a node. `node` is the id in the owner mark, `vmwrapper` what libvirt runs
     (vmwrapper), `qemu` the binary that vmwrapper runs in turn."""
 
     node: str
     domain_type: DomainType
-    emulator: str
+    vmwrapper: str
     qemu: str
     cgroups: Cgroups
 
@@ -144,7 +144,7 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     devices = etree.Element("devices")
     granted = spec.granted
     has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
-    _text(devices, "emulator", absolute_path(profile.emulator, "emulator"))
+    _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
     devices.extend(disk.build(spec.disks, spec.disk_bus))
     devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0))
     devices.extend(hostdev.root_ports(granted.passthrough))

@@ -1,4 +1,4 @@
-"""Virtual machines by way of libvirt: implements `virtshim.ports.Hypervisor`.
+"""Virtual machines by way of libvirt: implements `virtshim.ports.hypervisor.Hypervisor`.
 
 Every look-up checks the owner mark: a domain without it, or with another node's id, does not exist for us,
 whatever its UUID (a pod may choose one). So nothing here can end, change or remove a foreign VM.
@@ -150,11 +150,11 @@ class LibvirtHypervisor:
         if self._profile.domain_type is DomainType.TEST:
             return
         try:
-            conn.getDomainCapabilities(self._profile.emulator, "x86_64", "q35", self._profile.domain_type.value)
+            conn.getDomainCapabilities(self._profile.vmwrapper, "x86_64", "q35", self._profile.domain_type.value)
         except libvirt.libvirtError as exc:
-            log.warning("libvirt.capabilities.failed", emulator=self._profile.emulator, error=message_of(exc))
+            log.warning("libvirt.capabilities.failed", emulator=self._profile.vmwrapper, error=message_of(exc))
             return
-        why_not = cpu_query.refusal(conn, self._profile.emulator, self._profile.domain_type.value)
+        why_not = cpu_query.refusal(conn, self._profile.vmwrapper, self._profile.domain_type.value)
         if why_not:
             log.warning("libvirt.cpu_query.long", error=why_not)  # each start takes some 0.4 s longer
         self._short_cpu_query = not why_not

@@ -22,7 +22,7 @@ def node_profile(settings: Settings, node_id: str) -> NodeProfile:
     return NodeProfile(
         node=node_id,
         domain_type=_domain_type(settings),
-        emulator=settings.libvirt.vmwrapper,
+        vmwrapper=settings.libvirt.vmwrapper,
         qemu=settings.libvirt.emulator,
         cgroups=Cgroups.OFF if own_groups(settings) else Cgroups.V2 if machine.has_cgroup_v2() else Cgroups.V1,
     )

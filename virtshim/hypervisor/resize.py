@@ -1,4 +1,4 @@
-"""Changes of a VM that exists, by way of libvirt: implements `virtshim.ports.VmResizing`.
+"""Changes of a VM that exists, by way of libvirt: implements `virtshim.ports.hypervisor.VmResizing`.
 
 Each change is made to the running VM first, then to its definition, so that a refusal leaves both as they were.
 """

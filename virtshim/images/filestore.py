@@ -50,7 +50,7 @@ class ImageSettings:
 
 
 class ImageFileStore:
-    """Implements `virtshim.ports.ImageFiles`. Safe to use from many threads; one process owns the directory."""
+    """Implements `virtshim.ports.images.ImageFiles`. Safe to use from many threads; one process owns the directory."""
 
     def __init__(self, directory: str, settings: ImageSettings) -> None:
         self._root = Path(directory)

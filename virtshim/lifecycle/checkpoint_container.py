@@ -27,7 +27,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.pause import CheckpointFiles, VmPausing
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_container
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

@@ -18,7 +18,8 @@ from virtshim.lifecycle.creation.step import Draft, Step
 from virtshim.passthrough.claims import NotYetFree
 from virtshim.ports.clock import Clock
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import Inflight, PodLocks
+from virtshim.primitives.inflight import Inflight
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from virtshim.ports.consoles import EntrypointLogs
 from virtshim.ports.guests import EntrypointListeners, GuestAgents
 from virtshim.ports.records import Records
 from virtshim.primitives.container_threads import ContainerThreads
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

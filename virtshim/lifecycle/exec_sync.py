@@ -21,8 +21,8 @@ _FACTS_SECONDS = 1.0
 
 
 class ExecCommand:
-    """Implements `virtshim.ports.Execs`. A call that waits for its command's end holds a thread of the server, and commands
-    may hang: `most` of them at once leave threads for the rest."""
+    """Implements `virtshim.ports.streaming.Execs`. A call that waits for its command's end holds a thread of the
+    server, and commands may hang: `most` of them at once leave threads for the rest."""
 
     def __init__(self, records: Records, guests: GuestAgents, most: int) -> None:
         self._records = records

@@ -17,7 +17,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestOperations
 from virtshim.ports.records import Records
 from virtshim.primitives.container_threads import ContainerThreads
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

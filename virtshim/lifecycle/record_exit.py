@@ -21,7 +21,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class ExitRecorder:
         """Why we are about to end this VM. Another thread may record its power event before we return."""
         self.kill_reasons[container] = message
 
-    def settle(self, container: ContainerId, message: str = "") -> Container | None:
+    def record_if_ended(self, container: ContainerId, message: str = "") -> Container | None:
         """If the container is RUNNING in the record but its VM is off, records the end. Returns the record as it is now,
         None if it is gone. `message` tells what we did to it, if we ended it."""
         found = self.records.containers.get(container)
@@ -176,6 +176,6 @@ class VmEvents:
         for container in self.records.containers.all():
             if container.domain_uuid == domain and container.is_running:
                 try:
-                    self.exits.settle(container.id)
+                    self.exits.record_if_ended(container.id)
                 except ShimError as exc:
                     log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))

@@ -17,7 +17,7 @@ from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

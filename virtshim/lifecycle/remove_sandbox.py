@@ -14,7 +14,7 @@ from virtshim.lifecycle.remove_container import RemoveContainer
 from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,8 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.network import AttachRequest, PodNetworks
 from virtshim.ports.records import Records
 from virtshim.primitives.clock import Stamps
-from virtshim.primitives.inflight import Inflight, PodLocks
+from virtshim.primitives.inflight import Inflight
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
 
 log = structlog.get_logger(__name__)

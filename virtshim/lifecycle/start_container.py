@@ -20,7 +20,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_container
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
 
 log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class StartContainer:
         log.info("container.started", container=container.id.short)
         try:
             # A guest that ended before the record said RUNNING sent its event too early.
-            self.exits.settle(container.id)
+            self.exits.record_if_ended(container.id)
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
         self.entrypoints.follow(container)

@@ -17,7 +17,7 @@ from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +119,7 @@ class StopContainer:
         self._settled(container, message)
 
     def _settled(self, container: Container, message: str) -> None:
-        after = self._exits.settle(container.id, message)
+        after = self._exits.record_if_ended(container.id, message)
         if after is not None and after.is_running:
             raise InternalError(
                 f"the virtual machine of container {container.id} is still running after it was destroyed"

@@ -16,7 +16,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

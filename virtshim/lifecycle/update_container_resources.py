@@ -17,7 +17,7 @@ from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.hypervisor import VmResizing
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_container
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, merged, resized
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_sandbox
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.devices import BorrowedTable, ConditionTable, DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.hypervisor import Hypervisor, VmUnplugging
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from virtshim.passthrough.health import with_devices
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.passthrough.usb_drivers import UsbReprobe
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import Inflight, PodLocks
+from virtshim.primitives.inflight import Inflight
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import VmUnplugging
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 

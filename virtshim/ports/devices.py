@@ -64,7 +64,7 @@ class DeviceDrivers(Protocol):
 
 
 class BorrowedTable(Protocol):
-    """Devices that were taken from their drivers, by claim; kept as `virtshim.ports.Table` keeps records."""
+    """Devices that were taken from their drivers, by claim; kept as `virtshim.ports.records.Table` keeps records."""
 
     def add(self, record: BorrowedDevice) -> None: ...
 
@@ -76,7 +76,7 @@ class BorrowedTable(Protocol):
 
 
 class ConditionTable(Protocol):
-    """What is known against functions, by claim; kept as `virtshim.ports.Table` keeps records."""
+    """What is known against functions, by claim; kept as `virtshim.ports.records.Table` keeps records."""
 
     def put(self, record: DeviceCondition) -> None: ...
 

@@ -1,4 +1,4 @@
-"""A program of its own, run by `facts.ask_libvirt`: asks libvirt one thing and prints the answer as JSON.
+"""A program of its own, run by `host_facts.ask_libvirt`: asks libvirt one thing and prints the answer as JSON.
 
     python -m virtshim.preflight.libvirt_child version|owner|emulator URI VMWRAPPER QEMU_USER QEMU_GROUP
 

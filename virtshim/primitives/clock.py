@@ -9,7 +9,7 @@ from virtshim.ports.clock import Clock
 
 
 class SystemClock:
-    """Implements `virtshim.ports.Clock`."""
+    """Implements `virtshim.ports.clock.Clock`."""
 
     def now_ns(self) -> int:
         return time.time_ns()

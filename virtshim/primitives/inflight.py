@@ -1,4 +1,4 @@
-"""One running call per key, and one lock per pod.
+"""One running call per key.
 
 kubelet gives a call up at its deadline and repeats it. The first goes on; the repeat joins it and gets its result.
 """
@@ -6,14 +6,12 @@ kubelet gives a call up at its deadline and repeats it. The first goes on; the r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded
-from virtshim.domain.ids import SandboxId
 
 R = TypeVar("R")
 
@@ -57,47 +55,3 @@ class Inflight(Generic[R]):
     def _forget(self, key: Hashable) -> None:
         with self._lock:
             del self._running[key]
-
-
-class PodLocks:
-    """Calls that change one pod take turns; pods never wait for each other. Re-entrant within a thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._locks: dict[SandboxId, tuple[threading.RLock, int]] = {}
-
-    def is_busy(self, sandbox: SandboxId) -> bool:
-        """Whether a call has the pod, or waits for it."""
-        with self._lock:
-            return sandbox in self._locks
-
-    @contextmanager
-    def held(self, sandbox: SandboxId) -> Iterator[None]:
-        with self._known(sandbox) as lock, lock:
-            yield
-
-    @contextmanager
-    def held_soon(self, sandbox: SandboxId, seconds: float) -> Iterator[bool]:
-        """False, and not held, if it could not be had within that time."""
-        with self._known(sandbox) as lock:
-            held = lock.acquire(timeout=seconds)
-            try:
-                yield held
-            finally:
-                if held:
-                    lock.release()
-
-    @contextmanager
-    def _known(self, sandbox: SandboxId) -> Iterator[threading.RLock]:
-        with self._lock:
-            lock, users = self._locks.get(sandbox, (threading.RLock(), 0))
-            self._locks[sandbox] = (lock, users + 1)
-        try:
-            yield lock
-        finally:
-            with self._lock:
-                lock, users = self._locks[sandbox]
-                if users == 1:
-                    del self._locks[sandbox]
-                else:
-                    self._locks[sandbox] = (lock, users - 1)

@@ -7,7 +7,7 @@ from typing import Final
 
 from virtshim.lifecycle.images import ImageService
 from virtshim.ports.recovery import VmInventory
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
 from virtshim.recovery.recover import Recover, Survey

@@ -19,7 +19,7 @@ from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.clock import Clock
 from virtshim.ports.recovery import StateRecords
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 from virtshim.recovery.plan import plan
 from virtshim.recovery.recover import Survey
 from virtshim.recovery.repairs import FOLLOW, Repair, RepairRunner, Repairs

@@ -143,7 +143,7 @@ class Repairs:
         self.entrypoints.follow(container)
 
     def _settle(self, container: Container) -> None:
-        self.exits.settle(container.id)
+        self.exits.record_if_ended(container.id)
 
     def _settle_rebooted(self, container: Container) -> None:
         self.exits.finish_log(container)

@@ -24,7 +24,7 @@ from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.pause import VmPausing
 from virtshim.ports.records import Records
-from virtshim.primitives.inflight import PodLocks
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class WatchPods:
                 self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
 
     def _look_closer(self, container: Container, domain: OwnedDomain | None) -> None:
-        self.exits.settle(container.id)
+        self.exits.record_if_ended(container.id)
         if domain is not None and domain.state.pause is PauseReason.IO_ERROR:
             self._go_on(container, container.domain_uuid)
 
@@ -95,7 +95,7 @@ class WatchPods:
             log.info("vm.resumed", container=container.id.short, why="there is space for its disk again")
             self.pausing.resume(domain)
             self.freezer.after_resume(container.id)
-            self.exits.settle(container.id)
+            self.exits.record_if_ended(container.id)
 
     def _networks(self) -> None:
         ready = [s.id for s in self.records.sandboxes.all() if s.is_ready]  # before the list: each was attached by then

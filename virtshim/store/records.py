@@ -1,4 +1,4 @@
-"""Records: the whole journal, one table a kind. Implements `virtshim.ports.Records`."""
+"""Records: the whole journal, one table a kind. Implements `virtshim.ports.records.Records`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kind of record in SQLite and in memory. Implements `virtshim.ports.Table`.
+"""One kind of record in SQLite and in memory. Implements `virtshim.ports.records.Table`.
 
 A write goes to the database first and to memory after it is committed; reads never touch the database.
 """

@@ -28,7 +28,7 @@ _START: Final = 10.0
 
 
 class StreamingServer:
-    """Implements `virtshim.ports.Streaming`."""
+    """Implements `virtshim.ports.streaming.Streaming`."""
 
     def __init__(self, address: str, port: int, clock: Clock, limits: StreamTimeouts | None = None) -> None:
         """`port` 0 lets the kernel choose one. Nothing happens before `start`."""

@@ -1,5 +1,5 @@
-"""Cgroups of VMs by way of tapmanager: implements `virtshim.ports.VmCgroups`. How often the kernel killed in one is read from it
-here."""
+"""Cgroups of VMs by way of tapmanager: implements `virtshim.ports.cgroups.VmCgroups`. How often the kernel killed in
+one is read from it here."""
 
 from __future__ import annotations
 

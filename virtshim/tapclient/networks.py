@@ -1,4 +1,4 @@
-"""Pod networks by way of tapmanager: implements `virtshim.ports.PodNetworks`."""
+"""Pod networks by way of tapmanager: implements `virtshim.ports.network.PodNetworks`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition,
 from virtshim.domain.guest.streaming import Ended, Output, OutStream, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 from virtshim.ports.guests import GuestAgents, GuestOperations
 from virtshim.ports.streaming import StreamSession
 

@@ -26,7 +26,7 @@ from virtshim.domain.guest.streaming import (
 )
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.layout import Layout
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 from virtshim.ports.guests import EntrypointListeners
 from virtshim.ports.streaming import Attaches, Streaming
 from virtshim.streaming.server import StreamingServer

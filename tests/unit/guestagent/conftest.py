@@ -10,7 +10,7 @@ from fakes.guest import HostGuest
 
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 
 CONTAINER = ContainerId("c" * 64)
 

@@ -16,7 +16,7 @@ from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import OutStream
 from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)

@@ -14,7 +14,7 @@ from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.entrypoint import OutputPosition
 from virtshim.domain.guest.streaming import Ended, OutStream
 from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 from virtshim.ports.streaming import StreamSession
 
 CONTAINER = ContainerId("c" * 64)

@@ -124,20 +124,20 @@ def test_a_full_disk_is_told_while_the_container_stays_running(world: World) -> 
 
 def test_a_container_whose_vm_is_on_is_not_settled(world: World) -> None:
     _, container = world.running()
-    settled = world.app.events.exits.settle(container)
+    settled = world.app.events.exits.record_if_ended(container)
     assert settled is not None
     assert settled.phase is ContainerPhase.RUNNING
 
 
 def test_a_container_that_is_gone_settles_to_nothing(world: World) -> None:
-    assert world.app.events.exits.settle(ContainerId("1" * 64)) is None
+    assert world.app.events.exits.record_if_ended(ContainerId("1" * 64)) is None
 
 
 def test_an_unreadable_state_is_no_end(world: World) -> None:
     _, container = world.running()
     world.journal.fail("vms.power", Unavailable("libvirt is gone"))
     with pytest.raises(Unavailable):
-        world.app.events.exits.settle(container)
+        world.app.events.exits.record_if_ended(container)
     assert world.container(container).phase is ContainerPhase.RUNNING
 
 
@@ -161,7 +161,7 @@ def test_a_vm_that_is_still_on_ends_as_announced(world: World) -> None:
     _, container = world.running()
     exits = world.app.events.exits
     exits.note_kill(container, "killed: by a test")
-    exits.settle(container)
+    exits.record_if_ended(container)
     world.outside.vms.end(world.domain(container), OffReason.DESTROYED)
     world.outside.vms.deliver()
     ended = world.container(container).exit
@@ -176,7 +176,7 @@ def test_an_announcement_that_comes_too_late_is_forgotten(world: World) -> None:
     gone = ContainerId("1" * 64)
     for container in (ended, gone):
         world.app.events.exits.note_kill(container, "killed: too late")
-        world.app.events.exits.settle(container)
+        world.app.events.exits.record_if_ended(container)
     assert announced(world) == {}
 
 

@@ -11,7 +11,8 @@ from fakes.world import World, container_config, pod_key, sandbox_config
 from virtshim.domain.container import ContainerName
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InternalError
 from virtshim.domain.ids import SandboxId
-from virtshim.primitives.inflight import Inflight, PodLocks
+from virtshim.primitives.inflight import Inflight
+from virtshim.primitives.pod_locks import PodLocks
 
 
 class Slow:

@@ -1,4 +1,4 @@
-"""What running VMs use: implements `virtshim.ports.VmReadings` by libvirt's statistics, /proc and cgroups."""
+"""What running VMs use: implements `virtshim.ports.hypervisor.VmReadings` by libvirt's statistics, /proc and cgroups."""
 
 from __future__ import annotations
 

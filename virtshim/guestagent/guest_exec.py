@@ -97,7 +97,7 @@ class GuestVm:
         self.channel.close()
 
     def start(self, command: GuestCommand, wanted: CommandStreams, deadline: CancellableDeadline) -> RunningCommand:
-        """The command is being started; its output tells of it. Must be given to `settle`. Errors: those of
+        """The command is being started; its output tells of it. Must be given to `reap`. Errors: those of
         `AgentChannel.ask`, ResourceExhausted."""
         self._end_earlier_sessions(deadline)
         token = secrets.token_hex(16)
@@ -111,11 +111,11 @@ class GuestVm:
             self._free(running)  # surely nothing runs
             raise
         except BaseException:
-            self.settle(running, kill="all")
+            self.reap(running, kill="all")
             raise
         return running
 
-    def settle(self, running: RunningCommand, kill: str = "") -> threading.Thread:
+    def reap(self, running: RunningCommand, kill: str = "") -> threading.Thread:
         """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see exec_scripts), then frees its
         ports. Goes on on a thread of its own, which is returned."""
         thread = threading.Thread(target=self._settle, args=(running, kill), name="exec-settle", daemon=True)

@@ -9,8 +9,8 @@ from contextlib import suppress
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import OutStream
-from virtshim.guestagent.guest_vm import GuestVm, RunningCommand
-from virtshim.guestagent.silence import SilenceTracker
+from virtshim.guestagent.exec_silence import SilenceTracker
+from virtshim.guestagent.guest_exec import GuestVm, RunningCommand
 from virtshim.guestagent.wait import CancellableDeadline
 
 _PIECE = 1 << 18

@@ -1,4 +1,4 @@
-"""Commands and questions to guests, VM by VM. Implements `virtshim.ports.GuestAgents`."""
+"""Commands and questions to guests, VM by VM. Implements `virtshim.ports.guests.GuestAgents`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.guestagent.collecting import Collector
 from virtshim.guestagent.entrypoint import Entrypoint
 from virtshim.guestagent.entrypoint_input import EntrypointInput
+from virtshim.guestagent.exec_collector import Collector
+from virtshim.guestagent.guest_exec import CommandStreams, GuestVm, RunningCommand
 from virtshim.guestagent.guest_info import ask_guest_info
-from virtshim.guestagent.guest_vm import CommandStreams, GuestVm, RunningCommand
+from virtshim.guestagent.guest_operations import AgentOperations
 from virtshim.guestagent.live_session import LiveSession
-from virtshim.guestagent.operations import AgentOperations
 from virtshim.guestagent.wait import CancellableDeadline
 from virtshim.ports.streaming import StreamSession
 
@@ -65,12 +65,12 @@ class AgentClients:
         try:
             result = Collector(vm, running, OUTPUT_LIMIT).result(whole)
         except DeadlineExceeded:
-            vm.settle(running, "all").join(_KILL_SECONDS)
+            vm.reap(running, "all").join(_KILL_SECONDS)
             raise DeadlineExceeded(f"the command did not end within {timeout:g} s; it was killed") from None
         except BaseException:
-            vm.settle(running, "all").join(_KILL_SECONDS)
+            vm.reap(running, "all").join(_KILL_SECONDS)
             raise
-        vm.settle(running, "" if running.output.complete else "relays")
+        vm.reap(running, "" if running.output.complete else "relays")
         return result
 
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
@@ -83,7 +83,7 @@ class AgentClients:
             running = await asyncio.shield(starting)
         except asyncio.CancelledError:
             cancelled.set()
-            starting.add_done_callback(lambda done: done.exception() or vm.settle(done.result(), "all"))
+            starting.add_done_callback(lambda done: done.exception() or vm.reap(done.result(), "all"))
             raise
         return LiveSession(vm, running, self._executor)
 

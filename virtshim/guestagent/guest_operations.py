@@ -15,7 +15,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.agent_files import read_tail
 from virtshim.guestagent.channel import AgentRefused, CommandDisabled, whole_number
-from virtshim.guestagent.guest_vm import GuestVm
+from virtshim.guestagent.guest_exec import GuestVm
 from virtshim.guestagent.wait import CancellableDeadline
 
 # An agent that is there answers a ping at once; a checkpoint does not wait for one that is not.

@@ -24,7 +24,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
-from virtshim.guestagent.clients import AgentClients
+from virtshim.guestagent.agents import AgentClients
 
 CONTAINER = ContainerId("c" * 64)
 PATH = (("PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"),)
@@ -187,7 +187,7 @@ def test_a_daemon_left_behind_keeps_neither_the_caller_nor_the_ports(make_guest,
 
 
 def test_output_beyond_the_limit_is_thrown_away_and_the_command_goes_on(make_guest, run, monkeypatch):
-    monkeypatch.setattr("virtshim.guestagent.clients.OUTPUT_LIMIT", 100_000)
+    monkeypatch.setattr("virtshim.guestagent.agents.OUTPUT_LIMIT", 100_000)
     make_guest()
     result = run(shell("head -c 3000000 /dev/zero; echo done >&2; exit 3"))
     assert (result.code, len(result.stdout), result.stderr) == (3, 100_000, b"done\n")
@@ -281,7 +281,7 @@ def test_a_vm_that_ends_ends_its_commands(make_guest, run):
 
 def test_a_command_that_the_agent_does_not_know_any_more_is_lost(make_guest, run, monkeypatch):
     """The guest, or its agent, was restarted."""
-    monkeypatch.setattr("virtshim.guestagent.silence._CHECK", 0.2)
+    monkeypatch.setattr("virtshim.guestagent.exec_silence._CHECK", 0.2)
     guest, mark = make_guest(), os.urandom(8).hex()
     running = Background(lambda: run(shell("sleep 300", envs=(*PATH, ("MARK", mark.encode()))), 0))
     wait_until(lambda: alive(mark), 20, "it runs")

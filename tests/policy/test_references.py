@@ -1,0 +1,49 @@
+"""What a docstring or a comment calls by its dotted name is there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The annotations are below virtshim.io.
+REFERENCE = re.compile(r"`((?:virtshim|tapmanager|vmwrapper)(?!\.io\b)(?:\.\w+)+)")
+
+
+def is_there(root: Path, dotted: str) -> bool:
+    """A package, a module, or a name that a module's text has."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        path = root.joinpath(*parts[:end])
+        module = path.with_suffix(".py")
+        if end == len(parts) and path.is_dir():
+            return True
+        if module.is_file():
+            text = module.read_text()
+            return all(re.search(rf"\b{re.escape(name)}\b", text) for name in parts[end:])
+    return False
+
+
+def test_what_a_docstring_refers_to_is_there(project: Any) -> None:
+    wrong = [
+        f"{project.name(path)}: {dotted}"
+        for path in project.modules()
+        for dotted in REFERENCE.findall(path.read_text())
+        if not is_there(project.root, dotted)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("dotted", "there"),
+    [
+        ("virtshim.domain", True),
+        ("virtshim.domain.errors", True),
+        ("virtshim.domain.errors.ShimError", True),
+        ("virtshim.domain.errors.NoSuchError", False),
+        ("virtshim.no_such_room.module", False),
+        ("virtshim.domain.ShimError", False),
+    ],
+)
+def test_a_reference_is_looked_up(project: Any, dotted: str, there: bool) -> None:
+    assert is_there(project.root, dotted) is there
