@@ -73,6 +73,17 @@ def null_guest(cri: PodClient, node: Node, image_url: str, name: str, memory: in
     return cri.create(cri.run_pod(config), container_config(cri.pull(f"{image_url}/null.qcow2"), memory), config)
 
 
+def test_a_guest_that_has_not_reached_its_kernel_is_ended_at_once(cri, node, image_url):
+    config = pod_config("too-soon", f"{node.directory}/logs/too-soon")
+    container = cri.create(cri.run_pod(config), container_config(cri.pull(f"{image_url}/guest.qcow2")), config)
+    cri.start(container)
+    cri.stop(container, 120)
+    status = cri.status(container)
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 137, "Error")
+    assert status.message == "killed: the guest had not begun to boot its kernel"
+    assert not node.qemu_pids()
+
+
 def test_a_qemu_that_was_told_to_end_has_not_completed(cri, node, image_url):
     """Each signal at which QEMU shuts down in good order, as it does when its guest has."""
     for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -38,6 +38,9 @@ class FakeReadings:
         self.silent: set[uuid.UUID] = set()
         self.hung = False
         self.calls = 0
+        self.blocks: tuple[BlockUsage, ...] = (
+            BlockUsage("vda", 10, 40960, 1_000_000, 5, 20480, 2_000_000, 1, 500_000),
+        )
         self._hypervisor = hypervisor
         self._now = now
 
@@ -73,5 +76,5 @@ class FakeReadings:
                 major_faults=100,
                 minor_faults=4000,
             ),
-            blocks=(BlockUsage("vda", 10, 40960, 1_000_000, 5, 20480, 2_000_000, 1, 500_000),),
+            blocks=self.blocks,
         )

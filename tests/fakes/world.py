@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.archives import FakeArchives
+from fakes.boot_output import FakeBootOutput
 from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
@@ -76,6 +77,7 @@ class Outside:
     device_errors: FakeDeviceErrors = field(default_factory=FakeDeviceErrors)
     drivers: FakeDeviceDrivers = field(default_factory=FakeDeviceDrivers)
     consoles: FakeConsoles = field(default_factory=FakeConsoles)
+    boot_output: FakeBootOutput = field(default_factory=FakeBootOutput)
     entrypoint_logs: FakeEntrypointLogs = field(default_factory=FakeEntrypointLogs)
     streaming: FakeStreaming = field(default_factory=FakeStreaming)
     entrypoint_listeners: FakeEntrypointListeners = field(default_factory=FakeEntrypointListeners)
@@ -129,6 +131,7 @@ class World:
             archives=watched("archives", out.archives, journal),
             seeds=watched("seeds", out.seeds, journal),
             consoles=watched("consoles", out.consoles, journal),
+            boot_output=out.boot_output,
             entrypoint_logs=out.entrypoint_logs,
             streaming=out.streaming,
             guests=out.guests,

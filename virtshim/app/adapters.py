@@ -12,6 +12,7 @@ from virtshim.attach.console import ConsoleAttach
 from virtshim.attach.console_size import ConsoleSizes
 from virtshim.attach.entrypoint import EntrypointAttach
 from virtshim.config import Settings
+from virtshim.crilog.boot_output import RawBootOutput
 from virtshim.crilog.entrypoint_log import EntrypointLogFiles
 from virtshim.crilog.follower import ConsoleLogs
 from virtshim.devices.attachable import AttachChecker
@@ -41,7 +42,7 @@ from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.lifecycle.exec_ports import PlugExecPort
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
-from virtshim.ports.consoles import Consoles, EntrypointLogs
+from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
@@ -84,6 +85,7 @@ class Adapters:
     device_errors: DeviceErrorCounts
     seeds: GuestSeeds
     consoles: Consoles
+    boot_output: BootOutput
     entrypoint_logs: EntrypointLogs
     guests: GuestAgents
     guest_operations: GuestOperations
@@ -155,6 +157,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         device_errors=AerCounts(HostFiles()),
         seeds=SeedStore(layout),
         consoles=consoles,
+        boot_output=RawBootOutput(layout),
         entrypoint_logs=entrypoint_logs,
         guests=guests,
         guest_operations=guests.operations,

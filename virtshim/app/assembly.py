@@ -18,6 +18,7 @@ from virtshim.cri.server import CriServer
 from virtshim.cri.services import Services
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.hypervisor.node_profile import systemd_cgroups
+from virtshim.lifecycle.boot_progress import BootProgress
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.create_container import CreateContainer
@@ -130,8 +131,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
     exits = ExitRecorder(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices)
-    termination_messages = TerminationMessages(a.records, a.guest_operations, a.termination_files)
-    stop_container = StopContainer(a.records, a.hypervisor, exits, a.clock, locks, termination_messages, devices)
+    stop_container = _stop_container(a, exits, locks, devices)
     agent_timeout = settings.vm.agent_timeout
     entrypoints = EntrypointRunner(
         a.records,
@@ -177,6 +177,19 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     recovering = recovery(repairs, runner, a.inventory, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer, devices)
+
+
+def _stop_container(a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: DeviceServices) -> StopContainer:
+    return StopContainer(
+        a.records,
+        a.hypervisor,
+        exits,
+        a.clock,
+        locks,
+        termination_messages=TerminationMessages(a.records, a.guest_operations, a.termination_files),
+        devices=devices,
+        boots=BootProgress(a.readings, a.boot_output, a.clock),
+    )
 
 
 def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices:

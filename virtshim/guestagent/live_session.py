@@ -21,6 +21,7 @@ from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.exec_collector import VM_ENDED
 from virtshim.guestagent.exec_silence import SilenceTracker
 from virtshim.guestagent.guest_exec import GuestVm, RunningCommand
+from virtshim.guestagent.session_stream import MAX_RECORD
 from virtshim.guestagent.wait import CancellableDeadline
 
 log = structlog.get_logger(__name__)
@@ -122,7 +123,8 @@ class LiveSession:
 
     def _received(self, stream: OutStream) -> bytes | None:
         try:
-            return self._running.outputs[stream].recv(_PIECE)
+            # What was held back of the last piece comes on top.
+            return self._running.outputs[stream].recv(_PIECE - MAX_RECORD)
         except BlockingIOError:
             return None
         except OSError as exc:

@@ -11,6 +11,7 @@ import structlog
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId
+from virtshim.lifecycle.boot_progress import BootProgress
 from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.passthrough.assembly import DeviceServices
@@ -44,8 +45,10 @@ class StopContainer:
         exits: ExitRecorder,
         clock: Clock,
         locks: PodLocks,
+        *,
         termination_messages: TerminationMessages,
         devices: DeviceServices,
+        boots: BootProgress,
     ) -> None:
         self._records = records
         self._hypervisor = hypervisor
@@ -54,6 +57,7 @@ class StopContainer:
         self._locks = locks
         self._termination_messages = termination_messages
         self._unplug = devices.unplug
+        self._boots = boots
         self._releases = devices.releases
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
@@ -106,12 +110,15 @@ class StopContainer:
     def _shut_down(self, container: Container, stop: _Stop) -> None:
         domain = container.domain_uuid
         message = ""
-        if not self._went_by_itself(container.id, domain, stop):
+        if stop.grace and self._boots.is_before_kernel(container):
+            message = "killed: the guest had not begun to boot its kernel"
+        elif not self._went_by_itself(container.id, domain, stop):
             message = (
                 f"killed: the guest did not shut down within {stop.grace:g} s"
                 if stop.grace
                 else "killed: no grace period"
             )
+        if message:
             log.info("vm.destroy", container=container.id.short, grace_s=stop.grace)
             self._exits.note_kill(container.id, message)
             self._unplug.before_kill(container, message)

@@ -26,6 +26,13 @@ class Consoles(Protocol):
         """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
 
 
+class BootOutput(Protocol):
+    """What consoles show of how far their guests have booted."""
+
+    def shows_kernel(self, container: ContainerId) -> bool:
+        """Whether something other than firmware or a boot loader has written on it; True if that cannot be known."""
+
+
 class EntrypointLogs(Consoles, Protocol):
     """CRI logs of the containers' own commands, both streams in one file."""
 

@@ -69,8 +69,8 @@ def test_output_comes_while_the_command_runs(talk, make_guest):
     talk("echo first; read word; echo got $word; exit 5", client)
 
 
-def test_much_input_and_output_pass_unchanged_and_the_end_of_input_arrives(talk, make_guest):
-    data = os.urandom(2_000_000)
+@pytest.mark.parametrize("data", [os.urandom(2_000_000), b"\1" * 2_000_000], ids=["random", "beginnings-of-records"])
+def test_much_input_and_output_pass_unchanged_and_the_end_of_input_arrives(talk, make_guest, data):
 
     async def client(session):
         async def feed():

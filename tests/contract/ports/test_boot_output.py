@@ -1,0 +1,68 @@
+"""What all BootOutput do: the fake, and the real one on QEMU's raw console log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes.boot_output import FakeBootOutput
+
+from virtshim.crilog.boot_output import RawBootOutput
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.ports.consoles import BootOutput
+
+A = ContainerId("a" * 64)
+
+Written = Callable[[bytes], BootOutput]
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Written:
+    def written(output: bytes) -> BootOutput:
+        layout = Layout(str(tmp_path / "state"), str(tmp_path / "run"))
+        log = Path(layout.console_log(A))
+        log.parent.mkdir(parents=True)
+        log.write_bytes(output)
+        return RawBootOutput(layout)
+
+    return written
+
+
+def fake(output: bytes) -> BootOutput:
+    consoles = FakeBootOutput()
+    if b"Linux version" not in output:
+        consoles.before_kernel.add(A)
+    return consoles
+
+
+@pytest.mark.parametrize("part", ["fake", "real"])
+def test_firmware_and_boot_loaders_are_no_kernel(part: str, real: Written) -> None:
+    written = real if part == "real" else fake
+    consoles = written(b"SeaBIOS (version 1.16.2)\r\nBooting from Hard Disk...\r\nWelcome to GRUB!\r\n\r\n")
+    assert not consoles.shows_kernel(A)
+
+
+@pytest.mark.parametrize("part", ["fake", "real"])
+def test_a_linux_kernel_is_one(part: str, real: Written) -> None:
+    written = real if part == "real" else fake
+    assert written(b"Welcome to GRUB!\r\n[    0.000000] Linux version 6.1.0-18-cloud-amd64\r\n").shows_kernel(A)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"Booting...\r\n[    0.012345] Command line: quiet\r\n",
+        b"EFI stub: Loaded initrd from command line option\r\n",
+        b"Copyright (c) 1992-2023 The FreeBSD Project.\r\n",
+        b"x" * (1 << 17),
+    ],
+)
+def test_any_kernel_and_anything_long_is_one(output: bytes, real: Written) -> None:
+    assert real(output).shows_kernel(A)
+
+
+def test_a_console_that_cannot_be_read_may_show_one(tmp_path: Path) -> None:
+    assert RawBootOutput(Layout(str(tmp_path), str(tmp_path))).shows_kernel(A)
+    assert FakeBootOutput().shows_kernel(A)

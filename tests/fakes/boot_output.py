@@ -1,0 +1,15 @@
+"""What consoles show of their guests' boot, as a test says."""
+
+from __future__ import annotations
+
+from virtshim.domain.ids import ContainerId
+
+
+class FakeBootOutput:
+    """Implements `virtshim.ports.consoles.BootOutput`. Guests in `before_kernel` have shown no kernel yet."""
+
+    def __init__(self) -> None:
+        self.before_kernel: set[ContainerId] = set()
+
+    def shows_kernel(self, container: ContainerId) -> bool:
+        return container not in self.before_kernel
