@@ -38,12 +38,16 @@ def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures
         ours = timed(lambda: cri.start(made["vm"]))
         first = first_byte_ms(node, made["vm"], started)
         plain = timed(bare.start)
+    qemu = bare.start_qemu()
     bare.remove()
     figures.add("phase_start_ms", ours, "ms")
     figures.add("phase_first_byte_ms", first, "ms")
     figures.add("bare_libvirt_start_ms", plain, "ms")
-    figures.add("start_ratio", ours / plain, "ratio")
-    figures.add("own_time_ms", sandbox + create + ours - plain - cni_ms(node, made["pod"]), "ms")
+    figures.add("bare_qemu_start_ms", qemu, "ms")
+    figures.add("start_vs_bare_libvirt", ours / plain, "ratio")
+    figures.add("start_vs_qemu", ours / qemu, "ratio")
+    others = cni_ms(node, made["pod"]) + libvirt_ms(node, made["vm"])
+    figures.add("own_time_ms", sandbox + create + ours - others, "ms")
     figures.add("boot_ratio", (sandbox + create + first) / boot_ms(_NULL), "ratio")
     figures.add("phase_stop_ms", timed(lambda: cri.stop(made["vm"], 0)), "ms")
     figures.add("phase_remove_ms", timed(lambda: cri.remove_pod(made["pod"])), "ms")
@@ -53,6 +57,13 @@ def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures
 def cni_ms(node: Node, pod: str) -> float:
     """What the CNI plugins took at ADD, as tapmanager logs it."""
     return sum(float(ms) for ms in re.findall(rf"cni\.ran sandbox={pod} command=ADD .* ms=([0-9.]+)", node.log()))
+
+
+def libvirt_ms(node: Node, container: str) -> float:
+    """What libvirt took to define and to start the VM, QEMU and vmwrapper included, as virtshim logs it."""
+    lines = [line for line in node.log().splitlines() if f"virtshim-{container[:12]}-" in line]
+    found = [re.search(r"libvirt\.domain\.(?:defined|started)\b.*\bms=([0-9.]+)", line) for line in lines]
+    return sum(float(one[1]) for one in found if one)
 
 
 def first_byte_ms(node: Node, container: str, started: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -83,7 +84,9 @@ class LibvirtHypervisor:
             self._remove_earlier(conn, spec)
             if (qemu := self._connection.qemu_ids()) is not None:
                 give_to_qemu(spec.disks, qemu)
+            began = time.monotonic()
             conn.defineXML(xml)
+        log.info("libvirt.domain.defined", name=spec.name, ms=_ms_since(began))
 
     def start(self, domain: uuid.UUID) -> None:
         with self._connection.using(f"start VM {domain}") as conn:
@@ -94,9 +97,11 @@ class LibvirtHypervisor:
             try:
                 socket = vnc.socket_in(found.XMLDesc())
                 with vnc_directory_writable(socket, self._connection.qemu_ids() if socket else None):
+                    began = time.monotonic()
                     found.create()
             except libvirt.libvirtError as exc:
                 raise start_failed(found.name(), exc) from exc
+            log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
             self._exits.follow(domain, found.name())
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
@@ -274,6 +279,10 @@ class LibvirtHypervisor:
         if owner.node != self._profile.node:
             return None
         return ownership.owned(domain, owner, stats)
+
+
+def _ms_since(began: float) -> float:
+    return round((time.monotonic() - began) * 1000, 1)
 
 
 def _lookup(by: Callable[[_Key], libvirt.virDomain], key: _Key) -> libvirt.virDomain | None:
