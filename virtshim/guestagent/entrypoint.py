@@ -87,7 +87,7 @@ class _Files:
     def __init__(self, channel: AgentChannel, directory: str, deadline: CancellableDeadline) -> None:
         self._channel = channel
         self._directory = directory
-        self._patience = deadline
+        self._deadline = deadline
 
     def stream(self, name: str, place: StreamPosition, *, ended: bool) -> tuple[StreamPosition, bytes]:
         """At most one piece of what is behind `place`, and the place behind that. The piece before `place` was read and is
@@ -117,8 +117,8 @@ class _Files:
             return b""
         try:
             if offset:
-                agent_files.seek(self._channel, handle, offset, "set", self._patience)
-            return agent_files.read_on(self._channel, handle, most, self._patience)
+                agent_files.seek(self._channel, handle, offset, "set", self._deadline)
+            return agent_files.read_on(self._channel, handle, most, self._deadline)
         finally:
             self._close(handle)
 
@@ -134,10 +134,10 @@ class _Files:
         return handle is not None
 
     def _open(self, name: str, mode: str) -> int | None:
-        return agent_files.open_file(self._channel, f"{self._directory}/{name}", mode, self._patience)
+        return agent_files.open_file(self._channel, f"{self._directory}/{name}", mode, self._deadline)
 
     def _close(self, handle: int) -> None:
-        agent_files.close_file(self._channel, handle, self._patience)
+        agent_files.close_file(self._channel, handle, self._deadline)
 
 
 def _result(text: bytes) -> tuple[int | None, str]:

@@ -38,4 +38,4 @@ class TerminationMessages:
             if message:
                 self.files.write(wanted.host, sandbox.key.uid, message)
         except ShimError as exc:
-            log.info("container.last_words.none", container=container.id.short, why=str(exc))
+            log.info("container.termination_message.none", container=container.id.short, why=str(exc))

@@ -74,7 +74,7 @@ class DeviceClaims:
         """Returns when what is held is free, or raises that it is not within `left` seconds. Not to be called with the lock of
         its pod held."""
         try:
-            self.releases.finish(held.container, patience=left)
+            self.releases.finish(held.container, timeout=left)
         except ShimError as exc:
             raise WrongState(f"{held} ({exc})") from exc
 

@@ -73,13 +73,13 @@ class DeviceReleases:
             if container.owes_devices:
                 self.begin(container.id)
 
-    def finish(self, container: ContainerId, patience: float | None = None) -> None:
+    def finish(self, container: ContainerId, timeout: float | None = None) -> None:
         """Returns when its devices are free, those that did not come out of their reset written down. Makes the release, or
-        waits for the one under way: `patience` seconds, as long as it can take if that is not said. Must not be called with
+        waits for the one under way: `timeout` seconds, as long as it can take if that is not said. Must not be called with
         the pod's lock held, which the last step takes. Raises ShimError; then the claims stay."""
         found = self._records.containers.get(container)
         if found is not None and _is_due(found):
-            longest = self._timeout * (1 + len(found.claims)) if patience is None else patience
+            longest = self._timeout * (1 + len(found.claims)) if timeout is None else timeout
             self._running.run(_key(container), None, lambda: self._release(container), longest)
 
     def try_to_finish(self, container: ContainerId) -> None:

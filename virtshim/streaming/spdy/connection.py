@@ -128,7 +128,7 @@ class SpdyConnection:
     def _data(self, frame: frames.DataPiece) -> list[Event]:
         state = self._streams.get(frame.stream)
         if state is None:
-            # Bytes that were under way when the stream ended are normal; a stream that never was is not.
+            # Bytes that were under way when the stream ended are normal; those of a stream that was never opened are not.
             if frame.stream % 2 == 0 or frame.stream > self._last:
                 raise SpdyError(f"data for stream {frame.stream}, which was never opened")
             return []
