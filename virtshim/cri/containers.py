@@ -1,4 +1,4 @@
-"""Containers: create, start, stop, remove, list, status, ExecSync, resources, checkpoint, log rotation."""
+"""Containers: create, start, stop, remove, list, status, resources, checkpoint, log rotation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, to_proto, without_effect
 from virtshim.cri.lists import ItemCache, ResponseCache, batches
-from virtshim.cri.services import ServicerPart, Services, seconds_left, set_when_cancelled
+from virtshim.cri.services import ServicerPart, Services, seconds_left
 from virtshim.domain.container import Container
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.guest.command import CommandResult
 from virtshim.queries.lists import Filter, list_containers
 from virtshim.queries.lookup import find_container, get_container, get_sandbox
-
-# A client's limit is 16 MiB for the message: both streams and the little around them.
-_OUTPUT_ROOM = (16 << 20) - 1024
 
 
 class ContainerCalls(ServicerPart):
@@ -98,16 +94,6 @@ class ContainerCalls(ServicerPart):
         for batch in batches(self._container_items(request.filter)):
             yield pb.StreamContainersResponse(containers=batch)
 
-    def ExecSync(self, request: pb.ExecSyncRequest, context: grpc.ServicerContext) -> pb.ExecSyncResponse:
-        """Output that does not fit into the answer is left out."""
-        if request.timeout < 0:
-            raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
-        container = get_container(self._services.records, request.container_id)
-        cancelled = set_when_cancelled(context)
-        result = self._services.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
-        stdout, stderr = fitting(result, _OUTPUT_ROOM)
-        return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
-
     def UpdateContainerResources(
         self, request: pb.UpdateContainerResourcesRequest, context: grpc.ServicerContext
     ) -> pb.UpdateContainerResourcesResponse:
@@ -151,10 +137,3 @@ class ContainerCalls(ServicerPart):
         }
         told = self._services.exec_command.guest_info(container)
         return {"info": json.dumps(facts), **({"guestInfo": json.dumps(told)} if told else {})}
-
-
-def fitting(result: CommandResult, room: int) -> tuple[bytes, bytes]:
-    """The beginnings of both streams, `room` bytes together at most: each may have what the other leaves, and half in any
-    case."""
-    stderr = result.stderr[: max(room // 2, room - len(result.stdout))]
-    return result.stdout[: room - len(stderr)], stderr

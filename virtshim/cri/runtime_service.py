@@ -5,17 +5,17 @@ from __future__ import annotations
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri.containers import ContainerCalls
 from virtshim.cri.events import EventCalls
+from virtshim.cri.exec_attach_forward import ExecAttachForwardCalls
 from virtshim.cri.node import NodeCalls
 from virtshim.cri.sandboxes import SandboxCalls
 from virtshim.cri.stats import StatsCalls
-from virtshim.cri.streaming import StreamingCalls
 
 
 class RuntimeServicer(
     NodeCalls,
     SandboxCalls,
     ContainerCalls,
-    StreamingCalls,
+    ExecAttachForwardCalls,
     StatsCalls,
     EventCalls,
     api_pb2_grpc.RuntimeServiceServicer,

@@ -1,21 +1,35 @@
-"""Exec, Attach, PortForward: they hand out URLs of the streaming server."""
+"""ExecSync; and Exec, Attach, PortForward, which hand out URLs of the streaming server."""
 
 from __future__ import annotations
 
 import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cri.services import ServicerPart
+from virtshim.cri.services import ServicerPart, set_when_cancelled
 from virtshim.domain.annotations.parse import FORWARD_ANNOTATION, VNC_ANNOTATION
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import vnc_socket
 from virtshim.domain.sandbox import Sandbox
 from virtshim.queries.lookup import get_container, get_sandbox, require_running
 
+# A client's limit is 16 MiB for the message: both streams and the little around them.
+_OUTPUT_ROOM = (16 << 20) - 1024
 
-class StreamingCalls(ServicerPart):
+
+class ExecAttachForwardCalls(ServicerPart):
+    def ExecSync(self, request: pb.ExecSyncRequest, context: grpc.ServicerContext) -> pb.ExecSyncResponse:
+        """Output that does not fit into the answer is left out."""
+        if request.timeout < 0:
+            raise InvalidRequest(f"timeout {request.timeout} is negative; 0 means no limit")
+        container = get_container(self._services.records, request.container_id)
+        cancelled = set_when_cancelled(context)
+        result = self._services.exec_command.run(container, tuple(request.cmd), float(request.timeout), cancelled)
+        stdout, stderr = fitting(result, _OUTPUT_ROOM)
+        return pb.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=result.code)
+
     def Exec(self, request: pb.ExecRequest, context: grpc.ServicerContext) -> pb.ExecResponse:
         del context
         container = get_container(self._services.records, request.container_id)
@@ -71,3 +85,10 @@ class StreamingCalls(ServicerPart):
 
 def _streams(request: pb.ExecRequest | pb.AttachRequest) -> Streams:
     return Streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
+
+
+def fitting(result: CommandResult, room: int) -> tuple[bytes, bytes]:
+    """The beginnings of both streams, `room` bytes together at most: each may have what the other leaves, and half in any
+    case."""
+    stderr = result.stderr[: max(room // 2, room - len(result.stdout))]
+    return result.stdout[: room - len(stderr)], stderr
