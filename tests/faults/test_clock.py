@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from mortal_node import MortalNode
+from podclient import wait_for_log
 from refusals import within
 from work import Work
 
@@ -95,6 +96,7 @@ def test_a_grace_period_lasts_as_long_as_it_should(mortal: MortalNode, clock: Cl
     clock.set("+0")
     for step in (work.run, work.create, work.start):
         step()
+    wait_for_log(work.cri.status(work.container).log_path, "null guest", 60)  # before that it would be ended at once
     started = time.monotonic()
     stopping = threading.Thread(target=lambda: work.cri.stop(work.container, 4))
     stopping.start()
