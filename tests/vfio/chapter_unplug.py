@@ -102,10 +102,11 @@ def _killed(stage: Stage) -> None:
     with report.step("killed while it waits for the guest") as facts:
         pod = stage.cluster.sandbox("killed")
         container = pod.started(granted(stage, "devices.qcow2"))
-        asked = stage.node.log().count("vm.destroy")
+        asked = stage.node.log().count("vm.unplug.asked")
         stopping = threading.Thread(target=_stop, args=(stage, container), daemon=True)
         stopping.start()
-        wait_until(lambda: stage.node.log().count("vm.destroy") > asked, WAIT_LIMIT, "the VM is to be ended")
+        # Said once it is written down: before that nobody but kubelet knows that the VM is to end.
+        wait_until(lambda: stage.node.log().count("vm.unplug.asked") > asked, WAIT_LIMIT, "the end is written down")
         kill_daemons(stage.node, client, "virtshim")
         stopping.join(WAIT_LIMIT)
         wait_until(

@@ -35,6 +35,7 @@ class UnplugDevices:
             return
         try:
             if self._written_down(container, message):
+                log.info("vm.unplug.asked", container=container.id.short)
                 self._unplug(container)
         except ShimError as exc:  # what cannot be written is not begun
             log.warning("vm.unplug.failed", container=container.id.short, error=str(exc))
