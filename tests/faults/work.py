@@ -28,7 +28,8 @@ class Work:
     config: pb.PodSandboxConfig = field(init=False)
 
     def __post_init__(self) -> None:
-        self.config = pod_config(f"pod-{next(_numbers)}", f"{self.node.settings.paths.state_dir}/../logs/victim")
+        name = f"pod-{next(_numbers)}"
+        self.config = pod_config(name, f"{self.node.settings.paths.state_dir}/../logs/{name}")
 
     # Each call is as kubelet repeats it: it looks first, and takes the next attempt for what did not come up.
 

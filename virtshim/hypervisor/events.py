@@ -150,7 +150,9 @@ class Lifecycle:
             return list(self._everything())
         except ShimError as exc:  # the connection is gone again: its return brings the next round
             log.warning("libvirt.list.failed", error=str(exc))
-            return []
+        except Exception:  # the edge of a thread: the next round must find a worker
+            log.exception("libvirt.list.crashed")
+        return []
 
 
 def _call(callback: Callable[[uuid.UUID], None], domain: uuid.UUID) -> None:

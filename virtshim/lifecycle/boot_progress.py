@@ -26,7 +26,8 @@ class BootProgress:
         with devices of the host, whose state nobody sees here."""
         if container.status.command_begun or container.granted.passthrough:
             return False
-        if self.clock.now_ns() - container.status.started_at > _BOOTING or self.console.shows_kernel(container.id):
+        age = self.clock.now_ns() - container.status.started_at
+        if abs(age) > _BOOTING or self.console.shows_kernel(container.id):
             return False
         usage = self.readings.usage({container.domain_uuid: container.domain_name}).get(container.domain_uuid)
         if usage is None or usage.counters is None or not usage.counters.blocks:

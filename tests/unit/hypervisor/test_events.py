@@ -67,6 +67,26 @@ def test_events_that_pile_up_are_told_once(lifecycle: Lifecycle) -> None:
     assert heard.domains == [A, A]
 
 
+def test_a_listing_that_crashes_ends_no_events() -> None:
+    crashed = threading.Event()
+
+    def everything() -> list[uuid.UUID]:
+        if crashed.is_set():
+            return [C]
+        crashed.set()
+        raise RuntimeError("a defect")
+
+    lifecycle, heard = Lifecycle(everything), Heard()
+    heard.gate.set()
+    lifecycle.add_callback(heard)
+    lifecycle.events_were_lost()
+    assert crashed.wait(WAIT_LIMIT)
+    lifecycle.events_were_lost()
+    heard.wait_for(1)
+    lifecycle.close()
+    assert heard.domains == [C]
+
+
 def test_a_domain_whose_callback_hangs_holds_up_no_other(lifecycle: Lifecycle) -> None:
     hangs, heard = Heard(), Heard()
     heard.gate.set()

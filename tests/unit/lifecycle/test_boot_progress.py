@@ -58,6 +58,11 @@ def test_a_guest_that_has_run_for_minutes_has_its_grace_period(world: World, dea
     assert stopped(world, deaf, (READ_ONLY,))[0] == 30
 
 
+def test_a_guest_has_its_grace_period_if_the_wall_clock_was_set_back(world: World, deaf: ContainerId) -> None:
+    world.outside.clock.set_back(7200)
+    assert stopped(world, deaf, (READ_ONLY,))[0] == 30
+
+
 def test_a_guest_whose_command_was_begun_has_its_grace_period(world: World, deaf: ContainerId) -> None:
     record = world.container(deaf)
     world.records.containers.replace(record.with_command_begun())
