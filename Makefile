@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-half-one test-half-two test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup guest vfio-machine up down lint clean
+.PHONY: demo test test-half-one test-half-two test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup lock guest vfio-machine up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -48,6 +48,14 @@ soak: guest            ## pod cycles with random kills; SOAK_ARGS="--minutes 60"
 
 bench: guest           ## measures the promises; writes bench/results.json
 	$(PYTHON) -m tests.bench $(BENCH_ARGS)
+
+LOCK := .venv/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
+  --no-emit-find-links --no-emit-trusted-host --no-emit-options
+
+lock:                  ## the locks, of what pyproject.toml and requirements-build.in ask for; asks the package index
+	$(LOCK) --extra dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --constraint requirements.lock --output-file requirements-run.lock pyproject.toml
+	$(LOCK) --constraint requirements.lock --output-file requirements-build.lock requirements-build.in
 
 setup:                 ## system packages, machine preparation, .venv
 	deploy/setup.sh

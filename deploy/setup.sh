@@ -45,17 +45,20 @@ if [ -e /dev/kvm ] && [ "$(stat -c '%a %G' /dev/kvm)" != "660 kvm" ]; then
 fi
 
 # The virtual environment: anew when the lock changes, the project itself (an editable install) when pyproject.toml does.
+# What builds is locked too and there before what is built: pip's own build environments take whatever the index has.
 locked=$(sha256sum requirements.lock | cut -d' ' -f1)
 if [ "$(cat .venv/.locked 2>/dev/null || true)" != "$locked" ]; then
   say "building .venv"
   rm -rf .venv
   /usr/bin/python3 -m venv .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+  pip=".venv/bin/pip --quiet --disable-pip-version-check"
+  $pip install --require-hashes --only-binary :all: -r requirements-build.lock
+  $pip install --require-hashes --no-build-isolation --only-binary :all: --no-binary libvirt-python -r requirements.lock
   echo "$locked" > .venv/.locked
 fi
 described=$(sha256sum pyproject.toml | cut -d' ' -f1)
 if [ "$(cat .venv/.described 2>/dev/null || true)" != "$described" ]; then
-  .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  .venv/bin/pip --quiet --disable-pip-version-check install --no-index --no-deps --no-build-isolation --editable .
   echo "$described" > .venv/.described
 fi
 say "ready"

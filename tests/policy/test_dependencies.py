@@ -22,12 +22,18 @@ def normalised(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name.group()).lower()
 
 
+def requirements_in(path: Path) -> list[str]:
+    """Of a file of requirements, one a line."""
+    return [words[0] for line in path.read_text().splitlines() if (words := line.partition("#")[0].split())]
+
+
 @pytest.fixture(scope="module")
 def python_packages(project: Any) -> set[str]:
     facts = tomllib.loads((project.root / "pyproject.toml").read_text())
     wanted = [*facts["build-system"]["requires"], *facts["project"]["dependencies"]]
     for extra in facts["project"]["optional-dependencies"].values():
         wanted += extra
+    wanted += requirements_in(project.root / "requirements-build.in")
     return {normalised(requirement) for requirement in wanted}
 
 
