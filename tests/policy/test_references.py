@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 # The annotations are below virtshim.io.
-REFERENCE = re.compile(r"`((?:virtshim|tapmanager|vmwrapper)(?!\.io\b)(?:\.\w+)+)")
+REFERENCE = re.compile(r"`((?:virtshim|tapmanager|vmwrapper|confine)(?!\.io\b)(?:\.\w+)+)")
 
 
 def is_there(root: Path, dotted: str) -> bool:

@@ -1,0 +1,103 @@
+"""seccomp: system calls that are refused from here on, for the process and all that it becomes.
+
+A list of what is refused, and not of what is allowed: QEMU's own list lies above it, and a new libc must not end VMs. What is
+new in a kernel has to be asked for by number, so `REFUSED` is to be read again when kernels bring calls of the kinds it names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+
+from confine import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    # Argument (by number), which of its bits count, and the values that are allowed of them.
+    Condition = tuple[int, int, Sequence[int]]
+
+_SECCOMP, _SET_MODE_FILTER = 317, 1
+
+_X86_64 = 0xC000003E
+_X32_BIT = 0x40000000
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+# Offsets in struct seccomp_data. Of an argument its lower half: what is looked at here, the kernel takes as 32 bits.
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+
+# fmt: off
+# Nobody who runs a guest or reads a file needs these.
+REFUSED: Sequence[int] = (
+    101, 310, 311, 312, 440,            # ptrace, process_vm_readv, process_vm_writev, kcmp, process_madvise
+    424, 434, 438, 448,                 # pidfd_send_signal, pidfd_open, pidfd_getfd, process_mrelease
+    248, 249, 250,                      # add_key, request_key, keyctl
+    321, 298, 323, 300,                 # bpf, perf_event_open, userfaultfd, fanotify_init
+    425, 426, 427,                      # io_uring: its operations pass seccomp by
+    165, 166, 155, 161, 272, 308,       # mount, umount2, pivot_root, chroot, unshare, setns
+    428, 429, 430, 431, 432, 433, 442,  # open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr
+    303, 304,                           # name_to_handle_at, open_by_handle_at
+    246, 320, 175, 313, 176,            # kexec_load, kexec_file_load, init_module, finit_module, delete_module
+    167, 168, 169, 163, 179, 443,       # swapon, swapoff, reboot, acct, quotactl, quotactl_fd
+    103, 172, 173, 134, 153, 154, 212,  # syslog, iopl, ioperm, uselib, vhangup, modify_ldt, lookup_dcookie
+    159, 164, 227, 305, 170, 171,       # adjtimex, settimeofday, clock_settime, clock_adjtime, sethostname, setdomainname
+    29, 30, 31, 67,                     # shmget, shmat, shmctl, shmdt
+    64, 65, 66, 220, 68, 69, 70, 71,    # semget, semop, semctl, semtimedop, msgget, msgsnd, msgrcv, msgctl
+    240, 256, 279, 447,                 # mq_open, migrate_pages, move_pages, memfd_secret
+    57, 58, 322,                        # fork, vfork, execveat
+)
+# fmt: on
+
+SOCKET, CONNECT, SOCKETPAIR, CLONE, CLONE3 = 41, 42, 53, 56, 435
+
+UNIX, NETLINK = 1, 16
+STREAM = 1
+_TYPE_BITS = 0xF  # above them are SOCK_CLOEXEC and SOCK_NONBLOCK
+
+_CLONE_THREAD = 0x00010000
+_CLONE_NEW = 0x7E020000  # user, pid, net, ipc, uts, cgroup, mount
+
+UNIX_STREAMS: Sequence[Condition] = ((0, 0xFFFFFFFF, (UNIX,)), (1, _TYPE_BITS, (STREAM,)))
+THREADS: Sequence[Condition] = ((0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),)
+
+
+def program(refused: Iterable[int], only: Mapping[int, Sequence[Condition]], absent: Iterable[int] = ()) -> bytes:
+    """A filter in the kernel's own form. The calls `refused` fail with EPERM, those of `only` unless all their conditions hold,
+    and those `absent` as on a kernel that lacks them, so that libc does without. A call of another architecture kills."""
+    code = [
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_JUMP_EQUAL, 1, 0, _X86_64),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_JUMP_AT_LEAST, 0, 1, _X32_BIT),
+        (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
+    ]
+    for number in absent:
+        code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
+    for number, conditions in only.items():
+        block = _checked(conditions)
+        code += [(_JUMP_EQUAL, 0, len(block), number), *block]
+    for number in refused:
+        code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _checked(conditions: Sequence[Condition]) -> list[tuple[int, int, int, int]]:
+    """Ends in a return."""
+    code: list[tuple[int, int, int, int]] = []
+    for argument, bits, values in conditions:
+        code += [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (_AND, 0, 0, bits)]
+        # Past the other values, and the refusal that follows the last one.
+        code += [(_JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+        code.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
+    return [*code, (_RETURN, 0, 0, _ALLOW)]
+
+
+def install(filter_program: bytes) -> None:
+    """For good. `kernel.forbid_new_privileges` comes first. Raises OSError: EINVAL where the kernel has no seccomp filters."""
+    code = ctypes.create_string_buffer(filter_program, len(filter_program))
+    described = struct.pack("@HP", len(filter_program) // 8, ctypes.addressof(code))
+    kernel.syscall(_SECCOMP, _SET_MODE_FILTER, 0, described)
