@@ -21,6 +21,7 @@ from exec_true import exec_rounds  # noqa: E402
 from exit_events import exit_round  # noqa: E402
 from figures import Figures  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
+from many_pods import pods_rounds  # noqa: E402
 from node import Node, free_cidr  # noqa: E402
 from pod_start import one_round, vmwrapper_round  # noqa: E402
 from podclient import PodClient  # noqa: E402
@@ -56,6 +57,7 @@ def main() -> None:
                     vmwrapper_round(node, figures)
                     exit_round(cri, node, image, figures, number)
                     print(f"bench: round {number} of {options.rounds}", file=sys.stderr)
+                pods_rounds(node, image, directory, options.rounds, figures)
                 with tempfile.TemporaryDirectory(dir=directory) as big, serve_directory(Path(big)) as server:
                     pull_rounds(cri, Path(big), server.removeprefix("http://"), options.rounds, figures)
                 scale_round(node, figures)
