@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own is
@@ -23,7 +25,10 @@ def replace_text(path: str, text: str, mode: int = 0o600) -> None:
     """The file has this text and no other, or what it had before; on disk when it returns. `mode` for a new one, less the umask.
     Raises OSError."""
     new = f"{path}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    # What a killed process left there goes; what somebody put there, a link maybe, is never written to.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -57,8 +62,12 @@ class FileLocked(Exception):
 
 def lock_file(path: str) -> int:
     """A descriptor that holds the lock until it is closed; the file, made if missing, then has our process id. Raises FileLocked,
-    OSError."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    OSError; PermissionError for a file that another user made, or that has another name too."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "it is not a lock file of this user's own", path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
@@ -70,9 +79,23 @@ def lock_file(path: str) -> int:
 
 
 def lock_holder(path: str) -> int:
-    """The process id in a lock's file, 0 if there is none."""
+    """The process id in a lock's file, if that process has the file open; 0 otherwise: what is written there may be old, or
+    somebody else's."""
     try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read(16) or 0)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, encoding="ascii") as file:
+            pid = int(file.read(16) or 0)
+            return pid if _has_open(pid, os.fstat(descriptor)) else 0
     except (OSError, ValueError):
         return 0
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    """Raises OSError if there is no such process."""
+    own = os.getpid() == pid
+    links = f"/proc/{pid}/fd"
+    found = 0
+    for name in os.listdir(links):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += os.path.samestat(os.stat(f"{links}/{name}"), file)
+    return found > own  # we have it open to read it

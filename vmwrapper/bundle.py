@@ -90,7 +90,8 @@ def write(path: str) -> None:
 def _is_current(path: str, data: bytes) -> bool:
     try:
         with open(path, "rb") as file:
-            return file.read() == data and os.fstat(file.fileno()).st_mode & 0o777 == 0o755
+            found = os.fstat(file.fileno())
+            return file.read() == data and found.st_mode & 0o777 == 0o755 and found.st_uid == os.geteuid()
     except FileNotFoundError:
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,7 +14,8 @@ from rich.console import Console
 from virtshim import config
 from virtshim.app import assembly
 from virtshim.cli.daemons import need_root, tapmanager_daemon
-from virtshim.cli.node_dir import NodeDir, drop_path_variables, remove_unstarted
+from virtshim.cli.node_dir import NodeDir, drop_path_variables, make_directory, refuse_drop_ins, remove_unstarted
+from virtshim.cli.own_path import refuse_strangers
 from virtshim.cli.up import take_lock
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
@@ -31,6 +33,8 @@ def down_command(directory: str, *, everything: bool) -> None:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(directory)
+    refuse_strangers(directory)
+    refuse_drop_ins(node)
     drop_path_variables()
     if not os.path.exists(node.config_file):
         unstarted = remove_unstarted(node)
@@ -40,7 +44,7 @@ def down_command(directory: str, *, everything: bool) -> None:
         if unstarted:
             return
         raise InvalidRequest(f"--dir {node.path}: no node was ever started there (config.toml is missing)")
-    os.makedirs(node.run, mode=0o711, exist_ok=True)
+    make_directory(node.run)
     _stop_node(node, console)
     lock = take_lock(node)
     try:
@@ -64,14 +68,30 @@ def _stop_node(node: NodeDir, console: Console) -> None:
             os.close(take_lock(node))
             return
         except WrongState:
-            pid = lock_holder(node.lock)
-            if not signalled and pid > 1:
-                console.print(f"down: stopping the node (pid {pid})")
-                os.kill(pid, signal.SIGTERM)
-                signalled = True
+            signalled = signalled or _tell_to_stop(node, console)
             if time.monotonic() > until:
                 raise
             clock.wait(never, 0.1)
+
+
+def _tell_to_stop(node: NodeDir, console: Console) -> bool:
+    """Whether there was one to be told: a number in a file alone says nothing."""
+    pid = lock_holder(node.lock)
+    try:
+        process = os.pidfd_open(pid) if pid > 1 else None
+    except ProcessLookupError:
+        return False
+    if process is None:
+        return False
+    try:
+        if lock_holder(node.lock) != pid:  # the number may have passed to another before it was opened
+            return False
+        console.print(f"down: stopping the node (pid {pid})")
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        return True
+    finally:
+        os.close(process)
 
 
 def _remove_pods(node: NodeDir, console: Console) -> None:

@@ -9,6 +9,7 @@ DIR/bin/vmwrapper
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from virtshim import config as settings_table
+from virtshim.cli.own_path import refuse_strangers
 from virtshim.domain.errors import InvalidRequest
 from virtshim.files import replace_text
 
@@ -93,18 +95,19 @@ class NodeDir:
 
 def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
     """Makes the directories, the CNI configuration and config.toml; returns the settings. Raises InvalidRequest."""
+    refuse_drop_ins(node)
     for directory in (node.path, node.state, node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
         make_directory(directory)
     conf_dir = options.cni_conf_dir
     if conf_dir is None:
         conf_dir = f"{node.cni}/net.d"
-        os.makedirs(conf_dir, mode=0o755, exist_ok=True)
-        replace_text(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2), mode=0o666)
+        make_directory(conf_dir)
+        replace_text(_network_file(conf_dir), json.dumps(bridge_network(node, options.pod_cidr), indent=2), mode=0o644)
     values = node_settings(node, conf_dir, options)
     if options.config is not None:
         values = settings_table.merged(values, _toml(options.config))
     before = Path(node.config_file).read_text(encoding="utf-8") if os.path.exists(node.config_file) else None
-    replace_text(node.config_file, to_toml(values), mode=0o666)
+    replace_text(node.config_file, to_toml(values), mode=0o644)
     try:
         return settings_table.load(node.config_file)
     except InvalidRequest:
@@ -112,7 +115,7 @@ def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
         if before is None:
             os.unlink(node.config_file)
         else:
-            replace_text(node.config_file, before, mode=0o666)
+            replace_text(node.config_file, before, mode=0o644)
         raise
 
 
@@ -145,11 +148,28 @@ def remove_unstarted(node: NodeDir) -> bool:
 
 
 def make_directory(path: str) -> None:
-    """Raises InvalidRequest where none can be."""
+    """With all above it. Raises InvalidRequest where none can be, or where it would not be root's alone (see `own_path`)."""
+    refuse_strangers(path)
     try:
-        os.makedirs(path, mode=0o711, exist_ok=True)
+        missing = [path]
+        while not os.path.lexists(above := os.path.dirname(missing[-1])):
+            missing.append(above)
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o711)
+        os.listdir(path)
     except OSError as exc:
         raise InvalidRequest(f"--dir: {path} cannot be made: {exc.strerror}; choose another directory") from exc
+    refuse_strangers(path)  # also what somebody was quicker to make
+
+
+def refuse_drop_ins(node: NodeDir) -> None:
+    """A node's settings are one file, which `up` writes."""
+    if os.path.lexists(f"{node.config_file}.d"):
+        raise InvalidRequest(
+            f"--dir: {node.config_file}.d is there: such a node has no drop-ins; put the settings into a file, name it with "
+            "--config, and remove that directory"
+        )
 
 
 def bridge_network(node: NodeDir, pod_cidr: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from rich.console import Console
 from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.orphans import Orphans
-from virtshim.domain.errors import NotFound, ShimError, WrongState
+from virtshim.cli.own_path import refuse_strangers
+from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.files import FileLocked, lock_file
 from virtshim.process import run
 from virtshim.stop_signals import stop_event
@@ -29,6 +30,7 @@ def up_command(options: NodeOptions) -> int:
     need_root()
     console = Console(stderr=True, highlight=False)
     node = NodeDir.of(options.directory)
+    refuse_strangers(options.directory)
     for name in drop_path_variables():
         console.print(f"up: {name} is ignored: a node's paths are below its directory; --config can set them")
     make_directory(node.run)
@@ -89,12 +91,15 @@ def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Cons
 
 
 def take_lock(node: NodeDir) -> int:
-    """A descriptor that holds the directory. Raises WrongState naming the holder, NotFound if the directory has gone."""
+    """A descriptor that holds the directory. Raises WrongState naming the holder, NotFound if the directory has gone,
+    InvalidRequest for what cannot be our lock."""
     try:
         return lock_file(node.lock)
     except FileNotFoundError as exc:
         raise NotFound(f"the node in {node.path} has meanwhile been removed by another `virtshim down`") from exc
     except FileLocked as exc:
         raise WrongState(
-            f"a node is already running in {node.path} (pid {exc.holder}); stop it with Ctrl-C or SIGTERM"
+            f"a node is already running in {node.path} (pid {exc.holder or 'unknown'}); stop it with Ctrl-C or SIGTERM"
         ) from exc
+    except OSError as exc:
+        raise InvalidRequest(f"--dir: {node.lock} cannot be used as lock: {exc.strerror}; remove it") from exc
