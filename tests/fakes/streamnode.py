@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 from fakes.clock import FakeClock
 from fakes.sessions import FakeSessions
 
+from virtshim.domain.errors import Unavailable
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.ports.streaming import Screens
 from virtshim.streaming.connection import StreamTimeouts
 from virtshim.streaming.server import StreamingServer
+from virtshim.unix_peer import connect_to
 
 CONTAINER = ContainerId("c" * 64)
 SANDBOX = SandboxId("5" * 64)
+
+
+class OneScreen:
+    """Implements `virtshim.ports.streaming.Screens`: all screens are the socket `path`, which this process listens on."""
+
+    path = ""
+
+    def connect(self, container: ContainerId) -> socket.socket:
+        del container
+        try:
+            return connect_to(self.path, os.getpid(), 5)
+        except OSError as exc:
+            raise Unavailable(str(exc.strerror).lower()) from exc
 
 
 class StreamNode:
     def __init__(self, limits: StreamTimeouts) -> None:
         self.clock = FakeClock()
         self.sessions = FakeSessions()
+        self.screens: Screens = OneScreen()
         self.server = StreamingServer("127.0.0.1", 0, self.clock, limits)
 
     def start(self) -> None:
-        self.server.start(attaches=self.sessions, execs=self.sessions)
+        self.server.start(attaches=self.sessions, execs=self.sessions, screens=self.screens)
 
     def request(self, *command: str, **streams: bool) -> ExecRequest:
         wanted = Streams(**streams or {"stdin": True, "stdout": True, "stderr": True})
@@ -39,5 +59,7 @@ class StreamNode:
     def forward_inside(self, *ports: int) -> str:
         return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, inside=CONTAINER))
 
-    def forward_with_vnc(self, socket: str, *ports: int) -> str:
-        return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, socket))
+    def forward_with_vnc(self, path: str, *ports: int) -> str:
+        if isinstance(self.screens, OneScreen):
+            self.screens.path = path
+        return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, CONTAINER))

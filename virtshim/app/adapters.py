@@ -11,6 +11,7 @@ from virtshim.attach.attachments import Attachments
 from virtshim.attach.console import ConsoleAttach
 from virtshim.attach.console_size import ConsoleSizes
 from virtshim.attach.entrypoint import EntrypointAttach
+from virtshim.attach.screen import ScreenSockets
 from virtshim.config import Settings
 from virtshim.crilog.boot_output import RawBootOutput
 from virtshim.crilog.entrypoint_log import EntrypointLogFiles
@@ -25,8 +26,10 @@ from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
+from virtshim.domain.ids import ContainerId
 from virtshim.guestagent.agents import AgentClients
 from virtshim.guestinit.iso import SeedStore
+from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.hotplug import LibvirtPorts, LibvirtUnplugging
@@ -101,6 +104,7 @@ class RealParts:
 
     adapters: Adapters
     attaches: Attachments
+    screens: ScreenSockets
     connection: Connection
     networks: PodNetworkClient
     server: StreamingServer
@@ -167,7 +171,14 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         clock=clock,
     )
     attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
-    return RealParts(adapters, attaches, connection, networks, streaming)
+    screens = ScreenSockets(layout, partial(_qemu_of, records, pid_directory(settings.libvirt.uri)))
+    return RealParts(adapters, attaches, screens, connection, networks, streaming)
+
+
+def _qemu_of(records: SqliteRecords, directory: str, container: ContainerId) -> int | None:
+    """Its process id, by what libvirt wrote down."""
+    found = records.containers.get(container)
+    return None if found is None else qemu_process.find(directory, found.domain_name, found.domain_uuid)
 
 
 def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices:

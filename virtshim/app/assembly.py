@@ -299,5 +299,5 @@ def open_app(settings: Settings) -> Iterator[App]:
         parts.wait()
         app = wire(settings, parts.adapters)
         stack.callback(app.close)
-        parts.server.start(parts.attaches, app.services.exec_command)
+        parts.server.start(parts.attaches, app.services.exec_command, parts.screens)
         yield app

@@ -11,7 +11,6 @@ from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import vnc_socket
 from virtshim.domain.sandbox import Sandbox
 from virtshim.queries.lookup import get_container, get_sandbox, require_running
 
@@ -56,15 +55,14 @@ class ExecAttachForwardCalls(ServicerPart):
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")
         address, ports = sandbox.network.ips[0], tuple(request.port)
-        wanted = ForwardRequest(sandbox.id, address, ports, self._vnc_socket_of(sandbox), self._dialing_guest(sandbox))
+        wanted = ForwardRequest(sandbox.id, address, ports, self._screen_of(sandbox), self._dialing_guest(sandbox))
         return pb.PortForwardResponse(url=self._services.streaming.offer(wanted))
 
-    def _vnc_socket_of(self, sandbox: Sandbox) -> str:
-        """The VNC socket of the VM that runs in it; "" if there is none, or the pod did not ask for one."""
+    def _screen_of(self, sandbox: Sandbox) -> ContainerId | None:
+        """What runs in it; None if nothing does, or the pod did not ask for a screen."""
         if sandbox.config.annotations.get(VNC_ANNOTATION) != "true":
-            return ""
-        running = self._running_in(sandbox)
-        return vnc_socket(self._services.layout, running) if running else ""
+            return None
+        return self._running_in(sandbox)
 
     def _dialing_guest(self, sandbox: Sandbox) -> ContainerId | None:
         """In which ports are dialed; None: from the node. Raises WrongState if it does not run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Protocol
 
 from virtshim.domain.guest.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest
@@ -42,6 +43,13 @@ class Attaches(Protocol):
     """Consoles. Errors: Unavailable (the console cannot be reached), WrongState, ResourceExhausted."""
 
     async def attach(self, request: AttachStreams) -> StreamSession: ...
+
+
+class Screens(Protocol):
+    """VMs' screens, as VNC serves them."""
+
+    def connect(self, container: ContainerId) -> socket.socket:
+        """A connection to this VM's QEMU and to nobody else. Raises Unavailable."""
 
 
 class Streaming(Protocol):

@@ -13,7 +13,7 @@ import structlog
 
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.ports.streaming import Attaches, Execs
+from virtshim.ports.streaming import Attaches, Execs, Screens
 from virtshim.streaming.channel import PIECE, ByteChannel, Gone, TcpChannel
 from virtshim.streaming.http_head import Exchange, HttpRefused
 from virtshim.streaming.portforward.guest_pod_end import in_guest
@@ -60,10 +60,13 @@ def owner(request: StreamRequest) -> ContainerId | SandboxId:
 
 
 class ConnectionHandler:
-    def __init__(self, tokens: Tokens, attaches: Attaches, execs: Execs, limits: StreamTimeouts) -> None:
+    def __init__(
+        self, tokens: Tokens, attaches: Attaches, execs: Execs, screens: Screens, limits: StreamTimeouts
+    ) -> None:
         self._tokens = tokens
         self._attaches = attaches
         self._execs = execs
+        self._screens = screens
         self._limits = limits
         self._unauthenticated: dict[asyncio.Task[Any], None] = {}  # in order of arrival
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -191,7 +194,7 @@ class ConnectionHandler:
         self, channel: TcpChannel, request: ForwardRequest, negotiated: Negotiated, ended: asyncio.Event
     ) -> None:
         dial_pod = with_vnc(
-            dial if request.inside is None else in_guest(self._execs, request.inside), request.vnc_socket
+            dial if request.inside is None else in_guest(self._execs, request.inside), self._screens, request.screen
         )
         if negotiated.transport is Transport.WEBSOCKET:
             ws = WebSocket(channel)

@@ -16,7 +16,7 @@ from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.guest.streaming import StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.clock import Clock
-from virtshim.ports.streaming import Attaches, Execs
+from virtshim.ports.streaming import Attaches, Execs, Screens
 from virtshim.streaming.connection import KINDS, ConnectionHandler, StreamTimeouts, owner
 from virtshim.streaming.listener import ConnectionListener
 from virtshim.streaming.tokens import Tokens
@@ -43,7 +43,7 @@ class StreamingServer:
 
     # --- life
 
-    def start(self, attaches: Attaches, execs: Execs) -> None:
+    def start(self, attaches: Attaches, execs: Execs, screens: Screens) -> None:
         """Raises WrongState if the address cannot be listened on."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -59,7 +59,7 @@ class StreamingServer:
             ) from exc
         host = f"[{self._address}]" if family == socket.AF_INET6 else self._address
         self._base = f"http://{host}:{listener.getsockname()[1]}"
-        handler = ConnectionHandler(self._tokens, attaches, execs, self._limits)
+        handler = ConnectionHandler(self._tokens, attaches, execs, screens, self._limits)
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(handler, listener, started), name="streaming", daemon=True

@@ -134,4 +134,4 @@ def test_a_pod_with_a_screen_forwards_to_it_while_a_vm_of_it_runs(client: Client
     client.start(made)
     client.PortForward(pb.PortForwardRequest(pod_sandbox_id=sandbox))
     before, after = world.outside.streaming.offered
-    assert (before.vnc_socket, after.vnc_socket) == ("", f"/run/virtshim/vnc/{made[:20]}/vnc.sock")
+    assert (before.screen, after.screen) == (None, ContainerId(made))

@@ -12,6 +12,7 @@ from fakes.guests import FakeEntrypointListeners
 from fakes.journal import WAIT_LIMIT
 from fakes.sessions import FakeSession, FakeSessions
 from fakes.streaming import FakeStreaming
+from fakes.streamnode import OneScreen
 
 from virtshim.attach.entrypoint import EntrypointAttach
 from virtshim.domain.guest.streaming import (
@@ -43,7 +44,7 @@ def streaming(request: pytest.FixtureRequest) -> Iterator[Streaming]:
         yield FakeStreaming()
         return
     server, sessions = StreamingServer("127.0.0.1", 0, FakeClock()), FakeSessions()
-    server.start(sessions, sessions)
+    server.start(sessions, sessions, OneScreen())
     yield server
     server.stop()
 

@@ -257,7 +257,7 @@ def test_the_vnc_port_is_the_screen_and_the_others_are_the_pods(node, tmp_path):
 def test_a_screen_that_is_not_there_says_so(node, tmp_path):
     client = spdy(node.forward_with_vnc(str(tmp_path / "none")), PORTFORWARD)
     error, _ = pair(client, 5900)
-    assert b"port 5900 failed: no such file" in client.read_all(error)
+    assert b"port 5900 cannot be reached in the guest: no such file" in client.read_all(error)
 
 
 def test_our_own_client_relays_a_screen_until_either_side_leaves(node, tmp_path):

@@ -173,12 +173,12 @@ def test_bytes_behind_the_request_belong_to_the_new_protocol(node):
 def test_a_taken_port_is_told_with_its_remedy(node):
     taken = urllib.parse.urlsplit(node.exec()).port
     with pytest.raises(WrongState, match=r"streaming\.port"):
-        StreamingServer("127.0.0.1", taken, node.clock).start(node.sessions, node.sessions)
+        StreamingServer("127.0.0.1", taken, node.clock).start(node.sessions, node.sessions, node.screens)
 
 
 def test_an_ipv6_loopback_is_served_too(node):
     server = StreamingServer("::1", 0, node.clock)
-    server.start(node.sessions, node.sessions)
+    server.start(node.sessions, node.sessions, node.screens)
     try:
         url = server.offer(node.request())
         assert url.startswith("http://[::1]:")

@@ -68,14 +68,14 @@ VNC_PORT: Final = 5900
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams. `vnc_socket`: the Unix
-    socket of the VNC server that port 5900 then means; "" if it means the guest's own. `inside`: the container in whose guest
-    the ports are dialed, on its loopback, instead of from the node."""
+    """`address` is the pod's, the only one that is dialed. `ports` is empty if they come with the streams. `screen`: the VM whose
+    screen port 5900 then means; None if it means the guest's own port. `inside`: the container in whose guest the ports are
+    dialed, on its loopback, instead of from the node."""
 
     sandbox: SandboxId
     address: str
     ports: tuple[int, ...] = ()
-    vnc_socket: str = ""
+    screen: ContainerId | None = None
     inside: ContainerId | None = None
 
     def __post_init__(self) -> None:

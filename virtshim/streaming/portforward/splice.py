@@ -10,6 +10,8 @@ from typing import Any, Final, Protocol
 
 from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.streaming import VNC_PORT
+from virtshim.domain.ids import ContainerId
+from virtshim.ports.streaming import Screens
 from virtshim.streaming.channel import PIECE, Gone
 
 # Seconds until a pod that does not answer counts as unreachable.
@@ -88,15 +90,18 @@ async def dial(address: str, port: int) -> TcpPodEnd:
     return TcpPodEnd(*await asyncio.open_connection(address, port, limit=PIECE))
 
 
-def with_vnc(dial_pod: Dial, screen: str) -> Dial:
-    """As `dial_pod`, but the VNC port is the VM's own screen: the server on that Unix socket."""
+def with_vnc(dial_pod: Dial, screens: Screens, container: ContainerId | None) -> Dial:
+    """As `dial_pod`, but the VNC port is that container's screen."""
+    if container is None:
+        return dial_pod
 
     async def dial_either(address: str, port: int) -> PodEnd:
         if port == VNC_PORT:
-            return TcpPodEnd(*await asyncio.open_unix_connection(screen, limit=PIECE))
+            connected = await asyncio.to_thread(screens.connect, container)
+            return TcpPodEnd(*await asyncio.open_unix_connection(sock=connected, limit=PIECE))
         return await dial_pod(address, port)
 
-    return dial_either if screen else dial_pod
+    return dial_either
 
 
 async def splice(client: ClientEnd, dial_pod: Dial, address: str, port: int) -> None:

@@ -1,0 +1,99 @@
+"""A QEMU that its guest took over: what it may write on the node, and that nothing of it leads root astray."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.spdy import close_all, spdy
+from node import Node
+from podclient import PodClient, container_config, pod_config
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.hostile]
+
+
+@pytest.fixture
+def running(cri: PodClient, node: Node, image_url: str) -> tuple[str, str]:
+    """Sandbox and container of a VM with a screen; its guest need not come up."""
+    config = pod_config("taken", f"{node.directory}/logs/taken", annotations={"virtshim.io/vnc": "true"})
+    pod = cri.run_pod(config)
+    container = cri.create(pod, container_config(cri.pull(f"{image_url}/null.qcow2")), config)
+    cri.start(container)
+    return pod, container
+
+
+def qemu(node: Node, container: str) -> int:
+    (pid,) = Path(node.directory, "libvirt/run/qemu").glob(f"virtshim-{container[:12]}*.pid")
+    return int(pid.read_text())
+
+
+def ids_of(pid: int) -> tuple[int, frozenset[int]]:
+    text = Path(f"/proc/{pid}/status").read_text()
+    user = re.search(r"^Uid:\s+\d+\s+(\d+)", text, re.MULTILINE)
+    groups = re.search(r"^Groups:(.*)$", text, re.MULTILINE)
+    group = re.search(r"^Gid:\s+\d+\s+(\d+)", text, re.MULTILINE)
+    assert user
+    assert groups
+    assert group
+    return int(user[1]), frozenset(map(int, [*groups[1].split(), group[1]]))
+
+
+def writable(directory: Path, user: int, groups: frozenset[int]) -> Iterator[Path]:
+    """Below it, by names that this user may follow."""
+    for path in sorted(directory.iterdir()):
+        found = path.lstat()
+        shift = 6 if found.st_uid == user else 3 if found.st_gid in groups else 0
+        if stat.S_ISLNK(found.st_mode):
+            continue
+        if found.st_mode >> shift & 0o2:
+            yield path
+        if stat.S_ISDIR(found.st_mode) and found.st_mode >> shift & 0o1:
+            yield from writable(path, user, groups)
+
+
+def test_it_may_write_its_disk_and_ask_tapmanager_and_beside_libvirts_own_directories_nothing_else(
+    node: Node, running: tuple[str, str]
+) -> None:
+    """The sockets and logs of consoles, agents and screens are in directories that it cannot pass or cannot write."""
+    _, container = running
+    user, groups = ids_of(qemu(node, container))
+    assert user != 0
+    top = Path(node.directory)
+    names = [str(path.relative_to(top)) for path in writable(top, user, groups)]
+    assert [name for name in names if not re.fullmatch(r"libvirt/(lib|run)/qemu(/.*)?", name)] == [
+        "run/tapmanager.sock",
+        f"state/containers/{container}/root.qcow2",
+    ]
+
+
+def test_a_screens_socket_that_leads_to_the_nodes_own_is_not_forwarded_to(
+    cri: PodClient, node: Node, running: tuple[str, str]
+) -> None:
+    pod, container = running
+    screen = Path(node.directory, "run/vnc", container[:20], "vnc.sock")
+    client = spdy(cri.runtime.PortForward(pb.PortForwardRequest(pod_sandbox_id=pod)).url, "portforward.k8s.io")
+    client.open(streamtype="error", fin=True, port="5900", requestid="0")
+    data = client.open(streamtype="data", port="5900", requestid="0")
+    client.until(lambda: bytes(client.received[data]) == b"RFB 003.008\n")
+
+    real = screen.rename(screen.with_name("real"))
+    for lure in (node.socket, f"{node.directory}/run/tapmanager.sock"):
+        screen.symlink_to(lure)
+        error = client.open(streamtype="error", fin=True, port="5900", requestid=lure)
+        data = client.open(streamtype="data", port="5900", requestid=lure)
+        assert b"no socket" in client.read_all(error)
+        assert client.read_all(data) == b""
+        screen.unlink()
+    os.link(node.socket, screen)
+    error = client.open(streamtype="error", fin=True, port="5900", requestid="9")
+    client.open(streamtype="data", port="5900", requestid="9")
+    assert b"belongs to user 0" in client.read_all(error)
+    screen.unlink()
+    real.rename(screen)
+    close_all()
