@@ -3,6 +3,7 @@ else notices, and the repeated call works once the program does."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -19,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
 # Behind a limit: what killing and undoing may take on a busy machine.
 SLACK = 10.0
+
+SIZES = itertools.count()
 
 # Writes a part of the disk it was to make, whose name is before the size.
 HALF_A_DISK = 'for word; do last=$disk disk=$word; done; head -c 100000 /dev/urandom > "$last"; '
@@ -61,7 +64,8 @@ def test_a_pull_whose_qemu_img_hangs_ends_when_its_caller_gives_up(mortal: Morta
 def test_half_a_root_disk_is_never_taken_for_one(
     mortal: MortalNode, work: Work, annotations: dict[str, str], script: str, code: grpc.StatusCode, words: str
 ) -> None:
-    work.config.annotations.update(annotations)
+    # A size of its own: the disk of one that was made before is copied.
+    work.config.annotations.update({**annotations, "VirtletRootVolumeSize": f"{1024 + next(SIZES)}Mi"})
     work.run()
     with mortal.program(mortal.programs, "qemu-img", script):
         started = time.monotonic()

@@ -10,6 +10,7 @@ import stat
 import time
 from pathlib import Path
 
+from virtshim.disks.overlay_templates import OverlayKey, OverlayTemplates
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat, Image
@@ -36,6 +37,7 @@ class RootDiskStore:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._templates = OverlayTemplates()
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         """Grows only: a smaller `size_bytes` than the image's own size is ignored, as cutting would destroy the disk."""
@@ -94,11 +96,19 @@ class RootDiskStore:
         return frozenset()
 
     def _overlay(self, what: str, disk: str, base: Image, base_path: str, size: int) -> None:
+        key = OverlayKey(base_path, base.format, size)
+        try:
+            if self._templates.copy(key, disk):
+                return
+        except OSError as exc:
+            raise self._failure(what, disk, f"it cannot be written: {exc.strerror}") from exc
         # The backing format is always given: a raw base whose guest-written bytes look like qcow2 must never be probed.
         argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", base.format.value, "-b", base_path, disk, str(size)]
         done = run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
             raise self._failure(what, disk, done.summary())
+        with contextlib.suppress(OSError):  # the next one is qemu-img's, too
+            self._templates.learn(key, disk)
 
     def delete(self, container: ContainerId) -> None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from virtshim.disks import overlay_templates, root_disks
 from virtshim.disks.root_disks import RootDiskStore
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout, vnc_socket
@@ -59,6 +62,43 @@ def test_a_disk_is_an_overlay_that_only_grows(disks, layout, base, wanted: int, 
     assert found["format"] == "qcow2"
     assert found["full-backing-filename"] == path
     assert found["backing-filename-format"] == image.format.value
+
+
+def test_the_second_disk_of_an_image_is_like_the_first_without_qemu_img(disks, base, monkeypatch) -> None:
+    first = disks.create(ID, *base, 0)
+    monkeypatch.setattr(root_disks, "run", lambda *_, **__: pytest.fail("qemu-img was run again"))
+    second = disks.create(OTHER, *base, 0)
+    assert Path(second.path).read_bytes() == Path(first.path).read_bytes()
+    assert os.stat(second.path).st_mode & 0o777 == 0o600
+    assert os.stat(second.path).st_blocks <= os.stat(first.path).st_blocks
+    subprocess.run(["qemu-img", "check", "-q", second.path], check=True)
+
+
+def test_a_disk_of_another_size_or_base_is_not_a_copy(disks, base, tmp_path: Path) -> None:
+    image, path = base
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copy(path, elsewhere)
+    disks.create(ID, image, path, 0)
+    assert info(disks.create(OTHER, image, path, 32 * MIB).path)["virtual-size"] == 32 * MIB
+    assert info(disks.create(OTHER, image, str(elsewhere), 0).path)["full-backing-filename"] == str(elsewhere)
+
+
+def test_a_copy_that_finds_no_room_says_so_and_is_gone(disks, layout, base, monkeypatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    disks.create(ID, *base, 0)
+    monkeypatch.setattr(overlay_templates.os, "pwrite", full)
+    monkeypatch.setattr(disks, "free_bytes", lambda: 0)
+    with pytest.raises(ResourceExhausted, match="no space for its root disk"):
+        disks.create(OTHER, *base, 0)
+    assert not Path(layout.root_disk(OTHER)).exists()
+
+
+def test_a_disk_that_a_guest_has_written_to_is_no_pattern_for_others(disks, base) -> None:
+    written = disks.create(ID, *base, 0)
+    subprocess.run(["qemu-io", "-c", "write -P 7 0 64k", written.path], check=True, capture_output=True)
+    assert b"\7" * 512 not in Path(disks.create(OTHER, *base, 0).path).read_bytes()
 
 
 def test_the_directory_is_searchable_and_the_disk_private(disks, layout, base) -> None:
