@@ -18,7 +18,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tapmanager import protocol
@@ -28,8 +28,9 @@ from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
 from tapmanager.dhcp import server as dhcp_server
 from tapmanager.dhcp.lease_plan import Lease, lease_for
-from tapmanager.errors import TapmanagerError, deadline, internal
+from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField
+from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
 from tapmanager.links import counters, netns, network_plan, nic_plan, pod_links, tap
 from tapmanager.links.counters import Counters
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 # How long fetch waits for a tap whose last QEMU is just ending, and how often it looks, in seconds.
 _BUSY_WAIT = 2.0
 _BUSY_POLL = 0.02
+
+# How long after `arm` a VM's process may ask, in seconds: libvirt starts it within a few, a machine with much to do later.
+_START_TIME = 120
 
 # Sandboxes in one answer: a few NICs each fit into a frame.
 _COUNTERS_PAGE = 256
@@ -60,35 +64,6 @@ class AttachmentSettings:
     bin_dirs: tuple[str, ...]
     tap_owner: int
     undo_timeout: float
-
-
-class KeyedLocks:
-    """A lock a key; unused ones vanish."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[str, tuple[threading.Lock, int]] = {}
-
-    @contextlib.contextmanager
-    def holding(self, key: str, until: float) -> Iterator[None]:
-        """Raises TapmanagerError (deadline) if another call still has it then."""
-        with self._guard:
-            lock, users = self._locks.get(key, (threading.Lock(), 0))
-            self._locks[key] = (lock, users + 1)
-        try:
-            if not lock.acquire(timeout=max(0.0, until - time.monotonic())):
-                raise deadline(f"another call for sandbox {key} did not end in time")
-            try:
-                yield
-            finally:
-                lock.release()
-        finally:
-            with self._guard:
-                lock, users = self._locks[key]
-                if users == 1:
-                    del self._locks[key]
-                else:
-                    self._locks[key] = (lock, users - 1)
 
 
 class Attachments:
@@ -341,14 +316,16 @@ class Attachments:
     # -- fetch ---------------------------------------------------------------------------------------------------------
 
     def fetch(self, sandbox: str, key: str, until: float) -> tuple[Sequence[Nic], list[int]]:
-        """The NICs and one open tap descriptor for each, owned by the caller. The same refusal for an unknown sandbox and a
-        wrong key: an unauthorized caller learns nothing."""
+        """The NICs and one open tap descriptor for each, owned by the caller, who took its `placement` before. The same
+        refusal for an unknown sandbox and a wrong key: an unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
-            entry = self._opened(sandbox, key)
+            entry = self._unlocked(sandbox, key)
             return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
 
-    def place(self, sandbox: str, placement: Placement, until: float) -> None:
-        """Where the sandbox's next QEMU goes. TapmanagerError (not-found) for an unknown sandbox."""
+    def arm(self, sandbox: str, placement: Placement, until: float) -> None:
+        """The sandbox's VM is about to be started: its key opens the network once more, for one process, which goes to
+        `placement`. TapmanagerError (not-found) for an unknown sandbox."""
+        placement = dataclasses.replace(placement, open_until=_since_boot() + _START_TIME, taken_by="")
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is None:
@@ -356,12 +333,24 @@ class Attachments:
             # A power cut ends the QEMU that it is for.
             self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
 
-    def placement(self, sandbox: str, key: str, until: float) -> Placement:
-        """What `place` said last; refuses whom `fetch` refuses."""
+    def placement(self, sandbox: str, key: str, process: str, until: float) -> Placement:
+        """What `arm` said last. From here on the sandbox's taps are `process`'s alone, until it is armed again: a local user
+        may have read the key."""
         with self._locks.holding(sandbox, until):
-            return self._opened(sandbox, key).placement
+            entry = self._unlocked(sandbox, key)
+            placement = entry.placement
+            if placement.taken_by == process:  # its connection broke, and it asks again
+                return placement
+            if placement.taken_by or _since_boot() >= placement.open_until:
+                raise TapmanagerError(
+                    "permission",
+                    f"the network of sandbox {sandbox} is not open: its key is good for one start by virtshim",
+                )
+            taken = dataclasses.replace(placement, taken_by=process)
+            self._ledger.write(dataclasses.replace(entry, placement=taken), survives_power_cuts=False)
+            return taken
 
-    def _opened(self, sandbox: str, key: str) -> Entry:
+    def _unlocked(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)
         if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
             raise TapmanagerError(
@@ -388,3 +377,8 @@ class Attachments:
                 if exc.kind != "failed-precondition" or time.monotonic() >= until:
                     raise
             threading.Event().wait(_BUSY_POLL)  # the kernel does not signal when a tap is closed
+
+
+def _since_boot() -> int:
+    """Goes on across our own restarts; a restart of the machine ends all networks."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME))

@@ -7,6 +7,7 @@ the new one. A file that cannot be read is kept and reported; it is never taken 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import errno
 import json
@@ -51,17 +52,23 @@ class Phase(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where the sandbox's next QEMU goes: its cgroup's path below each hierarchy ("": stays where it is) and its
-    oom_score_adj (None: left alone)."""
+    oom_score_adj (None: left alone). Its taps are handed out until `open_until` (seconds since the machine's start, 0: not at
+    all), to one process, which `taken_by` names."""
 
     group: str = ""
     oom_score_adj: int | None = None
+    open_until: int = 0
+    taken_by: str = ""
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Placement:
-        refuse_unknown(obj, ("group", "oom_score_adj"), where)
+        refuse_unknown(obj, cls.__slots__, where)
         score = obj.get("oom_score_adj")
         return cls(
-            text(obj, "group", where), None if score is None else number(obj, "oom_score_adj", where, -1000, 1000)
+            text(obj, "group", where),
+            None if score is None else number(obj, "oom_score_adj", where, -1000, 1000),
+            number({"open_until": 0, **obj}, "open_until", where, 0, 1 << 62),  # those of earlier versions have none
+            text(obj, "taken_by", where, ""),
         )
 
 
@@ -102,7 +109,7 @@ def to_json(entry: Entry) -> Json:
         "ips": list(entry.ips),
         "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
         "fetch_key": entry.fetch_key,
-        "placement": {"group": entry.placement.group, "oom_score_adj": entry.placement.oom_score_adj},
+        "placement": dataclasses.asdict(entry.placement),
     }
 
 

@@ -6,6 +6,8 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from tapmanager.errors import TapmanagerError
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -22,3 +24,14 @@ class Peer:
 def peer_of(conn: socket.socket) -> Peer:
     pid, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return Peer(uid, pid)
+
+
+def process_of(peer: Peer) -> str:
+    """Its number and its start's time, which together no other process has; an exec changes neither. Raises TapmanagerError
+    (failed-precondition) if it has ended."""
+    try:
+        with open(f"/proc/{peer.pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError) as exc:
+        raise TapmanagerError("failed-precondition", f"process {peer.pid} has ended") from exc
+    return f"{peer.pid}/{fields[19]}"

@@ -3,9 +3,10 @@
 attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...]}  -> the network   root
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descriptor each                     root, QEMU
-         The asking process, which becomes QEMU, enters the cgroup of the last `group`.
+         Only after `group`, and by one process, which becomes QEMU and enters that cgroup.
 group    {"sandbox", "container", "parent", "limits", "oom_score_adj"}  -> {"made"}                            root
-         Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it.
+         Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it. Opens its network to
+         that VM: `fetch` answers one process of the next two minutes.
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
@@ -36,7 +37,7 @@ from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
 from tapmanager.ledger import Entry, Placement
 from tapmanager.links import network_plan
-from tapmanager.peer import Peer
+from tapmanager.peer import Peer, process_of
 from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
 from tapmanager.sriov.nic_functions import NicFunctions
 
@@ -141,7 +142,8 @@ def _release(resources: HostResources, call: _Call) -> Answer:
 def _fetch(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
-    resources.groups.admit(resources.attachments.placement(sandbox, key, call.until), call.peer)
+    process = process_of(call.peer)
+    resources.groups.admit(resources.attachments.placement(sandbox, key, process, call.until), call.peer)
     nics, fds = resources.attachments.fetch(sandbox, key, call.until)
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
@@ -150,7 +152,7 @@ def _group(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
     sandbox, path = _sandbox(call.args), _path(call.args)
     made = bool(path) and resources.groups.make(path, _limits(call.args))
-    resources.attachments.place(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
+    resources.attachments.arm(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
     return Answer({"made": made})
 
 

@@ -66,7 +66,7 @@ class _Undertaker:
         """No children of the tests' own: they want to know how theirs ended."""
         with contextlib.suppress(OSError):
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(") ")
-            if rest.startswith("Z") and "(qemu-system" in name:
+            if rest.startswith("Z") and name.partition("(")[2].startswith(("qemu-system", "vmwrapper")):
                 os.waitid(os.P_PID, pid, os.WEXITED)
 
 

@@ -319,6 +319,7 @@ def test_the_qemu_user_may_fetch_with_its_key_and_nothing_else(quiet_node: TapNo
     quiet_node.start("--qemu-user", "65533")
     which = sandbox()
     network = quiet_node.attach(which)
+    quiet_node.arm(which)
     good = {"sandbox": which, "key": network["fetch_key"]}
     assert ask_as(quiet_node, 65533, 0, "fetch", good)["fds"] == 1
     assert ask_as(quiet_node, 65533, 0, "fetch", {**good, "key": "f" * 64}) == {"kind": "permission"}

@@ -1,0 +1,39 @@
+"""One lock a sandbox: calls for the same one wait for each other, and for no other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from tapmanager.errors import deadline
+
+
+class KeyedLocks:
+    """A lock a key; unused ones vanish."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def holding(self, key: str, until: float) -> Iterator[None]:
+        """Raises TapmanagerError (deadline) if another call still has it then."""
+        with self._guard:
+            lock, users = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, users + 1)
+        try:
+            if not lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                raise deadline(f"another call for sandbox {key} did not end in time")
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            with self._guard:
+                lock, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = (lock, users - 1)
