@@ -10,8 +10,9 @@ from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import Attaches, StreamSession
 
 MAX_CLIENTS: Final = 16
-# Bytes that wait for one client.
+# Bytes that wait for one client, and for all of one VM.
 MAX_WAITING: Final = 1 << 20
+_WAITING_OF_VM: Final = 4 << 20
 
 
 class Attachments:
@@ -33,6 +34,11 @@ def input_ended(container: ContainerId) -> WrongState:
 
 def too_many_clients(container: ContainerId) -> ResourceExhausted:
     return ResourceExhausted(f"{MAX_CLIENTS} clients are attached to container {container.short}; one must leave first")
+
+
+def room_for_each(clients: int) -> int:
+    """Bytes that may wait for each of so many."""
+    return min(MAX_WAITING, _WAITING_OF_VM // max(1, clients))
 
 
 def bytes_lost(count: int) -> Output:

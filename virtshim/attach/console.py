@@ -1,8 +1,8 @@
 """Attach: the serial consoles' sockets, shared by all clients of a VM. Lives on the streaming loop.
 
 QEMU serves one connection a console, so all clients of a VM share one; it is there only while somebody is attached. Output
-goes to all: QEMU is always read at once (a full socket would stop the guest's UART), and a client that does not keep
-up loses its oldest bytes and is told so. Input from all clients goes to the guest as it arrives.
+goes to all: QEMU is always read within milliseconds (a full socket would stop the guest's UART), and a client that does not
+keep up loses its oldest bytes and is told so. Input from all clients goes to the guest as it arrives.
 
 A serial line is no pipe: the guest echoes what is typed, and there is no end of input.
 """
@@ -18,12 +18,13 @@ import struct
 import termios
 from typing import Final
 
-from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING, bytes_lost, input_ended, too_many_clients
+from virtshim.attach.attachments import MAX_CLIENTS, bytes_lost, input_ended, room_for_each, too_many_clients
 from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
+from virtshim.domain.token_bucket import ReadPace
 
 # Bytes in one read from QEMU, and to one client.
 _PIECE: Final = 64 << 10
@@ -126,14 +127,25 @@ class _Line:
             why = "the VM has ended" if gone else exc.strerror
             raise Unavailable(f"the VM's console cannot be reached: {why}") from exc
         self._writer.transport.set_write_buffer_limits(high=_INPUT)
-        self._pump = asyncio.create_task(self._fan_out(self._reader))
+        self._pump = asyncio.create_task(self._fan_out(self._reader, self._writer.transport))
 
-    async def _fan_out(self, reader: asyncio.StreamReader) -> None:
+    async def _fan_out(self, reader: asyncio.StreamReader, transport: asyncio.WriteTransport) -> None:
+        """QEMU sends each byte of the UART by itself: when many come, they are let gather in the socket."""
+        assert isinstance(transport, asyncio.Transport)
+        now = asyncio.get_running_loop().time
+        pace = ReadPace(now())
         with contextlib.suppress(OSError):
             while data := await reader.read(_PIECE):
+                room = room_for_each(len(self.members))
                 for member in self.members:
-                    member.take(data)
-                await asyncio.sleep(0)  # a guest that prints without end must not keep its readers from their turn
+                    member.take(data, room)
+                pause = pace.pause_after(len(data), now())
+                if pause:
+                    transport.pause_reading()
+                # A guest that prints without end must not keep its readers from their turn.
+                await asyncio.sleep(pause)
+                if pause:
+                    transport.resume_reading()
         self.over = True
         for member in self.members:
             member.end()
@@ -181,11 +193,12 @@ class ConsoleSession:
 
     # --- from the line
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes, room: int) -> None:
+        """The oldest of more than `room` bytes are lost."""
         if not self._request.streams.stdout:
             return
         self._waiting += data
-        if (too_many := len(self._waiting) - MAX_WAITING) > 0:
+        if (too_many := len(self._waiting) - room) > 0:
             del self._waiting[:too_many]
             self._lost += too_many
         self._changed.set()

@@ -16,7 +16,14 @@ from typing import Final
 
 import structlog
 
-from virtshim.attach.attachments import MAX_CLIENTS, MAX_WAITING, bytes_lost, input_ended, too_many_clients
+from virtshim.attach.attachments import (
+    MAX_CLIENTS,
+    MAX_WAITING,
+    bytes_lost,
+    input_ended,
+    room_for_each,
+    too_many_clients,
+)
 from virtshim.attach.console_size import ConsoleSize, ConsoleSizes
 from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.streaming import AttachStreams, Ended, Output, OutStream
@@ -81,7 +88,7 @@ class EntrypointAttach:
         with self._lock:
             sessions = tuple(self._sessions.get(container, ()))
         for session in sessions:
-            session.hear(output)
+            session.hear(output, room_for_each(len(sessions)))
 
     def ended(self, container: ContainerId, code: int) -> None:
         with self._lock:
@@ -114,22 +121,23 @@ class EntrypointSession:
 
     # --- from the command's thread
 
-    def hear(self, output: Sequence[Output]) -> None:
+    def hear(self, output: Sequence[Output], room: int) -> None:
+        """The oldest of more than `room` bytes are lost."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take, output)
+            self._loop.call_soon_threadsafe(self._take, output, room)
 
     def end(self, code: int) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, code)
 
-    def _take(self, output: Sequence[Output]) -> None:
+    def _take(self, output: Sequence[Output], room: int = MAX_WAITING) -> None:
         wanted = self._request.streams
         for piece in output:
             # A terminal has one output.
             if wanted.stdout if piece.stream is OutStream.STDOUT or wanted.tty else wanted.stderr:
                 self._waiting.append(Output(OutStream.STDOUT, piece.data) if wanted.tty else piece)
                 self._held += len(piece.data)
-        while self._held > MAX_WAITING and len(self._waiting) > 1:
+        while self._held > room and len(self._waiting) > 1:
             oldest = len(self._waiting.popleft().data)
             self._held -= oldest
             self._lost += oldest

@@ -1,4 +1,4 @@
-"""A token bucket: how much may be written at once, and how much per second after that."""
+"""A token bucket: how much may be written at once, and how much per second after that; and how often may be read."""
 
 from __future__ import annotations
 
@@ -32,3 +32,25 @@ class TokenBucket:
 
     def _saved(self, now: float) -> float:
         return min(self._burst, self._left + (now - self._at) * self._rate)
+
+
+# Reads of few bytes: a second, and at once. After these a read waits until more has gathered: to somebody who types, or a
+# program that tells its progress, that makes no difference.
+_CRUMBS: Final = 200
+_CRUMBS_AT_ONCE: Final = 1000
+_FEW: Final = 16 << 10
+
+
+class ReadPace:
+    """Of one connection to a guest: what it says a byte at a time is as much work, byte by byte, as whole pages."""
+
+    __slots__ = ("_bucket",)
+
+    def __init__(self, now: float, per_second: float = _CRUMBS, at_once: float = _CRUMBS_AT_ONCE) -> None:
+        self._bucket = TokenBucket(per_second, at_once, now)
+
+    def pause_after(self, size: int, now: float) -> float:
+        """Seconds to wait before the next read, after one of `size` bytes; mostly 0."""
+        if size < _FEW:
+            self._bucket.spend(1, now)
+        return self._bucket.wait(now)

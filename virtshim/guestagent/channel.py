@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable, WrongState
-from virtshim.guestagent.replies import BadReply, ErrorReply, ReplyReader, Returned, command_line, sync_line
-from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.guestagent.junk import AnswerMeter, JunkBudget
+from virtshim.guestagent.replies import (
+    BadReply,
+    ErrorReply,
+    ReplyReader,
+    Returned,
+    command_line,
+    room_for_answer,
+    sync_line,
+)
+from virtshim.guestagent.wait import CancellableDeadline, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -23,12 +31,17 @@ _ANSWER_SECONDS = 10.0
 # An agent that was restarted while it read the request to start anew gets another one.
 _SYNC_AGAIN = 5.0
 _ID_RANGE = 1 << 30
+_RECEIVE = 65536
 # What the agent says of commands that it does not run in between freeze and thaw.
 _FROZEN = "the agent is in frozen state"
 
 ABSENT = (
     "the guest agent: the guest is still booting, or has none. Commands in a virtual machine need the QEMU guest agent: "
     "install the package qemu-guest-agent in the image and enable its service"
+)
+_FLOODED = (
+    "the guest agent: the guest floods its channel with data that it was not asked for, and is left alone for a while. Look "
+    "for what writes to the port org.qemu.guest_agent.0 in the guest, and restart its agent"
 )
 
 
@@ -49,16 +62,19 @@ class CommandDisabled(WrongState):
 
 
 class AgentChannel:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`monotonic`: the clock of the guest's allowance for what it says unasked."""
         self._path = path
-        self._turn = threading.Lock()
+        self._turns = Turns()
+        self._junk = JunkBudget(path, monotonic)
         self._socket: socket.socket | None = None
         self._reader = ReplyReader()
 
     def ask(self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline) -> Any:
         """The agent's answer, any JSON value. Waits for the agent to come up, and while the guest's file systems are frozen:
         then an agent does nothing that could write. Errors: DeadlineExceeded (no agent within the caller's time),
-        Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused."""
+        Unavailable (the VM is gone, or the agent breaks off), CommandDisabled, AgentRefused. A guest that floods the channel
+        is not heard until its allowance has grown again, however many ask."""
         while True:
             answer = self._answer(command, arguments, deadline)
             if isinstance(answer, Returned):
@@ -70,7 +86,7 @@ class AgentChannel:
     def _answer(
         self, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline
     ) -> Returned | ErrorReply:
-        with self._my_turn(deadline):
+        with self._turns.mine(deadline, ABSENT):
             connected = self._socket or self._connected(deadline)
             try:
                 return self._exchange(connected, command, arguments, deadline)
@@ -89,23 +105,13 @@ class AgentChannel:
         if connected is not None:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
-        if self._turn.acquire(timeout=1.0):
-            try:
-                self._drop()
-            finally:
-                self._turn.release()
-
-    @contextmanager
-    def _my_turn(self, deadline: CancellableDeadline) -> Iterator[None]:
-        while not self._turn.acquire(timeout=deadline.slice(ABSENT)):
-            pass
-        try:
-            yield
-        finally:
-            self._turn.release()
+        with suppress(DeadlineExceeded), self._turns.mine(CancellableDeadline.of(1.0), "the connection"):
+            self._drop()
 
     def _connected(self, deadline: CancellableDeadline) -> socket.socket:
         """A connection on which the agent has just answered."""
+        while wait := self._junk.wait():
+            deadline.cancelled.wait(min(wait, deadline.slice(_FLOODED)))
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             try:
@@ -131,9 +137,12 @@ class AgentChannel:
                 number, again = secrets.randbelow(_ID_RANGE), now + _SYNC_AGAIN
                 connected.settimeout(1.0)
                 connected.sendall(sync_line(number))
-            for reply in self._received(connected, deadline, ABSENT):
-                if reply == Returned(number):
-                    return
+            data = self._received(connected, deadline, ABSENT)
+            if not data:
+                continue
+            self._junk.spend(len(data))
+            if Returned(number) in self._reader.feed(data):
+                return
 
     def _exchange(
         self, connected: socket.socket, command: str, arguments: Mapping[str, Any] | None, deadline: CancellableDeadline
@@ -141,24 +150,27 @@ class AgentChannel:
         connected.settimeout(_ANSWER_SECONDS)
         connected.sendall(command_line(command, arguments))
         limited = deadline.at_most(_ANSWER_SECONDS)
+        self._reader.room = room_for_answer(command)
+        meter = AnswerMeter(self._junk, self._reader.room)
         replies: list[Returned | ErrorReply] = []
         while not replies:
-            replies = self._received(connected, limited, f"its answer to {command}")
+            if data := self._received(connected, limited, f"its answer to {command}"):
+                replies = self._reader.feed(data)
+                meter.read(len(data))
         if len(replies) > 1:
             raise BadReply("it sent an answer that was not asked for")
         return replies[0]
 
-    def _received(
-        self, connected: socket.socket, deadline: CancellableDeadline, what: str
-    ) -> list[Returned | ErrorReply]:
+    def _received(self, connected: socket.socket, deadline: CancellableDeadline, what: str) -> bytes:
+        """What has come; nothing if it is time to look at the deadline again."""
         connected.settimeout(deadline.slice(what))
         try:
-            data = connected.recv(65536)
+            data = connected.recv(_RECEIVE)
         except TimeoutError:
-            return []
+            return b""
         if not data:
             raise ConnectionResetError("the virtual machine has ended")
-        return self._reader.feed(data)
+        return data
 
     def _drop(self) -> None:
         if self._socket is not None:

@@ -9,11 +9,14 @@ from contextlib import suppress
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import OutStream
+from virtshim.domain.token_bucket import ReadPace, TokenBucket
 from virtshim.guestagent.exec_silence import SilenceTracker
 from virtshim.guestagent.guest_exec import GuestVm, RunningCommand
 from virtshim.guestagent.wait import CancellableDeadline
 
 _PIECE = 1 << 18
+# Bytes a second of output that nobody will see: the command goes on, and takes no processor for it.
+_UNSEEN = 16 << 20
 # Asking whether a command still runs must not hold up its output for long.
 _CHECK_SECONDS = 2.0
 
@@ -28,7 +31,10 @@ class Collector:
         self._running = running
         self._limit = limit
         self._kept = {stream: bytearray() for stream in OutStream}
-        self._silence = SilenceTracker(time.monotonic())
+        now = time.monotonic()
+        self._silence = SilenceTracker(now)
+        self._pace = ReadPace(now)
+        self._unseen = TokenBucket(_UNSEEN, _UNSEEN, now)
 
     def result(self, deadline: CancellableDeadline) -> CommandResult:
         """Returns when the command has ended. Errors: DeadlineExceeded, Aborted, Unavailable (the VM ended), InternalError."""
@@ -44,18 +50,25 @@ class Collector:
                 data = end.recv(_PIECE)
                 if not data:
                     raise Unavailable(VM_ENDED)
-                self._keep(stream, data)
+                if pause := self._keep(stream, data):
+                    deadline.cancelled.wait(min(pause, deadline.slice("the command's end")))
             if self._over():
                 break
         if output.code is None:
             raise running.lost()
         return CommandResult(output.code, bytes(self._kept[OutStream.STDOUT]), bytes(self._kept[OutStream.STDERR]))
 
-    def _keep(self, stream: OutStream, data: bytes) -> None:
+    def _keep(self, stream: OutStream, data: bytes) -> float:
+        """Seconds to wait before more is read."""
+        now = time.monotonic()
         for piece in self._running.output.feed(stream, data):
             kept = self._kept[piece.stream]
-            kept += piece.data[: self._limit - len(kept)]
-        self._silence.heard(time.monotonic(), exited=self._running.output.exited)
+            room = self._limit - len(kept)
+            kept += piece.data[:room]
+            if len(piece.data) > room:
+                self._unseen.spend(len(piece.data) - room, now)
+        self._silence.heard(now, exited=self._running.output.exited)
+        return max(self._pace.pause_after(len(data), now), self._unseen.wait(now))
 
     def _over(self) -> bool:
         now = time.monotonic()

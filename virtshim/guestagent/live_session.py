@@ -17,6 +17,7 @@ import structlog
 
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.streaming import Ended, Output, OutStream
+from virtshim.domain.token_bucket import ReadPace
 from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.exec_collector import VM_ENDED
 from virtshim.guestagent.exec_silence import SilenceTracker
@@ -42,6 +43,8 @@ class LiveSession:
         self._executor = executor
         self._pending: deque[Output] = deque()
         self._silence = SilenceTracker(time.monotonic())
+        self._pace = ReadPace(time.monotonic())
+        self._pause = 0.0
         self._input_over = asyncio.Event()
         self._broken: ShimError | None = None
         self._size: tuple[int, int] | None = None
@@ -61,6 +64,9 @@ class LiveSession:
                     raise self._running.lost()
                 self._input_over.set()
                 return Ended(output.code)
+            if self._pause:
+                await asyncio.sleep(self._pause)
+                self._pause = 0.0
             await _ready(self._ends(), (), _SLICE)
             try:
                 self._receive()
@@ -114,7 +120,9 @@ class LiveSession:
             if not data:
                 raise Unavailable(VM_ENDED)
             self._pending.extend(output.feed(stream, data))
-            self._silence.heard(time.monotonic(), exited=output.exited)
+            now = time.monotonic()
+            self._silence.heard(now, exited=output.exited)
+            self._pause = self._pace.pause_after(len(data), now)
         if output.exited:  # the guest's `cat` waits for more to pass on
             self._input_over.set()
             self._running.end_input()

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 MAX_RECORD = 4300
 # What an earlier session may have left in the port.
 _MAX_STALE = 4 << 20
+# The run script writes three records at most, and nothing after the last.
+MAX_RECORDS = 16
+MAX_AFTER_END = 64 << 10
 
 
 class BadStream(Exception):
@@ -30,12 +33,19 @@ class SessionStream:
         self._mark = b"\1" + token.encode() + b" "
         self._held = bytearray()
         self._stale = 0
+        self._records = 0
+        self._after_end = 0
         self.started = False
         self.ended = False
 
     def feed(self, piece: bytes) -> list[bytes | Record]:
         """Raises BadStream."""
         out: list[bytes | Record] = []
+        if self.ended:
+            self._after_end += len(piece)
+            if self._after_end > MAX_AFTER_END:
+                raise BadStream("it keeps sending data after the end")
+            return out
         self._held += piece
         while not self.ended:
             at = self._held.find(self._mark)
@@ -50,6 +60,9 @@ class SessionStream:
                 break
             record = _record(bytes(self._held[len(self._mark) : end]))
             del self._held[: end + 1]
+            self._records += 1
+            if self._records > MAX_RECORDS:
+                raise BadStream("it keeps sending records")
             self.started = self.started or record.word == "start"
             self.ended = record.word == "end"
             out.append(record)

@@ -1,9 +1,12 @@
-"""A deadline that the caller can cancel."""
+"""Waiting in a VM: a deadline that the caller can cancel, and turns."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from virtshim.domain.errors import Aborted, DeadlineExceeded
@@ -14,17 +17,21 @@ _SLICE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class CancellableDeadline:
-    """`until` is a point of the monotonic clock, `cancelled` is set by a caller that has gone."""
+    """`until` is a point of the monotonic clock, `cancelled` is set by a caller that has gone. `patient`: on behalf of a
+    session, which lets probes, hooks and whatever else virtshim wants of the guest go first."""
 
     until: float
     cancelled: threading.Event = field(default_factory=threading.Event)
+    patient: bool = False
 
     @classmethod
-    def of(cls, seconds: float, cancelled: threading.Event | None = None) -> CancellableDeadline:
-        return cls(time.monotonic() + seconds, cancelled or threading.Event())
+    def of(
+        cls, seconds: float, cancelled: threading.Event | None = None, *, patient: bool = False
+    ) -> CancellableDeadline:
+        return cls(time.monotonic() + seconds, cancelled or threading.Event(), patient)
 
     def at_most(self, seconds: float) -> CancellableDeadline:
-        return CancellableDeadline(min(self.until, time.monotonic() + seconds), self.cancelled)
+        return CancellableDeadline(min(self.until, time.monotonic() + seconds), self.cancelled, self.patient)
 
     def slice(self, waiting_for: str) -> float:
         """Seconds to wait at a time. Raises DeadlineExceeded, naming what did not come, or Aborted."""
@@ -34,3 +41,33 @@ class CancellableDeadline:
         if left <= 0:
             raise DeadlineExceeded(f"timed out waiting for {waiting_for}")
         return min(left, _SLICE)
+
+
+class Turns:
+    """A lock whose waiters come in their order, the patient ones after all others."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held = False
+        self._first: deque[object] = deque()
+        self._patient: deque[object] = deque()
+
+    @contextmanager
+    def mine(self, deadline: CancellableDeadline, waiting_for: str) -> Iterator[None]:
+        """Raises DeadlineExceeded, Aborted."""
+        me = object()
+        queue = self._patient if deadline.patient else self._first
+        with self._changed:
+            queue.append(me)
+            try:
+                while self._held or me is not (self._first or self._patient)[0]:
+                    self._changed.wait(deadline.slice(waiting_for))
+                self._held = True
+            finally:
+                queue.remove(me)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                self._changed.notify_all()

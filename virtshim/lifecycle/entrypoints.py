@@ -12,7 +12,7 @@ from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavail
 from virtshim.domain.guest.command import entrypoint_command
 from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, TokenBucket
+from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, ReadPace, TokenBucket
 from virtshim.lifecycle.stop_container import StopContainer
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import EntrypointLogs
@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 # All in seconds. A silent command is looked at ever more seldom: its output is this late at most. A look costs 0.4 ms of
 # processor time, so twenty silent commands take a hundredth of a core.
 _SOONEST, _LATEST = 0.1, 1.0
+# Looks that find little, a second and at once: a command that never falls silent, line by line, is no reason to spin.
+_LOOKS, _LOOKS_AT_ONCE = 20.0, 100.0
 # A guest that does not answer is asked again.
 _AGAIN = 2.0
 # One wait for the agent; between two it is seen whether the VM still runs.
@@ -47,6 +49,7 @@ class _FollowState:
     since: float
     heard: float
     allowance: TokenBucket
+    pace: ReadPace
     exited: float | None = None
     pause: float = _SOONEST
 
@@ -91,7 +94,7 @@ class EntrypointRunner:
 
     def _follow(self, wanted: ContainerId) -> None:
         now = self._clock.monotonic()
-        state = _FollowState(now, now, TokenBucket(LOG_RATE, LOG_BURST, now))
+        state = _FollowState(now, now, TokenBucket(LOG_RATE, LOG_BURST, now), ReadPace(now, _LOOKS, _LOOKS_AT_ONCE))
         last_error = ""
         try:
             while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
@@ -167,7 +170,8 @@ class EntrypointRunner:
                 return 0.0
             state.heard = now
         if progress.output:  # a command that writes more than its log may grow is made to wait
-            return state.allowance.wait(now)
+            found = sum(len(piece.data) for piece in progress.output)
+            return max(state.allowance.wait(now), state.pace.pause_after(found, now))
         latest = _SOONEST if self._listeners.has_clients(container.id) else _LATEST
         state.pause = min(state.pause * 1.5, latest)
         return state.pause

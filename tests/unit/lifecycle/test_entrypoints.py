@@ -309,3 +309,16 @@ def test_those_who_are_attached_hear_what_is_in_the_log_and_then_the_end(world: 
     wait_until(lambda: world.outside.entrypoint_listeners.forgotten == [container], 10, "nobody remembers it")
     begun = world.outside.guests.begun[container][0]
     assert (begun.stdin, begun.tty, dict(begun.envs)["TERM"]) == (True, True, b"xterm")
+
+
+@pytest.mark.hostile
+def test_a_command_that_says_a_byte_at_each_look_is_not_looked_at_without_a_pause(world: World) -> None:
+    """Each look is half a dozen questions to its guest."""
+    for piece in range(300):
+        world.outside.guests.tell(piece, said(piece + 1, "."))
+    world.outside.guests.tell(300, said(301, ".", code=0))
+    container = with_command(world)
+    began = world.outside.clock.monotonic()
+    world.start(container)
+    ended(world, container)
+    assert world.outside.clock.monotonic() - began >= 10, "20 looks a second, once 100 are used up"

@@ -1,0 +1,143 @@
+"""A guest's side of the agent's channel and of the ports for commands, played by a test: it says what it likes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fakes.guest import Listener
+
+from virtshim.guestagent import exec_scripts
+
+Script = Callable[["HostileAgent", socket.socket], None]
+
+
+class HostileAgent(Listener):
+    """Hands each connection to the script, in turn; the last one serves all further connections."""
+
+    def __init__(self, path: Path, *scripts: Script) -> None:
+        self.connections = 0
+        self.requests: list[dict[str, Any]] = []
+        self._scripts = list(scripts)
+        super().__init__(path)
+
+    def client(self, connected: socket.socket) -> None:
+        script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+        self.connections += 1
+        script(self, connected)
+
+    def asked(self, connected: socket.socket) -> Iterator[dict[str, Any]]:
+        for line in connected.makefile("rb"):
+            request = json.loads(line.lstrip(b"\xff"))
+            self.requests.append(request)
+            yield request
+
+
+def in_step(request: dict[str, Any]) -> bytes:
+    """The right answer to a request to start anew, b"" for any other request."""
+    if request["execute"] != "guest-sync-delimited":
+        return b""
+    return b"\xff" + json.dumps({"return": request["arguments"]["id"]}).encode() + b"\n"
+
+
+def says(*pieces: bytes) -> Script:
+    """Whatever it is asked: this, and then it hangs up."""
+
+    def script(agent: HostileAgent, connected: socket.socket) -> None:
+        next(agent.asked(connected))
+        for piece in pieces:
+            connected.sendall(piece)
+
+    return script
+
+
+def answers(*pieces: bytes) -> Script:
+    """It comes into step, and answers every command so."""
+
+    def script(agent: HostileAgent, connected: socket.socket) -> None:
+        for request in agent.asked(connected):
+            for piece in (in_step(request),) if in_step(request) else pieces:
+                connected.sendall(piece)
+
+    return script
+
+
+def polite(agent: HostileAgent, connected: socket.socket) -> None:
+    answers(b'{"return": {}}\n')(agent, connected)
+
+
+def record(token: bytes, words: bytes) -> bytes:
+    return b"\1" + token + b" " + words + b";"
+
+
+def silent(token: bytes) -> list[bytes]:
+    return [record(token, b"start"), record(token, b"end")]
+
+
+class HostilePort(Listener):
+    """Says what it is told to, once somebody is connected."""
+
+    def __init__(self, path: Path) -> None:
+        self.said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.sent = 0
+        super().__init__(path)
+
+    def client(self, connected: socket.socket) -> None:
+        connected.settimeout(0.02)
+        while not self._closed and (piece := self._next(connected)) is not None:
+            rest = memoryview(piece)
+            while rest and not self._closed:
+                with contextlib.suppress(TimeoutError):
+                    count = connected.send(rest)
+                    rest = rest[count:]
+                    self.sent += count
+
+    def _next(self, connected: socket.socket) -> bytes | None:
+        """b"" to look again; None when it is over."""
+        with contextlib.suppress(TimeoutError):
+            if not connected.recv(65536):
+                return None
+        with contextlib.suppress(queue.Empty):
+            return self.said.get(timeout=0.02)
+        return b""
+
+
+class HostileVm:
+    """An agent that starts commands as it should, and whose ports then say what `out` and `err` give for the session's token;
+    None in it hangs up. With `gone` it says that the command has ended."""
+
+    def __init__(self, directory: Path, ports: int = 6) -> None:
+        self.out: Callable[[bytes], Iterable[bytes | None]] = silent
+        self.err: Callable[[bytes], Iterable[bytes | None]] = silent
+        self.gone = False
+        self.ports = {
+            f"virtshim.exec.{number}": HostilePort(directory / f"exec-{number}.sock") for number in range(ports)
+        }
+        self.agent = HostileAgent(directory / "agent.sock", self._serve)
+
+    def _serve(self, agent: HostileAgent, connected: socket.socket) -> None:
+        for request in agent.asked(connected):
+            connected.sendall(in_step(request) or json.dumps({"return": self._answer(request)}).encode() + b"\n")
+
+    def _answer(self, request: dict[str, Any]) -> object:
+        if request["execute"] == "guest-exec-status":
+            return {"exited": request["arguments"]["pid"] != 1 or self.gone, "exitcode": 0}
+        words = request["arguments"]["arg"]
+        if words[2] != "virtshim-exec":
+            self.gone = self.gone or exec_scripts.KILL in words
+            return {"pid": 2}
+        self.gone = False
+        token, out, err = words[3].encode(), words[4], words[5]
+        for name, talk in ((out, self.out), (err, self.err)):
+            for piece in talk(token) if name else ():
+                self.ports[name].said.put(piece)
+        return {"pid": 1}
+
+    def close(self) -> None:
+        for listener in (self.agent, *self.ports.values()):
+            listener.close()

@@ -1,0 +1,210 @@
+"""What a guest may say on its agent's channel: whatever it is, little of it is read, the caller gets a clear error, and the
+next VM is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.clock import FakeClock
+from fakes.hostile import HostileAgent, Script, answers, in_step, polite, says
+
+from virtshim.domain.errors import DeadlineExceeded, ShimError, Unavailable
+from virtshim.guestagent.channel import AgentChannel
+from virtshim.guestagent.junk import BURST
+from virtshim.guestagent.replies import MAX_LINE, ReplyReader, room_for_answer
+from virtshim.guestagent.wait import CancellableDeadline
+
+pytestmark = pytest.mark.hostile
+
+_READ = 65536
+_MUCH = 4 * BURST
+
+Make = Callable[..., tuple[HostileAgent, AgentChannel]]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def guest(tmp_path: Path, clock: FakeClock) -> Iterator[Make]:
+    made: list[HostileAgent | AgentChannel] = []
+
+    def make(*scripts: Script) -> tuple[HostileAgent, AgentChannel]:
+        path = tmp_path / f"a{len(made)}"
+        agent, channel = HostileAgent(path, *scripts), AgentChannel(str(path), clock.monotonic)
+        made.extend((channel, agent))
+        return agent, channel
+
+    yield make
+    for part in made:
+        part.close()
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all pieces that were looked at."""
+    sizes: list[int] = []
+    feed = ReplyReader.feed
+
+    def counting(self: ReplyReader, data: bytes) -> list[object]:
+        sizes.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(ReplyReader, "feed", counting)
+    return sizes
+
+
+def ask(channel: AgentChannel, command: str = "guest-ping", seconds: float = 60.0) -> object:
+    return channel.ask(command, None, CancellableDeadline.of(seconds))
+
+
+def endless(line: bytes) -> bytes:
+    return line * (_MUCH // len(line))
+
+
+FLOODS = {
+    "a byte that is no reply, without end": endless(b"x"),
+    "marks that begin an answer, without end": endless(b"\xff"),
+    "answers to somebody else's requests, without end": endless(b'\xff{"return": 1}\n'),
+    "empty lines after one mark, without end": b"\xff" + endless(b"\n"),
+    "blanks after one mark, without end": b"\xff" + endless(b" \r\n"),
+    "half an answer again and again": endless(b'\xff{"return'),
+    "a line that never ends": b"\xff" + endless(b"a"),
+    "random bytes": endless(bytes(range(256))),
+    "JSON that is no answer": endless(b'\xff{"event": "hello"}\n'),
+    "errors that nobody asked for": endless(b'\xff{"error": {"class": "GenericError", "desc": "no"}}\n'),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_while_an_agent_is_awaited_a_flood_is_read_for_a_moment_only(
+    guest: Make, parsed: list[int], flood: bytes
+) -> None:
+    agent, channel = guest(says(flood))
+    with pytest.raises(Unavailable):
+        ask(channel)
+    assert sum(parsed) <= BURST + _READ
+    assert agent.connections == 1
+    assert ask(guest(polite)[1]) == {}, "another VM is served"
+
+
+def test_a_guest_that_flooded_is_left_alone_until_it_may_speak_again(
+    guest: Make, parsed: list[int], clock: FakeClock
+) -> None:
+    agent, channel = guest(says(FLOODS["answers to somebody else's requests, without end"]), polite)
+    with pytest.raises(Unavailable, match="keeps sending data"):
+        ask(channel)
+    read = sum(parsed)
+    for _ in range(20):
+        with pytest.raises(DeadlineExceeded, match=r"floods its channel .* restart its agent"):
+            ask(channel, seconds=0.01)
+    assert (agent.connections, sum(parsed)) == (1, read), "nobody looked"
+    clock.advance(2.0)
+    assert ask(channel) == {}
+
+
+def test_ten_floods_take_no_more_than_ten_allowances_however_often_they_are_asked(
+    guest: Make, parsed: list[int], clock: FakeClock
+) -> None:
+    made = [guest(says(FLOODS["JSON that is no answer"]))[1] for _ in range(10)]
+    for channel in made * 3:
+        with pytest.raises(ShimError):
+            ask(channel, seconds=0.2)
+    assert sum(parsed) <= 10 * (BURST + _READ)
+    assert ask(guest(polite)[1]) == {}
+
+
+NONSENSE = {
+    "junk": b"\x00\x01\x02garbage\n",
+    "half an object": b'{"return": {"pid"\n',
+    "JSON that is not an object": b"[1, 2]\n",
+    "an object that is neither answer nor error": b'{"neither": 1}\n',
+    "an error that is a number": b'{"error": 5}\n',
+    "two answers to one question": b'{"return": 1}\n{"return": 2}\n',
+    "twenty answers to one question": b'{"return": {}}\n' * 20,
+    "lists in lists in lists": b"[" * 15_000 + b"\n",
+    "a number of 5000 digits": b'{"return": ' + b"9" * 5000 + b"}\n",
+    "bytes that are not UTF-8": b'{"return": "\xc3\x28"}\n',
+    "a ping's answer of 64 KiB": b'{"return": "' + b"a" * _READ + b'"}\n',
+    "a ping's answer of a mebibyte": b'{"return": [' + b"[]," * (MAX_LINE // 3) + b"[]]}\n",
+    "a line that never ends": endless(b"a"),
+    "marks without end": endless(b"\xff"),
+    "empty lines without end": endless(b"\n"),
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
+def test_a_question_answered_by_nonsense_fails_and_little_of_it_is_read(
+    guest: Make, parsed: list[int], nonsense: bytes
+) -> None:
+    agent, channel = guest(answers(nonsense), polite)
+    with pytest.raises(Unavailable, match="connection to the guest agent broke"):
+        ask(channel)
+    assert sum(parsed) <= room_for_answer("guest-ping") + 2 * _READ
+    assert ask(channel) == {}, "the next question is asked on a new connection"
+    assert agent.connections == 2
+    assert ask(guest(polite)[1]) == {}, "another VM is served"
+
+
+STRANGE = {
+    "a negative number": (b'{"return": -1}\n', -1),
+    "a number beyond 64 bits": (b'{"return": 99999999999999999999}\n', 99999999999999999999),
+    "half a surrogate pair": (b'{"return": "\\ud800"}\n', "\ud800"),
+    "text that runs right to left": ('{"return": "\u202eevil"}\n'.encode(), "\u202eevil"),
+    "an escape sequence": (b'{"return": "\\u001b[2J"}\n', "\x1b[2J"),
+    "a key that comes twice": (b'{"return": 1, "return": 2}\n', 2),
+}
+
+
+@pytest.mark.parametrize(("line", "value"), STRANGE.values(), ids=STRANGE)
+def test_what_is_an_answer_by_its_form_comes_through_as_it_is(guest: Make, line: bytes, value: object) -> None:
+    """Who asked checks what it means."""
+    assert ask(guest(answers(line))[1]) == value
+
+
+def test_an_error_with_escape_sequences_is_told_in_plain_text(guest: Make) -> None:
+    words = (
+        b'{"error": {"class": "Generic\\u001b[2J", "desc": "\\u001b]0;owned\\u0007\\u202e' + b"a" * 10_000 + b'"}}\n'
+    )
+    with pytest.raises(ShimError) as told:
+        ask(guest(answers(words))[1])
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 400
+
+
+def test_an_answer_a_byte_at_a_time_is_cut_off_when_the_allowance_is_used_up(
+    guest: Make, parsed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read is work, however little it brings."""
+    monkeypatch.setattr("virtshim.guestagent.channel._ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr("virtshim.guestagent.channel._RECEIVE", 1)
+    _, channel = guest(answers(b'{"return": "' + b"a" * 15_000 + b'"}\n'))
+    with pytest.raises(Unavailable):
+        ask(channel)
+    assert len(parsed) < 1000
+    assert ask(guest(polite)[1]) == {}
+
+
+def test_a_big_answer_that_was_asked_for_costs_nothing_of_the_allowance(guest: Make, parsed: list[int]) -> None:
+    """A command's output, as the follower reads it piece by piece."""
+    piece = b'{"return": {"count": 131072, "buf-b64": "' + b"QUFB" * 43691 + b'", "eof": false}}\n'
+    agent, channel = guest(answers(piece))
+    for _ in range(50):
+        ask(channel, "guest-file-read")
+    assert sum(parsed) > 4 * BURST
+    assert agent.connections == 1
+
+
+def test_a_guest_that_hangs_up_in_the_middle_of_its_answer_is_gone(guest: Make) -> None:
+    def half(agent: HostileAgent, connected: object) -> None:
+        for request in agent.asked(connected):
+            connected.sendall(in_step(request) or b'{"return')
+            if not in_step(request):
+                return
+
+    with pytest.raises(Unavailable, match="ended"):
+        ask(guest(half)[1])

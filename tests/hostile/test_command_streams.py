@@ -1,0 +1,180 @@
+"""What a guest may say on the ports of a command: too much, too little, in the wrong form, after the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.hostile import HostileVm, record, silent
+
+from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.guestagent.agents import AgentClients
+from virtshim.guestagent.session_stream import MAX_AFTER_END, SessionStream
+
+pytestmark = pytest.mark.hostile
+
+HOSTILE, OTHER = ContainerId("a" * 64), ContainerId("b" * 64)
+TRUE = GuestCommand(("true",))
+
+Talk = Callable[[bytes], Iterable[bytes | None]]
+
+
+@pytest.fixture
+def layout(short_path: Path) -> Layout:
+    return Layout(state_dir=f"{short_path}/state", run_dir=str(short_path))
+
+
+@pytest.fixture
+def vm(layout: Layout) -> Iterator[Callable[[ContainerId], HostileVm]]:
+    made: list[HostileVm] = []
+
+    def make(container: ContainerId) -> HostileVm:
+        directory = Path(layout.socket_dir(container))
+        directory.mkdir(parents=True)
+        made.append(HostileVm(directory))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def clients(layout: Layout) -> Iterator[AgentClients]:
+    def no_more(container: ContainerId, number: int) -> None:
+        raise InternalError("no free slot")
+
+    clients = AgentClients(layout, no_more)
+    yield clients
+    clients.close()
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all pieces that were looked at."""
+    sizes: list[int] = []
+    feed = SessionStream.feed
+
+    def counting(self: SessionStream, piece: bytes) -> object:
+        sizes.append(len(piece))
+        return feed(self, piece)
+
+    monkeypatch.setattr(SessionStream, "feed", counting)
+    return sizes
+
+
+def run(clients: AgentClients, container: ContainerId = HOSTILE, seconds: float = 30.0) -> CommandResult:
+    return clients.run(container, TRUE, seconds, threading.Event())
+
+
+def honest(token: bytes) -> list[bytes]:
+    return [record(token, b"start") + b"fine" + record(token, b"exit 0") + record(token, b"end")]
+
+
+def begun(*words: bytes) -> Talk:
+    return lambda token: [record(token, b"start"), *words]
+
+
+def records(*words: bytes) -> Talk:
+    return lambda token: [record(token, b"start"), *(record(token, word) for word in words)]
+
+
+BROKEN: dict[str, Talk] = {
+    "data without end before the start": lambda token: [b"x" * 65536] * 1000,
+    "records without end": lambda token: [record(token, b"start")] + [record(token, b"hello")] * 100_000,
+    "starts without end": lambda token: [record(token, b"start") * 1000] * 1000,
+    "a record that never ends": lambda token: [record(token, b"start"), b"\1" + token + b" ", b"x" * 100_000],
+    "a record without a word": records(b""),
+    "a record in capitals": records(b"EXIT 0"),
+    "an exit code of 256": records(b"exit 256"),
+    "an exit code of 99999999999999999999": records(b"exit 99999999999999999999"),
+    "a negative exit code": records(b"exit -1"),
+    "an exit code in Arabic digits": records("exit ٣".encode()),
+    "an exit code that is a word": records(b"exit zero"),
+    "no exit code at all": records(b"exit"),
+    "data without end after the end": lambda token: [
+        record(token, b"start") + record(token, b"end"),
+        *[b"x" * 65536] * 1000,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("talk", BROKEN.values(), ids=BROKEN)
+def test_a_command_whose_stream_breaks_the_form_ends_with_an_error_and_little_of_it_is_read(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, fed: list[int], talk: Talk
+) -> None:
+    vm(HOSTILE).out = talk
+    with pytest.raises(InternalError, match="breaks the exec protocol"):
+        run(clients)
+    assert sum(fed) <= (6 << 20) + MAX_AFTER_END
+    vm(OTHER).out = honest
+    assert run(clients, OTHER) == CommandResult(0, b"fine", b""), "another VM is served"
+
+
+LIES: dict[str, tuple[Talk, type[ShimError]]] = {
+    "hangs up before the start": (lambda token: [None], Unavailable),
+    "hangs up in the middle of a record": (lambda token: [b"\1" + token, None], Unavailable),
+    "hangs up after the exit": (lambda token: [record(token, b"start") + record(token, b"exit 0"), None], Unavailable),
+    "cannot start, and says so in escape sequences": (records(b"fail directory \x1b[2J/tmp"), ShimError),
+    "cannot start, for a reason of a kilobyte": (records(b"fail directory " + b"/" * 1000), ShimError),
+    "cannot start, for a reason that there is not": (records(b"fail because"), InternalError),
+    "uses the token of another session": (lambda token: [record(b"0" * 32, b"start") * 3], DeadlineExceeded),
+    "says nothing": (lambda token: [], DeadlineExceeded),
+    "goes silent after the start": (records(), DeadlineExceeded),
+}
+
+
+@pytest.mark.parametrize(("talk", "error"), LIES.values(), ids=LIES)
+def test_a_guest_that_lies_about_a_command_harms_that_command_only(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, talk: Talk, error: type[ShimError]
+) -> None:
+    vm(HOSTILE).out = talk
+    with pytest.raises(error) as told:
+        run(clients, seconds=1.5 if error is DeadlineExceeded else 30.0)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 600
+    vm(OTHER).out = honest
+    assert run(clients, OTHER) == CommandResult(0, b"fine", b"")
+
+
+def test_output_beyond_the_limit_is_not_kept_however_much_comes(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtshim.guestagent.agents.OUTPUT_LIMIT", 100_000)
+    vm(HOSTILE).out = lambda token: [
+        record(token, b"start"), *[b"x" * 65536] * 100, record(token, b"exit 3"), record(token, b"end"),
+    ]  # fmt: skip
+    assert run(clients) == CommandResult(3, b"x" * 100_000, b"")
+
+
+def test_output_a_byte_at_a_time_is_let_gather(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads waits, once the first thousand pieces have come."""
+    monkeypatch.setattr("virtshim.guestagent.exec_collector._PIECE", 8)
+    waited: list[float] = []
+
+    class Cancelled(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    vm(HOSTILE).out = lambda token: [
+        record(token, b"start"), b"x" * 16_000, record(token, b"exit 0"), record(token, b"end"),
+    ]  # fmt: skip
+    assert clients.run(HOSTILE, TRUE, 60.0, Cancelled()).stdout == b"x" * 16_000
+    assert len(waited) > 500
+
+
+def test_both_streams_may_break_at_once(vm: Callable[[ContainerId], HostileVm], clients: AgentClients) -> None:
+    hostile = vm(HOSTILE)
+    hostile.out = hostile.err = BROKEN["records without end"]
+    with pytest.raises(InternalError, match="keeps sending records"):
+        run(clients)
+    hostile.out, hostile.err = honest, silent
+    assert run(clients).stdout == b"fine", "its ports are free again"
