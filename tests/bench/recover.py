@@ -27,6 +27,7 @@ from virtshim.config import Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerSpec
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.layout import record_copy
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
 from virtshim.domain.vm import Disk, DiskBus, VmSize, VmSpec
@@ -81,9 +82,8 @@ class ManyPods:
             console = Path(self._layout.console_log(container.id))
             console.parent.mkdir(parents=True)
             console.write_text(f"console of pod {number}\n" * 50)
-            domains.append(
-                domain_xml.build(self._spec(sandbox, container, records.to_text(sandbox, container)), profile)
-            )
+            Path(record_copy(self._layout, container.id)).write_text(records.to_text(sandbox, container))
+            domains.append(domain_xml.build(self._spec(sandbox, container), profile))
         records.close()
         self._write_domains(domains)
 
@@ -126,7 +126,7 @@ class ManyPods:
         )
         return sandbox, container.created().running(2 * number + 2)
 
-    def _spec(self, sandbox: Sandbox, container: Container, record: str) -> VmSpec:
+    def _spec(self, sandbox: Sandbox, container: Container) -> VmSpec:
         return VmSpec(
             uuid=container.domain_uuid,
             name=f"virtshim-{container.id.value[:12]}-vm",
@@ -138,7 +138,6 @@ class ManyPods:
             console_socket=self._layout.console_socket(container.id),
             console_log=self._layout.console_log(container.id),
             agent_socket=self._layout.agent_socket(container.id),
-            record=record,
         )
 
 

@@ -75,6 +75,26 @@ class FakeRootDisks:
         return DiskUsage(START_NS, "/state/containers", count << 20, 1 + count, 1 << 40, 1_000_000, 900_000)
 
 
+class FakeRecordCopies:
+    """Implements `virtshim.ports.recovery.RecordCopies`; writes into the directories of the disks."""
+
+    def __init__(self, disks: FakeRootDisks) -> None:
+        self.texts: dict[ContainerId, str] = {}
+        self._disks = disks
+
+    def keep(self, container: ContainerId, text: str) -> None:
+        self.half_keep(container, text)
+        self.texts[container] = text
+
+    def half_keep(self, container: ContainerId, text: str) -> None:
+        self._disks.directories[container].add("record.json")
+        self.texts[container] = text[: len(text) // 2]
+
+    def read(self, container: ContainerId) -> str:
+        files = self._disks.directories.get(container, set())
+        return self.texts[container] if "record.json" in files else ""
+
+
 class FakeGuestSeeds:
     """Implements `virtshim.ports.GuestSeeds`; writes into the directories of the disks."""
 

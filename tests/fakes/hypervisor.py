@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.devices.guest_view import buses
-from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, Unavailable, WrongState
+from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, ShimError, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
 from virtshim.ports.recovery import DomainInventory, DomainMetadata
@@ -44,6 +44,8 @@ class FakeHypervisor:
         self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
         self.unreadable: set[str] = set()
+        # What definitions of earlier versions carry.
+        self.carried: dict[uuid.UUID, str] = {}
         self.other_nodes: dict[ContainerId, str] = {}
         self.other_sandboxes: frozenset[SandboxId] = frozenset()
         self._lock = threading.RLock()
@@ -166,6 +168,17 @@ class FakeHypervisor:
         owned = [domain for domain in self.owned_now() if domain.name not in self.unreadable]
         return DomainInventory(owned, tuple(self.unreadable), dict(self.other_nodes), self.other_sandboxes)
 
+    def take_records_out(self, keep: Callable[[ContainerId, str], None]) -> None:
+        self._reach("list")
+        with self._lock:
+            carried = [
+                (found, d.spec.container_id) for found, d in self.domains.items() if d.spec and found in self.carried
+            ]
+        for found, container in carried:
+            with contextlib.suppress(ShimError):
+                keep(container, self.carried[found])
+                del self.carried[found]
+
     def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
         self._reach("read")
         with self._lock:
@@ -173,7 +186,7 @@ class FakeHypervisor:
             if there is None or there.spec is None:
                 raise NotFound(f"no VM {domain}")
             spec = there.spec
-            return DomainMetadata(spec.record, spec.title, spec.fetch_key, there.boots > 0)
+            return DomainMetadata(spec.title, spec.fetch_key, there.boots > 0)
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:

@@ -17,7 +17,7 @@ from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
-from fakes.disks import FakeGuestSeeds, FakeRootDisks
+from fakes.disks import FakeGuestSeeds, FakeRecordCopies, FakeRootDisks
 from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFiles
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, watched
@@ -91,6 +91,7 @@ class Outside:
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
+        self.copies = FakeRecordCopies(self.disks)
 
 
 class World:
@@ -125,6 +126,7 @@ class World:
             cgroups=watched("cgroups", out.cgroups, journal),
             files=watched("files", out.files, journal, ("path",)),
             disks=watched("disks", out.disks, journal),
+            copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),
             device_errors=out.device_errors,
             drivers=watched("drivers", out.drivers, journal),

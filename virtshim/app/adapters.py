@@ -51,11 +51,12 @@ from virtshim.ports.disks import RootDisks
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import CheckpointFiles, VmPausing
-from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, VmInventory
+from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, RecordCopies, VmInventory
 from virtshim.ports.seeds import GuestSeeds
 from virtshim.ports.streaming import Streaming
 from virtshim.primitives.clock import SystemClock
 from virtshim.store.opening import open_records
+from virtshim.store.record_copies import RecordCopyFiles
 from virtshim.store.records import SqliteRecords
 from virtshim.streaming.server import StreamingServer
 from virtshim.tapclient.cgroups import VmCgroupClient
@@ -82,6 +83,7 @@ class Adapters:
     cgroups: VmCgroups
     files: KnownImageFiles
     disks: RootDisks
+    copies: RecordCopies
     archives: CheckpointFiles
     devices: Devices
     drivers: DeviceDrivers
@@ -155,6 +157,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
         files=ImageFileStore(layout.images, image_settings(settings)),
         disks=RootDiskStore(layout),
+        copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
         devices=node_devices(settings, stack),
         drivers=DeviceDriverClient(tapmanager),

@@ -174,7 +174,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     )
     ending = (exits, remove_container, checkpoints, entrypoints)
     repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
-    recovering = recovery(repairs, runner, a.inventory, images, locks, settings.cri.reconcile_interval)
+    recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer, devices)
 
@@ -253,7 +253,7 @@ def _create_container(
         HostDevices(devices.borrowed),
         RootDisk(a.files, a.disks),
         Seed(a.seeds),
-        Domain(a.hypervisor, a.records, settings.layout(), settings.sizes(), settings.tapmanager.socket),
+        Domain(a.hypervisor, a.records, a.copies, settings.layout(), settings.sizes(), settings.tapmanager.socket),
     )
     return CreateContainer(
         records=a.records,

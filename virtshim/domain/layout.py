@@ -5,6 +5,7 @@ state_dir/                       survives a reboot, root only
   node.id                        the node's id once more
   images/                        disks by digest; searchable by the QEMU user
   containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos  command.pos
+                                 record.json: its pod's records once more, for a lost database
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
@@ -88,6 +89,10 @@ class Layout:
 def vnc_socket(layout: Layout, container: ContainerId) -> str:
     """Alone in its directory."""
     return f"{layout.vnc_sockets}/{container.short}/vnc.sock"
+
+
+def record_copy(layout: Layout, container: ContainerId) -> str:
+    return f"{layout.container_dir(container)}/record.json"
 
 
 def root_disk_of(layout: Layout, container: Container) -> str:

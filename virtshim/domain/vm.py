@@ -107,8 +107,6 @@ class VmSpec:
     smbios_uuid: bool = False
     # For people: namespace, pod and container.
     title: str = ""
-    # `StateRecords.to_text` of its pod: what is rebuilt from it when the state database is lost.
-    record: str = ""
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"VmSpec({self.name!r}, uuid={self.uuid})"

@@ -56,7 +56,7 @@ def build(spec: VmSpec, profile: NodeProfile, *, short_cpu_query: bool = False) 
     if spec.title:
         _text(domain, "title", printable(spec.title, "title"))
     owner = ownership.OwnerMark(profile.node, spec.container_id, spec.sandbox_id)
-    domain.append(ownership.metadata_element(owner, spec.record))
+    domain.append(ownership.metadata_element(owner))
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)

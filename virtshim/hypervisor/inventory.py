@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 import libvirt
 import structlog
 from lxml import etree
 
-from virtshim.domain.errors import InternalError, InvalidRequest
+from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OwnedDomain
 from virtshim.hypervisor import ownership
@@ -51,6 +53,22 @@ class LibvirtInventory:
                 owned.append(ownership.owned(domain, owner, stats))
         return DomainInventory(owned, unreadable, others, frozenset(sandboxes))
 
+    def take_records_out(self, keep: Callable[[ContainerId, str], None]) -> None:
+        with self._connection.using("look for records in definitions") as conn:
+            for domain in conn.listAllDomains():
+                try:
+                    owner = _owner(domain)
+                    if owner is None or owner.node != self._profile.node:
+                        continue
+                    if record := ownership.carried_record(domain):
+                        keep(owner.container_id, record)
+                        _forget_record(domain)
+                except (libvirt.libvirtError, ShimError) as exc:
+                    if not conn.isAlive():
+                        raise
+                    why = message_of(exc) if isinstance(exc, libvirt.libvirtError) else str(exc)
+                    log.warning("libvirt.domain.record_not_moved", name=domain.name(), error=why)
+
     def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
         with self._connection.using(f"read the definition of VM {domain}") as conn:
             text = ownership.find(conn, domain, self._profile.node).XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE)
@@ -61,12 +79,19 @@ class LibvirtInventory:
         keys = found.xpath("*[local-name()='commandline']/*[@name='VIRTSHIM_FETCH_KEY']/@value")
         console = found.find("devices/serial/log")
         return DomainMetadata(
-            record=found.findtext(f"metadata/{{{ownership.RECORD_NAMESPACE}}}record", ""),
             title=found.findtext("title", ""),
             fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
             # QEMU makes its console's log when it starts.
             has_run=console is not None and os.path.exists(console.get("file", "")),
         )
+
+
+def _forget_record(domain: libvirt.virDomain) -> None:
+    where = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    if domain.isActive():
+        where |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+    nothing: Any = None  # removes it; the binding's own annotation does not know
+    domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, nothing, nothing, ownership.RECORD_NAMESPACE, where)
 
 
 def _owner(domain: libvirt.virDomain) -> ownership.OwnerMark | None:

@@ -25,7 +25,7 @@ from virtshim.hypervisor.xmltext import printable
 NAMESPACE = "https://virtshim.io/domain/1"
 _PREFIX = "virtshim"
 
-# The records' copy has a URI of its own: the mark is read for each VM in each list, and stays short. Never to change either.
+# Earlier versions wrote a copy of the pod's records beside it, where every local user may read it.
 RECORD_NAMESPACE = "https://virtshim.io/record/1"
 
 _NO_MARK = frozenset({libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN})
@@ -38,18 +38,13 @@ class OwnerMark:
     sandbox_id: SandboxId
 
 
-def metadata_element(mark: OwnerMark, record: str = "") -> etree._Element:
-    """The whole `<metadata>` element. `record` is what the pod's records can be made anew from; "" leaves it out."""
+def metadata_element(mark: OwnerMark) -> etree._Element:
+    """The whole `<metadata>` element."""
     metadata = etree.Element("metadata")
     owner = etree.SubElement(metadata, f"{{{NAMESPACE}}}owner", nsmap={_PREFIX: NAMESPACE})
     owner.set("node", printable(mark.node, "node id"))
     owner.set("container", mark.container_id.value)
     owner.set("sandbox", mark.sandbox_id.value)
-    if record:
-        copy = etree.SubElement(
-            metadata, f"{{{RECORD_NAMESPACE}}}record", nsmap={f"{_PREFIX}-record": RECORD_NAMESPACE}
-        )
-        copy.text = printable(record, "record")
     return metadata
 
 
@@ -109,6 +104,18 @@ def mark_text(domain: libvirt.virDomain) -> str | None:
         if code_of(exc) in _NO_MARK:
             return None
         raise
+
+
+def carried_record(domain: libvirt.virDomain) -> str:
+    """The copy of its pod's records that an earlier version wrote into its definition; "" if there is none. Raises libvirtError,
+    InvalidRequest."""
+    try:
+        found = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, RECORD_NAMESPACE)
+    except libvirt.libvirtError as exc:
+        if code_of(exc) in _NO_MARK:
+            return ""
+        raise
+    return _parsed(found).text or ""
 
 
 def owned(domain: libvirt.virDomain, owner: OwnerMark, stats: Mapping[str, Any]) -> OwnedDomain:

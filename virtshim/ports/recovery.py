@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,10 +31,21 @@ class StateRecords(Records, Protocol):
         listed as far as they are known, and stay until somebody removes them."""
 
     def to_text(self, sandbox: Sandbox, container: Container) -> str:
-        """What a VM carries so that both records can be made anew: ASCII, without secrets."""
+        """What both records can be made anew from (`RecordCopies`): ASCII, without environment and fetch key."""
 
     def from_text(self, text: str) -> tuple[Sandbox, Container]:
         """Raises InternalError if it is not that."""
+
+
+class RecordCopies(Protocol):
+    """Each container's records once more, outside of the database, where root alone reads them: annotations, commands and user
+    data are in them. A copy goes with its container's directory."""
+
+    def keep(self, container: ContainerId, text: str) -> None:
+        """`text`: `StateRecords.to_text`. The container's directory is there. Errors: ResourceExhausted, InternalError."""
+
+    def read(self, container: ContainerId) -> str:
+        """ "" if there is none. Errors: InternalError."""
 
 
 class KnownNetworks(PodNetworks, Protocol):
@@ -64,10 +75,9 @@ class DomainInventory:
 
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
-    """What a domain's definition records of its pod. `record`: as in VmSpec, "" in those of earlier versions. `title`:
-    `namespace/pod/container`. `fetch_key` "": it has no network. `has_run`: it was started at least once."""
+    """What a domain's definition records of its pod. `title`: `namespace/pod/container`. `fetch_key` "": it has no network.
+    `has_run`: it was started at least once."""
 
-    record: str
     title: str
     fetch_key: str
     has_run: bool
@@ -84,3 +94,7 @@ class VmInventory(Protocol):
 
     def domain_metadata(self, domain: uuid.UUID) -> DomainMetadata:
         """NotFound if there is no such domain of this node."""
+
+    def take_records_out(self, keep: Callable[[ContainerId, str], None]) -> None:
+        """Earlier versions wrote the pod's records into a VM's definition, which every local user may read: each is given to
+        `keep` and then removed from there. One that this fails for is logged, and is left for the next time."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.lifecycle.images import ImageService
-from virtshim.ports.recovery import VmInventory
+from virtshim.ports.recovery import RecordCopies, VmInventory
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
@@ -32,6 +32,7 @@ def recovery(
     repairs: Repairs,
     runner: RepairRunner,
     inventory: VmInventory,
+    copies: RecordCopies,
     images: ImageService,
     locks: PodLocks,
     interval: float,
@@ -39,7 +40,7 @@ def recovery(
     """`interval`: seconds between two looks of the reconciler."""
     survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout)
     devices = repairs.remove_container.devices
-    rebuild = Rebuild(repairs.records, inventory, repairs.networks, repairs.timeout)
+    rebuild = Rebuild(repairs.records, inventory, copies, repairs.networks, repairs.timeout)
     return Recovery(
         Recover(survey, rebuild, repairs, runner, images, devices.resets, devices.releases),
         Reconcile(repairs.records, survey, repairs, runner, images, locks, repairs.clock, interval, devices.resets),

@@ -1,5 +1,5 @@
-"""Records rebuilt from the virtual machines' own definitions: after the state database was lost, and for single records that
-cannot be read. Adds and replaces records; touches nothing else."""
+"""Records rebuilt for the virtual machines that are there, from the copies beside their disks and from their definitions: after
+the state database was lost, and for single records that cannot be read. Adds and replaces records; touches nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from virtshim.domain.image import UNKNOWN_IMAGE
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase
 from virtshim.domain.vm import OwnedDomain
 from virtshim.ports.network import AttachRequest
-from virtshim.ports.recovery import DomainMetadata, KnownNetworks, StateRecords, VmInventory
+from virtshim.ports.recovery import DomainMetadata, KnownNetworks, RecordCopies, StateRecords, VmInventory
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +26,7 @@ class Rebuild:
 
     records: StateRecords
     inventory: VmInventory
+    copies: RecordCopies
     networks: KnownNetworks
     timeout: float
 
@@ -71,11 +72,12 @@ class Rebuild:
 
     def _read(self, domain: OwnedDomain, domain_metadata: DomainMetadata) -> tuple[Sandbox, Container]:
         """Raises InternalError."""
-        if not domain_metadata.record:
-            raise InternalError("its definition was written by a version that did not record the pod in it")
-        sandbox, container = self.records.from_text(domain_metadata.record)
+        text = self.copies.read(domain.container_id)
+        if not text:
+            raise InternalError("there is no copy of its records beside its disk")
+        sandbox, container = self.records.from_text(text)
         if (sandbox.id, container.id) != (domain.sandbox_id, domain.container_id):
-            raise InternalError("its definition describes a different container than its owner mark")
+            raise InternalError("the copy of its records describes a different container than its owner mark")
         network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key=domain_metadata.fetch_key)
         # Whether the network is still there is seen by what follows, as after each start.
         phase = SandboxPhase.READY if network else SandboxPhase.NOT_READY

@@ -69,6 +69,7 @@ class Recover:
         """`lost`: there is no record of an earlier life, or an earlier recovery of such a database was not finished. Raises
         what reading raises (then nothing was changed). A failed or stuck repair of one item is logged and the others go on:
         the item's record stays, so nothing is forgotten."""
+        self.survey.inventory.take_records_out(self.rebuild.copies.keep)
         found = self.survey.take(self.rebuild, lost=lost, rebooted=rebooted)
         todo = plan(found)
         if lost:

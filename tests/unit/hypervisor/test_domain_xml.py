@@ -94,7 +94,6 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
             fetch_key="k-1",
             tapmanager_socket="/run/virtshim/tapmanager.sock",
             smbios_uuid=True,
-            record='[{"id":"<\\u00e9>"}]',
         ),
         NODE,
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from virtshim.domain.errors import Unavailable
+from virtshim.domain.errors import ResourceExhausted, Unavailable
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -94,6 +94,41 @@ def test_that_a_vm_has_run_is_seen_by_its_consoles_log(
     assert not inventory.domain_metadata(domain).has_run
     log.touch()
     assert inventory.domain_metadata(domain).has_run
+
+
+RECORD = """<r:record xmlns:r='https://virtshim.io/record/1'>[{"annotations":"password"}]</r:record>"""
+
+
+@pytest.mark.hostile
+def test_records_that_an_earlier_version_left_in_definitions_are_taken_out_of_them(
+    inventory: LibvirtInventory, beside: libvirt.virConnect
+) -> None:
+    ours = add(beside, "ours", OWNER.format(node="this", c=C, s=S) + RECORD)
+    add(beside, "other", OWNER.format(node="other", c="d" * 64, s=S) + RECORD)
+    kept: dict[str, str] = {}
+    inventory.take_records_out(lambda container, text: kept.update({container.value: text}))
+    assert kept == {C: '[{"annotations":"password"}]'}
+    xml = beside.lookupByUUID(ours.bytes).XMLDesc()
+    assert "password" not in xml
+    assert C in xml, "the mark stays"
+    kept.clear()
+    inventory.take_records_out(lambda container, text: kept.update({container.value: text}))
+    assert kept == {}
+
+
+def test_a_record_that_cannot_be_kept_stays_where_it_is_and_the_others_are_moved(
+    inventory: LibvirtInventory, beside: libvirt.virConnect
+) -> None:
+    bad = add(beside, "bad", OWNER.format(node="this", c="d" * 64, s=S) + RECORD)
+    good = add(beside, "good", OWNER.format(node="this", c=C, s=S) + RECORD)
+
+    def keep(container: ContainerId, text: str) -> None:
+        if container.value != C:
+            raise ResourceExhausted("no space")
+
+    inventory.take_records_out(keep)
+    assert "password" in beside.lookupByUUID(bad.bytes).XMLDesc()
+    assert "password" not in beside.lookupByUUID(good.bytes).XMLDesc()
 
 
 def test_without_libvirt_there_is_no_census_at_all(connection: Connection, inventory: LibvirtInventory) -> None:

@@ -39,7 +39,7 @@ def test_a_new_container_is_created_and_does_not_run(world: World) -> None:
     container = world.create(world.run())
     assert world.container(container).phase is ContainerPhase.CREATED
     assert world.outside.vms.power(world.domain(container)).power is Power.OFF
-    assert world.outside.disks.directories[container] == {"root.qcow2", "seed.iso"}
+    assert world.outside.disks.directories[container] == {"root.qcow2", "seed.iso", "record.json"}
 
 
 def test_the_row_is_written_first_and_changed_last(world: World) -> None:
@@ -51,6 +51,7 @@ def test_the_row_is_written_first_and_changed_last(world: World) -> None:
         "records.containers.add",
         "disks.create",
         "seeds.create",
+        "copies.keep",
         "vms.define",
         "records.containers.replace",
     ]

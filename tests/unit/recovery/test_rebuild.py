@@ -150,7 +150,7 @@ def test_a_start_that_dies_while_it_rebuilds_is_made_good_by_the_next(world: Wor
         path.unlink()
     half = world.restarted()
     half.records.node_id()
-    half.journal.crash(5)
+    half.journal.crash(6)
     with pytest.raises(BaseException, match=r"vms\.domain_metadata"):
         half.app.recover()
     after = half.restarted()
@@ -175,6 +175,22 @@ def test_a_vm_of_an_earlier_version_is_found_by_its_name_and_its_network(world: 
     after.stop(container)
     after.remove_sandbox(sandbox)
     assert after.everything() == []
+
+
+def test_a_vm_whose_definition_carries_its_pods_records_comes_back_whole_and_carries_them_no_more(
+    world: World, later: list[World]
+) -> None:
+    """The version before wrote them where every local user could read them."""
+    sandbox, container = labelled(world)
+    before = world.sandbox(sandbox), world.container(container)
+    world.outside.vms.carried[world.domain(container)] = world.outside.copies.read(container)
+    forget_record(world, container)
+    after = database_lost(world, later)
+    assert after.sandbox(sandbox) == before[0]
+    assert changed(after.container(container), started_at=before[1].status.started_at) == before[1]
+    assert after.outside.vms.carried == {}
+    again = database_lost(after, later)
+    assert again.sandbox(sandbox) == before[0]
 
 
 def test_an_image_that_such_a_vm_may_need_is_not_deleted_while_it_is_there(world: World, later: list[World]) -> None:
@@ -255,10 +271,8 @@ def test_a_new_node_finds_nothing_and_starts(tmp_path: Path) -> None:
 
 
 def forget_record(world: World, container: ContainerId) -> None:
-    """As if an earlier version had defined it."""
-    there = world.outside.vms.domains[world.domain(container)]
-    assert there.spec is not None
-    there.spec = dataclasses.replace(there.spec, record="")
+    """As if a version had defined it that kept no copy of it anywhere."""
+    world.outside.disks.directories[container].discard("record.json")
 
 
 def hide(world: World, container: ContainerId) -> None:

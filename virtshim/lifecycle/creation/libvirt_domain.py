@@ -1,4 +1,4 @@
-"""Step: the libvirt domain is defined with what the steps before it have made."""
+"""Step: the libvirt domain is defined with what the steps before it have made, and its records are kept beside its disk."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from virtshim.domain.sizing import NodeLimits, limits_for
 from virtshim.domain.vm import VmSpec
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.ports.hypervisor import Hypervisor
-from virtshim.ports.recovery import StateRecords
+from virtshim.ports.recovery import RecordCopies, StateRecords
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
     hypervisor: Hypervisor
     records: StateRecords
+    copies: RecordCopies
     layout: Layout
     sizes: NodeLimits
     tapmanager_socket: str
 
     def make(self, draft: Draft) -> Draft:
+        # A VM that is there without a record is known by it.
+        self.copies.keep(draft.container.id, self.records.to_text(draft.sandbox, draft.container))
         self.hypervisor.define(self._vm(draft))
         return draft
 
@@ -52,6 +55,5 @@ class Domain:
             title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
             fetch_key=network.fetch_key if network else "",
             tapmanager_socket=self.tapmanager_socket if network else "",
-            record=self.records.to_text(sandbox, container),
             granted=container.granted,
         )

@@ -1,0 +1,88 @@
+"""Copies of containers' records: in memory and on disk alike; on disk, for root alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fakes.disks import FakeRecordCopies, FakeRootDisks
+
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.domain.errors import InternalError
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.ports.disks import RootDisks
+from virtshim.ports.recovery import RecordCopies
+from virtshim.store.record_copies import RecordCopyFiles
+
+C = ContainerId("c" * 64)
+
+
+@dataclass
+class World:
+    copies: RecordCopies
+    disks: RootDisks
+
+
+def in_memory(_: Path) -> World:
+    disks = FakeRootDisks()
+    return World(FakeRecordCopies(disks), disks)
+
+
+def on_disk(directory: Path) -> World:
+    layout = Layout(str(directory / "state"), str(directory / "run"))
+    return World(RecordCopyFiles(layout), RootDiskStore(layout))
+
+
+@pytest.fixture(params=[in_memory, on_disk], ids=["in_memory", "on_disk"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    make: Callable[[Path], World] = request.param
+    made = make(tmp_path)
+    made.disks.make_directory(C)
+    return made
+
+
+def test_the_last_text_is_read_again(world: World) -> None:
+    world.copies.keep(C, "a long first one")
+    world.copies.keep(C, "second")
+    assert world.copies.read(C) == "second"
+
+
+def test_no_copy_is_no_text(world: World) -> None:
+    assert world.copies.read(C) == ""
+    assert world.copies.read(ContainerId("d" * 64)) == ""
+
+
+def test_a_copy_goes_with_its_containers_directory(world: World) -> None:
+    world.copies.keep(C, "text")
+    world.disks.delete(C)
+    assert world.copies.read(C) == ""
+
+
+@pytest.mark.hostile
+def test_root_alone_reads_a_copy_whatever_the_umask(tmp_path: Path) -> None:
+    world = on_disk(tmp_path)
+    before = os.umask(0)
+    try:
+        world.disks.make_directory(C)
+        world.copies.keep(C, "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / f"state/containers/{C}/record.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.hostile
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    world = on_disk(tmp_path)
+    world.disks.make_directory(C)
+    (tmp_path / "shadow").write_text("root's")
+    (tmp_path / f"state/containers/{C}/record.json").symlink_to(tmp_path / "shadow")
+    with pytest.raises(InternalError):
+        world.copies.keep(C, "text")
+    with pytest.raises(InternalError):
+        world.copies.read(C)
+    assert (tmp_path / "shadow").read_text() == "root's"

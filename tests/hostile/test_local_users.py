@@ -1,0 +1,51 @@
+"""A local user of the node without rights reads what libvirt's read-only socket shows of VMs: their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.world import World, container_config, sandbox_config
+
+from virtshim.domain.container import RunAs
+from virtshim.hypervisor import domain_xml
+from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.domain_xml import NodeProfile
+
+pytestmark = pytest.mark.hostile
+
+PROFILE = NodeProfile("node", DomainType.KVM, "/usr/libexec/virtshim/vmwrapper", "/usr/bin/qemu", Cgroups.V2)
+SECRET = "correct-horse"
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_definition_says_nothing_that_a_pods_author_wrote_but_its_names(world: World) -> None:
+    world.pull()
+    annotations = {
+        "VirtletCloudInitUserData": f"password: {SECRET}\nchpasswd: {{expire: false}}\n",
+        "VirtletSSHKeys": f"ssh-ed25519 {KEY} {SECRET}",
+        "kubectl.kubernetes.io/last-applied-configuration": f'{{"token": "{SECRET}"}}',
+    }
+    sandbox = world.run(config=sandbox_config(annotations=annotations, labels={"label": SECRET}))
+    config = container_config(
+        command=("/bin/serve",),
+        args=(f"--token={SECRET}",),
+        envs=(("TOKEN", SECRET.encode()),),
+        working_dir=f"/{SECRET}",
+        annotations={"note": SECRET},
+        user=RunAs(user=SECRET),
+    )
+    container = world.create(sandbox, config=config)
+    spec = world.outside.vms.domains[world.domain(container)].spec
+    assert spec is not None
+    assert spec.title == "default/web/vm"
+    assert SECRET not in domain_xml.build(spec, PROFILE)
+    assert SECRET in world.outside.copies.read(container), "what is rebuilt from is elsewhere"
