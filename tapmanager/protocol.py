@@ -10,16 +10,16 @@ message borders, so a frame arrives whole or not at all.
 `timeout` is in seconds: how long the other side may work on it. An error's kind is one of `KINDS`, its message is for
 people.
 
-vmwrapper must start in a few ten milliseconds, so this module imports five cheap modules and no more: no dataclasses, no
-typing at run time.
+vmwrapper must start in some ten milliseconds, so this module imports five modules and no more, uses of `json` and `socket` what
+vmwrapper/json_core.py and vmwrapper/socket_core.py have, and knows neither dataclasses nor typing at run time.
 """
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import socket
+import struct
 import time
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ VERSION = 1
 MAX_FRAME = 192 * 1024
 # The kernel's own limit is 253 descriptors a message (SCM_MAX_FD); a VM has a NIC or two.
 MAX_FDS = 64
+_FD_BYTES = struct.calcsize("i")
 
 # The values of virtshim.domain.errors.Kind; a test compares the two.
 KINDS = frozenset(
@@ -105,7 +106,7 @@ def send_frame(sock: socket.socket, body: Mapping[str, object], fds: Sequence[in
     if len(fds) > MAX_FDS:
         raise FrameError(f"{len(fds)} descriptors in one frame, the limit is {MAX_FDS}")
     data = encode(body)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
     sock.sendmsg([data], rights)
 
 
@@ -115,7 +116,7 @@ def recv_frame(sock: socket.socket) -> tuple[dict[str, object], list[int]] | Non
     A frame that was cut short closes the descriptors that did arrive and raises FrameError, as does one that is not ours.
     """
     # Not socket.recv_fds: it drops its flags argument, so descriptors would arrive inheritable (CPython gh-107898).
-    room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    room = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
     data, ancillary, flags, _ = sock.recvmsg(MAX_FRAME, room, socket.MSG_CMSG_CLOEXEC)
     fds = _rights(ancillary)
     try:
@@ -131,11 +132,11 @@ def recv_frame(sock: socket.socket) -> tuple[dict[str, object], list[int]] | Non
 
 
 def _rights(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
+    fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
+            fds += struct.unpack_from(f"{len(data) // _FD_BYTES}i", data)
+    return fds
 
 
 def close_all(fds: Sequence[int]) -> None:

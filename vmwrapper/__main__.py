@@ -8,8 +8,8 @@ unchanged.
     VIRTSHIM_FETCH_KEY   the secret that opens it; empty or unset: a VM without network
     VIRTSHIM_TAPMANAGER  tapmanager's socket
 
-The domain XML sets them (<qemu:env>); QEMU itself does not get them. Starts within tens of milliseconds, so it imports
-almost nothing; the standard library's modules here are those tapmanager.protocol loads anyway.
+The domain XML sets them (<qemu:env>); QEMU itself does not get them. Python takes 10 ms to start, this program must not double
+that: it imports almost nothing, and bundle.py gives it the C parts of `json` and `socket` alone.
 """
 
 from __future__ import annotations

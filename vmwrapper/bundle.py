@@ -4,64 +4,69 @@ QEMU's user can read neither root's home nor a virtual environment, so the file 
 system's Python, isolated (-I: no user site, no PYTHON* variables) and without site packages (-S). The same sources and the
 same Python give the same bytes.
 
-It carries its code compiled, too: a fifth of its time would go into that at each VM's start. A system's Python of another version
-than the one that wrote the file does not take that, and compiles the sources.
+Each VM's start waits for it, so it is a plain script that carries its modules compiled: a zip archive would load runpy and
+zipimport, and what those load, for as long as Python itself needs to start. A system's Python of another version than the one
+that wrote the file does not take that, and compiles the sources, which are there, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import marshal
 import os
 import sys
 import tempfile
-import zipfile
 
-_SHEBANG = b"#!/usr/bin/python3 -IS\n"
-_MEMBERS = ("vmwrapper", "vmwrapper.__main__", "vmwrapper.argv_plan", "tapmanager", "tapmanager.protocol")
-_MAIN = b"from vmwrapper.__main__ import main\n\nmain()\n"
-# Zip's epoch: a fixed time stamp keeps the bytes reproducible.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+# (as what it is imported, where it comes from), each after those it imports.
+_MODULES = (
+    ("json", "vmwrapper.json_core"),
+    ("socket", "vmwrapper.socket_core"),
+    ("tapmanager", "tapmanager"),
+    ("tapmanager.protocol", "tapmanager.protocol"),
+    ("vmwrapper", "vmwrapper"),
+    ("vmwrapper.argv_plan", "vmwrapper.argv_plan"),
+    ("vmwrapper.__main__", "vmwrapper.__main__"),
+)
+_SCRIPT = """\
+#!/usr/bin/python3 -IS
+# Made of virtshim's sources by `python -m vmwrapper.bundle`.
+import marshal
+import sys
+from _frozen_importlib_external import MAGIC_NUMBER
+
+COMPILED_FOR = {magic!r}
+MODULES = {modules!r}
+
+for name, source, compiled in MODULES:
+    module = sys.modules[name] = type(sys)(name)
+    is_ours = COMPILED_FOR == MAGIC_NUMBER
+    code = marshal.loads(compiled) if is_ours else compile(source, name, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+    package, _, own = name.rpartition(".")
+    if package:
+        setattr(sys.modules[package], own, module)
+sys.modules["vmwrapper.__main__"].main()
+"""
 
 
-def build() -> bytes:
-    """The whole file. Not compressed: that would load zlib at each start."""
-    body = io.BytesIO()
-    with zipfile.ZipFile(body, "w", zipfile.ZIP_STORED) as bundle:
-        for path, data in (("__main__.py", _MAIN), *map(_source, _MEMBERS)):
-            bundle.writestr(_member(path), data)
-            bundle.writestr(_member(f"{path}c"), _compiled(path, data))
-    return _SHEBANG + body.getvalue()
+def build(magic: bytes = importlib.util.MAGIC_NUMBER) -> bytes:
+    """The whole file. `magic`: of the Python that is to take the compiled code."""
+    modules = [(name, source := _source(where), _compiled(name, source)) for name, where in _MODULES]
+    return _SCRIPT.format(magic=magic, modules=modules).encode()
 
 
-def _compiled(path: str, source: bytes) -> bytes:
-    """A .pyc that is taken without a look at its source (PEP 552: flags 1, then the source's hash)."""
+def _compiled(name: str, source: str) -> bytes:
     # Version 2: later ones share equal objects as it happens, so that no two runs give the same bytes.
-    code = compile(source, path, "exec", dont_inherit=True)
-    return (
-        importlib.util.MAGIC_NUMBER
-        + (1).to_bytes(4, "little")
-        + importlib.util.source_hash(source)
-        + marshal.dumps(code, 2)
-    )
+    return marshal.dumps(compile(source, name, "exec", dont_inherit=True), 2)
 
 
-def _member(path: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(path, _EPOCH)
-    info.external_attr = 0o644 << 16
-    return info
-
-
-def _source(name: str) -> tuple[str, bytes]:
+def _source(name: str) -> str:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise FileNotFoundError(f"the source of {name} is not there; install virtshim again")
-    with open(spec.origin, "rb") as file:
-        data = file.read()
-    path = name.replace(".", "/")
-    return (f"{path}/__init__.py" if spec.submodule_search_locations is not None else f"{path}.py"), data
+    with open(spec.origin, encoding="utf-8") as file:
+        return file.read()
 
 
 def write(path: str) -> None:
