@@ -35,11 +35,7 @@ def loads(text: str | bytes) -> Any:
         text = text.decode()
     try:
         value, end = _scan(text, 0)
-    except (
-        StopIteration,
-        ImportError,
-        SystemError,
-    ) as exc:  # the parser's own error is in the module that is not there
+    except (StopIteration, ImportError, SystemError) as exc:  # its own error is in a module that is not there
         raise ValueError("malformed JSON") from exc
     if text[end:].strip():
         raise ValueError("there is more behind the JSON value")

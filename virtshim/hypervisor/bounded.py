@@ -1,10 +1,11 @@
-"""Calls that a VM's monitor must answer, with a time limit: libvirt would wait for ever. A call that hangs is left
-behind on its thread; until it comes back, calls of its kind for that VM fail at once."""
+"""Calls that are not waited for to their end. `BoundedCalls`: those that a VM's monitor must answer, with a time limit, as
+libvirt would wait for ever. `EarlyCalls`: those whose effect is there before they return. A call is left behind on its thread."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class BoundedCalls:
-    """Thread-safe. One object a kind of call."""
+    """Thread-safe. One object a kind of call. Until a call that hung comes back, others for its VM fail at once."""
 
     def __init__(self, what: str) -> None:
         """`what` is being done, for people: "change the memory of"."""
@@ -62,3 +63,54 @@ class BoundedCalls:
         return DeadlineExceeded(
             f"{self._what} VM {domain}: its QEMU does not answer; stop the container if this persists"
         )
+
+
+class EarlyCalls:
+    """Thread-safe. Who does something that such a call must not come after `wait`s for those of the VM."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way: dict[threading.Thread, uuid.UUID] = {}
+
+    def call(
+        self, domain: uuid.UUID, act: Callable[[], object], has_come_about: Callable[[], bool], news: threading.Event
+    ) -> None:
+        """Returns when `act` does, with what it raises, or before, as soon as `has_come_about` while it is under way; that is
+        asked whenever `news` is set."""
+        ended: list[BaseException | None] = []
+
+        def run() -> None:
+            error = None
+            try:
+                act()
+            except BaseException as exc:  # noqa: BLE001  told to the caller, if it is still there
+                error = exc
+            finally:
+                with self._lock:
+                    del self._under_way[threading.current_thread()]
+                ended.append(error)
+                news.set()
+
+        thread = threading.Thread(target=run, name="early-call", daemon=True)
+        with self._lock:
+            self._under_way[thread] = domain
+        thread.start()
+        while not ended and not has_come_about():
+            news.wait()
+            news.clear()
+        if ended and ended[0] is not None:
+            raise ended[0]
+
+    def wait(self, domain: uuid.UUID) -> None:
+        with self._lock:
+            threads = [thread for thread, whose in self._under_way.items() if whose == domain]
+        for thread in threads:
+            thread.join()
+
+    def close(self, seconds: float) -> None:
+        """Gives those under way that long."""
+        until = time.monotonic() + seconds
+        with self._lock:
+            threads = list(self._under_way)
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))

@@ -22,7 +22,7 @@ from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidReque
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import cpu_query, domain_xml, ownership
-from virtshim.hypervisor.bounded import BoundedCalls
+from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices import vnc
 from virtshim.hypervisor.devices.cpu import DomainType
@@ -41,6 +41,8 @@ _Key = TypeVar("_Key", str, bytes)
 
 # Seconds for QEMU to take note of its power button; one that works needs milliseconds.
 _PRESS_LIMIT = 2.0
+# For libvirt to see that QEMU is gone, when this process ends.
+_LAST_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class LibvirtHypervisor:
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._pressing = BoundedCalls("shut down")
+        self._destroying = EarlyCalls()
         self._short_cpu_query = False
         self.close = self._end_threads
         connection.on_open(self._subscribe, self._notify_after_reconnect)
@@ -113,9 +116,17 @@ class LibvirtHypervisor:
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
+        # It looks every 200 ms whether QEMU is gone, which the kernel tells at once.
         def act(found: libvirt.virDomain) -> None:
+            has_devices = "<hostdev" in found.XMLDesc()  # libvirt keeps them from the next VM until it is through
             self._exits.will_destroy(domain)
-            found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
+            with self._events.watching(domain) as news:
+                self._destroying.call(
+                    domain,
+                    lambda: found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT),
+                    lambda: not has_devices and self._exits.over(domain) is not None,
+                    news,
+                )
 
         self._end(domain, "destroy", act, container)
 
@@ -165,6 +176,7 @@ class LibvirtHypervisor:
         self._short_cpu_query = not why_not
 
     def _end_threads(self) -> None:
+        self._destroying.close(_LAST_LOOK)
         self._exits.close()
         self._events.close()
 
@@ -234,7 +246,9 @@ class LibvirtHypervisor:
         domain.undefineFlags(self._flags.undefine)
 
     def _is_on(self, domain: libvirt.virDomain) -> bool:
-        """Waits for a libvirt that has not noticed yet that QEMU has ended."""
+        """Waits for a libvirt that has not noticed yet that QEMU has ended, or that is still at destroying it: what comes after
+        this may be another run of it."""
+        self._destroying.wait(uuid.UUID(domain.UUIDString()))
         if self._exits.over(uuid.UUID(domain.UUIDString())) is not None:
             with contextlib.suppress(libvirt.libvirtError):  # "not running" when it is through
                 domain.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from virtshim.domain.errors import DeadlineExceeded, WrongState
-from virtshim.hypervisor.bounded import BoundedCalls
+from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
 
 VM, OTHER = uuid.uuid4(), uuid.uuid4()
 SHORT, LONG = 0.02, 20.0
@@ -57,3 +57,40 @@ def test_a_vm_that_answers_again_is_asked_again(wakes: threading.Event) -> None:
         if thread.name == "bounded-call":
             thread.join(LONG)
     assert calls.call(VM, lambda: 7, LONG) == 7
+
+
+class Slow:
+    """A call that ends when it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.let_go.wait(LONG)
+
+
+def test_a_call_whose_effect_is_there_is_left_behind_and_can_be_waited_for() -> None:
+    calls, act, news, done = EarlyCalls(), Slow(), threading.Event(), threading.Event()
+    leader = threading.Thread(target=lambda: calls.call(VM, act, done.is_set, news))
+    leader.start()
+    assert act.begun.wait(LONG)
+    done.set()
+    news.set()
+    leader.join(LONG)
+    assert not leader.is_alive(), "it returns although the call is under way"
+    calls.wait(uuid.uuid4())  # that of another VM is not waited for
+    waiting = threading.Thread(target=lambda: calls.wait(VM))
+    waiting.start()
+    act.let_go.set()
+    waiting.join(LONG)
+    assert not waiting.is_alive()
+    calls.close(LONG)
+
+
+def test_a_call_without_news_returns_at_its_own_end_with_what_it_raised() -> None:
+    calls = EarlyCalls()
+    calls.call(VM, lambda: None, lambda: False, threading.Event())
+    with pytest.raises(ZeroDivisionError):
+        calls.call(VM, lambda: 1 // 0, lambda: False, threading.Event())
+    calls.wait(VM)
