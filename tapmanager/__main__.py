@@ -10,7 +10,7 @@ import sys
 import threading
 from functools import partial
 
-from tapmanager import sdnotify, server, settings, verbs
+from tapmanager import log_lines, sdnotify, server, settings, verbs
 from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.cni.plugins import CniPlugins
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 after SIGTERM or SIGINT, 1 for what an operator must correct."""
     try:
         chosen = settings.load(sys.argv[1:] if argv is None else argv)
-        logging.basicConfig(level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        log_lines.set_up(chosen.log_level)
         for chatty in ("pyroute2", "asyncio"):
             logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
         if os.geteuid() != 0:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 
 Json = Mapping[str, object]
 
+_LONGEST_NAME = 80  # characters, in messages
+
 HEX64 = re.compile(r"[0-9a-f]{64}")
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
@@ -19,7 +21,8 @@ def refuse_unknown(obj: Json, names: Collection[str], where: str) -> None:
     """Raises BadField for a field that is not in `names`."""
     for name in obj:
         if name not in names:
-            raise BadField(f"{where}.{name}: unknown field")
+            shown = name if len(name) <= _LONGEST_NAME and name.isprintable() else repr(name[:_LONGEST_NAME])
+            raise BadField(f"{where}.{shown}: unknown field")
 
 
 def require(obj: Json, names: Collection[str], where: str) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from tapmanager import protocol
 from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import Json
+from tapmanager.log_lines import UserLines
 from tapmanager.peer import Peer, peer_of
 from tapmanager.verbs import Answer, seconds_of
 
@@ -88,6 +89,7 @@ class Server:
         self._qemu_uid = qemu_uid
         self._lock = threading.Lock()
         self._connections: collections.Counter[Peer] = collections.Counter()
+        self._user_lines = UserLines()
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = threading.Event()
@@ -124,7 +126,7 @@ class Server:
         peer = peer_of(conn)
         refusal = self._refusal(peer)
         if refusal is not None:
-            log.warning("server.refused uid=%d pid=%d why=%s", peer.uid, peer.pid, refusal)
+            self._log(peer, logging.WARNING, "server.refused uid=%d pid=%d why=%s", peer.uid, peer.pid, refusal)
             with conn, contextlib.suppress(OSError):
                 conn.setblocking(False)
                 protocol.send_frame(conn, protocol.error(0, refusal.kind, str(refusal)))
@@ -163,9 +165,18 @@ class Server:
                 while not self._stopping.is_set() and self._one_request(conn, peer):
                     pass
         except OSError as exc:
-            log.info("server.peer_dropped uid=%d pid=%d error=%s", peer.uid, peer.pid, exc)
+            self._log(peer, logging.INFO, "server.peer_dropped uid=%d pid=%d error=%s", peer.uid, peer.pid, exc)
         finally:
             self._forget(peer)
+
+    def _log(self, peer: Peer, level: int, text: str, *words: object, exc_info: bool = False) -> None:
+        """What a peer caused."""
+        unlogged = self._user_lines.unlogged(peer.uid)
+        if unlogged is None:
+            return
+        if unlogged:
+            text, words = f"unlogged=%d {text}", (unlogged, *words)
+        log.log(level, text, *words, exc_info=exc_info)
 
     def _forget(self, peer: Peer) -> None:
         with self._lock:
@@ -186,7 +197,7 @@ class Server:
         protocol.close_all(fds)  # no verb takes any
         if _peer_hung_up(conn):
             # Given up before it was begun (we hung, or were busy): its caller may have asked for the opposite since.
-            log.warning("request.given_up verb=%s uid=%d", str(request.get("verb"))[:40], peer.uid)
+            self._log(peer, logging.WARNING, "request.given_up verb=%s uid=%d", _verb(request), peer.uid)
             return False
         with self._lock:
             self._working += 1
@@ -202,7 +213,7 @@ class Server:
         number = request.get("id")
         number = number if isinstance(number, int) else 0
         started = time.monotonic()
-        verb = str(request.get("verb"))[:40]
+        verb = _verb(request)
         answer = None
         try:
             answer = self._perform(request, peer, started + seconds_of(request))
@@ -211,16 +222,23 @@ class Server:
         except (TapmanagerError, protocol.FrameError, OSError) as exc:
             kind = exc.kind if isinstance(exc, TapmanagerError) else "internal"
             body = protocol.error(number, kind, str(exc)[:8000])
-            log.warning("request.failed verb=%s kind=%s uid=%d error=%s", verb, kind, peer.uid, exc)
-        except Exception:
+            words = (verb, kind, peer.uid, exc)
+            self._log(peer, logging.WARNING, "request.failed verb=%s kind=%s uid=%d error=%s", *words)
+        except Exception:  # noqa: BLE001  logged, with its traceback
             body = protocol.error(number, "internal", f"{verb} failed unexpectedly; tapmanager's log has the details")
-            log.exception("request.crashed verb=%s uid=%d", verb, peer.uid)
+            self._log(peer, logging.ERROR, "request.crashed verb=%s uid=%d", verb, peer.uid, exc_info=True)
         fds = answer.fds if answer is not None else []
         try:
             protocol.send_frame(conn, body, fds if "ok" in body else [])
         finally:
             protocol.close_all(fds)
         log.debug("request.done verb=%s ms=%.1f", verb, (time.monotonic() - started) * 1000)
+
+
+def _verb(request: Json) -> str:
+    """For the log: a word, or that it is none."""
+    name = str(request.get("verb"))[:40]
+    return name if name.isidentifier() else "?"
 
 
 def _peer_hung_up(conn: socket.socket) -> bool:

@@ -31,6 +31,7 @@ _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
 # Seconds tapmanager may be away (an upgrade, a restart) before the VM's start fails, and how often it is looked for.
 _CONNECT_TIMEOUT = 10.0
 _RETRY_EVERY = 0.05
+_LONGEST_MESSAGE = 2000
 
 
 class CannotStart(Exception):
@@ -42,7 +43,9 @@ def main() -> None:
     try:
         _become_qemu(sys.argv[1:], dict(os.environ))
     except (CannotStart, argv_plan.PlanError, OSError) as exc:
-        sys.stderr.write(f"virtshim vmwrapper: cannot start the virtual machine: {exc}\n")
+        # libvirt puts it into its own error and log: one line, whoever worded it.
+        why = "".join(char if char.isprintable() else "?" for char in str(exc)[:_LONGEST_MESSAGE])
+        sys.stderr.write(f"virtshim vmwrapper: cannot start the virtual machine: {why}\n")
         sys.exit(1)
 
 

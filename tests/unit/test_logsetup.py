@@ -1,13 +1,17 @@
 """What reaches the log."""
 
+import ipaddress
+import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from grpc import _common
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim import logsetup
 from virtshim.logsetup import set_up_logging
 
 
@@ -43,3 +47,77 @@ def test_a_request_that_is_no_protobuf_is_one_line(capsys: pytest.CaptureFixture
     (line,) = capsys.readouterr().err.splitlines()
     assert "Exception deserializing message!" in line
     assert "runtime.v1.RunPodSandboxRequest" in line
+
+
+FORGED = "x\n2026-01-01T00:00:00Z [info     ] container.created container=forged\r\x1b[2J\u2028\u202ey"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    "value",
+    [FORGED, [FORGED], {FORGED: FORGED}, ValueError(FORGED), FORGED.encode(), Path(FORGED)],
+    ids=["text", "list", "dict", "exception", "bytes", "path"],
+)
+def test_words_of_others_make_no_line_of_their_own(
+    capsys: pytest.CaptureFixture[str], form: str, value: object
+) -> None:
+    set_up_logging("info", form)
+    structlog.get_logger("any").warning("image.unusable", error=value)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert "image.unusable" in line
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_words_of_others_in_a_librarys_message_make_no_line_of_their_own(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    set_up_logging("info", form)
+    logging.getLogger("library").warning("it said %s", FORGED)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_words_of_others_in_a_traceback_make_no_line_that_looks_like_an_event(
+    capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    set_up_logging("info", form)
+    try:
+        ipaddress.ip_address(FORGED)
+    except ValueError:
+        structlog.get_logger("any").exception("rpc.crashed")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "rpc.crashed" in first
+    assert all(line.startswith("    ") and line.isprintable() for line in rest)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("value", ["a" * 200_000, ["a" * 200_000] * 3, list(range(10_000))])
+def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str], form: str, value: object) -> None:
+    set_up_logging("info", form)
+    structlog.get_logger("any").warning("image.unusable", error=value)
+    assert len(capsys.readouterr().err) < 8000
+
+
+@pytest.mark.hostile
+def test_warnings_without_end_fill_no_log_and_are_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    set_up_logging("info", "json")
+    monkeypatch.setattr(logsetup.time, "monotonic", lambda: now[0])
+    log = structlog.get_logger("any")
+    for _ in range(1000):
+        log.warning("console.lost", bytes=1)
+    log.warning("another")
+    log.info("container.created")
+    logged = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    assert logged == [*["console.lost"] * 100, "another", "container.created"]
+    now[0] += 60
+    log.warning("console.lost", bytes=1)
+    assert json.loads(capsys.readouterr().err)["unlogged"] == 900

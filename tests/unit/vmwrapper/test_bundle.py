@@ -168,6 +168,20 @@ def test_a_refusal_is_told_in_one_line_and_without_the_key(
     )
 
 
+@pytest.mark.hostile
+def test_what_tapmanager_says_is_one_line_of_the_error(
+    program: str, qemu: str, tapmanager: Callable[..., Tapmanager]
+) -> None:
+    """libvirt writes it into its log."""
+    there = tapmanager(refuses("permission", "x\n2026-01-01 00:00:00.000+0000: 1: info : forged\x1b[2J" + "y" * 9000))
+    env = {"VIRTSHIM_SANDBOX": SANDBOX, "VIRTSHIM_FETCH_KEY": KEY, "VIRTSHIM_TAPMANAGER": there.path}
+    done = run(program, ["-machine", "q35"], VIRTSHIM_EMULATOR=qemu, **env)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.isprintable()
+    assert len(line) < 2100
+
+
 def test_an_absent_tapmanager_is_told_with_a_remedy_after_a_bounded_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,83 @@
+"""What reaches the log: each record is one short line of printable text, and nobody but root can fill the log.
+
+Names, addresses and errors come from pods, CNI plugins and peers. A line break among them would be a line that nobody has logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+# Characters of one line; tracebacks are ours and stay whole.
+_LONGEST = 1000
+
+# What one user may cause to be logged: so many lines at once, and one each so many seconds after that.
+_BURST = 20
+_EVERY = 10.0
+
+
+def set_up(level: str) -> None:
+    """Everything that is logged in this process goes to standard error, in such lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """Escapes what is not printable, line breaks above all, and cuts."""
+    cut = text[:longest]
+    shown = cut if cut.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in cut)
+    return shown if len(text) <= longest else f"{shown} ... ({len(text)} characters)"
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape", "replace").decode("ascii")
+
+
+class OneLine(logging.Formatter):
+    """Time, level and message; a traceback's lines stand below it, indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the base class's name
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        lines = super().formatException(ei).splitlines()  # type: ignore[arg-type]  # its type is private
+        return "\n".join(f"    {one_line(line)}" for line in lines)
+
+
+@dataclass(slots=True)
+class _Allowance:
+    left: float
+    at: float
+    unlogged: int = 0
+
+
+class UserLines:
+    """Which lines that users' requests cause are logged; root's all are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: dict[int, _Allowance] = {}
+
+    def unlogged(self, uid: int) -> int | None:
+        """None: not to be logged. Else how many of that user's were not since the last that was."""
+        if uid == 0:
+            return 0
+        now = time.monotonic()
+        with self._lock:
+            user = self._users.setdefault(uid, _Allowance(_BURST, now))
+            user.left = min(float(_BURST), user.left + (now - user.at) / _EVERY)
+            user.at = now
+            if user.left < 1:
+                user.unlogged += 1
+                return None
+            user.left -= 1
+            unlogged, user.unlogged = user.unlogged, 0
+            return unlogged
