@@ -86,6 +86,9 @@ class Cri(_Section):
         "auto", description="what RuntimeConfig tells kubelet; auto: systemd where systemd runs the machine"
     )
     max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
+    pod_commands: int = Field(
+        16, ge=1, le=4096, description="commands of ExecSync (probes, hooks) that one pod may have running at once"
+    )
     reconcile_interval: float = Field(
         300.0, ge=1, le=86400, description="seconds between two searches for leftovers; see When something dies"
     )

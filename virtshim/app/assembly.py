@@ -50,6 +50,7 @@ from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.primitives.clock import Stamps
 from virtshim.primitives.inflight import Inflight
 from virtshim.primitives.pod_locks import PodLocks
+from virtshim.primitives.pod_places import Places, PodPlaces
 from virtshim.queries.container_events import EventBroadcaster
 from virtshim.queries.node_status import NodeStatus
 from virtshim.queries.record_changes import RecordChanges
@@ -164,7 +165,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, most=max(1, settings.cri.max_calls // 2)),
+        exec_command=ExecCommand(a.records, a.guests, PodPlaces(_commands(settings))),
         reopen_container_log=ReopenContainerLog(logs),
         usage=Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock),
         streaming=a.streaming,
@@ -177,6 +178,16 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer, devices)
+
+
+def _commands(settings: Settings) -> Places:
+    return Places(
+        what="commands running",
+        total=max(1, settings.cri.max_calls // 2),
+        each=settings.cri.pod_commands,
+        remedy="wait for some to end, or raise cri.pod_commands",
+        remedy_of_node="wait for some to end, or raise cri.max_calls",
+    )
 
 
 def _stop_container(a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: DeviceServices) -> StopContainer:

@@ -24,8 +24,8 @@ SetSize = Callable[[ContainerId, int, int, float], None]
 _ANSWER: Final = 3.0
 _PAUSE: Final = 0.3
 _MAX: Final = 0xFFFF
-# Guests that are told at the same time; more of them wait.
-_THREADS: Final = 4
+# Guests that are told at the same time, each by one thread: silent ones keep nobody else waiting.
+_THREADS: Final = 512
 
 
 class ConsoleSizes:

@@ -55,6 +55,11 @@ class PodKey:
         """Whatever the attempt."""
         return (self.namespace, self.name, self.uid) == (other.namespace, other.name, other.uid)
 
+    @property
+    def readable(self) -> str:
+        """As kubectl's users know it."""
+        return f"{self.namespace}/{self.name}"
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name} (uid {self.uid}, attempt {self.attempt})"
 

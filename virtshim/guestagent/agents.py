@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from virtshim.domain.errors import DeadlineExceeded, WrongState
@@ -16,11 +15,12 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
 from virtshim.guestagent.entrypoint import Entrypoint
 from virtshim.guestagent.entrypoint_input import EntrypointInput
-from virtshim.guestagent.exec_collector import Collector
+from virtshim.guestagent.exec_collector import Collector, OutputMemory
 from virtshim.guestagent.guest_exec import CommandStreams, GuestVm, RunningCommand
 from virtshim.guestagent.guest_info import ask_guest_info
 from virtshim.guestagent.guest_operations import AgentOperations
 from virtshim.guestagent.live_session import LiveSession
+from virtshim.guestagent.vm_workers import VmWorkers
 from virtshim.guestagent.wait import CancellableDeadline
 from virtshim.ports.streaming import StreamSession
 
@@ -29,9 +29,9 @@ _BOOT_SECONDS = 60.0
 _FOR_EVER = 10 * 365 * 86400.0
 # Bytes of each stream, as other runtimes keep: an endless output must not end the node.
 OUTPUT_LIMIT = 16 << 20
+# Bytes of all commands' output together, while they run.
+_OUTPUT_MEMORY = 256 << 20
 _KILL_SECONDS = 5.0
-# Starts of sessions that wait for their guests at the same time.
-_WAITING = 64
 
 
 class AgentClients:
@@ -41,7 +41,8 @@ class AgentClients:
         self._plug = plug
         self._lock = threading.Lock()
         self._vms: dict[ContainerId, GuestVm] = {}
-        self._executor = ThreadPoolExecutor(_WAITING, thread_name_prefix="guest-exec")
+        self._workers = VmWorkers()
+        self._output_memory = OutputMemory(_OUTPUT_MEMORY)
         self.operations = AgentOperations(self._vm)
         self.entrypoint_input = EntrypointInput(self.open, self._vm)
 
@@ -50,7 +51,7 @@ class AgentClients:
             vms, self._vms = list(self._vms.values()), {}
         for vm in vms:
             vm.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def run(
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
@@ -60,10 +61,11 @@ class AgentClients:
         running = (
             vm.start(command, CommandStreams(), whole)
             if timeout
-            else _started(vm, command, CommandStreams(), cancelled)
+            else _started(vm, command, CommandStreams(), CancellableDeadline.of(_BOOT_SECONDS, cancelled))
         )
         try:
-            result = Collector(vm, running, OUTPUT_LIMIT).result(whole)
+            with Collector(vm, running, OUTPUT_LIMIT, self._output_memory) as collector:
+                result = collector.result(whole)
         except DeadlineExceeded:
             vm.reap(running, "all").join(_KILL_SECONDS)
             raise DeadlineExceeded(f"the command did not end within {timeout:g} s; it was killed") from None
@@ -78,14 +80,16 @@ class AgentClients:
         vm = self._vm(container)
         wanted = CommandStreams(stdin=streams.stdin or streams.tty, tty=streams.tty)
         cancelled = threading.Event()
-        starting = asyncio.get_running_loop().run_in_executor(self._executor, _started, vm, command, wanted, cancelled)
+        deadline = CancellableDeadline.of(_BOOT_SECONDS, cancelled, patient=True)
+        submit = partial(self._workers.submit, container)
+        starting = asyncio.wrap_future(submit(_started, vm, command, wanted, deadline))
         try:
             running = await asyncio.shield(starting)
         except asyncio.CancelledError:
             cancelled.set()
             starting.add_done_callback(lambda done: done.exception() or vm.reap(done.result(), "all"))
             raise
-        return LiveSession(vm, running, self._executor)
+        return LiveSession(vm, running, submit)
 
     def start_entrypoint(
         self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
@@ -123,9 +127,11 @@ class AgentClients:
             return vm
 
 
-def _started(vm: GuestVm, command: GuestCommand, wanted: CommandStreams, cancelled: threading.Event) -> RunningCommand:
+def _started(
+    vm: GuestVm, command: GuestCommand, wanted: CommandStreams, deadline: CancellableDeadline
+) -> RunningCommand:
     """For callers without a time limit. Raises WrongState if the guest has had time to boot and there is no agent."""
     try:
-        return vm.start(command, wanted, CancellableDeadline.of(_BOOT_SECONDS, cancelled))
+        return vm.start(command, wanted, deadline)
     except DeadlineExceeded as exc:
         raise WrongState(str(exc)) from exc

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import select
+import threading
 import time
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult
@@ -23,18 +26,49 @@ _CHECK_SECONDS = 2.0
 VM_ENDED = "the virtual machine ended while the command ran"
 
 
-class Collector:
-    """Keeps `limit` bytes of each stream; what comes after them is read and thrown away, so that the command goes on."""
+class OutputMemory:
+    """What the outputs of all commands that are being collected hold together. Each may grow up to half of what is left then:
+    however many hold all they can, the next has room. Any thread."""
 
-    def __init__(self, vm: GuestVm, running: RunningCommand, limit: int) -> None:
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._lock = threading.Lock()
+
+    def take(self, wanted: int, mine: int) -> int:
+        """How many of `wanted` bytes may be kept by a command that keeps `mine`."""
+        with self._lock:
+            granted = max(0, min(wanted, (self._left - 2 * mine) // 3))
+            self._left -= granted
+        return granted
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
+
+class Collector:
+    """Keeps `limit` bytes of each stream, or what there is `memory` for; what comes after them is read and thrown away, so that
+    the command goes on. Use it in a `with` block: at its end the memory is free."""
+
+    def __init__(self, vm: GuestVm, running: RunningCommand, limit: int, memory: OutputMemory) -> None:
         self._vm = vm
         self._running = running
         self._limit = limit
+        self._memory = memory
+        self._held = 0
         self._kept = {stream: bytearray() for stream in OutStream}
         now = time.monotonic()
         self._silence = SilenceTracker(now)
         self._pace = ReadPace(now)
         self._unseen = TokenBucket(_UNSEEN, _UNSEEN, now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._memory.give_back(self._held)
 
     def result(self, deadline: CancellableDeadline) -> CommandResult:
         """Returns when the command has ended. Errors: DeadlineExceeded, Aborted, Unavailable (the VM ended), InternalError."""
@@ -63,7 +97,8 @@ class Collector:
         now = time.monotonic()
         for piece in self._running.output.feed(stream, data):
             kept = self._kept[piece.stream]
-            room = self._limit - len(kept)
+            room = self._memory.take(min(len(piece.data), self._limit - len(kept)), self._held)
+            self._held += room
             kept += piece.data[:room]
             if len(piece.data) > room:
                 self._unseen.spend(len(piece.data) - room, now)

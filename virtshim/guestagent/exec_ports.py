@@ -23,6 +23,9 @@ log = structlog.get_logger(__name__)
 
 # A port is free again a moment after its command has ended.
 _LEASE_WAIT = 5.0
+# Ports of one command, its output and its errors; a VM with fewer ports than two sessions take keeps none.
+_KEPT = 2
+_KEPT_FROM = 6
 # While more are being plugged in: seconds since the last, which take milliseconds on an idle machine.
 _PLUG_WAIT = 30.0
 # Seconds without another try after a port could not be plugged in.
@@ -75,7 +78,8 @@ class ExecPorts:
         self._changed = threading.Condition()
 
     def lease(self, count: int, deadline: CancellableDeadline) -> Sequence[ExecPort]:
-        """All or none. Raises ResourceExhausted if they are not free within a few seconds, and no more can be had."""
+        """All or none. Raises ResourceExhausted if they are not free within a few seconds, and no more can be had. The patient
+        leave enough for a command of somebody else: probes and hooks must not wait for the sessions of users."""
         if not self.count:
             raise WrongState(
                 "this virtual machine has no ports for commands; set the pod's annotation virtshim.io/exec-ports "
@@ -83,19 +87,21 @@ class ExecPorts:
             )
         begun = time.monotonic()
         with self._changed:
-            self._wanted += count
+            wanted = count + (_KEPT if deadline.patient and self.count >= _KEPT_FROM else 0)
+            self._wanted += wanted
             try:
-                while len(self._free) < count:
+                while len(self._free) < wanted:
                     self._plug_more()
                     if time.monotonic() >= max(begun + _LEASE_WAIT, self._plugging_until):
                         raise ResourceExhausted(
-                            f"all {self.count} ports for commands are in use in this virtual machine"
-                            f"{self._refusal and f' and no more fit ({self._refusal})'}; wait for a command to end"
+                            f"all {self.count - wanted + count} ports for {'sessions' if wanted > count else 'commands'} are in "
+                            f"use in this virtual machine{self._refusal and f' and no more fit ({self._refusal})'}; wait for a "
+                            "command to end"
                         )
                     self._changed.wait(deadline.slice("a free port for the command"))
                 return [self._free.popleft() for _ in range(count)]
             finally:
-                self._wanted -= count
+                self._wanted -= wanted
 
     def release(self, ports: Sequence[ExecPort]) -> None:
         with self._changed:

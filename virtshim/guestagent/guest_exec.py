@@ -6,8 +6,8 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from virtshim.guestagent import exec_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled, VmEnded, mapping, whole_number
 from virtshim.guestagent.command_output import CommandOutput
 from virtshim.guestagent.exec_ports import ExecPort, ExecPorts
-from virtshim.guestagent.wait import CancellableDeadline
+from virtshim.guestagent.wait import CancellableDeadline, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,8 @@ class CommandStreams:
 
 @dataclass(slots=True)
 class RunningCommand:
-    """`pid` is the agent's, None before the start and after the end. The sockets are this side's ends of the ports."""
+    """`pid` is the agent's, None before the start and after the end. The sockets are this side's ends of the ports. `patient`: a
+    session's, see `CancellableDeadline`."""
 
     token: str
     ports: Sequence[ExecPort]
@@ -59,6 +60,7 @@ class RunningCommand:
     stdin: socket.socket | None = None
     pid: int | None = None
     no_port: bool = False
+    patient: bool = False
 
     def end_input(self) -> None:
         """End of file for the command. QEMU passes on what it has before it closes its side; then the guest reads the end."""
@@ -87,7 +89,7 @@ class GuestVm:
         """`plug` brings one more serial port into the VM, by its number. Raises ShimError."""
         self.channel = AgentChannel(agent_socket)
         self._ports = ExecPorts(socket_directory, plug, self._await_ports)
-        self._starting = threading.Lock()
+        self._starting = Turns()
         self._swept = False
         self._ended = threading.Event()
 
@@ -102,9 +104,12 @@ class GuestVm:
         self._end_earlier_sessions(deadline)
         token = secrets.token_hex(16)
         ports = self._ports.lease(1 + (not wanted.tty) + wanted.stdin, deadline)
-        running = RunningCommand(token, ports, CommandOutput(token, stderr=not wanted.tty))
+        output = CommandOutput(token, stderr=not wanted.tty)
+        running = RunningCommand(token, ports, output, patient=deadline.patient)
         try:
-            with self._start_lock(deadline):
+            # QEMU tells the guest of each connection to a port, and forgets to when more than thirty such messages wait: a port
+            # would stay closed for ever. A start asks the agent something, by which time the guest has read them.
+            with self._starting.mine(deadline, "earlier commands to be started"):
                 self._connect(running, wanted)
                 self._spawn(running, command, wanted, deadline)
         except (AgentRefused, CommandDisabled):
@@ -115,10 +120,18 @@ class GuestVm:
             raise
         return running
 
-    def reap(self, running: RunningCommand, kill: str = "") -> threading.Thread:
+    def reap(
+        self, running: RunningCommand, kill: str = "", settled: Callable[[], object] = lambda: None
+    ) -> threading.Thread:
         """Makes sure that nothing of it runs any more (`kill`: "all", "relays" or nothing, see exec_scripts), then frees its
-        ports. Goes on on a thread of its own, which is returned."""
-        thread = threading.Thread(target=self._settle, args=(running, kill), name="exec-settle", daemon=True)
+        ports. Goes on on a thread of its own, which is returned, and calls `settled` at its end."""
+
+        def run() -> None:
+            self._settle(running, kill)
+            with suppress(RuntimeError):  # the loop of who waits for it is closed
+                settled()
+
+        thread = threading.Thread(target=run, name="exec-settle", daemon=True)
         thread.start()
         return thread
 
@@ -159,17 +172,6 @@ class GuestVm:
         if not self._swept:
             self.run_script(exec_scripts.KILL, ("all", exec_scripts.tag()), deadline)
             self._swept = True
-
-    @contextmanager
-    def _start_lock(self, deadline: CancellableDeadline) -> Iterator[None]:
-        """QEMU tells the guest of each connection to a port, and forgets to when more than thirty such messages wait: a port
-        would stay closed for ever. A start asks the agent something, by which time the guest has read them."""
-        while not self._starting.acquire(timeout=deadline.slice("earlier commands to be started")):
-            pass
-        try:
-            yield
-        finally:
-            self._starting.release()
 
     def _await_ports(self, numbers: Sequence[int]) -> Collection[int]:
         """Those of these new ports that the guest has. Errors: those of `AgentChannel.ask`."""
@@ -235,7 +237,7 @@ class GuestVm:
             running.close()
 
     def _kill_and_wait(self, running: RunningCommand, kill: str) -> bool:
-        deadline = CancellableDeadline.of(_SCRIPT_SECONDS, self._ended)
+        deadline = CancellableDeadline.of(_SCRIPT_SECONDS, self._ended, patient=running.patient)
         if kill:
             self.run_script(exec_scripts.KILL, (kill, exec_scripts.tag(running.token)), deadline)
         deadline = deadline.at_most(_GONE_SECONDS)

@@ -8,14 +8,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from virtshim.domain.errors import ShimError, Unavailable
+from virtshim.domain.errors import ResourceExhausted, ShimError, Unavailable
 from virtshim.domain.guest.streaming import Ended, Output, OutStream
 from virtshim.domain.token_bucket import ReadPace
 from virtshim.guestagent import exec_scripts
@@ -37,10 +37,11 @@ _CLOSE_SECONDS = 3.0
 
 
 class LiveSession:
-    def __init__(self, vm: GuestVm, running: RunningCommand, executor: Executor) -> None:
+    def __init__(self, vm: GuestVm, running: RunningCommand, submit: Callable[..., Future[Any]]) -> None:
+        """`submit` has a call run on a thread that may wait for this guest. Raises ResourceExhausted."""
         self._vm = vm
         self._running = running
-        self._executor = executor
+        self._submit = submit
         self._pending: deque[Output] = deque()
         self._silence = SilenceTracker(time.monotonic())
         self._pace = ReadPace(time.monotonic())
@@ -102,8 +103,11 @@ class LiveSession:
             self._resizing.cancel()
         output = self._running.output
         how = "" if output.complete else "relays" if output.exited else "all"
-        settling = self._vm.reap(self._running, how)
-        await asyncio.get_running_loop().run_in_executor(self._executor, settling.join, _CLOSE_SECONDS)
+        settled, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._vm.reap(self._running, how, lambda: loop.call_soon_threadsafe(settled.set))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await settled.wait()
 
     # ---
 
@@ -139,16 +143,17 @@ class LiveSession:
             raise Unavailable(VM_ENDED) from exc
 
     async def _check(self) -> None:
-        due = self._silence.check_due(time.monotonic(), started=self._running.output.started)
-        if due and await self._in_thread(self._is_gone):
-            self._silence.gone(time.monotonic())
-        if self._silence.turn_due(time.monotonic()):
-            await self._in_thread(self._vm.run_noop)
-            self._silence.turned(time.monotonic())
+        with suppress(ResourceExhausted):  # its guest has more questions to answer than it can; later
+            due = self._silence.check_due(time.monotonic(), started=self._running.output.started)
+            if due and await self._in_thread(self._is_gone):
+                self._silence.gone(time.monotonic())
+            if self._silence.turn_due(time.monotonic()):
+                await self._in_thread(self._vm.run_noop)
+                self._silence.turned(time.monotonic())
 
     def _is_gone(self) -> bool:
         try:
-            return self._vm.is_gone(self._running, CancellableDeadline.of(_CHECK_SECONDS))
+            return self._vm.is_gone(self._running, CancellableDeadline.of(_CHECK_SECONDS, patient=True))
         except ShimError:
             return False  # a busy guest; the command's own end will be heard
 
@@ -161,14 +166,15 @@ class LiveSession:
         while self._size is not None:
             (rows, columns), self._size = self._size, None
             words = (self._running.output.tty, str(rows), str(columns))
-            deadline = CancellableDeadline.of(_RESIZE_SECONDS)
+            deadline = CancellableDeadline.of(_RESIZE_SECONDS, patient=True)
             try:
                 await self._in_thread(partial(self._vm.run_script, exec_scripts.RESIZE, words, deadline))
             except ShimError as exc:
                 log.info("exec.resize.failed", error=str(exc))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        done: T = await asyncio.wrap_future(self._submit(call))
+        return done
 
 
 async def _ready(readers: Iterable[socket.socket], writers: Iterable[socket.socket], seconds: float) -> None:

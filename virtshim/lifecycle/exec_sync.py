@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from virtshim.domain.container import Container
-from virtshim.domain.errors import ResourceExhausted, WrongState
+from virtshim.domain.errors import WrongState
 from virtshim.domain.guest.command import CommandResult, in_container
 from virtshim.domain.guest.dial import dial_command
 from virtshim.domain.guest.streaming import ExecRequest, Streams
@@ -14,7 +14,8 @@ from virtshim.domain.ids import ContainerId
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import StreamSession
-from virtshim.primitives.existing import existing_container
+from virtshim.primitives.existing import existing_container, pod_of
+from virtshim.primitives.pod_places import PodPlaces
 
 # `crictl inspect` is not worth a longer wait.
 _FACTS_SECONDS = 1.0
@@ -22,13 +23,12 @@ _FACTS_SECONDS = 1.0
 
 class ExecCommand:
     """Implements `virtshim.ports.streaming.Execs`. A call that waits for its command's end holds a thread of the
-    server, and commands may hang: `most` of them at once leave threads for the rest."""
+    server, and commands may hang: there are fewer `places` than threads, and for one pod only some of them."""
 
-    def __init__(self, records: Records, guests: GuestAgents, most: int) -> None:
+    def __init__(self, records: Records, guests: GuestAgents, places: PodPlaces) -> None:
         self._records = records
         self._guests = guests
-        self._most = most
-        self._slots = threading.BoundedSemaphore(most)
+        self._places = places
 
     def run(
         self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
@@ -37,14 +37,8 @@ class ExecCommand:
         `GuestAgents.run`."""
         _refuse_unless_running(container)
         command = in_container(container, argv)
-        if not self._slots.acquire(blocking=False):
-            raise ResourceExhausted(
-                f"{self._most} commands already run on this node; wait for some to end, or raise cri.max_calls"
-            )
-        try:
+        with self._places.held(pod_of(self._records, container)):
             return self._guests.run(container.id, command, timeout, cancelled)
-        finally:
-            self._slots.release()
 
     async def start(self, request: ExecRequest) -> StreamSession:
         container = existing_container(self._records, request.container)

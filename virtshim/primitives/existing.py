@@ -29,3 +29,9 @@ def no_such_container(named: object) -> NotFound:
 
 def no_such_sandbox(named: object) -> NotFound:
     return NotFound(f"no such pod sandbox: {named}")
+
+
+def pod_of(records: Records, container: Container) -> str:
+    """As `namespace/name`; its sandbox's id if that has no record any more."""
+    sandbox = records.sandboxes.get(container.sandbox_id)
+    return sandbox.key.readable if sandbox is not None else container.sandbox_id.short

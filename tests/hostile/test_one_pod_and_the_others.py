@@ -1,0 +1,230 @@
+"""One pod takes all it can get of what pods share: the others, and its own probes, are served all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from fakes.background import Background
+from fakes.cri import refused, served
+from fakes.hostile import HostileAgent, HostileVm, record, silent
+from podclient import wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import InternalError, ResourceExhausted
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.streaming import Streams
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
+from virtshim.guestagent.agents import AgentClients
+from virtshim.guestagent.exec_collector import OutputMemory
+from virtshim.guestagent.vm_workers import OF_VM, WAITING, VmWorkers
+from virtshim.guestagent.wait import CancellableDeadline, Turns
+from virtshim.primitives.pod_places import Places, PodPlaces
+
+pytestmark = pytest.mark.hostile
+
+HOSTILE, OTHER = ContainerId("a" * 64), ContainerId("b" * 64)
+TRUE = GuestCommand(("true",))
+OUT = Streams(stdout=True)
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def layout(short_path: Path) -> Layout:
+    layout = Layout(state_dir=f"{short_path}/state", run_dir=str(short_path))
+    for container in (HOSTILE, OTHER):
+        Path(layout.socket_dir(container)).mkdir(parents=True)
+    return layout
+
+
+@pytest.fixture
+def guests() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def clients(layout: Layout) -> Iterator[AgentClients]:
+    def no_more(container: ContainerId, number: int) -> None:
+        raise InternalError("no free slot")
+
+    clients = AgentClients(layout, no_more)
+    yield clients
+    clients.close()
+
+
+def honest(token: bytes) -> list[bytes]:
+    return [record(token, b"start") + b"fine" + record(token, b"exit 0") + record(token, b"end")]
+
+
+def hears_only(agent: HostileAgent, connected: object) -> None:
+    for _ in agent.asked(connected):
+        pass
+
+
+def test_after_a_hundred_execs_into_a_silent_guest_another_guest_is_asked(
+    layout: Layout, clients: AgentClients, guests: contextlib.ExitStack
+) -> None:
+    guests.enter_context(contextlib.closing(HostileAgent(Path(layout.agent_socket(HOSTILE)), hears_only)))
+    other = guests.enter_context(contextlib.closing(HostileVm(Path(layout.socket_dir(OTHER)))))
+    other.out = honest
+
+    async def test() -> None:
+        waiting = [asyncio.create_task(clients.open(HOSTILE, TRUE, OUT)) for _ in range(100)]
+        await asyncio.sleep(0)
+        session = await asyncio.wait_for(clients.open(OTHER, TRUE, OUT), 20)
+        await session.close()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(test())
+
+
+def test_what_waits_for_one_guest_is_bounded_and_keeps_nobody_else_waiting() -> None:
+    workers, go = VmWorkers(), threading.Event()
+    busy = [workers.submit(HOSTILE, go.wait, 20) for _ in range(OF_VM + WAITING)]
+    with pytest.raises(ResourceExhausted, match=r"256 requests wait .* whether its guest agent answers"):
+        workers.submit(HOSTILE, go.wait, 20)
+    assert workers.submit(OTHER, lambda: "served").result(10) == "served"
+    assert not any(future.done() for future in busy)
+    go.set()
+    assert all(future.result(10) for future in busy)
+    workers.close()
+
+
+def test_a_probe_runs_while_the_sessions_of_users_take_every_port_they_get(
+    layout: Layout, clients: AgentClients, guests: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("virtshim.guestagent.exec_ports._LEASE_WAIT", 0.2)
+    vm = guests.enter_context(contextlib.closing(HostileVm(Path(layout.socket_dir(HOSTILE)), ports=12)))
+    vm.out = vm.err = lambda token: [record(token, b"start")]  # and never ends
+
+    async def sessions() -> None:
+        made, told = [], ""
+        while not told:
+            try:
+                made.append(await clients.open(HOSTILE, TRUE, OUT))
+            except ResourceExhausted as exc:
+                told = str(exc)
+        assert len(made) == 5
+        assert told.startswith("all 10 ports for sessions are in use in this virtual machine")
+        vm.out, vm.err = honest, silent
+        probe = asyncio.to_thread(clients.run, HOSTILE, TRUE, 10.0, threading.Event())
+        assert await probe == CommandResult(0, b"fine", b"")
+        for session in made:
+            await session.close()
+
+    asyncio.run(sessions())
+
+
+def test_a_probe_has_its_turn_with_the_agent_before_all_sessions_that_wait() -> None:
+    turns, order, go = Turns(), [], threading.Event()
+
+    def turn(name: str, *, patient: bool) -> None:
+        with turns.mine(CancellableDeadline.of(20.0, patient=patient), "a turn"):
+            order.append(name)
+
+    def first() -> None:
+        with turns.mine(CancellableDeadline.of(20.0), "a turn"):
+            go.wait(20)
+
+    holding = Background(first)
+    wait_until(lambda: turns._held, 10, "somebody has the turn")
+    waiting = []
+    for number in range(5):
+        waiting.append(Background(lambda n=number: turn(f"session {n}", patient=True)))
+        wait_until(lambda n=number: len(turns._patient) == n + 1, 10, "it waits")
+    waiting.append(Background(lambda: turn("probe", patient=False)))
+    wait_until(lambda: len(turns._first) == 1, 10, "the probe waits")
+    go.set()
+    for one in (holding, *waiting):
+        one.done()
+    assert order == ["probe", *(f"session {number}" for number in range(5))]
+
+
+def test_the_collected_output_of_a_hundred_commands_is_bounded_and_the_next_has_room() -> None:
+    memory, mebibyte = OutputMemory(256 << 20), 1 << 20
+    held = [0] * 100
+    for _ in range(40):
+        for command, mine in enumerate(held):
+            held[command] += memory.take(mebibyte, mine)
+    assert sum(held) <= 256 << 20
+    assert memory.take(mebibyte, 0) > mebibyte // 2, "the next"
+    for mine in held:
+        memory.give_back(mine)
+    alone = 0
+    while granted := memory.take(mebibyte, alone):
+        alone += granted
+    assert alone >= 32 << 20, "both streams of a command that is alone"
+
+
+# --- places by pod
+
+PLACES = Places("commands running", 80, 16, "wait for some to end", "wait for others to end")
+
+
+def test_a_pod_gets_so_many_places_and_is_told_which_limit_it_met() -> None:
+    seen: list[tuple[str, str]] = []
+    places = PodPlaces(PLACES, lambda pod, what: seen.append((pod, what)))
+    for _ in range(16):
+        places.take("default/a")
+    with pytest.raises(
+        ResourceExhausted, match="pod default/a has 16 commands running, the most for one pod; wait for some to end"
+    ):
+        places.take("default/a")
+    assert seen == [("default/a", "commands running")]
+    places.take("default/b")
+    places.give_back("default/a")
+    places.take("default/a")
+
+
+def test_when_twenty_pods_take_all_they_can_a_pod_that_has_nothing_gets_its_first_place() -> None:
+    places = PodPlaces(PLACES)
+    for number in range(20):
+        with contextlib.suppress(ResourceExhausted):
+            for _ in range(20):
+                places.take(f"default/hostile-{number}")
+    places.take("default/other")
+    with pytest.raises(ResourceExhausted, match="kept for pods that have none"):
+        places.take("default/other")
+
+
+def test_all_places_of_a_node_are_bounded() -> None:
+    places = PodPlaces(PLACES)
+    for number in range(80):
+        places.take(f"default/{number}")
+    with pytest.raises(ResourceExhausted, match="80 commands running together, the most there may be; wait for others"):
+        places.take("default/last")
+
+
+def test_commands_that_hang_in_one_pod_leave_another_pods_probe_its_place(tmp_path: Path) -> None:
+    with served(tmp_path, cri={"max_calls": 32}) as (world, client, _):
+        world.pull()
+        _, hostile = client.running()
+        _, other = client.running("other")
+        started, over = threading.Semaphore(0), threading.Event()
+
+        def hang(*_: object) -> CommandResult:
+            started.release()
+            over.wait(20)
+            return CommandResult(0, b"", b"")
+
+        world.outside.guests.do = hang
+        request = pb.ExecSyncRequest(container_id=hostile, cmd=["sleep", "9"])
+        calls = [client.runtime.ExecSync.future(request) for _ in range(12)]
+        for _ in calls:
+            assert started.acquire(timeout=20)
+        with refused(Code.RESOURCE_EXHAUSTED, "pod .* commands running"):
+            client.ExecSync(request)
+        world.outside.guests.do = lambda *_: CommandResult(0, b"ready", b"")
+        assert client.ExecSync(pb.ExecSyncRequest(container_id=other, cmd=["probe"])).stdout == b"ready"
+        over.set()
+        for call in calls:
+            call.result(20)
