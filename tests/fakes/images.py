@@ -77,6 +77,11 @@ class FakeImageFiles:
     def path(self, digest: ImageDigest) -> str:
         return f"/images/{digest.hex}"
 
+    def format_of(self, digest: ImageDigest) -> DiskFormat:
+        if digest not in self.files:
+            raise NotFound(f"image {digest} is not here")
+        return DiskFormat.QCOW2
+
     def delete(self, digest: ImageDigest) -> None:
         self.files.pop(digest, None)
 

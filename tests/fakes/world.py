@@ -124,7 +124,7 @@ class World:
             unplugging=watched("vms", out.vms, journal),
             resizing=watched("resizing", out.resizing, journal, ("memory_in_use",)),
             cgroups=watched("cgroups", out.cgroups, journal),
-            files=watched("files", out.files, journal, ("path",)),
+            files=watched("files", out.files, journal, ("path", "format_of")),
             disks=watched("disks", out.disks, journal),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),

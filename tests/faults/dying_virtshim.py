@@ -20,7 +20,7 @@ from virtshim.disks import root_disks
 _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
     "networks": ("trouble",),
-    "files": ("path", "use"),
+    "files": ("path", "use", "format_of"),
     "device_errors": ("of",),
 }
 

@@ -26,6 +26,14 @@ class CpuModel(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Backing:
+    """A file that nobody writes, with all that a disk over it does not have itself."""
+
+    path: str
+    format: DiskFormat
+
+
+@dataclass(frozen=True, slots=True)
 class Disk:
     # A file readable (and, unless `readonly`, writable) by the QEMU user.
     path: str
@@ -35,6 +43,8 @@ class Disk:
     readonly: bool = False
     # It is a read-only ISO.
     cdrom: bool = False
+    # What it is laid over, if anything: never what its own header says, which its VM may write.
+    backing: Backing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import cpu_query, domain_xml, ownership
 from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
+from virtshim.hypervisor.chains import unchanged
 from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices import vnc
+from virtshim.hypervisor.devices import disk, vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of, message_of
@@ -98,7 +99,10 @@ class LibvirtHypervisor:
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)
             try:
-                socket = vnc.socket_in(found.XMLDesc())
+                definition = found.XMLDesc()
+                for file in disk.qcow2_files_in(definition):
+                    unchanged.refuse_changed(file)
+                socket = vnc.socket_in(definition)
                 with vnc_directory_writable(socket, self._connection.qemu_ids() if socket else None):
                     began = time.monotonic()
                     found.create()

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtshim.domain.errors import Aborted, InternalError, ResourceExhausted
+from virtshim.domain.errors import Aborted, InternalError, NotFound, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, FilesystemUsage
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 from virtshim.domain.image_name import ImageName
 from virtshim.files import space_taken, sync
 from virtshim.images import http_source, oci_source
@@ -32,6 +32,7 @@ from virtshim.images.pull_watch import PullWatch
 from virtshim.images.qemu_img import verify
 from virtshim.images.registry import Registry
 from virtshim.images.translations import Transport, read_translations
+from virtshim.images.verify import QCOW_MAGIC
 from virtshim.ports.images import FetchedImage
 
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -88,6 +89,14 @@ class ImageFileStore:
 
     def path(self, digest: ImageDigest) -> str:
         return str(self._files / digest.hex)
+
+    def format_of(self, digest: ImageDigest) -> DiskFormat:
+        """It was judged when it was pulled; nobody has changed it since."""
+        try:
+            with open(self.path(digest), "rb") as file:
+                return DiskFormat.QCOW2 if file.read(len(QCOW_MAGIC)) == QCOW_MAGIC else DiskFormat.RAW
+        except OSError as exc:
+            raise NotFound(f"the file of image {digest}, under a disk that stays with its pod, is gone") from exc
 
     def delete(self, digest: ImageDigest) -> None:
         with self._store_errors(digest):

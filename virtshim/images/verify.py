@@ -21,7 +21,7 @@ HEAD_BYTES = 4096
 TAIL_BYTES = 512
 
 _SECTOR = 512
-_QCOW_MAGIC = b"QFI\xfb"
+QCOW_MAGIC = b"QFI\xfb"
 _CORRUPT, _DATA_FILE = 1 << 1, 1 << 2
 _CONVERT = "convert it with qemu-img convert -O qcow2"
 _UNPACK = "unpack it and publish the disk itself"
@@ -72,7 +72,7 @@ def judge_bytes(head: bytes, tail: bytes, size: int, image: str) -> DiskFormat:
     """The format by the file's own bytes. Raises InvalidRequest for everything but a self-contained qcow2 or a raw disk."""
     if size == 0:
         raise _unusable(image, "is empty (0 bytes)", "publish it again")
-    if head.startswith(_QCOW_MAGIC):
+    if head.startswith(QCOW_MAGIC):
         _judge_qcow2(head, image)
         return DiskFormat.QCOW2
     for start, foreign in ((head, _FOREIGN), (tail, _FOREIGN_TAILS)):

@@ -35,6 +35,9 @@ class ImageFiles(Protocol):
     def path(self, digest: ImageDigest) -> str:
         """Absolute path of the stored file, whether or not it is there."""
 
+    def format_of(self, digest: ImageDigest) -> DiskFormat:
+        """Of a file that was stored; also of one that no record lists any more. Raises NotFound."""
+
     def delete(self, digest: ImageDigest) -> None: ...
 
     def stored(self) -> frozenset[ImageDigest]:

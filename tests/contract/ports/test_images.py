@@ -262,8 +262,11 @@ def test_a_stored_file_tells_what_it_is_but_not_its_names(world: World, disks: l
     assert world.files.describe(found.digest) == FetchedImage(
         found.digest, "", "", found.size, found.virtual_size, found.format
     )
+    assert world.files.format_of(found.digest) == found.format
     with pytest.raises(InternalError):
         world.files.describe(ABSENT)
+    with pytest.raises(NotFound):
+        world.files.format_of(ABSENT)
 
 
 def test_a_path_is_known_before_its_file_is_there(world: World, disks: list[bytes]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Disk, DiskBus, Power, VmSize, VmSpec
+from virtshim.domain.vm import Backing, Disk, DiskBus, Power, VmSize, VmSpec
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -32,7 +32,12 @@ SPEC = VmSpec(
     size=VmSize(vcpus=1, memory_bytes=32 << 20),
     disk_bus=DiskBus.SCSI,
     disks=(
-        Disk(str(PLACE / "vm/root.qcow2"), DiskFormat.QCOW2, "root"),
+        Disk(
+            str(PLACE / "vm/root.qcow2"),
+            DiskFormat.QCOW2,
+            "root",
+            backing=Backing(str(PLACE / "vm/base.raw"), DiskFormat.RAW),
+        ),
         Disk(str(PLACE / "vm/seed.iso"), DiskFormat.RAW, "seed", readonly=True, cdrom=True),
     ),
     console_socket=str(PLACE / "s/console.sock"),

@@ -27,7 +27,7 @@ from virtshim.domain.devices.granted import (
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import CpuModel, Disk, DiskBus, VmSize, VmSpec
+from virtshim.domain.vm import Backing, CpuModel, Disk, DiskBus, VmSize, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -38,7 +38,8 @@ BUILDERS = ("domain_xml.py", "ownership.py", "cpu_query.py")
 GOLDEN = PROJECT / "tests" / "golden" / "domain_xml"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 
-ROOT = Disk("/state/containers/c/root.qcow2", DiskFormat.QCOW2, "root")
+IMAGE = Backing("/state/images/sha256/i", DiskFormat.RAW)
+ROOT = Disk("/state/containers/c/root.qcow2", DiskFormat.QCOW2, "root", backing=IMAGE)
 SEED = Disk("/state/containers/c/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True)
 PLAIN = VmSpec(
     uuid=uuid.UUID("11111111-2222-5333-8444-555555555555"),

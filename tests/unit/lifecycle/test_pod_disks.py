@@ -10,7 +10,8 @@ from fakes.world import IMAGE, World, container_config, sandbox_config
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import AlreadyExists, InternalError, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.vm import OffReason, Power
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Backing, OffReason, Power
 
 KEEP = sandbox_config(annotations={"virtshim.io/root-disk": "pod"})
 UUID = "12345678-9abc-4def-8123-456789abcdef"
@@ -100,6 +101,8 @@ def test_the_image_under_a_kept_disk_stays_although_the_pod_moved_on_to_another(
     second = ran(world, sandbox, 1)
     assert world.container(second).image == new
     assert old in world.outside.files.stored(), "the disk is a copy-on-write of it"
+    below = world.outside.vms.spec(world.domain(second)).disks[0].backing
+    assert below == Backing(world.outside.files.path(old), DiskFormat.QCOW2), "the record says so, not the disk"
     world.remove_sandbox(sandbox)
     assert old not in world.outside.files.stored()
 

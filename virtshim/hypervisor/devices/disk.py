@@ -9,8 +9,8 @@ Choices, each for a reason:
 - `error_policy='enospace'`: a full disk on the host pauses the VM, and no write is lost; it can go on when there is
   room. Every other error is the guest's to see, as with a real disk.
 - The driver type is always explicit: a guest must not be able to turn its raw disk into a qcow2 that names a
-  host file. A raw disk says it has no backing file. A qcow2 disk leaves its backing chain to libvirt, which
-  follows only formats that are recorded in the (host-written) header and refuses the rest.
+  host file. So is the whole backing chain, to its end: a QEMU that its guest took over can write another name
+  into its disk's header, which libvirt would follow (see chains/unchanged.py).
 - `relabel='no'`: the files already belong to whom they must (`Disk.path` promises it). libvirt would otherwise
   give the *shared* base image to the QEMU user on each start, who could then change it for every other pod. The
   whole backing chain inherits it.
@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from lxml import etree
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import Disk, DiskBus
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Backing, Disk, DiskBus
 from virtshim.hypervisor.xmltext import absolute_path, disk_serial
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -63,6 +64,38 @@ def build(disks: Sequence[Disk], bus: DiskBus) -> list[etree._Element]:
     return elements
 
 
+def qcow2_files_in(definition: str) -> list[Disk]:
+    """The qcow2 files of a VM's definition that name what is below them; their serials are left out."""
+    found = []
+    for element in etree.fromstring(definition.encode()).iterfind("devices/disk[@type='file']"):
+        driver, source, below = element.find("driver"), element.find("source"), element.find("backingStore")
+        if driver is None or source is None or below is None or driver.get("type") != DiskFormat.QCOW2.value:
+            continue
+        found.append(Disk(source.get("file", ""), DiskFormat.QCOW2, "", backing=_backing_in(below)))
+    return found
+
+
+def _backing_in(below: etree._Element) -> Backing | None:
+    kind, source = below.find("format"), below.find("source")
+    if kind is None or source is None:
+        return None
+    return Backing(source.get("file", ""), DiskFormat(kind.get("type")))
+
+
+def _backing_store(backing: Backing | None) -> etree._Element:
+    """Empty at the end of the chain."""
+    element = etree.Element("backingStore")
+    if backing is not None:
+        element.set("type", "file")
+        etree.SubElement(element, "format", type=backing.format.value)
+        source = etree.SubElement(
+            element, "source", file=absolute_path(backing.path, "path of what a disk is laid over")
+        )
+        etree.SubElement(source, "seclabel", model="dac", relabel="no")
+        etree.SubElement(element, "backingStore")
+    return element
+
+
 def _disk(disk: Disk, bus: DiskBus, index: int) -> etree._Element:
     as_cdrom = disk.cdrom and bus is DiskBus.SCSI
     readonly = disk.cdrom or disk.readonly
@@ -74,8 +107,7 @@ def _disk(disk: Disk, bus: DiskBus, index: int) -> etree._Element:
         driver.set("discard", "unmap")
     source = etree.SubElement(element, "source", file=absolute_path(disk.path, "disk path"))
     etree.SubElement(source, "seclabel", model="dac", relabel="no")
-    if disk.format.value == "raw":
-        etree.SubElement(element, "backingStore")
+    element.append(_backing_store(disk.backing))
     etree.SubElement(element, "target", dev=target_name(_PREFIX[bus], index), bus=bus.value)
     if readonly:
         etree.SubElement(element, "readonly")

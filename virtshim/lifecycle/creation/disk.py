@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
-from virtshim.domain.vm import Disk
+from virtshim.domain.vm import Backing, Disk
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.images import ImageFiles
@@ -17,7 +18,7 @@ class RootDisk:
     disks: RootDisks
 
     def make(self, draft: Draft) -> Draft:
-        return draft.with_disk(self._disk(draft))
+        return draft.with_disk(dataclasses.replace(self._disk(draft), backing=self._backing(draft)))
 
     def undo(self, container: Container) -> None:
         """With all that later steps wrote into the directory. The pod's disk is no part of it: it stays for the next attempt."""
@@ -31,3 +32,12 @@ class RootDisk:
         self.disks.make_directory(container.id)
         pod_disk = self.disks.pod_disk(container.spec.pod_disk)
         return pod_disk or self.disks.create_pod_disk(container.spec.pod_disk, image, path, size)
+
+    def _backing(self, draft: Draft) -> Backing:
+        """The image that the disk was made over: for the pod's disk that of its first attempt. By records alone: what is in the
+        disk its VM may have written."""
+        container, image = draft.container, draft.image
+        first = draft.sandbox.root_disks.get(container.name.name) if container.spec.pod_disk else None
+        if first is None or first == image.digest:
+            return Backing(self.files.path(image.digest), image.format)
+        return Backing(self.files.path(first), self.files.format_of(first))

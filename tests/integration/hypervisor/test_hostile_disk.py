@@ -1,0 +1,72 @@
+"""A QEMU that its guest took over writes another name into its disk's header, for the next start of that disk."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.hostile
+
+# A VM has run once; then its QEMU writes into its disk, and it is started again.
+ONCE = """
+import subprocess, struct
+from virtshim.domain.errors import WrongState
+from virtshim.hypervisor.chains import unchanged
+boot(); hypervisor.destroy(SPEC.uuid, SPEC.container_id)
+DISK = SPEC.disks[0].path
+def names(path, kind):
+    subprocess.run(["qemu-img", "rebase", "-u", "-F", kind, "-b", path, DISK], check=True)
+def patch(at, kind, value):
+    with open(DISK, "r+b") as file:
+        file.seek(at); file.write(struct.pack(kind, value))
+"""
+AGAIN = """
+try:
+    hypervisor.start(SPEC.uuid)
+    say("started")
+except WrongState as exc:
+    say(str(exc))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "why"),
+    [
+        ("names('/etc/shadow', 'raw')", "names '/etc/shadow' below it"),
+        ("names('/dev/zero', 'raw')", "names '/dev/zero' below it"),
+        ("names(SPEC.disks[0].backing.path, 'qcow2')", "is 'qcow2', and not 'raw'"),
+        ('names(\'json:{"driver":"nbd","host":"127.0.0.1"}\', \'raw\')', "names 'json:"),
+        ("patch(8, '>Q', 0)", "names 'nothing'"),
+        ("patch(72, '>Q', 4)", "a file for its data"),
+        ("patch(32, '>I', 2)", "encrypted"),
+        ("patch(0, '>I', 0)", "no qcow2 any more"),
+    ],
+)
+def test_a_disk_that_names_another_file_is_not_started(place, rewritten: str, why: str) -> None:
+    (said,) = place.run(f"{ONCE}\n{rewritten}\n{AGAIN}")
+    assert "is not as it was made" in said
+    assert why in said
+
+
+@pytest.mark.parametrize("named", ["/nowhere/at/all", "/etc/shadow"])
+def test_neither_libvirt_nor_qemu_follows_a_header_that_is_changed_behind_the_look_at_it(place, named: str) -> None:
+    """Another VM's QEMU, of the same user, may be that quick."""
+    said = place.run(
+        f"{ONCE}\nnames({named!r}, 'raw')\nunchanged.refuse_changed = lambda disk: None\n{AGAIN}"
+        "wait_for_log(b'guest is up', 2)\n"
+        "say(Path(f'/proc/{qemu_pid()}/cmdline').read_bytes().count(b'" + named + "'))\n"
+        "say([os.path.realpath(f'/proc/{qemu_pid()}/fd/{n}') for n in os.listdir(f'/proc/{qemu_pid()}/fd')])\n"
+    )
+    assert said[:2] == ["started", 0]
+    assert named not in said[2]
+
+
+def test_a_disk_as_it_was_made_starts_as_often_as_wanted(place) -> None:
+    assert place.run(f"{ONCE}\n{AGAIN}") == ["started"]
+
+
+def test_the_image_under_a_disk_stays_roots(place) -> None:
+    """libvirt is told what is below a disk, and gives QEMU's user none of it."""
+    said = place.run(
+        f"{ONCE}\n{AGAIN}found = os.stat(SPEC.disks[0].backing.path); say([found.st_uid, found.st_mode & 0o022])"
+    )
+    assert said == ["started", [0, 0]]

@@ -1,0 +1,91 @@
+"""What a qcow2's header says of other files; nothing in it is trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from virtshim.hypervisor.chains.qcow2_header import HEAD_BYTES, BadHeader, Qcow2Header, parse
+
+NONE = Qcow2Header(backing="", backing_format="", has_data_file=False, encrypted=False)
+
+
+def created(path: Path, *options: str, size: str = "16M") -> bytes:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, path, size], check=True)
+    return path.read_bytes()[:HEAD_BYTES]
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+@pytest.mark.parametrize("below", ["raw", "qcow2"])
+def test_what_is_below_it_is_read(tmp_path: Path, version: str, below: str) -> None:
+    image = tmp_path / "image"
+    subprocess.run(["qemu-img", "create", "-q", "-f", below, image, "16M"], check=True)
+    head = created(tmp_path / "disk", "-o", f"compat={version}", "-F", below, "-b", str(image))
+    assert parse(head) == Qcow2Header(str(image), below, has_data_file=False, encrypted=False)
+
+
+@pytest.mark.parametrize("clusters", ["512", "65536", "2M"])
+def test_one_with_nothing_below_it_says_so(tmp_path: Path, clusters: str) -> None:
+    assert parse(created(tmp_path / "disk", "-o", f"cluster_size={clusters}")) == NONE
+
+
+def test_a_file_for_its_data_is_seen_by_the_bit_and_by_the_name(tmp_path: Path) -> None:
+    head = created(tmp_path / "disk", "-o", f"data_file={tmp_path}/data")
+    assert parse(head).has_data_file
+    (features,) = struct.unpack_from(">Q", head, 72)
+    without_bit = head[:72] + struct.pack(">Q", features & ~4) + head[80:]
+    assert parse(without_bit).has_data_file, "the name alone"
+    bit_alone = bytearray(created(tmp_path / "other"))
+    struct.pack_into(">Q", bit_alone, 72, 4)
+    assert parse(bytes(bit_alone)).has_data_file
+
+
+def test_encryption_is_seen(tmp_path: Path) -> None:
+    head = bytearray(created(tmp_path / "disk"))
+    struct.pack_into(">I", head, 32, 2)
+    assert parse(bytes(head)).encrypted
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "value", "why"),
+    [
+        (0, ">I", 0, "no qcow2"),
+        (4, ">I", 4, "version is 4"),
+        (8, ">Q", 1 << 63, "outside"),
+        (8, ">Q", HEAD_BYTES, "outside"),
+        (16, ">I", 1024, "outside"),
+        (16, ">I", 0, "outside"),
+        (100, ">I", 8, "has 8 bytes"),
+        (100, ">I", 0xFFFFFFFF, "no end"),
+        (116, ">I", 0xFFFFFFFF, "beyond"),
+    ],
+)
+def test_a_header_that_cannot_be_is_told(tmp_path: Path, at: int, kind: str, value: int, why: str) -> None:
+    (tmp_path / "image").touch()
+    head = bytearray(created(tmp_path / "disk", "-F", "raw", "-b", f"{tmp_path}/image"))
+    struct.pack_into(kind, head, at, value)
+    with pytest.raises(BadHeader, match=why):
+        parse(bytes(head))
+
+
+def test_extensions_without_end_are_not_followed_for_ever() -> None:
+    head = bytearray(HEAD_BYTES)
+    struct.pack_into(">4sI", head, 0, b"QFI\xfb", 3)
+    struct.pack_into(">I", head, 100, 104)
+    for at in range(104, HEAD_BYTES - 8, 8):
+        struct.pack_into(">II", head, at, 7, 0)
+    with pytest.raises(BadHeader, match="too many"):
+        parse(bytes(head))
+
+
+@given(st.binary(max_size=300), st.integers(2, 3))
+def test_any_bytes_are_read_or_refused(rest: bytes, version: int) -> None:
+    for head in (rest, b"QFI\xfb" + struct.pack(">I", version) + rest):
+        with contextlib.suppress(BadHeader):
+            assert len(parse(head).backing) <= 4 * 1023
