@@ -60,8 +60,16 @@ def _hex_id(text: str) -> str:
     return text
 
 
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as exc:
+        raise ValueError(f"{text!r} is not a network; write it such as 10.0.0.0/8 or fd00::/8") from exc
+
+
 HexId = Annotated[str, AfterValidator(_hex_id)]
 PciText = Annotated[str, AfterValidator(_pci)]
+NetworkText = Annotated[str, AfterValidator(_network)]
 
 
 class _Section(BaseModel):
@@ -148,6 +156,9 @@ class Images(_Section):
     )
     translations_dir: _Path = Field("/etc/virtshim/images", description="Virtlet image translation files")
     insecure_registries: tuple[str, ...] = Field((), description="host[:port] of registries contacted without TLS")
+    forbidden_networks: tuple[NetworkText, ...] = Field(
+        (), description="networks that images are not fetched from, beside link-local and metadata addresses"
+    )
     max_bytes: ByteSize = Field(ByteSize(1 << 40), description="largest disk, as published and as the guest sees it")
     progress_timeout: float = Field(60.0, gt=0, description="seconds without a byte after which a pull is given up")
 

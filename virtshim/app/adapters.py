@@ -202,4 +202,5 @@ def image_settings(settings: Settings) -> ImageSettings:
         insecure_registries=images.insecure_registries,
         max_bytes=images.max_bytes,
         progress_timeout=images.progress_timeout,
+        forbidden_networks=images.forbidden_networks,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import queue
 import select
@@ -12,19 +11,24 @@ import time
 from typing import Any
 
 from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.pull_watch import PullWatch
 
 _POLL = 0.2
 
 
-def dial(host: str, port: int, timeout: float, watch: PullWatch) -> socket.socket:
-    """A connected socket, whose waits all look at the watch. Raises OSError, or what the watch raises. Link-local addresses
-    are refused: they are a cloud's metadata service, which no pod author may read through this daemon."""
+def dial(
+    host: str, port: int, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks | None = None
+) -> socket.socket:
+    """A connected socket, whose waits all look at the watch. Raises OSError, or what the watch raises; InvalidRequest for a host
+    that is in forbidden networks alone."""
     deadline = time.monotonic() + timeout
     failure: OSError = OSError(f"no address for {host}")
-    for family, kind, protocol, _, address in _addresses(host, port, deadline, watch):
-        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
-            raise InvalidRequest(f"{host} is at a link-local address; images are not fetched from there")
+    found = _addresses(host, port, deadline, watch)
+    allowed = [one for one in found if forbidden is None or not forbidden.has(str(one[4][0]))]
+    if found and not allowed:
+        raise _refusal(host)
+    for family, kind, protocol, _, address in allowed:
         connecting = socket.socket(family, kind, protocol)
         try:
             _connect(connecting, address, deadline, watch)
@@ -38,6 +42,26 @@ def dial(host: str, port: int, timeout: float, watch: PullWatch) -> socket.socke
             connecting.close()
             raise
     raise failure
+
+
+def refuse_forbidden(host: str, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks) -> None:
+    """For a host that somebody else connects to (a proxy): raises InvalidRequest if any address of it is in forbidden networks. A
+    name that is not known here is that one's to judge."""
+    if "%" in host.partition("%25")[0]:
+        raise InvalidRequest(f"{host[:300]!r} is not a host's name")
+    try:
+        found = _addresses(host.rstrip("."), 0, time.monotonic() + timeout, watch)
+    except OSError:
+        return
+    if any(forbidden.has(str(one[4][0])) for one in found):
+        raise _refusal(host)
+
+
+def _refusal(host: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{host} is at a link-local, metadata or other address from which images are not fetched on this node "
+        "(images.forbidden_networks); publish the image elsewhere"
+    )
 
 
 def _connect(connecting: socket.socket, address: Any, deadline: float, watch: PullWatch) -> None:

@@ -25,6 +25,7 @@ from virtshim.domain.image_name import ImageName
 from virtshim.files import space_taken, sync
 from virtshim.images import http_source, oci_source
 from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
+from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
 from virtshim.images.names import HttpLocation, RegistryLocation, resolve
 from virtshim.images.pull_cache import PullCache, Pulled
@@ -41,13 +42,15 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
     """`translations_dir` "" means none; `download_protocol` is https or http; `insecure_registries` are `host[:port]`;
-    `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte."""
+    `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte;
+    `forbidden_networks` are CIDR texts."""
 
     translations_dir: str = ""
     download_protocol: str = "https"
     insecure_registries: tuple[str, ...] = ()
     max_bytes: int = 1 << 40
     progress_timeout: float = 60.0
+    forbidden_networks: tuple[str, ...] = ()
 
 
 class ImageFileStore:
@@ -60,6 +63,7 @@ class ImageFileStore:
         self._known = self._root / "known"
         self._memory = PullCache(str(self._known))
         self._settings = settings
+        self._forbidden = ForbiddenNetworks(settings.forbidden_networks)
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         name = ImageName.parse(reference)
@@ -146,7 +150,7 @@ class ImageFileStore:
         transport = location.transport if isinstance(location, HttpLocation) else Transport()
         with (
             PullWatch(str(location.name), cancelled, progress_timeout) as watch,
-            HttpClient(watch, transport) as client,
+            HttpClient(watch, transport, self._forbidden) as client,
         ):
             if isinstance(location, HttpLocation):
                 if transport.timeout is not None:

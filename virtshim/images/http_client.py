@@ -23,7 +23,8 @@ from urllib3.exceptions import HTTPError
 from urllib3.exceptions import SSLError as TlsError
 
 from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable
-from virtshim.images.connect import dial
+from virtshim.images.connect import dial, refuse_forbidden
+from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.names import is_loopback
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.translations import TlsProfile, Transport
@@ -91,9 +92,10 @@ class HttpResponse:
 class HttpClient:
     """One pull's connections, kept alive between its requests. A context manager; use it from one thread."""
 
-    def __init__(self, watch: PullWatch, transport: Transport) -> None:
+    def __init__(self, watch: PullWatch, transport: Transport, forbidden: ForbiddenNetworks) -> None:
         self._watch = watch
         self._transport = transport
+        self._forbidden = forbidden
         # The watch ends waits for data; this only keeps a lost one from waiting for ever.
         self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=watch.progress_timeout + CONNECT_TIMEOUT)
         self._pools: dict[str, urllib3.PoolManager] = {}
@@ -157,6 +159,8 @@ class HttpClient:
     def _pool(self, url: str) -> urllib3.PoolManager:
         """One pool a proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
         proxy = self._transport.proxy or _environment_proxy(url)
+        if proxy:  # it connects; that the proxy itself may be asked is the operator's word
+            refuse_forbidden(urlsplit(url).hostname or "", CONNECT_TIMEOUT, self._watch, self._forbidden)
         tls = url.startswith("https://") or proxy.startswith("https://")
         key = f"{tls} {proxy}"
         if key not in self._pools:
@@ -165,7 +169,7 @@ class HttpClient:
                 options["ssl_context"] = tls_context(self._transport.tls)
                 if self._transport.tls.server_name:
                     options["server_hostname"] = self._transport.tls.server_name
-            self._pools[key] = _guarded(_pool_for(proxy, options), self._watch)
+            self._pools[key] = _guarded(_pool_for(proxy, options), self._watch, None if proxy else self._forbidden)
         return self._pools[key]
 
 
@@ -191,13 +195,16 @@ def tls_context(profile: TlsProfile) -> ssl.SSLContext:
     return context
 
 
-def _guarded(manager: urllib3.PoolManager, watch: PullWatch) -> urllib3.PoolManager:
+def _guarded(
+    manager: urllib3.PoolManager, watch: PullWatch, forbidden: ForbiddenNetworks | None
+) -> urllib3.PoolManager:
     """Makes the manager's connections through `dial`. `_new_conn` is where urllib3's own SOCKS support hooks in, too."""
 
     def new_connection(connection: HTTPConnection) -> socket.socket:
         timeout = connection.timeout
         seconds = timeout if isinstance(timeout, (int, float)) else CONNECT_TIMEOUT
-        connected = dial(connection.host.strip("[]"), connection.port or connection.default_port, seconds, watch)
+        host, port = connection.host.strip("[]"), connection.port or connection.default_port
+        connected = dial(host, port, seconds, watch, forbidden)
         connected.settimeout(seconds)
         return connected
 

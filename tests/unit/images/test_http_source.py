@@ -20,6 +20,7 @@ from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, P
 from virtshim.domain.image import Credentials, DiskFormat
 from virtshim.images import http_client
 from virtshim.images.filestore import ImageFileStore
+from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.translations import TlsProfile, Transport
@@ -396,7 +397,7 @@ def secure_web(web, certificate: tuple[Path, Path]):
 def get(url: str, transport: Transport) -> bytes:
     with (
         PullWatch("x", NEVER, 5) as watch,
-        HttpClient(watch, transport) as client,
+        HttpClient(watch, transport, ForbiddenNetworks()) as client,
         client.get(url, {}) as answer,
     ):
         return answer.all(1 << 20)
@@ -444,7 +445,7 @@ def test_a_stalled_tls_download_can_be_cancelled(secure_web) -> None:
     timer = threading.Timer(0.3, cancelled.set)
     with (
         PullWatch("x", cancelled, 60) as watch,
-        HttpClient(watch, Transport(tls=TlsProfile(insecure=True))) as client,
+        HttpClient(watch, Transport(tls=TlsProfile(insecure=True)), ForbiddenNetworks()) as client,
         client.get(url, {}) as answer,
     ):
         timer.start()

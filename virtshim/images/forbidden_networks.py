@@ -1,0 +1,70 @@
+"""Where images are never fetched from: who names an image would make this daemon ask there, from the node's own network. Pure.
+
+Always forbidden: a cloud's metadata service, which knows the node's credentials; what is no host of its own. More is the
+operator's to list.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_ALWAYS = (
+    "169.254.0.0/16",  # link-local; metadata of AWS, Azure, Google, OpenStack and others
+    "fe80::/10",
+    "fd00:ec2::254/128",  # metadata of AWS
+    "fd20:ce::254/128",  # of Google
+    "100.100.100.200/32",  # of Alibaba
+    "192.0.0.192/32",  # of Oracle
+    "168.63.129.16/32",  # Azure's host
+    "0.0.0.0/8",  # "this host": the kernel connects to loopback
+    "::/128",
+    "224.0.0.0/4",
+    "ff00::/8",
+    "255.255.255.255/32",
+)
+
+# Prefixes of IPv6 addresses that end in the IPv4 address which is meant: IPv4-compatible ones, NAT64.
+_WITH_IPV4_AT_THEIR_END = tuple(
+    map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+)
+# An interface id of ISATAP's, whatever the network: the two words before the IPv4 address.
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
+
+
+class ForbiddenNetworks:
+    """`networks`: CIDR texts, more of them."""
+
+    def __init__(self, networks: Sequence[str] = ()) -> None:
+        self._networks: list[_Network] = [ipaddress.ip_network(text) for text in (*_ALWAYS, *networks)]
+
+    def has(self, address: str) -> bool:
+        """`address` as getaddrinfo gives it, in whatever spelling of IPv4 within IPv6."""
+        meant = ipaddress.ip_address(address.partition("%")[0])
+        return any(one in network for one in _meanings(meant) for network in self._networks if _same(one, network))
+
+
+def _same(one: _Address, network: _Network) -> bool:
+    return one.version == network.version
+
+
+def _meanings(address: _Address) -> Iterator[_Address]:
+    """The address, and the IPv4 addresses that its packets may be carried to."""
+    yield address
+    if isinstance(address, ipaddress.IPv4Address):
+        return
+    number = int(address)
+    last = ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    inside = any(address in network for network in _WITH_IPV4_AT_THEIR_END)
+    # ::1 is loopback, and no IPv4-compatible address.
+    if (inside and number > 0xFFFF) or (number >> 32) & 0xFFFFFFFF in _ISATAP:
+        yield last
