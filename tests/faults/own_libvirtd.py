@@ -22,9 +22,10 @@ log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
 
 
 class OwnLibvirtd:
-    """What is to reach it is started with `enter` before its command; or its sockets are in `sockets`, where all see them."""
+    """What is to reach it is started with `enter` before its command; or its sockets are in `sockets`, where all see them.
+    `settings`: more lines of libvirtd.conf."""
 
-    def __init__(self, sockets: str = "") -> None:
+    def __init__(self, sockets: str = "", settings: str = "") -> None:
         mounts = "; ".join(f"mkdir -p {path}; mount -t tmpfs -o mode=755 virtshim-test {path}" for path in _PRIVATE)
         script = f"{mounts}; mkdir -p /run/libvirt/qemu; echo ready; exec sleep infinity"
         self._holder = subprocess.Popen(
@@ -36,7 +37,7 @@ class OwnLibvirtd:
         self.pid_file = tempfile.mktemp(prefix="virtshim-libvirtd-", suffix=".pid")
         self._write("/etc/libvirt/qemu.conf", _qemu_conf())
         elsewhere = f'unix_sock_dir = "{sockets}"\n' if sockets else ""
-        self._write("/etc/libvirt/libvirtd.conf", _LIBVIRTD_CONF + elsewhere)
+        self._write("/etc/libvirt/libvirtd.conf", _LIBVIRTD_CONF + elsewhere + settings)
         self._uri = f"qemu+unix:///system?socket={sockets}/libvirt-sock" if sockets else "qemu:///system"
         self._process: subprocess.Popen[bytes] | None = None
 

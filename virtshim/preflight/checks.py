@@ -20,6 +20,7 @@ Check = Callable[[Settings], Sequence[Finding]]
 
 _TAPMANAGER_LIMIT = 3.0
 _QEMU_CONF = "/etc/libvirt/qemu.conf"
+_READ_ONLY_SOCKETS = ("/run/libvirt/libvirt-sock-ro", "/run/libvirt/virtqemud-sock-ro")
 _FORWARDING = ("net.ipv4.ip_forward",)
 _SOME_CONTAINER = ContainerId("0" * 64)
 
@@ -62,6 +63,16 @@ def libvirt_user(settings: Settings) -> Sequence[Finding]:
         return []
     program_output = _ask(settings, "owner")
     return [virtualization.runs_qemu_as(program_output, _qemu_user(settings))] if program_output.reached else []
+
+
+def read_only_socket(settings: Settings) -> Sequence[Finding]:
+    """Of the system's libvirt; the embedded driver has none."""
+    if settings.libvirt.uri != "qemu:///system":
+        return []
+    there = [node for path in _READ_ONLY_SOCKETS if (node := host_facts.node(path)) is not None]
+    return [
+        virtualization.read_only_sockets([(node, host_facts.directories(os.path.dirname(node.path))) for node in there])
+    ]
 
 
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
@@ -165,6 +176,7 @@ ALL: tuple[Check, ...] = (
     qemu_user,
     libvirt,
     libvirt_user,
+    read_only_socket,
     vmwrapper,
     emulator,
     kvm,

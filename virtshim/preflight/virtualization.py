@@ -131,6 +131,21 @@ def libvirt(uri: str, program_output: ProgramOutput) -> Finding:
     return error("libvirt", f"{uri}: {program_output.trouble}", remedy)
 
 
+def read_only_sockets(found: Sequence[tuple[FileStatus, Sequence[FileStatus]]]) -> Finding:
+    """`found`: those that are there, each with the directories on its way."""
+    subject, anybody = "libvirt's read-only socket", UserAccount("any local user", -1, frozenset())
+    for node, way in found:
+        if allows(node, anybody, AccessMode.WRITE) and first_blocked(way, anybody) is None:
+            daemon = "virtqemud" if "virtqemud" in node.path else "libvirtd"
+            return warning(
+                subject,
+                f"{node.path} ({node.permissions}): every local user sees all VMs' definitions",
+                f"systemctl mask --now {daemon}-ro.socket; "
+                f'set unix_sock_ro_perms = "0700" in /etc/libvirt/{daemon}.conf; systemctl restart {daemon}',
+            )
+    return ok(subject, "closed to local users")
+
+
 def runs_qemu_as(program_output: ProgramOutput, who: UserAccount) -> Finding:
     """`program_output.text`: libvirt's `+UID:+GID`, "" if it changes no owners."""
     subject = "libvirt's user"

@@ -147,3 +147,32 @@ def test_a_libvirt_that_insists_on_the_long_cpu_query_is_named() -> None:
     assert told.level is Level.WARNING
     assert "invalid qemu namespace capability 'x'" in told.text
     assert told.remedy
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    ("mode", "way", "level"),
+    [
+        (0o666, 0o755, Level.WARNING),
+        (0o777, 0o711, Level.WARNING),
+        (0o660, 0o755, Level.OK),
+        (0o700, 0o755, Level.OK),
+        (0o666, 0o750, Level.OK),
+    ],
+)
+def test_a_read_only_socket_that_any_local_user_reaches_is_a_warning(mode: int, way: int, level: Level) -> None:
+    socket = FileStatus("/run/libvirt/libvirt-sock-ro", stat.S_IFSOCK | mode, 0, 0)
+    directories = [*OPEN, FileStatus("/run/libvirt", stat.S_IFDIR | way, 0, 0)]
+    assert virtualization.read_only_sockets([(socket, directories)]).level is level
+
+
+def test_it_is_told_how_that_socket_is_closed() -> None:
+    socket = FileStatus("/run/libvirt/virtqemud-sock-ro", stat.S_IFSOCK | 0o666, 0, 0)
+    told = virtualization.read_only_sockets([(socket, OPEN)])
+    assert "/run/libvirt/virtqemud-sock-ro (0666)" in told.text
+    assert "mask --now virtqemud-ro.socket" in told.remedy
+    assert "/etc/libvirt/virtqemud.conf" in told.remedy
+
+
+def test_no_read_only_socket_is_a_closed_one() -> None:
+    assert virtualization.read_only_sockets([]).level is Level.OK
