@@ -161,6 +161,11 @@ class Images(_Section):
     )
     max_bytes: ByteSize = Field(ByteSize(1 << 40), description="largest disk, as published and as the guest sees it")
     progress_timeout: float = Field(60.0, gt=0, description="seconds without a byte after which a pull is given up")
+    pull_timeout: float = Field(
+        21600.0,
+        ge=0,
+        description="seconds that a pull may take in all, however its source trickles; 0: as long as it likes",
+    )
 
 
 class Vm(_Section):
@@ -178,6 +183,15 @@ class Vm(_Section):
     )
     room_memory: ByteSize = Field(
         ByteSize(0), description="memory a VM can be resized to; 0: what it starts with. A pod may override it"
+    )
+    max_root_volume: ByteSize = Field(
+        ByteSize(0), description="a larger VirtletRootVolumeSize is refused; 0: up to 64 TiB"
+    )
+    disk_iops: int = Field(
+        0, ge=0, description="requests a second that each root disk serves at most; 0: as many as it can"
+    )
+    disk_bandwidth: ByteSize = Field(
+        ByteSize(0), description="bytes a second that each root disk reads and writes at most; 0: as many as it can"
     )
     overhead: ByteSize = Field(
         ByteSize(256 << 20), description="memory for QEMU beside the guest's, for pods without RuntimeClass overhead"
@@ -333,7 +347,8 @@ class Settings(BaseSettings):
 
     def sizes(self) -> NodeLimits:
         vm = self.vm
-        return NodeLimits(vm.default_memory, vm.min_memory, vm.max_vcpus, vm.room_vcpus, vm.room_memory, vm.overhead)
+        rooms = (vm.room_vcpus, vm.room_memory)
+        return NodeLimits(vm.default_memory, vm.min_memory, vm.max_vcpus, *rooms, vm.overhead, vm.max_root_volume)
 
     @property
     def cri_socket(self) -> str:

@@ -155,7 +155,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         pausing=LibvirtPausing(connection, profile),
         networks=networks,
         cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
-        files=ImageFileStore(layout.images, image_settings(settings)),
+        files=ImageFileStore(layout.images, image_settings(settings), partial(_qemu_group, connection)),
         disks=RootDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
@@ -176,6 +176,11 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
     screens = ScreenSockets(layout, partial(_qemu_of, records, pid_directory(settings.libvirt.uri)))
     return RealParts(adapters, attaches, screens, connection, networks, streaming)
+
+
+def _qemu_group(connection: Connection) -> int | None:
+    qemu = connection.qemu_ids()
+    return None if qemu is None else qemu.gid
 
 
 def _qemu_of(records: SqliteRecords, directory: str, container: ContainerId) -> int | None:
@@ -202,5 +207,6 @@ def image_settings(settings: Settings) -> ImageSettings:
         insecure_registries=images.insecure_registries,
         max_bytes=images.max_bytes,
         progress_timeout=images.progress_timeout,
+        pull_timeout=images.pull_timeout,
         forbidden_networks=images.forbidden_networks,
     )

@@ -48,7 +48,7 @@ _MAX_MEMORY: Final = 1 << 46
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
     """Node limits: bytes and counts. `room_*`: what a VM can be resized to if its pod does not say, 0: as it starts.
-    `overhead`: bytes for QEMU where the pod has no overhead."""
+    `overhead`: bytes for QEMU where the pod has no overhead. `max_root_volume`: 0 if there is no such limit."""
 
     default_memory: int
     min_memory: int
@@ -56,6 +56,7 @@ class NodeLimits:
     room_vcpus: int = 0
     room_memory: int = 0
     overhead: int = 256 << 20
+    max_root_volume: int = 0
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------

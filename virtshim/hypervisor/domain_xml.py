@@ -40,6 +40,7 @@ class NodeProfile:
     vmwrapper: str
     qemu: str
     cgroups: Cgroups
+    disk_rates: disk.DiskRates = disk.DiskRates()
 
     def __post_init__(self) -> None:
         if not self.node:
@@ -145,7 +146,7 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     granted = spec.granted
     has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
-    devices.extend(disk.build(spec.disks, spec.disk_bus))
+    devices.extend(disk.build(spec.disks, spec.disk_bus, profile.disk_rates))
     devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0))
     devices.extend(hostdev.root_ports(granted.passthrough))
     devices.append(platform.virtio_serial())

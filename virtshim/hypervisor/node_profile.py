@@ -6,6 +6,7 @@ from virtshim import machine
 from virtshim.config import Settings
 from virtshim.hypervisor import embed
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.devices.disk import DiskRates
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.kvm.probe import choose
 
@@ -24,6 +25,7 @@ def node_profile(settings: Settings, node_id: str) -> NodeProfile:
         domain_type=_domain_type(settings),
         vmwrapper=settings.libvirt.vmwrapper,
         qemu=settings.libvirt.emulator,
+        disk_rates=DiskRates(settings.vm.disk_iops, settings.vm.disk_bandwidth),
         cgroups=Cgroups.OFF if own_groups(settings) else Cgroups.V2 if machine.has_cgroup_v2() else Cgroups.V1,
     )
 

@@ -1,7 +1,7 @@
 """Disk files by content.
 
 <directory>/                 0711: the QEMU user may search, not list
-  sha256/<hex>               one complete disk, mode 0644, never changed; the digest is that of the file as published
+  sha256/<hex>               one complete disk, 0640 for QEMU's group, never changed; the digest is that of what was published
   incoming/<random>          downloads under way, 0700; whatever is here at start is garbage
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
 """
@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,21 +43,26 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
     """`translations_dir` "" means none; `download_protocol` is https or http; `insecure_registries` are `host[:port]`;
-    `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte;
-    `forbidden_networks` are CIDR texts."""
+    `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte,
+    `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts."""
 
     translations_dir: str = ""
     download_protocol: str = "https"
     insecure_registries: tuple[str, ...] = ()
     max_bytes: int = 1 << 40
     progress_timeout: float = 60.0
+    pull_timeout: float = 0.0
     forbidden_networks: tuple[str, ...] = ()
 
 
 class ImageFileStore:
     """Implements `virtshim.ports.images.ImageFiles`. Safe to use from many threads; one process owns the directory."""
 
-    def __init__(self, directory: str, settings: ImageSettings) -> None:
+    def __init__(
+        self, directory: str, settings: ImageSettings, readers: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`readers`: the group of all QEMUs, which alone may read disks beside root; None: there is none, and all may."""
+        self._readers = readers
         self._root = Path(directory)
         self._files = self._root / "sha256"
         self._incoming = self._root / "incoming"
@@ -128,6 +134,9 @@ class ImageFileStore:
             self._make_directories()
             for entry in list(self._incoming.iterdir()):
                 entry.unlink(missing_ok=True)
+            _ = self._group
+            for digest in self.stored():  # by an earlier version, or for another group
+                self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
     def use(self) -> FilesystemUsage:
@@ -152,6 +161,8 @@ class ImageFileStore:
             PullWatch(str(location.name), cancelled, progress_timeout) as watch,
             HttpClient(watch, transport, self._forbidden) as client,
         ):
+            if self._settings.pull_timeout:
+                watch.limit(self._settings.pull_timeout)
             if isinstance(location, HttpLocation):
                 if transport.timeout is not None:
                     watch.limit(transport.timeout)
@@ -168,9 +179,21 @@ class ImageFileStore:
         final = Path(self.path(digest))
         if final.is_file() and final.stat().st_size == size:
             return
-        path.chmod(0o644)
+        self._let_read(path)
         path.replace(final)
         sync(self._files)
+
+    @functools.cached_property
+    def _group(self) -> int | None:
+        """Asked for once, at start: a pull does not need libvirt."""
+        return self._readers()
+
+    def _let_read(self, path: Path) -> None:
+        if self._group is None:
+            path.chmod(0o644)
+            return
+        os.chown(path, -1, self._group)
+        path.chmod(0o640)
 
     @contextlib.contextmanager
     def _incoming_file(self) -> Iterator[Path]:

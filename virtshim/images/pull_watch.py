@@ -48,8 +48,8 @@ class PullWatch:
             self._sockets.clear()
 
     def limit(self, seconds: float) -> None:
-        """From now on the pull may take that long in all."""
-        self._end = time.monotonic() + seconds
+        """From now on the pull may take that long in all, or as long as was said before if that is shorter."""
+        self._end = min(self._end, time.monotonic() + seconds)
 
     def guard(self, connected: socket.socket) -> None:
         """This socket is shut down when the pull must end."""
@@ -79,7 +79,9 @@ class PullWatch:
         if self._cancelled.is_set():
             return self._given_up()
         if now >= self._end:
-            return DeadlineExceeded(f"pull of image {self._name!r} took longer than its transport's timeout allows")
+            return DeadlineExceeded(
+                f"pull of image {self._name!r} took longer than images.pull_timeout, or its transport's timeout, allows"
+            )
         if now - self._progressed_at > self.progress_timeout:
             return Unavailable(
                 f"pull of image {self._name!r}: the source sent nothing for {self.progress_timeout:g} s; try again"

@@ -70,3 +70,17 @@ def test_the_image_under_a_disk_stays_roots(place) -> None:
         f"{ONCE}\n{AGAIN}found = os.stat(SPEC.disks[0].backing.path); say([found.st_uid, found.st_mode & 0o022])"
     )
     assert said == ["started", [0, 0]]
+
+
+def test_a_disk_serves_no_more_than_the_node_allows(place) -> None:
+    said = place.run(
+        "import libvirt\n"
+        "from virtshim.hypervisor.devices.disk import DiskRates\n"
+        "profile = dataclasses.replace(profile, disk_rates=DiskRates(iops=200, bandwidth=20 << 20))\n"
+        "hypervisor._profile = profile\n"
+        "boot()\n"
+        "with connection.using('read limits') as conn:\n"
+        "    limits = conn.lookupByName(SPEC.name).blockIoTune('sda', libvirt.VIR_DOMAIN_AFFECT_LIVE)\n"
+        "say([limits['total_iops_sec'], limits['total_bytes_sec']])"
+    )
+    assert said == [[200, 20 << 20]]

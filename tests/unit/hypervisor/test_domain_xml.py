@@ -87,6 +87,7 @@ MANY = GrantedDevices(tuple(PciFunction(PciAddress(0, bus, 0, 0)) for bus in ran
 
 CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
     "plain": (PLAIN, NODE),
+    "limited_disks": (PLAIN, dataclasses.replace(NODE, disk_rates=disk_device.DiskRates(200, 20 << 20))),
     "tcg_virtio_blk": (dataclasses.replace(PLAIN, disk_bus=DiskBus.VIRTIO), TCG),
     "network_title_smbios": (
         dataclasses.replace(

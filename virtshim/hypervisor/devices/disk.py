@@ -22,6 +22,7 @@ Choices, each for a reason:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lxml import etree
 
@@ -41,6 +42,14 @@ _PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd"}
 MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: 26}
 
 
+@dataclass(frozen=True, slots=True)
+class DiskRates:
+    """What each writable disk serves at most, a second; 0: as much as it can."""
+
+    iops: int = 0
+    bandwidth: int = 0
+
+
 def target_name(prefix: str, index: int) -> str:
     """sda, sdb, ... sdz, sdaa: as Linux counts."""
     name = ""
@@ -51,14 +60,14 @@ def target_name(prefix: str, index: int) -> str:
     return prefix + name
 
 
-def build(disks: Sequence[Disk], bus: DiskBus) -> list[etree._Element]:
+def build(disks: Sequence[Disk], bus: DiskBus, rates: DiskRates = DiskRates()) -> list[etree._Element]:
     """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the
     boot disk."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
     if len(disks) > MAX_DISKS[bus]:
         raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MAX_DISKS[bus]}")
-    elements = [_disk(disk, bus, index) for index, disk in enumerate(disks)]
+    elements = [_disk(disk, bus, index, rates) for index, disk in enumerate(disks)]
     if bus is DiskBus.SCSI:
         elements.append(etree.Element("controller", type="scsi", index="0", model="virtio-scsi"))
     return elements
@@ -96,7 +105,16 @@ def _backing_store(backing: Backing | None) -> etree._Element:
     return element
 
 
-def _disk(disk: Disk, bus: DiskBus, index: int) -> etree._Element:
+def _io_limits(rates: DiskRates) -> etree._Element:
+    element = etree.Element("iotune")
+    if rates.bandwidth:
+        etree.SubElement(element, "total_bytes_sec").text = str(rates.bandwidth)
+    if rates.iops:
+        etree.SubElement(element, "total_iops_sec").text = str(rates.iops)
+    return element
+
+
+def _disk(disk: Disk, bus: DiskBus, index: int, rates: DiskRates) -> etree._Element:
     as_cdrom = disk.cdrom and bus is DiskBus.SCSI
     readonly = disk.cdrom or disk.readonly
     element = etree.Element("disk", type="file", device="cdrom" if as_cdrom else "disk")
@@ -111,6 +129,8 @@ def _disk(disk: Disk, bus: DiskBus, index: int) -> etree._Element:
     etree.SubElement(element, "target", dev=target_name(_PREFIX[bus], index), bus=bus.value)
     if readonly:
         etree.SubElement(element, "readonly")
+    elif rates != DiskRates():
+        element.append(_io_limits(rates))
     if disk.serial:
         etree.SubElement(element, "serial").text = disk_serial(disk.serial, _LONGEST_SERIAL[bus])
     if index == 0:

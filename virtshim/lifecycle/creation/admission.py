@@ -58,6 +58,7 @@ class Admission:
         """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
         self._refuse_beside_another(sandbox.id)
         options = parse_vm_options(sandbox.config.annotations)
+        self._refuse_too_large(options)
         granted = self.claims.resolve(sandbox, name, config)
         _log_missing_nics(sandbox, name, granted)
         size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
@@ -72,6 +73,14 @@ class Admission:
                     f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
                     "containers are created and run one after another. Use one container, or init containers"
                 )
+
+    def _refuse_too_large(self, options: VmOptions) -> None:
+        most = self.sizes.max_root_volume
+        if most and options.root_volume_bytes > most:
+            raise InvalidRequest(
+                f"VirtletRootVolumeSize: {options.root_volume_bytes} bytes are more than this node allows ({most}); "
+                "ask for less, or raise vm.max_root_volume"
+            )
 
     def _refuse_without_hugepages(self, size: VmSize) -> None:
         free = self.free_hugepages(size.page_bytes) if size.page_bytes else size.memory_bytes

@@ -1,0 +1,107 @@
+"""A source, a pod's author or a local user takes more than a node is to give: time of a pull, a disk's size, an image's bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.webserver import WebServer, serving
+from fakes.world import World, sandbox_config
+
+from virtshim.config import Vm
+from virtshim.domain.errors import DeadlineExceeded, InvalidRequest
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+
+pytestmark = pytest.mark.hostile
+
+NEVER = threading.Event()
+STRANGER = 65534
+READERS = 64_055
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with serving() as web:
+        yield web
+
+
+def test_a_source_that_sends_a_byte_now_and_then_is_given_up_in_the_end(web: WebServer, tmp_path: Path) -> None:
+    def trickle(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(1 << 30))
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            while not web.over.wait(0.02):
+                request.wfile.write(b"x")
+        request.close_connection = True
+
+    web.routes["/disk.qcow2"] = trickle
+    settings = ImageSettings(download_protocol="http", progress_timeout=60, pull_timeout=0.5)
+    store = ImageFileStore(str(tmp_path / "images"), settings)
+    with pytest.raises(DeadlineExceeded, match=r"images\.pull_timeout"):
+        store.fetch(web.url("/disk.qcow2"), None, NEVER)
+    assert list((tmp_path / "images" / "incoming").iterdir()) == []
+
+
+def test_a_pod_whose_root_volume_is_too_large_for_the_node_gets_none(tmp_path: Path) -> None:
+    world = World(tmp_path, vm=Vm(max_root_volume=10 << 30))  # type: ignore[arg-type]
+    try:
+        world.pull()
+        greedy = world.run(config=sandbox_config(annotations={"VirtletRootVolumeSize": "11Gi"}))
+        with pytest.raises(InvalidRequest, match=r"VirtletRootVolumeSize.*vm\.max_root_volume"):
+            world.create(greedy)
+        assert world.outside.disks.existing() == frozenset()
+        fitting = world.run("other", config=sandbox_config(annotations={"VirtletRootVolumeSize": "10Gi"}))
+        world.create(fitting)
+    finally:
+        world.close()
+
+
+@pytest.fixture
+def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whatever pytest's own directories let others do: the store's rights alone decide."""
+    directory = tmp_path_factory.mktemp("store")
+    for path in (directory, *list(directory.parents)[:2]):
+        path.chmod(0o755)
+    return directory
+
+
+def reads(path: str, uid: int, gid: int) -> bool:
+    command = ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "cat", path)
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_an_image_is_read_by_qemus_group_and_by_nobody_else_who_knows_its_digest(
+    web: WebServer, open_to_all: Path, sound_disk: Callable[[], bytes]
+) -> None:
+    where = str(open_to_all / "images")
+    earlier = ImageFileStore(where, ImageSettings(download_protocol="http"))
+    one = earlier.fetch(web.serve("/one.qcow2", sound_disk()), None, NEVER).digest
+    store = ImageFileStore(where, ImageSettings(download_protocol="http"), lambda: READERS)
+    store.sweep()
+    other = store.fetch(web.serve("/other.qcow2", sound_disk()), None, NEVER).digest
+    for digest in (one, other):
+        path = store.path(digest)
+        assert reads(path, STRANGER, READERS)
+        assert not reads(path, STRANGER, STRANGER)
+        assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+@pytest.fixture
+def sound_disk(tmp_path: Path) -> Callable[[], bytes]:
+    """Another one at each call."""
+    sizes = iter(range(16, 32))
+
+    def make() -> bytes:
+        path = tmp_path / "disk.qcow2"
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, f"{next(sizes)}M"], check=True)
+        return path.read_bytes()
+
+    return make
