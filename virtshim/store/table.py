@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Delete, Update, delete, select, update
+from sqlalchemy import Connection, Delete, Update, bindparam, delete, select, update
 from sqlalchemy import Table as SqlTable
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import IntegrityError
@@ -22,6 +22,9 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 log = structlog.get_logger(__name__)
+
+# A name that no column has.
+_KEY = "which"
 
 
 @dataclass(frozen=True)  # no slots: with them Python 3.11 cannot make a generic frozen dataclass
@@ -49,6 +52,13 @@ class SqliteTable(Generic[K, R]):
         self._writing = writing
         self._map = mapping
         self._key_column = next(iter(mapping.table.primary_key))
+        # Made once: SQLAlchemy takes longer to build a statement than SQLite to carry it out.
+        is_this = self._key_column == bindparam(_KEY)
+        self._insert = insert(mapping.table)
+        self._update = update(mapping.table).where(is_this)
+        self._delete = delete(mapping.table).where(is_this)
+        changed = {column.name: self._insert.excluded[column.name] for column in mapping.table.columns}
+        self._put = self._insert.on_conflict_do_update(index_elements=[self._key_column], set_=changed)
         self._notify: Callable[[R | None, R | None], None] = lambda _before, _after: None
         self.unreadable: dict[str, str] = {}
         self._memory: dict[K, R] = {}
@@ -83,22 +93,19 @@ class SqliteTable(Generic[K, R]):
         self._notify = tell
 
     def add(self, record: R) -> None:
-        self._write(insert(self._map.table).values(**self._map.columns(record)), self._map.key_of(record), record)
+        self._write(self._insert, self._map.columns(record), self._map.key_of(record), record)
 
     def replace(self, record: R) -> None:
         key = self._map.key_of(record)
-        statement = update(self._map.table).where(self._key_column == self._map.key_text(key))
-        if not self._write(statement.values(**self._map.columns(record)), key, record):
+        values = {_KEY: self._map.key_text(key), **self._map.columns(record)}
+        if not self._write(self._update, values, key, record):
             raise NotFound(f"{self._map.what} {self._map.key_text(key)} is gone")
 
     def put(self, record: R) -> None:
-        columns = self._map.columns(record)
-        statement = insert(self._map.table).values(**columns)
-        statement = statement.on_conflict_do_update(index_elements=[self._key_column], set_=columns)
-        self._write(statement, self._map.key_of(record), record)
+        self._write(self._put, self._map.columns(record), self._map.key_of(record), record)
 
     def delete(self, key: K) -> None:
-        self._write(delete(self._map.table).where(self._key_column == self._map.key_text(key)), key, None)
+        self._write(self._delete, {_KEY: self._map.key_text(key)}, key, None)
 
     def get(self, key: K) -> R | None:
         return self._memory.get(key)
@@ -109,12 +116,12 @@ class SqliteTable(Generic[K, R]):
     def _also(self, key: K, record: R) -> Callable[[Connection], None]:
         return lambda connection: self._map.also(connection, self._memory.get(key), record)
 
-    def _write(self, statement: Insert | Update | Delete, key: K, record: R | None) -> int:
+    def _write(self, statement: Insert | Update | Delete, values: Mapping[str, Any], key: K, record: R | None) -> int:
         """One transaction; memory follows after the commit and before anyone else may write. `record` is None for a
         deletion. Returns the rows changed."""
         with self._writing.lock:
             try:
-                changed = self._writing.commit(statement, None if record is None else self._also(key, record))
+                changed = self._writing.commit(statement, values, None if record is None else self._also(key, record))
             except IntegrityError as exc:
                 raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
             if changed:

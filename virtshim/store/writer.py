@@ -10,8 +10,8 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, Delete, Engine, Update
 from sqlalchemy.dialects.sqlite import Insert, insert
@@ -40,17 +40,19 @@ class DatabaseWriter:
         with contextlib.suppress(ResourceExhausted):
             self._keep_reserve()
 
-    def commit(self, statement: Insert | Update | Delete, also: ExtraWrite | None = None) -> int:
-        """Rows changed. `also` writes what else belongs into the transaction, if there are any. Raises IntegrityError,
-        ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
+    def commit(
+        self, statement: Insert | Update | Delete, values: Mapping[str, Any], also: ExtraWrite | None = None
+    ) -> int:
+        """Rows changed. `values`: of the statement's parameters. `also` writes what else belongs into the transaction, if there
+        are any. Raises IntegrityError, ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
         if isinstance(statement, Insert):
             self._keep_reserve()
         try:
-            changed = self._execute(statement, also)
+            changed = self._execute(statement, values, also)
         except ResourceExhausted:
             if isinstance(statement, Insert) or not self._spend_reserve():
                 raise
-            changed = self._execute(statement, also)
+            changed = self._execute(statement, values, also)
         return changed
 
     def trouble(self) -> str:
@@ -59,13 +61,15 @@ class DatabaseWriter:
             new = secrets.token_hex(8)  # SQLite writes nothing where nothing changes
             statement = insert(schema.node).values(key="written", value=new)
             with self.lock, contextlib.suppress(ShimError):
-                self._execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": new}))
+                self._execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": new}), {})
         return self._damage or self._trouble
 
-    def _execute(self, statement: Insert | Update | Delete, also: ExtraWrite | None = None) -> int:
+    def _execute(
+        self, statement: Insert | Update | Delete, values: Mapping[str, Any], also: ExtraWrite | None = None
+    ) -> int:
         try:
             with self.engine.begin() as connection:
-                changed = int(connection.execute(statement).rowcount)
+                changed = int(connection.execute(statement, values).rowcount)
                 if changed and also is not None:
                     also(connection)
         except IntegrityError:
