@@ -188,7 +188,8 @@ class Attachments:
             result = self._cni.add(entry.conf, self._at(entry, entry.netns), until)
             entry = dataclasses.replace(entry, result=result)
             entry = self._planned(entry)
-            self._ledger.write(entry)
+            # What follows is gone with a power cut, and what CNI has made is released without its result, too.
+            self._ledger.write(entry, survives_power_cuts=False)
             for function in entry.functions:
                 self._functions.take(function)
             netns.run_inside(entry.netns, lambda: pod_links.build(entry.nics, self._limits.tap_owner))

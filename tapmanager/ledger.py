@@ -191,7 +191,7 @@ class Ledger:
         """On disk when it returns; without `survives_power_cuts` a cut may restore the old record. Raises TapmanagerError
         (exhausted on a full disk, else internal)."""
         path = self.path(entry.pod.sandbox)
-        data = json.dumps(to_json(entry), indent=1).encode()
+        data = json.dumps(to_json(entry)).encode()  # on one line: with line breaks the C encoder would not do it
         try:
             fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)  # 0600
             try:
