@@ -50,6 +50,7 @@ class Connection:
         self._prepare: list[Callable[[libvirt.virConnect], None]] = []
         self._notify: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
+        self._qemu_ids: tuple[libvirt.virConnect, QemuIds | None] | None = None
 
     def on_open(self, prepare: Callable[[libvirt.virConnect], None], notify: Callable[[], None]) -> None:
         """Call before `start`. For each new connection, on the connection's own thread: `prepare` before others
@@ -100,16 +101,13 @@ class Connection:
             raise Unavailable(f"{what}: the connection to libvirt was lost: {message_of(exc)}") from exc
 
     def qemu_ids(self) -> QemuIds | None:
-        """Whom libvirt runs QEMU as; None if that is whoever libvirt runs as, or there is no QEMU (test driver)."""
+        """Whom libvirt runs QEMU as; None if that is whoever libvirt runs as, or there is no QEMU (test driver). Asked once a
+        connection: libvirt looks at the whole machine to answer, which takes it milliseconds."""
         with self.using("ask libvirt who runs QEMU") as conn:
-            capabilities = etree.fromstring(conn.getCapabilities().encode())
-        for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
-            uid, _, gid = (label.text or "").lstrip("+").partition(":")
-            try:
-                return QemuIds(int(uid), int(gid.lstrip("+")))
-            except ValueError as exc:
-                raise InternalError(f"libvirt gives QEMU's user as {label.text!r}, not as numeric IDs") from exc
-        return None
+            known = self._qemu_ids
+            if known is None or known[0] is not conn:
+                self._qemu_ids = known = (conn, _qemu_ids(conn))
+            return known[1]
 
     def _keep_open(self) -> None:
         pause = _FIRST_PAUSE
@@ -185,3 +183,14 @@ def _close(conn: libvirt.virConnect | None) -> None:
     if conn is not None:
         with contextlib.suppress(libvirt.libvirtError):
             conn.close()
+
+
+def _qemu_ids(conn: libvirt.virConnect) -> QemuIds | None:
+    capabilities = etree.fromstring(conn.getCapabilities().encode())
+    for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
+        uid, _, gid = (label.text or "").lstrip("+").partition(":")
+        try:
+            return QemuIds(int(uid), int(gid.lstrip("+")))
+        except ValueError as exc:
+            raise InternalError(f"libvirt gives QEMU's user as {label.text!r}, not as numeric IDs") from exc
+    return None
