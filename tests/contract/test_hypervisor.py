@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -18,6 +19,7 @@ import pytest
 from fakes.hypervisor import FakeHypervisor
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
+from podclient import wait_until
 
 from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, WrongState
@@ -34,8 +36,9 @@ from virtshim.hypervisor.hotplug import LibvirtUnplugging
 from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.hypervisor.stats.bulk import BulkStats, read_all
+from virtshim.hypervisor.stats.bulk import BulkStats
 from virtshim.hypervisor.stats.readings import LibvirtReadings
+from virtshim.hypervisor.stats.vm_statistics import VmStatistics
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import VmPausing
 from virtshim.ports.recovery import VmInventory
@@ -163,7 +166,7 @@ def _libvirt_world(
             add(""),
             lambda domain: bool(beside.lookupByUUID(domain.bytes).isActive()),
             add(OTHER_NODE),
-            LibvirtReadings(BulkStats(lambda: read_all(connection)), qemu_process.pid_directory(uri)),
+            LibvirtReadings(BulkStats(VmStatistics(connection, hypervisor.busy).read), qemu_process.pid_directory(uri)),
             LibvirtResizing(connection, _profile(kind)),
             LibvirtPausing(connection, _profile(kind)),
             LibvirtInventory(connection, _profile(kind)),
@@ -427,6 +430,34 @@ def test_cpu_time_memory_and_disks_are_told_and_each_reading_is_a_new_one(
     assert first.process.resident > 1 << 20
     assert first.process.threads > 1
     assert first.process.descriptors > first.process.sockets > 0
+
+
+def test_statistics_do_not_wait_for_a_vm_that_is_starting(world: World, request: pytest.FixtureRequest) -> None:
+    if "qemu" not in request.node.name:
+        return  # only a real start opens the console's log
+    healthy = world.spec("a")
+    world.running("a")
+    (world.directory / "disk.raw").rename(world.directory / "busy.raw")
+    starting = world.spec("b")
+    os.mkfifo(starting.console_log)
+    world.hypervisor.define(starting)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as reading:
+        start = pool.submit(world.hypervisor.start, starting.uuid)
+        try:
+            # libvirt opens it for writing, and has the VM locked.
+            wait_until(_somebody_waits_for_a_reader, WAIT_LIMIT, "the console's log is opened")
+            found = world.usage_of(starting, healthy)
+            assert not start.done()
+        finally:
+            reading.callback(os.close, os.open(starting.console_log, os.O_RDONLY | os.O_NONBLOCK))
+            start.result(WAIT_LIMIT)
+    assert list(found) == [healthy.uuid]
+    assert found[healthy.uuid].counters is not None
+
+
+def _somebody_waits_for_a_reader() -> bool:
+    """A thread of this process, of a pipe with a name."""
+    return any(task.read_text() == "wait_for_partner" for task in Path("/proc/self/task").glob("*/wchan"))
 
 
 def test_a_vm_that_hangs_takes_no_numbers_from_the_others(world: World, request: pytest.FixtureRequest) -> None:

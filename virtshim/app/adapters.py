@@ -38,8 +38,9 @@ from virtshim.hypervisor.node_profile import libvirt_uri, node_profile, own_grou
 from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.resize import LibvirtResizing
-from virtshim.hypervisor.stats.bulk import BulkStats, read_all
+from virtshim.hypervisor.stats.bulk import BulkStats
 from virtshim.hypervisor.stats.readings import LibvirtReadings
+from virtshim.hypervisor.stats.vm_statistics import VmStatistics
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.lifecycle.exec_ports import PlugExecPort
@@ -149,7 +150,9 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         records=records,
         hypervisor=hypervisor,
         inventory=LibvirtInventory(connection, profile),
-        readings=LibvirtReadings(BulkStats(partial(read_all, connection)), pid_directory(settings.libvirt.uri)),
+        readings=LibvirtReadings(
+            BulkStats(VmStatistics(connection, hypervisor.busy).read), pid_directory(settings.libvirt.uri)
+        ),
         resizing=LibvirtResizing(connection, profile),
         unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
         pausing=LibvirtPausing(connection, profile),

@@ -35,6 +35,7 @@ from virtshim.hypervisor.file_owner import give_to_qemu, vnc_directory_writable
 from virtshim.hypervisor.power import ABSENT, power_of
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.start_failure import start_failed
+from virtshim.hypervisor.stats.busy_vms import BusyVms
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +79,8 @@ class LibvirtHypervisor:
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._pressing = BoundedCalls("shut down")
         self._destroying = EarlyCalls()
+        # Being started or ended now: statistics leave them out.
+        self.busy = BusyVms()
         self._short_cpu_query = False
         self.close = self._end_threads
         connection.on_open(self._subscribe, self._notify_after_reconnect)
@@ -105,7 +108,8 @@ class LibvirtHypervisor:
                 socket = vnc.socket_in(definition)
                 with vnc_directory_writable(socket, self._connection.qemu_ids() if socket else None):
                     began = time.monotonic()
-                    found.create()
+                    with self.busy.held(domain):
+                        found.create()
             except libvirt.libvirtError as exc:
                 raise start_failed(found.name(), exc) from exc
             log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
@@ -127,12 +131,16 @@ class LibvirtHypervisor:
             with self._events.watching(domain) as news:
                 self._destroying.call(
                     domain,
-                    lambda: found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT),
+                    lambda: self._destroy_now(domain, found),
                     lambda: not has_devices and self._exits.over(domain) is not None,
                     news,
                 )
 
         self._end(domain, "destroy", act, container)
+
+    def _destroy_now(self, domain: uuid.UUID, found: libvirt.virDomain) -> None:
+        with self.busy.held(domain):
+            found.destroyFlags(libvirt.VIR_DOMAIN_DESTROY_DEFAULT)
 
     def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         with contextlib.suppress(NotFound), self._connection.using(f"undefine VM {domain}") as conn:

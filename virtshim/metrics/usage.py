@@ -31,6 +31,7 @@ from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import VmReadings
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.records import Records
+from virtshim.primitives.trouble_log import TroubleLog
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +88,8 @@ class Usage:
         self._clock = clock
         self._meter = CpuMeter()
         self._lock = threading.Lock()
+        self._disk_trouble = TroubleLog(log, over="container.disk_read_again")
+        self._network_trouble = TroubleLog(log, over="network.counters_read_again")
 
     def containers(self, chosen: Sequence[Container]) -> Sequence[ContainerUsage]:
         """In the order given."""
@@ -116,8 +119,10 @@ class Usage:
     def _metered(
         self, running: Sequence[Container], usages: Mapping[uuid.UUID, DomainUsage]
     ) -> Mapping[str, CpuUsage | None]:
+        known = [container.id for container in self._records.containers.all()]
+        self._disk_trouble.retain_only(known)
         with self._lock:
-            self._meter.retain_only(container.id for container in self._records.containers.all())
+            self._meter.retain_only(known)
             found = {}
             for container in running:
                 usage = usages.get(container.domain_uuid)
@@ -140,19 +145,25 @@ class Usage:
         try:
             # A disk of the pod counts as the container's that runs on it: the attempts before have left it.
             pod_disk = container.spec.pod_disk if container.is_running else ""
-            return self._disks.use(container.id, pod_disk)
+            used = self._disks.use(container.id, pod_disk)
         except ShimError as exc:
-            log.warning("container.disk_not_read", container=container.id.value, error=str(exc))
+            self._disk_trouble.met(
+                "container.disk_not_read", key=container.id, container=container.id.value, error=str(exc)
+            )
             return None
+        self._disk_trouble.over(key=container.id, container=container.id.value)
+        return used
 
     def _counters(self, chosen: Sequence[Sandbox]) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
         if not any(sandbox.is_ready for sandbox in chosen):
             return {}
         try:
-            return self._networks.counters(_NETWORK_LIMIT)
+            counters = self._networks.counters(_NETWORK_LIMIT)
         except ShimError as exc:
-            log.warning("network.counters_not_read", error=str(exc))
+            self._network_trouble.met("network.counters_not_read", error=str(exc))
             return {}
+        self._network_trouble.over()
+        return counters
 
     def _sandbox(
         self, sandbox: Sandbox, containers: Sequence[ContainerUsage], counters: Sequence[InterfaceUsage]

@@ -1,4 +1,4 @@
-"""One libvirt call for the statistics of all running VMs, which returns in time whatever libvirt and the VMs do.
+"""One libvirt call for the statistics of many VMs, which returns in time whatever libvirt and the VMs do.
 
 A QEMU that does not answer its monitor holds up the call that asks it, for ever, and with it the numbers of all other
 VMs. But that call also holds the VM's job lock, and a call with NOWAIT skips the monitor of a VM whose lock is taken. So a
@@ -11,47 +11,29 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import libvirt
 import structlog
 
 from virtshim.domain.errors import ShimError
-from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.stats.counters import Stats
+from virtshim.primitives.trouble_log import TroubleLog
 
 log = structlog.get_logger(__name__)
 
-Read = Callable[[], Mapping[uuid.UUID, Stats]]
-
-# No interface statistics: NICs are passed as file descriptors, libvirt does not know of them.
-_GROUPS: Final = (
-    libvirt.VIR_DOMAIN_STATS_STATE
-    | libvirt.VIR_DOMAIN_STATS_CPU_TOTAL
-    | libvirt.VIR_DOMAIN_STATS_BALLOON
-    | libvirt.VIR_DOMAIN_STATS_VCPU
-    | libvirt.VIR_DOMAIN_STATS_BLOCK
-)
-_ACTIVE: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE
-_NOWAIT: Final = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+Read = Callable[[Collection[uuid.UUID]], Mapping[uuid.UUID, Stats]]
 
 # libvirtd works on 5 calls of one client at a time (max_client_requests): calls left behind must leave room for the others.
 _MAX_CALLS: Final = 3
-
-
-def read_all(connection: Connection) -> Mapping[uuid.UUID, Stats]:
-    """Foreign VMs are among them. Raises ShimError."""
-    with connection.using("read the statistics of all VMs") as conn:
-        rows = conn.getAllDomainStats(_GROUPS, _ACTIVE | _NOWAIT)
-        return {uuid.UUID(domain.UUIDString()): stats for domain, stats in rows}
 
 
 @dataclass(eq=False)
 class _Call:
     """`started` in seconds of time.monotonic()."""
 
+    wanted: Collection[uuid.UUID]
     started: float
     finished: queue.SimpleQueue[_Call]
     rows: Mapping[uuid.UUID, Stats] = field(default_factory=dict)
@@ -69,23 +51,24 @@ class BulkStats:
         self._limit = timeout * _MAX_CALLS
         self._changed = threading.Condition()
         self._running: list[_Call] = []
+        self._trouble = TroubleLog(log, over="libvirt.statistics.back")
 
-    def latest(self) -> tuple[int, Mapping[uuid.UUID, Stats]]:
-        """When they were read (ns since the epoch), and the numbers of each VM that could be read; none if libvirt does not
-        answer. Never raises."""
+    def latest(self, wanted: Collection[uuid.UUID]) -> tuple[int, Mapping[uuid.UUID, Stats]]:
+        """When they were read (ns since the epoch), and the numbers of each wanted VM that could be read; none if libvirt
+        does not answer. Never raises."""
         until = time.monotonic() + self._limit
         finished: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        while (left := until - time.monotonic()) > 0 and self._begin(finished, min(left, self._timeout)):
+        while (left := until - time.monotonic()) > 0 and self._begin(wanted, finished, min(left, self._timeout)):
             try:
                 # A call that is only slow may still be the first to come back.
                 call = finished.get(timeout=min(left, self._timeout))
             except queue.Empty:
-                log.warning("libvirt.statistics.late", seconds=self._timeout)
+                self._trouble.met("libvirt.statistics.late", seconds=self._timeout)
             else:
                 return call.taken_at, call.rows
         return self._now(), {}
 
-    def _begin(self, finished: queue.SimpleQueue[_Call], timeout: float) -> bool:
+    def _begin(self, wanted: Collection[uuid.UUID], finished: queue.SimpleQueue[_Call], timeout: float) -> bool:
         """Starts a call, waiting for one of others' to end if there are too many. False if all of them are left behind."""
         with self._changed:
             if self._all_left_behind():
@@ -93,7 +76,7 @@ class BulkStats:
             self._changed.wait_for(lambda: len(self._running) < _MAX_CALLS, timeout)
             if len(self._running) >= _MAX_CALLS:
                 return True  # a call of our own may be among them
-            call = _Call(time.monotonic(), finished)
+            call = _Call(wanted, time.monotonic(), finished)
             self._running.append(call)
         threading.Thread(target=self._run, args=(call,), name="vm-statistics", daemon=True).start()
         return True
@@ -104,9 +87,11 @@ class BulkStats:
 
     def _run(self, call: _Call) -> None:
         try:
-            call.rows = self._read()
+            call.rows = self._read(call.wanted)
+            if time.monotonic() - call.started < self._timeout:
+                self._trouble.over()
         except ShimError as exc:
-            log.warning("libvirt.statistics.failed", error=str(exc))
+            self._trouble.met("libvirt.statistics.failed", error=str(exc))
         finally:
             call.taken_at = self._now()
             with self._changed:

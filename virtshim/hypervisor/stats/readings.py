@@ -24,7 +24,7 @@ class LibvirtReadings:
     def usage(self, wanted: Mapping[uuid.UUID, str]) -> Mapping[uuid.UUID, DomainUsage]:
         if not wanted:
             return {}
-        taken_at, rows = self._stats.latest()
+        taken_at, rows = self._stats.latest(wanted.keys())
         found = {}
         for domain, name in wanted.items():
             stats = rows.get(domain)

@@ -6,9 +6,10 @@ import concurrent.futures
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import pytest
+from structlog.testing import capture_logs
 
 from virtshim.domain.errors import Unavailable
 from virtshim.hypervisor.stats.bulk import BulkStats
@@ -28,7 +29,7 @@ class Libvirt:
         self.released = threading.Event()
         self.calls = 0
 
-    def read(self) -> Mapping[uuid.UUID, Stats]:
+    def read(self, _wanted: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Stats]:
         self.calls += 1
         if self.dead:
             self.released.wait()
@@ -46,12 +47,12 @@ def libvirt() -> Iterator[Libvirt]:
 
 
 def latest(stats: BulkStats) -> Mapping[uuid.UUID, Stats]:
-    return stats.latest()[1]
+    return stats.latest([A, B])[1]
 
 
 def test_one_call_brings_all(libvirt: Libvirt) -> None:
     before = time.time_ns()
-    taken_at, rows = BulkStats(libvirt.read).latest()
+    taken_at, rows = BulkStats(libvirt.read).latest([A, B])
     assert set(rows) == {A, B}
     assert before <= taken_at <= time.time_ns()
     assert libvirt.calls == 1
@@ -76,7 +77,7 @@ def test_two_vms_that_hang_cost_two(libvirt: Libvirt) -> None:
 def test_a_call_that_is_only_slow_is_still_the_answer(libvirt: Libvirt) -> None:
     first = threading.Event()
 
-    def read() -> Mapping[uuid.UUID, Stats]:
+    def read(_wanted: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Stats]:
         if first.is_set():
             libvirt.released.wait()  # later calls are slower
             return {}
@@ -111,6 +112,15 @@ def test_when_libvirt_hangs_the_answer_comes_without_numbers_and_calls_do_not_pi
     assert time.monotonic() - started < WAIT_LIMIT, "nobody waits again for what is known to hang"
 
 
+def test_that_libvirt_hangs_is_logged_once_not_at_each_call(libvirt: Libvirt) -> None:
+    libvirt.dead = True
+    stats = BulkStats(libvirt.read, WAIT_LIMIT)
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert latest(stats) == {}
+    assert [one["event"] for one in logs] == ["libvirt.statistics.late"]
+
+
 def test_when_libvirt_answers_again_so_do_we(libvirt: Libvirt) -> None:
     libvirt.dead = True
     stats = BulkStats(libvirt.read, WAIT_LIMIT)
@@ -124,7 +134,7 @@ def test_when_libvirt_answers_again_so_do_we(libvirt: Libvirt) -> None:
 
 
 def test_an_error_is_an_answer_without_numbers_at_once() -> None:
-    def fail() -> Mapping[uuid.UUID, Stats]:
+    def fail(_wanted: Collection[uuid.UUID]) -> Mapping[uuid.UUID, Stats]:
         raise Unavailable("libvirt is gone")
 
     stats = BulkStats(fail, timeout=60)
