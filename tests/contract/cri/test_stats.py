@@ -73,8 +73,8 @@ def test_a_running_container_has_every_number_kubelet_reads(client: Client, worl
     )
     assert found.writable_layer.timestamp > 0
     assert found.writable_layer.fs_id.mountpoint == "/state/containers"
-    assert found.writable_layer.used_bytes.value == 2 * MIB
-    assert found.writable_layer.inodes_used.value == 3
+    assert found.writable_layer.used_bytes.value == 3 * MIB
+    assert found.writable_layer.inodes_used.value == 4
     assert found.swap == pb.SwapUsage(timestamp=now, swap_usage_bytes=pb.UInt64Value(value=0))
     assert not found.HasField("io")
     assert client.ContainerStats(pb.ContainerStatsRequest(container_id=made)).stats.attributes == found.attributes
@@ -106,7 +106,7 @@ def test_a_container_that_does_not_run_has_attributes_and_disk_only(client: Clie
     exited = client.ContainerStats(pb.ContainerStatsRequest(container_id=made)).stats
     for found in (created, exited):
         assert found.attributes.metadata.name == "vm"
-        assert found.writable_layer.used_bytes.value == 2 * MIB
+        assert found.writable_layer.used_bytes.value == 3 * MIB
         assert not found.HasField("cpu")
         assert not found.HasField("memory")
 
