@@ -12,6 +12,7 @@ import structlog
 
 from virtshim.cri.error_codes import GRPC_CODES
 from virtshim.domain.errors import Kind, ShimError
+from virtshim.domain.printable import escaped
 
 if TYPE_CHECKING:
     # The stubs make the handler generic for the checker only.
@@ -115,8 +116,9 @@ def _abort(context: grpc.ServicerContext, kind: Kind, message: str) -> NoReturn:
 
 
 def _bounded(message: str) -> str:
-    """Trailers above 8 KiB never arrive, and gRPC writes every byte outside printable ASCII as three."""
-    message = message.encode(errors="replace").decode()
+    """Trailers above 8 KiB never arrive, and gRPC writes every byte outside printable ASCII as three. A request's own words are
+    in it, which its caller prints."""
+    message = escaped(message.encode(errors="replace").decode(), _MESSAGE_ROOM)
     room = _MESSAGE_ROOM
     for place, char in enumerate(message):
         room -= 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())

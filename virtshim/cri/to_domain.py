@@ -131,6 +131,7 @@ def _port(mapping: pb.PortMapping, faults: _Faults) -> PortMapping:
     for field in ("container_port", "host_port"):
         value = getattr(mapping, field)
         faults.require(0 <= value <= 65535, f"config.port_mappings.{field} {value} is not a port")
+    faults.add_all(validation.host_address_faults(mapping.host_ip))
     protocol = _PROTOCOLS.get(mapping.protocol)
     faults.require(protocol, f"config.port_mappings.protocol {mapping.protocol} is unknown")
     return PortMapping(protocol or "tcp", mapping.container_port, mapping.host_port, mapping.host_ip)

@@ -117,15 +117,27 @@ def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:
             yield f"config.metadata.{field} {value[:80]!r}: it must be 1 to 253 letters, digits or . _ : @ -"
 
 
+def host_address_faults(host_ip: str) -> Iterator[str]:
+    """Of where a pod's port is to be reached on the node; "" for everywhere."""
+    if host_ip and not _is_address(host_ip):
+        yield f"config.port_mappings.host_ip {host_ip[:80]!r} is not an IP address"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def dns_faults(config: pb.PodSandboxConfig) -> Iterator[str]:
     """Of the hostname and the resolver's settings: they become lines of files in the guest."""
     if config.hostname and not _HOSTNAME.fullmatch(config.hostname):
         yield f"config.hostname {config.hostname[:80]!r} is not a host name: use letters, digits, '-' and '.'"
     dns = config.dns_config
     for at, server in enumerate(dns.servers):
-        try:
-            ipaddress.ip_address(server)
-        except ValueError:
+        if not _is_address(server):
             yield f"config.dns_config.servers[{at}] {server[:80]!r} is not an IP address"
     for at, search in enumerate(dns.searches):
         if not _DOMAIN.fullmatch(search):

@@ -18,6 +18,8 @@ class _Mount(Protocol):
 
     @property
     def host_path(self) -> str: ...
+    @property
+    def readonly(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +31,14 @@ class TerminationFile:
 
 
 def termination_file(annotations: Mapping[str, str], mounts: Iterable[_Mount]) -> TerminationFile | None:
-    """kubelet names the path in an annotation, and mounts a file of its own there."""
+    """kubelet names the path in an annotation, and mounts a file of its own there: after the pod's volumes, of which one may be
+    at that path, too."""
     path = annotations.get(PATH_ANNOTATION, "")
     if not posixpath.isabs(path) or not path.isprintable():
         return None
     path = posixpath.normpath(path)
-    for mount in mounts:
-        if (
-            posixpath.normpath(mount.container_path) == path
-            and posixpath.isabs(mount.host_path)
-            and "\0" not in mount.host_path
-        ):
-            return TerminationFile(path, mount.host_path)
-    return None
+    there = [mount for mount in mounts if posixpath.normpath(mount.container_path) == path]
+    if not there or there[-1].readonly:
+        return None
+    host = there[-1].host_path
+    return TerminationFile(path, host) if posixpath.isabs(host) and "\0" not in host else None
