@@ -94,9 +94,7 @@ class Cri(_Section):
         "auto", description="what RuntimeConfig tells kubelet; auto: systemd where systemd runs the machine"
     )
     max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
-    pod_commands: int = Field(
-        16, ge=1, le=4096, description="commands of ExecSync (probes, hooks) that one pod may have running at once"
-    )
+    pod_commands: int = Field(16, ge=1, le=4096, description="commands of ExecSync that one pod may run at once")
     reconcile_interval: float = Field(
         300.0, ge=1, le=86400, description="seconds between two searches for leftovers; see When something dies"
     )
@@ -108,6 +106,14 @@ class Streaming(_Section):
 
     address: str = Field("127.0.0.1", description="address of exec, attach and port-forward; a loopback one")
     port: int = Field(0, ge=0, le=65535, description="its TCP port; 0: the kernel chooses one at each start")
+    sessions: int = Field(
+        512, ge=4, le=65536, description="sessions of all pods; the last quarter is for pods without one"
+    )
+    pod_sessions: int = Field(
+        64, ge=1, le=65536, description="sessions of one pod: exec, attach and port-forward together"
+    )
+    pod_connections: int = Field(128, ge=1, le=65536, description="connections that are forwarded to one pod at once")
+    pod_bytes: ByteSize = Field(ByteSize(8 << 20), ge=1 << 20, description="bytes sent to one pod that it has not read")
 
     @field_validator("address")
     @classmethod

@@ -13,6 +13,7 @@ from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardR
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.streaming import Screens
 from virtshim.streaming.connection import StreamTimeouts
+from virtshim.streaming.room import StreamLimits
 from virtshim.streaming.server import StreamingServer
 from virtshim.unix_peer import connect_to
 
@@ -34,11 +35,11 @@ class OneScreen:
 
 
 class StreamNode:
-    def __init__(self, limits: StreamTimeouts) -> None:
+    def __init__(self, timeouts: StreamTimeouts, limits: StreamLimits | None = None) -> None:
         self.clock = FakeClock()
         self.sessions = FakeSessions()
         self.screens: Screens = OneScreen()
-        self.server = StreamingServer("127.0.0.1", 0, self.clock, limits)
+        self.server = StreamingServer("127.0.0.1", 0, self.clock, timeouts, limits)
 
     def start(self) -> None:
         self.server.start(attaches=self.sessions, execs=self.sessions, screens=self.screens)
@@ -53,8 +54,8 @@ class StreamNode:
     def attach(self, **streams: bool) -> str:
         return self.server.offer(AttachStreams(CONTAINER, Streams(**streams or {"stdin": True, "stdout": True})))
 
-    def forward(self, *ports: int) -> str:
-        return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports))
+    def forward(self, *ports: int, pod: str = "") -> str:
+        return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, pod=pod))
 
     def forward_inside(self, *ports: int) -> str:
         return self.server.offer(ForwardRequest(SANDBOX, "127.0.0.1", ports, inside=CONTAINER))

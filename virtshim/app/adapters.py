@@ -59,6 +59,7 @@ from virtshim.primitives.clock import SystemClock
 from virtshim.store.opening import open_records
 from virtshim.store.record_copies import RecordCopyFiles
 from virtshim.store.records import SqliteRecords
+from virtshim.streaming.room import StreamLimits
 from virtshim.streaming.server import StreamingServer
 from virtshim.tapclient.cgroups import VmCgroupClient
 from virtshim.tapclient.connection import TapmanagerConnection
@@ -144,7 +145,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     networks = PodNetworkClient(tapmanager)
     sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))
     entrypoint_attach = stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
-    streaming = StreamingServer(settings.streaming.address, settings.streaming.port, clock)
+    streaming = streaming_server(settings, clock)
     stack.callback(streaming.stop)
     adapters = Adapters(
         records=records,
@@ -200,6 +201,17 @@ def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices
         stack.callback(kubelet.close)
     resolver = Resolver(files, CdiDirectories(settings.devices.cdi_dirs, files), kubelet)
     return NodeDevices(files, resolver, AttachChecker(files, device_rules(settings, files)))
+
+
+def streaming_server(settings: Settings, clock: Clock) -> StreamingServer:
+    own = settings.streaming
+    limits = StreamLimits(
+        pod_sessions=own.pod_sessions,
+        sessions=own.sessions,
+        pod_connections=own.pod_connections,
+        pod_bytes=own.pod_bytes,
+    )
+    return StreamingServer(own.address, own.port, clock, limits=limits)
 
 
 def image_settings(settings: Settings) -> ImageSettings:

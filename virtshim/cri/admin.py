@@ -12,6 +12,7 @@ from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.login import check_user, parse_keys
 from virtshim.domain.guest.streaming import AttachStreams, Streams
 from virtshim.ports.guests import GuestOperations
+from virtshim.primitives.existing import pod_of
 from virtshim.queries.lookup import get_running_container
 
 if TYPE_CHECKING:
@@ -52,5 +53,5 @@ class AdminServicer(admin_pb2_grpc.AdminServicer):
         if request.stdin and not config.stdin:
             raise WrongState(f"container {container.id.short} was created without stdin; set stdin in its spec to type")
         streams = Streams(stdin=request.stdin, stdout=True, tty=True)
-        wanted = AttachStreams(container.id, streams, config.stdin_once)
+        wanted = AttachStreams(container.id, streams, config.stdin_once, pod=pod_of(self._records, container))
         return admin_pb2.AttachConsoleResponse(url=self._streaming.offer(wanted))

@@ -12,6 +12,7 @@ from virtshim.domain.guest.command import CommandResult
 from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.sandbox import Sandbox
+from virtshim.primitives.existing import pod_of
 from virtshim.queries.lookup import get_container, get_sandbox, require_running
 
 # A client's limit is 16 MiB for the message: both streams and the little around them.
@@ -32,7 +33,9 @@ class ExecAttachForwardCalls(ServicerPart):
     def Exec(self, request: pb.ExecRequest, context: grpc.ServicerContext) -> pb.ExecResponse:
         del context
         container = get_container(self._services.records, request.container_id)
-        wanted = ExecRequest(container.id, tuple(request.cmd), _streams(request))
+        wanted = ExecRequest(
+            container.id, tuple(request.cmd), _streams(request), pod_of(self._services.records, container)
+        )
         require_running(container)
         return pb.ExecResponse(url=self._services.streaming.offer(wanted))
 
@@ -40,7 +43,11 @@ class ExecAttachForwardCalls(ServicerPart):
         del context
         container = get_container(self._services.records, request.container_id)
         wanted = AttachStreams(
-            container.id, _streams(request), container.config.stdin_once, bool(container.spec.command)
+            container.id,
+            _streams(request),
+            container.config.stdin_once,
+            bool(container.spec.command),
+            pod_of(self._services.records, container),
         )
         require_running(container)
         if wanted.streams.stdin and not container.config.stdin:
@@ -55,7 +62,8 @@ class ExecAttachForwardCalls(ServicerPart):
         if not sandbox.is_ready or sandbox.network is None or not sandbox.network.ips:
             raise WrongState(f"pod sandbox {sandbox.id.short} is not ready: it has no network to forward to")
         address, ports = sandbox.network.ips[0], tuple(request.port)
-        wanted = ForwardRequest(sandbox.id, address, ports, self._screen_of(sandbox), self._dialing_guest(sandbox))
+        screen, inside = self._screen_of(sandbox), self._dialing_guest(sandbox)
+        wanted = ForwardRequest(sandbox.id, address, ports, screen, inside, sandbox.key.readable)
         return pb.PortForwardResponse(url=self._services.streaming.offer(wanted))
 
     def _screen_of(self, sandbox: Sandbox) -> ContainerId | None:

@@ -39,6 +39,7 @@ class TokenBucket:
 _CRUMBS: Final = 200
 _CRUMBS_AT_ONCE: Final = 1000
 _FEW: Final = 16 << 10
+_ANSWER: Final = 4
 
 
 class ReadPace:
@@ -54,3 +55,7 @@ class ReadPace:
         if size < _FEW:
             self._bucket.spend(1, now)
         return self._bucket.wait(now)
+
+    def spoken_to(self, now: float) -> None:
+        """The guest was sent something: a few reads of its answer are free."""
+        self._bucket.spend(-_ANSWER, now)

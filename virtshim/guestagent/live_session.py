@@ -78,6 +78,7 @@ class LiveSession:
 
     async def write_stdin(self, data: bytes) -> None:
         end = self._running.stdin
+        self._pace.spoken_to(time.monotonic())
         rest = memoryview(data)
         while rest and end is not None and not self._input_over.is_set():
             try:

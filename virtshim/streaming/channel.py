@@ -15,6 +15,8 @@ from virtshim.streaming.pipe import Pipe
 
 # One read, and the most that waits to be sent to a client that does not read.
 PIECE: Final = 64 << 10
+# What the kernel holds of it; by itself it would take up to 4 MiB for each connection whose peer does not read.
+SEND_BUFFER: Final = 256 << 10
 
 _ESTABLISHED: Final = 1  # tcpi_state, the first byte of struct tcp_info
 
@@ -32,15 +34,16 @@ _DELIVERY_CHECK: Final = 0.05
 
 async def put(pipe: Pipe, data: bytes, gone: Callable[[], bool]) -> None:
     """Waits for room, as long as the client is there. Raises Gone."""
-    while True:
+    while data:
         try:
             async with asyncio.timeout(_STALL_CHECK):
-                await pipe.room()
-            break
+                fits = await pipe.room()
         except TimeoutError:
             if gone():
                 raise Gone("the client left while its input waited") from None
-    pipe.put(data)
+            continue
+        pipe.put(data[:fits])
+        data = data[fits:]
 
 
 class ByteChannel(Protocol):

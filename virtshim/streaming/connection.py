@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import structlog
 
-from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, StreamRequest
+from virtshim.domain.errors import ResourceExhausted
+from virtshim.domain.guest.streaming import AttachStreams, ExecRequest, ForwardRequest, StreamRequest, owner, pod_of
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.streaming import Attaches, Execs, Screens
-from virtshim.streaming.channel import PIECE, ByteChannel, Gone, TcpChannel
+from virtshim.streaming.channel import PIECE, SEND_BUFFER, ByteChannel, Gone, TcpChannel
 from virtshim.streaming.http_head import Exchange, HttpRefused
 from virtshim.streaming.portforward.guest_pod_end import in_guest
 from virtshim.streaming.portforward.spdy import SpdyForward
@@ -24,6 +25,7 @@ from virtshim.streaming.racing import run_until
 from virtshim.streaming.remotecommand.session import DELIVERY_TIMEOUT, RemoteClient, serve
 from virtshim.streaming.remotecommand.spdy import SpdyRemote
 from virtshim.streaming.remotecommand.websocket import WebSocketRemote
+from virtshim.streaming.room import SessionRoom, StreamRoom
 from virtshim.streaming.tokens import Tokens
 from virtshim.streaming.upgrade import Negotiated, Transport, negotiate
 from virtshim.streaming.websocket import TunnelChannel, WebSocket
@@ -55,19 +57,22 @@ class StreamTimeouts:
     idle: float = 4 * 3600.0
 
 
-def owner(request: StreamRequest) -> ContainerId | SandboxId:
-    return request.sandbox if isinstance(request, ForwardRequest) else request.container
-
-
 class ConnectionHandler:
     def __init__(
-        self, tokens: Tokens, attaches: Attaches, execs: Execs, screens: Screens, limits: StreamTimeouts
+        self,
+        tokens: Tokens,
+        attaches: Attaches,
+        execs: Execs,
+        screens: Screens,
+        timeouts: StreamTimeouts,
+        room: StreamRoom,
     ) -> None:
         self._tokens = tokens
         self._attaches = attaches
         self._execs = execs
         self._screens = screens
-        self._limits = limits
+        self._timeouts = timeouts
+        self._room = room
         self._unauthenticated: dict[asyncio.Task[Any], None] = {}  # in order of arrival
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sessions: dict[asyncio.Event, ContainerId | SandboxId] = {}
@@ -94,6 +99,7 @@ class ConnectionHandler:
 
     def connected(self, sock: socket.socket) -> None:
         """A client has connected; the socket is ours now."""
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         task = asyncio.create_task(self._connection(sock))
         self._tasks.add(task)
         self._unauthenticated[task] = None
@@ -123,28 +129,39 @@ class ConnectionHandler:
             writer.transport.abort()
 
     async def _received(self, channel: TcpChannel) -> None:
-        try:
-            async with asyncio.timeout(self._limits.handshake):
-                agreed = await self._handshake(channel)
-        except TimeoutError:
-            return
-        if agreed is not None:
-            self._unauthenticated.pop(_this_task())
-            await self._session(channel, *agreed)
+        with contextlib.ExitStack() as place:
+            try:
+                async with asyncio.timeout(self._timeouts.handshake):
+                    agreed = await self._handshake(channel, place)
+            except TimeoutError:
+                return
+            if agreed is not None:
+                self._unauthenticated.pop(_this_task())
+                await self._session(channel, *agreed)
 
-    async def _handshake(self, channel: TcpChannel) -> tuple[StreamRequest, Negotiated] | None:
-        """None if the request was refused. Raises Gone."""
+    async def _handshake(
+        self, channel: TcpChannel, place: contextlib.ExitStack
+    ) -> tuple[StreamRequest, Negotiated, SessionRoom] | None:
+        """None if the request was refused. What the session may hold is given back with `place`. Raises Gone."""
         exchange = Exchange(channel)
         try:
             head = await exchange.head()
             request = self._request_for(head.path)
             negotiated = negotiate(head, request)
+            room = self._room_for(request, place)
         except HttpRefused as refused:
             log.info("streaming.refused", status=refused.status, why=str(refused))
             await exchange.refuse(refused)
             return None
         channel.unread(await exchange.switch(negotiated.headers))
-        return request, negotiated
+        return request, negotiated, room
+
+    def _room_for(self, request: StreamRequest, place: contextlib.ExitStack) -> SessionRoom:
+        """Raises HttpRefused."""
+        try:
+            return place.enter_context(self._room.session(pod_of(request)))
+        except ResourceExhausted as exc:
+            raise HttpRefused(429, str(exc)) from exc
 
     def _request_for(self, path: str) -> StreamRequest:
         """Unknown, used, expired and of another kind look the same from outside. Raises HttpRefused."""
@@ -155,7 +172,9 @@ class ConnectionHandler:
             raise HttpRefused(404, "not found")
         return request
 
-    async def _session(self, channel: TcpChannel, request: StreamRequest, negotiated: Negotiated) -> None:
+    async def _session(
+        self, channel: TcpChannel, request: StreamRequest, negotiated: Negotiated, room: SessionRoom
+    ) -> None:
         ended = asyncio.Event()
         if self.closing.is_set():
             ended.set()
@@ -163,47 +182,59 @@ class ConnectionHandler:
         facts = {"kind": KINDS[type(request)], "of": owner(request).short}
         log.info("streaming.session.begun", **facts, by=negotiated.transport.value, protocol=negotiated.protocol)
         try:
-            await run_until(self._conversation(channel, request, negotiated, ended), channel.idle(self._limits.idle))
+            conversation = self._conversation(channel, request, negotiated, room, ended)
+            await run_until(conversation, channel.idle(self._timeouts.idle))
             await channel.delivered(DELIVERY_TIMEOUT)
         finally:
             del self._sessions[ended]
             log.info("streaming.session.ended", **facts)
 
     def _conversation(
-        self, channel: TcpChannel, request: StreamRequest, negotiated: Negotiated, ended: asyncio.Event
+        self,
+        channel: TcpChannel,
+        request: StreamRequest,
+        negotiated: Negotiated,
+        room: SessionRoom,
+        ended: asyncio.Event,
     ) -> Coroutine[Any, Any, None]:
         match request:
             case ForwardRequest():
-                return self._forward(channel, request, negotiated, ended)
+                return self._forward(channel, request, negotiated, room, ended)
             case ExecRequest():
                 return serve(
-                    _remote(channel, request, negotiated),
+                    _remote(channel, request, negotiated, room),
                     lambda: self._execs.start(request),
                     ended,
-                    self._limits.streams,
+                    self._timeouts.streams,
                 )
             case AttachStreams():
                 return serve(
-                    _remote(channel, request, negotiated),
+                    _remote(channel, request, negotiated, room),
                     lambda: self._attaches.attach(request),
                     ended,
-                    self._limits.streams,
+                    self._timeouts.streams,
                 )
 
     async def _forward(
-        self, channel: TcpChannel, request: ForwardRequest, negotiated: Negotiated, ended: asyncio.Event
+        self,
+        channel: TcpChannel,
+        request: ForwardRequest,
+        negotiated: Negotiated,
+        room: SessionRoom,
+        ended: asyncio.Event,
     ) -> None:
         dial_pod = with_vnc(
             dial if request.inside is None else in_guest(self._execs, request.inside), self._screens, request.screen
         )
         if negotiated.transport is Transport.WEBSOCKET:
             ws = WebSocket(channel)
-            await WebSocketForward(ws, request.address, request.ports, negotiated.protocol, dial_pod).serve(ended)
+            forward = WebSocketForward(ws, request.address, request.ports, negotiated.protocol, dial_pod, room)
+            await forward.serve(ended)
             return
         raw: ByteChannel = channel
         if negotiated.transport is Transport.TUNNEL:
             raw = TunnelChannel(WebSocket(channel))
-        await SpdyForward(raw, request.address, dial_pod, self._limits.streams).serve(ended)
+        await SpdyForward(raw, request.address, dial_pod, self._timeouts.streams, room).serve(ended)
         if isinstance(raw, TunnelChannel):
             with contextlib.suppress(Gone):
                 await raw.close()
@@ -215,7 +246,9 @@ def _this_task() -> asyncio.Task[Any]:
     return task
 
 
-def _remote(channel: TcpChannel, request: ExecRequest | AttachStreams, negotiated: Negotiated) -> RemoteClient:
+def _remote(
+    channel: TcpChannel, request: ExecRequest | AttachStreams, negotiated: Negotiated, room: SessionRoom
+) -> RemoteClient:
     if negotiated.transport is Transport.SPDY:
-        return SpdyRemote(channel, request.streams, negotiated.protocol)
-    return WebSocketRemote(WebSocket(channel), request.streams, negotiated.protocol)
+        return SpdyRemote(channel, request.streams, negotiated.protocol, room)
+    return WebSocketRemote(WebSocket(channel), request.streams, negotiated.protocol, room)

@@ -13,12 +13,13 @@ from typing import Final
 import structlog
 
 from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.guest.streaming import StreamRequest
+from virtshim.domain.guest.streaming import StreamRequest, owner
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.ports.clock import Clock
 from virtshim.ports.streaming import Attaches, Execs, Screens
-from virtshim.streaming.connection import KINDS, ConnectionHandler, StreamTimeouts, owner
+from virtshim.streaming.connection import KINDS, ConnectionHandler, StreamTimeouts
 from virtshim.streaming.listener import ConnectionListener
+from virtshim.streaming.room import StreamLimits, StreamRoom
 from virtshim.streaming.tokens import Tokens
 
 log = structlog.get_logger(__name__)
@@ -30,11 +31,19 @@ _START: Final = 10.0
 class StreamingServer:
     """Implements `virtshim.ports.streaming.Streaming`."""
 
-    def __init__(self, address: str, port: int, clock: Clock, limits: StreamTimeouts | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        clock: Clock,
+        timeouts: StreamTimeouts | None = None,
+        limits: StreamLimits | None = None,
+    ) -> None:
         """`port` 0 lets the kernel choose one. Nothing happens before `start`."""
         self._address = address
         self._port = port
-        self._limits = limits or StreamTimeouts()
+        self._timeouts = timeouts or StreamTimeouts()
+        self._limits = limits or StreamLimits()
         self._tokens = Tokens(clock.monotonic)
         self._handler: ConnectionHandler | None = None
         self._thread: threading.Thread | None = None
@@ -59,7 +68,7 @@ class StreamingServer:
             ) from exc
         host = f"[{self._address}]" if family == socket.AF_INET6 else self._address
         self._base = f"http://{host}:{listener.getsockname()[1]}"
-        handler = ConnectionHandler(self._tokens, attaches, execs, screens, self._limits)
+        handler = ConnectionHandler(self._tokens, attaches, execs, screens, self._timeouts, StreamRoom(self._limits))
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(handler, listener, started), name="streaming", daemon=True

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.domain.errors import ResourceExhausted
-from virtshim.domain.guest.streaming import StreamRequest
+from virtshim.domain.guest.streaming import StreamRequest, pod_of
+from virtshim.primitives.pod_places import Places, PodPlaces, Refused
 
 LIFETIME: Final = 60.0
 MAX_PENDING: Final = 1000
+# Of one pod.
+MAX_OF_POD: Final = 100
 _RANDOM_BYTES: Final = 16
 
 
@@ -27,19 +29,18 @@ class _Pending:
 
 
 class Tokens:
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], refused: Refused = lambda _pod, _what: None) -> None:
+        again = f"let their clients connect, or try again within {LIFETIME:.0f} s"
+        self._places = PodPlaces(Places("streaming URLs that wait", MAX_PENDING, MAX_OF_POD, again, again), refused)
         self._now = monotonic
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}  # in order of their end
 
     def issue(self, request: StreamRequest) -> str:
-        """Raises ResourceExhausted if too many wait to be used."""
+        """Raises ResourceExhausted if too many wait to be used, of this pod or of all."""
         with self._lock:
             self._drop_expired()
-            if len(self._pending) >= MAX_PENDING:
-                raise ResourceExhausted(
-                    f"{MAX_PENDING} streaming requests wait for their clients; try again within {LIFETIME:.0f} s"
-                )
+            self._places.take(pod_of(request))
             token = secrets.token_urlsafe(_RANDOM_BYTES)
             self._pending[token] = _Pending(request, self._now() + LIFETIME)
             return token
@@ -48,17 +49,23 @@ class Tokens:
         """The request, once. None if it is unknown, used, expired or revoked."""
         with self._lock:
             found = self._pending.pop(token, None)
-            if found is None or found.until <= self._now():
+            if found is None:
                 return None
-            return found.request
+            self._places.give_back(pod_of(found.request))
+            return found.request if found.until > self._now() else None
 
     def revoke(self, concerns: Callable[[StreamRequest], bool]) -> None:
         with self._lock:
-            self._pending = {token: p for token, p in self._pending.items() if not concerns(p.request)}
+            for token, pending in list(self._pending.items()):
+                if concerns(pending.request):
+                    self._drop(token)
 
     def _drop_expired(self) -> None:
         now = self._now()
         for token, pending in list(self._pending.items()):
             if pending.until > now:
                 break
-            del self._pending[token]
+            self._drop(token)
+
+    def _drop(self, token: str) -> None:
+        self._places.give_back(pod_of(self._pending.pop(token).request))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from fakes.clock import FakeClock
 
 from virtshim.domain.errors import ResourceExhausted
 from virtshim.domain.guest.streaming import AttachStreams, Streams
 from virtshim.domain.ids import ContainerId
-from virtshim.streaming.tokens import Tokens
+from virtshim.streaming.tokens import MAX_OF_POD, MAX_PENDING, Tokens
 
 ONE = AttachStreams(ContainerId("1" * 64), Streams(stdout=True))
 TWO = AttachStreams(ContainerId("2" * 64), Streams(stdout=True))
@@ -44,18 +46,45 @@ def test_a_token_lives_a_minute(tokens, clock, seconds, valid):
 
 
 def test_expired_tokens_make_room(tokens, clock):
-    for _ in range(500):
+    for _ in range(50):
         tokens.issue(ONE)
     clock.advance(30)
-    for _ in range(500):
+    for _ in range(50):
         tokens.issue(ONE)
     with pytest.raises(ResourceExhausted):
         tokens.issue(ONE)
     clock.advance(31)
-    for _ in range(500):
-        tokens.issue(TWO)
+    for _ in range(50):
+        tokens.issue(ONE)
     with pytest.raises(ResourceExhausted):
-        tokens.issue(TWO)
+        tokens.issue(ONE)
+
+
+def test_used_and_revoked_tokens_make_room(tokens):
+    mine = [tokens.issue(ONE) for _ in range(MAX_OF_POD)]
+    tokens.redeem(mine[0])
+    tokens.issue(ONE)
+    tokens.revoke(lambda request: request is ONE)
+    for _ in range(MAX_OF_POD):
+        tokens.issue(ONE)
+
+
+@pytest.mark.hostile
+def test_a_pod_whose_urls_nobody_uses_takes_no_other_pods(tokens):
+    hostile = dataclasses.replace(ONE, pod="default/hostile")
+    for _ in range(MAX_OF_POD):
+        tokens.issue(hostile)
+    with pytest.raises(ResourceExhausted, match=r"pod default/hostile has 100 streaming URLs .* within 60 s"):
+        tokens.issue(hostile)
+    assert tokens.redeem(tokens.issue(dataclasses.replace(TWO, pod="default/other"))) == TWO
+
+
+@pytest.mark.hostile
+def test_all_urls_that_wait_are_bounded(tokens):
+    for pod in range(MAX_PENDING):
+        tokens.issue(dataclasses.replace(ONE, pod=f"default/{pod}"))
+    with pytest.raises(ResourceExhausted, match="1000 streaming URLs that wait together"):
+        tokens.issue(dataclasses.replace(ONE, pod="default/last"))
 
 
 def test_tokens_of_a_container_can_be_revoked(tokens):

@@ -1,9 +1,12 @@
-"""What a caller may stream to and from a container or a pod: requests, and the items of a session. No I/O."""
+"""What a caller may stream to and from a container or a pod: requests, and the items of a session. No I/O.
+
+A request's `pod` is its `namespace/name`.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from virtshim.domain.errors import InvalidRequest
@@ -36,6 +39,7 @@ class ExecRequest:
     container: ContainerId
     command: tuple[str, ...]
     streams: Streams
+    pod: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -54,6 +58,7 @@ class AttachStreams:
     streams: Streams
     stdin_once: bool = False
     to_entrypoint: bool = False
+    pod: str = field(default="", compare=False)
 
     @property
     def leaves_with_input(self) -> bool:
@@ -77,6 +82,7 @@ class ForwardRequest:
     ports: tuple[int, ...] = ()
     screen: ContainerId | None = None
     inside: ContainerId | None = None
+    pod: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for port in self.ports:
@@ -85,6 +91,15 @@ class ForwardRequest:
 
 
 StreamRequest = ExecRequest | AttachStreams | ForwardRequest
+
+
+def owner(request: StreamRequest) -> ContainerId | SandboxId:
+    return request.sandbox if isinstance(request, ForwardRequest) else request.container
+
+
+def pod_of(request: StreamRequest) -> str:
+    """Whose limits hold for it: `namespace/name`, where that is known."""
+    return request.pod or owner(request).short
 
 
 @dataclass(frozen=True, slots=True)

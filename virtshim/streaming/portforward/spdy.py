@@ -13,6 +13,7 @@ import structlog
 from virtshim.streaming.channel import ByteChannel, Gone
 from virtshim.streaming.portforward.splice import Dial, ForwardFailed, splice
 from virtshim.streaming.racing import run_until
+from virtshim.streaming.room import SessionRoom
 from virtshim.streaming.spdy.frames import Status
 from virtshim.streaming.spdy.peer import SpdyPeer, SpdyStream
 
@@ -37,14 +38,15 @@ class _Half:
 class SpdyForward:
     """All connections of one client to one pod."""
 
-    def __init__(self, channel: ByteChannel, address: str, dial: Dial, pairing: float) -> None:
+    def __init__(self, channel: ByteChannel, address: str, dial: Dial, pairing: float, room: SessionRoom) -> None:
         """`pairing`: seconds in which the second stream of a pair must come."""
         self._address = address
         self._dial = dial
         self._pairing = pairing
+        self._room = room
         self._halves: dict[str, _Half] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened)
+        self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened, room.pipe)
 
     async def serve(self, ended: asyncio.Event) -> None:
         """Until the client leaves, or `ended`: the pod has stopped."""
@@ -102,7 +104,8 @@ class SpdyForward:
         error.incoming.discard()
         failed = ""
         try:
-            await run_until(splice(data, self._dial, self._address, port), data.reset_by_client.wait())
+            with self._room.connection():
+                await run_until(splice(data, self._dial, self._address, port), data.reset_by_client.wait())
         except ForwardFailed as exc:
             failed = str(exc)
         except Gone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -12,7 +13,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.guest.streaming import VNC_PORT
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import Screens
-from virtshim.streaming.channel import PIECE, Gone
+from virtshim.streaming.channel import PIECE, SEND_BUFFER, Gone
 
 # Seconds until a pod that does not answer counts as unreachable.
 _DIAL: Final = 10.0
@@ -87,7 +88,9 @@ class TcpPodEnd:
 async def dial(address: str, port: int) -> TcpPodEnd:
     """From the host's own namespace: the pod's is a mere bridge between the network's link and the guest's tap, and has
     no address of its own to dial from. That a node reaches its pods is what every Kubernetes network promises."""
-    return TcpPodEnd(*await asyncio.open_connection(address, port, limit=PIECE))
+    reader, writer = await asyncio.open_connection(address, port, limit=PIECE)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    return TcpPodEnd(reader, writer)
 
 
 def with_vnc(dial_pod: Dial, screens: Screens, container: ContainerId | None) -> Dial:

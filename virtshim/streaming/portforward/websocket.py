@@ -19,6 +19,7 @@ from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encod
 from virtshim.streaming.pipe import Pipe
 from virtshim.streaming.portforward.splice import Dial, ForwardFailed, splice
 from virtshim.streaming.racing import run_until
+from virtshim.streaming.room import SessionRoom
 from virtshim.streaming.websocket import WebSocket
 
 log = structlog.get_logger(__name__)
@@ -40,10 +41,10 @@ def max_ports(protocol: str) -> int:
 class _Port:
     """Implements `splice.ClientEnd`."""
 
-    def __init__(self, forward: WebSocketForward, index: int) -> None:
+    def __init__(self, forward: WebSocketForward, index: int, incoming: Pipe) -> None:
         self._forward = forward
         self._index = index
-        self.incoming = Pipe()
+        self.incoming = incoming
 
     async def read(self) -> bytes:
         return await self.incoming.read()
@@ -61,13 +62,16 @@ class _Port:
 
 
 class WebSocketForward:
-    def __init__(self, ws: WebSocket, address: str, ports: Sequence[int], protocol: str, dial: Dial) -> None:
+    def __init__(
+        self, ws: WebSocket, address: str, ports: Sequence[int], protocol: str, dial: Dial, room: SessionRoom
+    ) -> None:
         self._ws = ws
         self._address = address
         self._numbers = ports
         self._in_base64 = "base64" in protocol
         self._dial = dial
-        self._ports = [_Port(self, index) for index in range(len(ports))]
+        self._room = room
+        self._ports = [_Port(self, index, room.pipe()) for index in range(len(ports))]
 
     async def serve(self, ended: asyncio.Event) -> None:
         """Until the client leaves, all ports have ended, or `ended`: the pod has stopped."""
@@ -97,7 +101,8 @@ class WebSocketForward:
 
     async def _one(self, port: _Port, number: int) -> None:
         try:
-            await splice(port, self._dial, self._address, number)
+            with self._room.connection():
+                await splice(port, self._dial, self._address, number)
         except ForwardFailed as exc:
             await port.write_error(str(exc).encode(errors="replace"))
         finally:

@@ -8,6 +8,7 @@ from typing import Final
 from virtshim.domain.guest.streaming import OutStream, Streams
 from virtshim.streaming.channel import ByteChannel
 from virtshim.streaming.remotecommand.status import Outcome, as_status, as_text
+from virtshim.streaming.room import SessionRoom
 from virtshim.streaming.spdy.frames import Status
 from virtshim.streaming.spdy.peer import SpdyPeer, SpdyStream
 
@@ -29,12 +30,12 @@ _MAX_STREAMS: Final = 8
 class SpdyRemote:
     """Implements `remotecommand.session.RemoteClient`."""
 
-    def __init__(self, channel: ByteChannel, wanted: Streams, protocol: str) -> None:
+    def __init__(self, channel: ByteChannel, wanted: Streams, protocol: str, room: SessionRoom) -> None:
         self._protocol = protocol
         self._wanted = _names(wanted, protocol)
         self._streams: dict[str, SpdyStream] = {}
         self._complete = asyncio.Event()
-        self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened)
+        self._peer = SpdyPeer(channel, _MAX_STREAMS, self._opened, room.pipe)
 
     def _opened(self, stream: SpdyStream) -> Status | None:
         name = stream.headers.get("streamtype", "").lower()

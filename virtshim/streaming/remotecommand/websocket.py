@@ -10,8 +10,8 @@ from wsproto.frame_protocol import CloseReason
 from virtshim.domain.guest.streaming import OutStream, Streams
 from virtshim.streaming.channel import put
 from virtshim.streaming.channel_messages import BadMessage, ChannelReader, encode
-from virtshim.streaming.pipe import Pipe
 from virtshim.streaming.remotecommand.status import Outcome, as_status, as_text
+from virtshim.streaming.room import SessionRoom
 from virtshim.streaming.websocket import WebSocket
 
 log = structlog.get_logger(__name__)
@@ -36,13 +36,13 @@ _V5_CLOSE: Final = 255
 class WebSocketRemote:
     """Implements `remotecommand.session.RemoteClient`."""
 
-    def __init__(self, ws: WebSocket, wanted: Streams, protocol: str) -> None:
+    def __init__(self, ws: WebSocket, wanted: Streams, protocol: str, room: SessionRoom) -> None:
         self._ws = ws
         self._in_base64 = "base64" in protocol
         self._with_status = protocol.startswith(("v4.", "v5."))
         self._closes = protocol.startswith("v5.")
         self._out = {OutStream.STDOUT: wanted.stdout, OutStream.STDERR: wanted.stderr}
-        self._incoming = {_STDIN: Pipe(), _RESIZE: Pipe()}
+        self._incoming = {_STDIN: room.pipe(), _RESIZE: room.pipe()}
         if not wanted.stdin:
             self._incoming[_STDIN].discard()
             self._incoming[_STDIN].end()

@@ -30,10 +30,10 @@ log = structlog.get_logger(__name__)
 class SpdyStream:
     """One stream that the client opened. Writing to a stream that was reset raises Gone."""
 
-    def __init__(self, peer: SpdyPeer, number: int, headers: Mapping[str, str]) -> None:
+    def __init__(self, peer: SpdyPeer, number: int, headers: Mapping[str, str], incoming: Pipe) -> None:
         self.number = number
         self.headers = headers
-        self.incoming = Pipe()
+        self.incoming = incoming
         self.reset_by_client = asyncio.Event()
         self._peer = peer
 
@@ -56,11 +56,19 @@ class SpdyStream:
 
 
 class SpdyPeer:
-    def __init__(self, channel: ByteChannel, max_streams: int, on_open: Callable[[SpdyStream], Status | None]) -> None:
-        """`on_open` is called for each new stream and answers why it is refused, None if it is not."""
+    def __init__(
+        self,
+        channel: ByteChannel,
+        max_streams: int,
+        on_open: Callable[[SpdyStream], Status | None],
+        make_pipe: Callable[[], Pipe],
+    ) -> None:
+        """`on_open` is called for each new stream and answers why it is refused, None if it is not. `make_pipe`: for what
+        the client sends on one."""
         self._channel = channel
         self._spdy = SpdyConnection(max_streams)
         self._on_open = on_open
+        self._make_pipe = make_pipe
         self._streams: dict[int, SpdyStream] = {}
 
     async def run(self) -> None:
@@ -83,7 +91,7 @@ class SpdyPeer:
     async def _handle(self, event: Event) -> None:
         match event:
             case Opened(number, headers):
-                await self._opened(SpdyStream(self, number, headers))
+                await self._opened(SpdyStream(self, number, headers, self._make_pipe()))
             case Received(number, data):
                 stream = self._streams.get(number)
                 if stream is not None:

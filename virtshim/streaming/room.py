@@ -1,0 +1,138 @@
+"""What the sessions of each pod may hold: places, forwarded connections, bytes that its guest has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.domain.errors import ResourceExhausted
+from virtshim.primitives.pod_places import Places, PodPlaces, Refused
+from virtshim.streaming.channel import PIECE
+from virtshim.streaming.pipe import Pipe
+from virtshim.streaming.portforward.splice import ForwardFailed
+
+# Bytes at a time for a stream that holds nothing, when its pod holds all it may: it goes on, slowly.
+_LITTLE: Final = 16 << 10
+# Bytes that each pod may hold, whatever the others hold.
+_SURE: Final = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Of one pod and of the node; `bytes` are what clients have sent and guests have not read."""
+
+    pod_sessions: int = 64
+    sessions: int = 512
+    pod_connections: int = 128
+    connections: int = 2048
+    pod_bytes: int = 8 << 20
+    bytes: int = 64 << 20
+
+
+class StreamRoom:
+    """Of the node. Lives on the streaming loop."""
+
+    def __init__(self, limits: StreamLimits, refused: Refused = lambda _pod, _what: None) -> None:
+        self._limits = limits
+        self._sessions = PodPlaces(
+            Places(
+                "sessions of exec, attach and port-forward",
+                limits.sessions,
+                limits.pod_sessions,
+                "end some, or raise streaming.pod_sessions",
+                "end some, or raise streaming.sessions",
+            ),
+            refused,
+        )
+        self.connections = PodPlaces(
+            Places(
+                "forwarded connections",
+                limits.connections,
+                limits.pod_connections,
+                "close some, or raise streaming.pod_connections",
+                "close some",
+            ),
+            refused,
+        )
+        self._held: Counter[str] = Counter()
+        self._total = 0
+        self._waiting: set[asyncio.Event] = set()
+
+    @contextlib.contextmanager
+    def session(self, pod: str) -> Iterator[SessionRoom]:
+        """Raises ResourceExhausted."""
+        with self._sessions.held(pod):
+            room = SessionRoom(self, pod)
+            try:
+                yield room
+            finally:
+                room.close()
+
+    # --- for the sessions' bytes
+
+    def allowed(self, pod: str) -> bool:
+        """Whether that pod's sessions may hold more."""
+        mine = self._held.get(pod, 0)
+        return mine < self._limits.pod_bytes and (mine < _SURE or self._total < self._limits.bytes)
+
+    def hold(self, pod: str, more: int) -> None:
+        """`more` may be negative."""
+        self._held[pod] += more
+        self._total += more
+        if self._held[pod] <= 0:
+            del self._held[pod]
+        if more < 0 and self._waiting:
+            waiting, self._waiting = self._waiting, set()
+            for event in waiting:
+                event.set()
+
+    def wait(self, event: asyncio.Event) -> None:
+        """It is set when somebody holds less than now."""
+        self._waiting.add(event)
+
+
+class SessionRoom:
+    """One session's. Implements `pipe.ByteRoom`."""
+
+    def __init__(self, node: StreamRoom, pod: str) -> None:
+        self._node = node
+        self._pod = pod
+        self._held = 0
+        self._closed = False
+
+    def pipe(self) -> Pipe:
+        return Pipe(room=self)
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[None]:
+        """Of one forwarded connection. Raises ForwardFailed."""
+        with contextlib.ExitStack() as place:
+            try:
+                place.enter_context(self._node.connections.held(self._pod))
+            except ResourceExhausted as exc:
+                raise ForwardFailed(str(exc)) from exc
+            yield
+
+    def close(self) -> None:
+        """What its pipes still hold is let go."""
+        self._node.hold(self._pod, -self._held)
+        self._held, self._closed = 0, True
+
+    # --- pipe.ByteRoom
+
+    def allowed(self, mine: int) -> int:
+        if self._node.allowed(self._pod):
+            return PIECE
+        return 0 if mine else _LITTLE
+
+    def hold(self, more: int) -> None:
+        if not self._closed and more:
+            self._held += more
+            self._node.hold(self._pod, more)
+
+    def wait(self, event: asyncio.Event) -> None:
+        self._node.wait(event)
