@@ -83,7 +83,7 @@ def _fetch(environ: Mapping[str, str]) -> tuple[list[dict[str, object]], list[in
 
 
 def _call(path: str, args: dict[str, str]) -> tuple[dict[str, object], list[int]]:
-    """fetch changes nothing, so it may be repeated as often as the connection breaks."""
+    """fetch may be repeated by the same process as often as the connection breaks."""
     until = time.monotonic() + _CONNECT_TIMEOUT
     while True:
         try:
