@@ -153,3 +153,25 @@ def test_the_group_of_the_kvm_device_is_made_where_it_is_missing(said: System, u
     (tmp_path / "etc").mkdir()
     out = said(["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(units / "virtshim-sysusers.conf")])
     assert "kvm" in out
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_that_is_filled_up_is_ended_before_the_node_is(units: Path, service: str) -> None:
+    """All of them are spared when the node's memory runs out."""
+    found = options(units / service)["Service"]
+    assert -1000 < int(found["OOMScoreAdjust"]) <= -900, "never -1000: then not even its own limit ends it"
+    assert 0 < in_bytes(found["MemoryHigh"]) < in_bytes(found["MemoryMax"]) <= 3 << 30
+    assert found["Restart"] == "always"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("service", ["virtshim.service", "tapmanager.service"])
+def test_a_program_of_a_service_that_is_killed_for_its_memory_does_not_end_the_service(
+    units: Path, service: str
+) -> None:
+    assert options(units / service)["Service"]["OOMPolicy"] == "continue"
+
+
+def in_bytes(size: str) -> int:
+    return int(size[:-1]) << {"M": 20, "G": 30}[size[-1]]
