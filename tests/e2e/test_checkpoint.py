@@ -32,7 +32,7 @@ def checkpoint(cri, container: str, location: str, timeout: int = 100) -> None:
 def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, image_url, tmp_path):
     pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "saved")
     console = console_of(node, container)
-    console.type("echo in-memory-only > /tmp/note; word=kept; dd if=/dev/sda bs=512 count=1 of=/dev/sda seek=9000 2>&1")
+    console.type("echo in-memory-only > /tmp/note; word=kept; dd if=/dev/vda bs=512 count=1 of=/dev/vda seek=9000 2>&1")
     (before,) = node.qemu_pids()
     archive = tmp_path / "one.tar"
     checkpoint(cri, container, str(archive))
@@ -81,7 +81,7 @@ def test_file_systems_rest_while_the_disk_is_copied_and_the_clock_is_right_after
     pod, container, _log = boot(cri, node, f"{image_url}/guest.qcow2", "resting")
     # This guest needs its boot disk no more: it is a file system now.
     made = cri.exec_sync(
-        container, "sh", "-c", "modprobe ext4; mke2fs /dev/sda && mount -t ext4 /dev/sda /mnt && date -s 2020-01-01"
+        container, "sh", "-c", "modprobe ext4; mke2fs /dev/vda && mount -t ext4 /dev/vda /mnt && date -s 2020-01-01"
     )
     assert made.exit_code == 0, made.stderr
     archive = tmp_path / "rest.tar"
@@ -134,8 +134,8 @@ def test_a_pods_root_disk_and_uuid_stay_over_restarts_and_sandboxes(cri, node, i
     config = pod_config("keeper", f"{node.directory}/logs/keeper-{chosen[:8]}", annotations=annotations)
     digest = cri.pull(f"{image_url}/guest.qcow2")
     pod = cri.run_pod(config)
-    sector = "bs=512 count=1 seek=100000 of=/dev/sda conv=notrunc,fsync"
-    read = "dd if=/dev/sda bs=512 count=1 skip=100000 2>/dev/null | tr -d '\\0'"
+    sector = "bs=512 count=1 seek=100000 of=/dev/vda conv=notrunc,fsync"
+    read = "dd if=/dev/vda bs=512 count=1 skip=100000 2>/dev/null | tr -d '\\0'"
 
     def start(pod: str, attempt: int) -> tuple[str, str]:
         container = cri.create(pod, container_config(digest, attempt=attempt), config)

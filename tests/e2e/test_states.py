@@ -140,7 +140,7 @@ def test_a_full_disk_pauses_the_vm_and_it_goes_on_when_there_is_room(cri, node, 
         big = {"VirtletRootVolumeSize": "200Mi"}
         _pod, container, log = boot(cri, node, f"{image_url}/guest.qcow2", "hoarder", annotations=big)
         mebibyte = "dd if=/dev/zero bs=1M count=1 2>/dev/null | tr '\\0' x > /tmp/m"
-        write = "for i in $(seq 0 39); do cat /tmp/m; done | dd of=/dev/sda bs=1M seek=100 conv=fsync,notrunc"
+        write = "for i in $(seq 0 39); do cat /tmp/m; done | dd of=/dev/vda bs=1M seek=100 conv=fsync,notrunc"
         console_of(node, container).type(f"{mebibyte}; {{ ({write}; echo wrote-$?-all) & }}")
         wait_until(
             lambda: "file system is full" in cri.status(container).message, 60, "the container tells of the full disk"

@@ -42,7 +42,7 @@ from virtshim.domain.sandbox import (
     SandboxConfig,
     SandboxPhase,
 )
-from virtshim.domain.vm import VmSize
+from virtshim.domain.vm import DiskBus, VmSize
 from virtshim.store.records import SqliteRecords
 
 RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
@@ -75,6 +75,7 @@ SANDBOX = Sandbox(
     reason="stopped",
     changed_overhead=Resources(memory_limit_bytes=2),
     changed_resources=Resources(cpu_quota=-1),
+    disk_bus=DiskBus.VIRTIO,
     root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
 )
 CONTAINER = Container(

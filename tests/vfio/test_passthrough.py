@@ -12,7 +12,7 @@ from hardware import EDU_RESOURCE, NVME_RESOURCE, SHARED_RESOURCE
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 FIRST, SECOND, THIRD = hardware.VFS
-_DISK = "1af4:1042"  # virtio
+_DISK = "1af4:1001"  # virtio, on the root bus
 
 
 def lines(console: list[str], kind: str) -> list[str]:

@@ -11,6 +11,7 @@ from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.network import Dns, PodNetwork
+from virtshim.domain.vm import DiskBus
 
 
 def check_handler(asked: str, known: Collection[str]) -> None:
@@ -113,7 +114,8 @@ class Sandbox:
     """`created_at` is in nanoseconds since the epoch, constant and strictly increasing over sandboxes. `root_disks`: of the
     disks that stay for the pod's life, container name -> the image that the disk is a copy-on-write of. Each sandbox of
     the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
-    the config's."""
+    the config's. `disk_bus`: what disks are on if no annotation says it; records of earlier versions do not have it, and
+    guests of those pods may know their disks by SCSI's names."""
 
     id: SandboxId
     key: PodKey
@@ -126,6 +128,7 @@ class Sandbox:
     changed_overhead: Resources | None = None
     changed_resources: Resources | None = None
     root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
+    disk_bus: DiskBus = DiskBus.SCSI
 
     def _to(self, phase: SandboxPhase) -> Sandbox:
         if phase not in _NEXT[self.phase]:

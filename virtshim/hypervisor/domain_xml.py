@@ -1,8 +1,7 @@
 """VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
 
-A q35 machine with SeaBIOS. Devices of the host are on the first root ports (devices/host.py). libvirt puts each
-virtio device on a PCIe root port of its own behind those, the ports on slots 1 and up of the root bus. Slots 0x10
-to 0x1b of that bus are vmwrapper's: it adds the NICs there (`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
+A q35 machine with SeaBIOS; where its devices are on PCI: devices/root_bus.py. The NICs are vmwrapper's to add
+(`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ SECRETS = frozenset({"VIRTSHIM_FETCH_KEY"})
 # Less than this and SeaBIOS does not come up.
 _SMALLEST_MEMORY = 4 << 20
 
-_TCG_CACHE_MIB = 64
+# Of translated code without KVM. A boot of a small guest makes some 75 MiB, and what does not fit is translated again.
+_LEAST_TCG_CACHE, _MOST_TCG_CACHE = 64 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,15 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
     etree.SubElement(features, "acpi")
     etree.SubElement(features, "apic")
     if domain_type is DomainType.QEMU:
-        # QEMU would keep up to 1 GiB of translated code, which the VM's cgroup has no room for.
         translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
-        translated.text = str(_TCG_CACHE_MIB)
+        translated.text = str(_tcg_cache(spec) >> 20)
+
+
+def _tcg_cache(spec: VmSpec) -> int:
+    """Half of what the VM's cgroup has for QEMU itself: QEMU's own choice of up to 1 GiB may be more than all of it."""
+    guest = 0 if spec.size.page_bytes else spec.size.memory_bytes  # huge pages are not charged as memory
+    room = (spec.limits.memory or guest) - guest
+    return min(max(room // 2, _LEAST_TCG_CACHE), _MOST_TCG_CACHE)
 
 
 def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:

@@ -13,6 +13,7 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, check_handler
+from virtshim.domain.vm import DiskBus
 from virtshim.ports.clock import Clock
 from virtshim.ports.network import AttachRequest, PodNetworks
 from virtshim.ports.records import Records
@@ -64,6 +65,7 @@ class RunSandbox:
             config=config,
             created_at=self.stamps.next(),
             root_disks=self._root_disks(key),
+            disk_bus=self._disk_bus(key),
         )
         with self.locks.held(sandbox.id):
             return self._make(sandbox, deadline)
@@ -75,6 +77,11 @@ class RunSandbox:
             if earlier.key.is_same_pod(pod):
                 found.update(earlier.root_disks)
         return found
+
+    def _disk_bus(self, pod: PodKey) -> DiskBus:
+        """That of the pod's first sandbox: a disk that the pod keeps is the one its guest knows."""
+        earlier = [other.disk_bus for other in self.records.sandboxes.all() if other.key.is_same_pod(pod)]
+        return earlier[0] if earlier else DiskBus.VIRTIO
 
     def _make(self, sandbox: Sandbox, deadline: Deadline) -> SandboxId:
         """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own

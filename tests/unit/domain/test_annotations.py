@@ -65,7 +65,7 @@ def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
 def test_no_annotations_give_the_defaults() -> None:
     assert parse_vm_options({}) == VmOptions()
     assert VmOptions().vcpus is None
-    assert VmOptions().disk_bus is DiskBus.SCSI
+    assert VmOptions().disk_bus is None
 
 
 def test_names_of_others_are_ignored() -> None:

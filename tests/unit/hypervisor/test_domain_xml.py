@@ -281,10 +281,51 @@ def test_shares_become_the_weight_that_kubelet_would_set(shares: int, weight: st
     assert document.findtext("cputune/shares") == weight
 
 
-def test_nothing_of_ours_is_on_the_slots_of_the_nics() -> None:
-    """Root ports come from slot 1 up, 8 a slot; the NICs start at slot 0x10."""
-    max_ports = disk_device.MAX_DISKS[DiskBus.VIRTIO] + guest_view.MAX_PCI_DEVICES + guest_view.MAX_BLOCK_DEVICES + 8
-    assert 1 + max_ports // 8 < 0x10
+def _places(spec: VmSpec) -> list[tuple[int, int]]:
+    """Slot and function of each device that is put on the root bus."""
+    document = etree.fromstring(domain_xml.build(spec, NODE))
+    addresses = document.findall("devices//address[@type='pci'][@bus='0x00']")
+    return [(int(one.get("slot", ""), 16), int(one.get("function", ""), 16)) for one in addresses]
+
+
+@pytest.mark.parametrize("bus", DiskBus)
+def test_with_all_that_it_may_have_a_vm_has_a_place_for_each_device_and_none_is_a_nics(bus: DiskBus) -> None:
+    full = dataclasses.replace(
+        PLAIN,
+        disk_bus=bus,
+        disks=(dataclasses.replace(ROOT, serial=""),) * disk_device.MAX_DISKS[bus],
+        granted=GrantedDevices(
+            tuple(PciFunction(PciAddress(0, number, 0, 0)) for number in range(guest_view.MAX_PCI_DEVICES)),
+            tuple(BlockDevice(f"/dev/loop{n}", f"/dev/{n}") for n in range(guest_view.MAX_BLOCK_DEVICES)),
+        ),
+    )
+    places = _places(full)
+    assert len(places) == len(set(places))
+    assert all(1 <= slot < 0x10 and 0 <= function < 8 for slot, function in places)
+    # The kernel looks at no other function of a slot whose first has no device.
+    assert {(slot, 0) for slot, _ in places} <= set(places)
+
+
+def test_a_vm_of_the_default_kind_has_no_bridge_to_walk() -> None:
+    document = etree.fromstring(domain_xml.build(dataclasses.replace(PLAIN, disk_bus=DiskBus.VIRTIO), TCG))
+    virtio = [
+        *document.findall("devices/disk"),
+        *document.findall("devices/rng"),
+        *document.findall("devices/memballoon"),
+    ]
+    virtio += document.findall("devices/controller[@type='virtio-serial']")
+    assert [device.find("address").get("bus") for device in virtio] == ["0x00"] * 5
+    assert document.find("devices/controller[@type='pci']") is None
+
+
+@pytest.mark.parametrize(
+    ("overhead", "pages", "mib"), [(0, 0, 64), (128, 0, 64), (256, 0, 128), (256, 2, 128), (4096, 0, 1024)]
+)
+def test_translated_code_gets_half_of_qemus_own_memory(overhead: int, pages: int, mib: int) -> None:
+    guest = 0 if pages else PLAIN.size.memory_bytes
+    limits = CgroupLimits(memory=guest + (overhead << 20) if overhead else 0)
+    spec = dataclasses.replace(PLAIN, size=sized(page_bytes=pages << 20), limits=limits)
+    assert etree.fromstring(domain_xml.build(spec, TCG)).findtext("features/tcg/tb-cache") == str(mib)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +352,7 @@ def test_disks_are_lettered_as_linux_does(index: int, name: str) -> None:
         ({"size": sized(memory_bytes=0)}, "memory"),
         ({"disks": ()}, "disk"),
         ({"disks": (ROOT,) * 65}, "too many"),
-        ({"disks": (ROOT,) * 27, "disk_bus": DiskBus.VIRTIO}, "too many"),
+        ({"disks": (ROOT,) * 41, "disk_bus": DiskBus.VIRTIO}, "too many"),
         ({"disks": (dataclasses.replace(ROOT, path="root.qcow2"),)}, "absolute"),
         ({"disks": (dataclasses.replace(ROOT, path="/a\nb"),)}, "U+000A"),
         ({"disks": (dataclasses.replace(ROOT, serial="s" * 37),)}, "serial"),

@@ -165,7 +165,7 @@ def test_annotations_shape_the_vm(world: World) -> None:
     sandbox = world.run(
         config=sandbox_config(
             annotations={
-                "VirtletDiskDriver": "virtio",
+                "VirtletDiskDriver": "scsi",
                 "VirtletRootVolumeSize": "2Gi",
                 "VirtletSystemUUID": SYSTEM_UUID,
                 "VirtletForceDHCPNetworkConfig": "true",
@@ -174,7 +174,7 @@ def test_annotations_shape_the_vm(world: World) -> None:
     )
     container = world.create(sandbox)
     spec = world.outside.vms.spec(uuid.UUID(SYSTEM_UUID))
-    assert (spec.disk_bus, spec.smbios_uuid) == (DiskBus.VIRTIO, True)
+    assert (spec.disk_bus, spec.smbios_uuid) == (DiskBus.SCSI, True)
     assert world.outside.disks.sizes[container] == 2 * GIB
     assert world.outside.seeds.requests[container].options.force_dhcp
 
@@ -184,6 +184,7 @@ def test_annotations_shape_the_vm(world: World) -> None:
 
 def test_the_vm_gets_its_pods_network_and_disks_in_boot_order(world: World) -> None:
     spec = spec_of(world)
+    assert spec.disk_bus is DiskBus.VIRTIO
     assert [disk.serial for disk in spec.disks] == ["root", "seed"]
     assert spec.fetch_key.startswith("key-of-")
     assert spec.tapmanager_socket == world.settings.tapmanager.socket

@@ -11,7 +11,7 @@ from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import AlreadyExists, InternalError, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, OffReason, Power
+from virtshim.domain.vm import Backing, DiskBus, OffReason, Power
 
 KEEP = sandbox_config(annotations={"virtshim.io/root-disk": "pod"})
 UUID = "12345678-9abc-4def-8123-456789abcdef"
@@ -48,6 +48,17 @@ def test_a_kept_disk_serves_every_attempt_and_every_sandbox_of_the_pod(world: Wo
     disks.add(root_of(world, ran(world, second, 2)))
     assert len(disks) == 1
     assert world.journal.count("disks.create_pod_disk") == 1
+
+
+def test_a_pod_of_an_earlier_version_keeps_the_names_that_its_guest_knows_its_disk_by(world: World) -> None:
+    first = world.run(config=KEEP)
+    made = world.records.sandboxes.get(first)
+    assert made is not None
+    world.records.sandboxes.replace(dataclasses.replace(made, disk_bus=DiskBus.SCSI))
+    attempts = [ran(world, first), ran(world, world.run(attempt=1, config=KEEP), 1)]
+    other = ran(world, world.run("other", config=KEEP))
+    buses = [world.outside.vms.spec(world.domain(container)).disk_bus for container in (*attempts, other)]
+    assert buses == [DiskBus.SCSI, DiskBus.SCSI, DiskBus.VIRTIO]
 
 
 def test_a_kept_disk_counts_as_the_container_that_runs_on_it(world: World) -> None:

@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.sandbox import SandboxPhase
+from virtshim.domain.vm import DiskBus
 from virtshim.store import migrate
 from virtshim.store.records import SqliteRecords
 
@@ -49,6 +50,7 @@ def test_its_pods_are_here_as_they_were(path: Path) -> None:
     assert [s.key.name for s in (running, ended, empty)] == ["web", "done", "empty"]
     assert {s.phase for s in (running, ended, empty)} == {SandboxPhase.READY}
     assert running.config.labels["app"] == "wéb"
+    assert {s.disk_bus for s in (running, ended, empty)} == {DiskBus.SCSI}
     assert running.network is not None
     assert running.network.ips[0] == "10.88.0.2"
     vm, done = records.containers.all()

@@ -27,7 +27,8 @@ class VmOptions:
 
     # --- disks
 
-    disk_bus: DiskBus = DiskBus.SCSI
+    # None: the pod's own (`Sandbox.disk_bus`).
+    disk_bus: DiskBus | None = None
     # 0: the image's own size.
     root_volume_bytes: int = 0
     # One root disk for the pod's life instead of a new one for each attempt.

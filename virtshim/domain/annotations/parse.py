@@ -165,7 +165,7 @@ def _max_memory(options: VmOptions, text: str) -> VmOptions:
 def _disk_bus(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "scsi", "virtio"):
         raise InvalidRequest(f"{_shown(text)} is not a disk driver; write scsi or virtio")
-    return dataclasses.replace(options, disk_bus=DiskBus(text or "scsi"))
+    return dataclasses.replace(options, disk_bus=DiskBus(text) if text else None)
 
 
 def _cpu_model(options: VmOptions, text: str) -> VmOptions:

@@ -14,9 +14,8 @@ Choices, each for a reason:
 - `relabel='no'`: the files already belong to whom they must (`Disk.path` promises it). libvirt would otherwise
   give the *shared* base image to the QEMU user on each start, who could then change it for every other pod. The
   whole backing chain inherits it.
-- A seed ISO is a SCSI CD-ROM beside SCSI disks. With virtio-blk there is no CD-ROM; it becomes a read-only
-  disk, because a guest that wants virtio-blk need not have any other driver (Debian's cloud kernel has no
-  AHCI), and cloud-init goes by the file system's label.
+- A seed ISO is a SCSI CD-ROM beside SCSI disks. With virtio-blk, the default, there is no CD-ROM: it is a read-only
+  disk. So a guest needs one driver and probes one bus, and cloud-init goes by the file system's label.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ from dataclasses import dataclass
 
 from lxml import etree
 
+from virtshim.domain.devices.guest_view import MAX_BLOCK_DEVICES
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Backing, Disk, DiskBus
+from virtshim.hypervisor.devices import root_bus
 from virtshim.hypervisor.xmltext import absolute_path, disk_serial
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -37,9 +38,8 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LONGEST_SERIAL = {DiskBus.SCSI: 36, DiskBus.VIRTIO: 20}
 _PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd"}
 
-# virtio-blk: one root port a disk, and slots 0x10 to 0x1b of the root bus stay free for the NICs. SCSI: units
-# of one controller.
-MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: 26}
+# virtio-blk: what the root bus has room for, beside block devices of the host. SCSI: units of one controller.
+MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: root_bus.DISKS - MAX_BLOCK_DEVICES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ def build(disks: Sequence[Disk], bus: DiskBus, rates: DiskRates = DiskRates()) -
         raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MAX_DISKS[bus]}")
     elements = [_disk(disk, bus, index, rates) for index, disk in enumerate(disks)]
     if bus is DiskBus.SCSI:
-        elements.append(etree.Element("controller", type="scsi", index="0", model="virtio-scsi"))
+        controller = etree.Element("controller", type="scsi", index="0", model="virtio-scsi")
+        controller.append(root_bus.own(root_bus.Own.SCSI))
+        elements.append(controller)
     return elements
 
 
@@ -137,4 +139,6 @@ def _disk(disk: Disk, bus: DiskBus, index: int, rates: DiskRates) -> etree._Elem
         etree.SubElement(element, "boot", order="1")
     if bus is DiskBus.SCSI:
         etree.SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(index))
+    else:
+        element.append(root_bus.disk(index))
     return element

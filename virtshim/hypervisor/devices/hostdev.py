@@ -24,6 +24,7 @@ from virtshim.domain.devices.granted import (
     UsbDevice,
     VdpaDevice,
 )
+from virtshim.hypervisor.devices import root_bus
 from virtshim.hypervisor.devices.disk import target_name
 from virtshim.hypervisor.xmltext import absolute_path
 
@@ -125,6 +126,7 @@ def _disk(block: BlockDevice, serial: str, index: int) -> etree._Element:
     if block.readonly:
         etree.SubElement(element, "readonly")
     etree.SubElement(element, "serial").text = serial
+    element.append(root_bus.disk(index))
     return element
 
 

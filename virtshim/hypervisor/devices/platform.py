@@ -5,6 +5,7 @@ from __future__ import annotations
 from lxml import etree
 
 from virtshim.domain.annotations.options import MAX_EXEC_PORTS
+from virtshim.hypervisor.devices import root_bus
 
 _BALLOON_STATS_SECONDS = 10
 
@@ -13,6 +14,7 @@ def entropy() -> etree._Element:
     """virtio-rng fed from /dev/urandom: first boots do not wait for entropy."""
     element = etree.Element("rng", model="virtio")
     etree.SubElement(element, "backend", model="random").text = "/dev/urandom"
+    element.append(root_bus.own(root_bus.Own.ENTROPY))
     return element
 
 
@@ -24,6 +26,7 @@ def balloon(*, holds_back: bool, pinned: bool) -> etree._Element:
     reports = "off" if pinned else "on"
     element = etree.Element("memballoon", model="virtio", autodeflate=deflates, freePageReporting=reports)
     etree.SubElement(element, "stats", period=str(_BALLOON_STATS_SECONDS))
+    element.append(root_bus.own(root_bus.Own.BALLOON))
     return element
 
 
@@ -40,4 +43,6 @@ def no_usb() -> etree._Element:
 def virtio_serial() -> etree._Element:
     """With room for what is plugged in later: libvirt cannot plug in another of these. Port 0 stays free, as a console's by
     convention, and one is the guest agent's."""
-    return etree.Element("controller", type="virtio-serial", index="0", ports=str(MAX_EXEC_PORTS + 2))
+    element = etree.Element("controller", type="virtio-serial", index="0", ports=str(MAX_EXEC_PORTS + 2))
+    element.append(root_bus.own(root_bus.Own.SERIAL))
+    return element

@@ -41,7 +41,7 @@ class Domain:
             container_id=container.id,
             sandbox_id=sandbox.id,
             size=size,
-            disk_bus=options.disk_bus,
+            disk_bus=options.disk_bus or sandbox.disk_bus,
             disks=draft.disks,
             console_socket=self.layout.console_socket(container.id),
             console_log=self.layout.console_log(container.id),

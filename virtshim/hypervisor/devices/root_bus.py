@@ -1,0 +1,55 @@
+"""Where the VM's own devices are on its root bus. Pure.
+
+| slots | what |
+|---|---|
+| 0x01 to 0x06 | root ports, eight a slot: those of the host's devices, behind them libvirt's for all that is not here |
+| 0x07 | what each VM has beside disks, a function each |
+| 0x08 to 0x0f | disks, eight a slot |
+| 0x10 to 0x1b | the NICs, which vmwrapper adds |
+
+A root port is a bridge that firmware and kernel walk before they find what is behind it, and of use only to what may be plugged
+in or out. So what a VM keeps for its life is on the root bus itself.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from lxml import etree
+
+_FUNCTIONS_A_SLOT = 8
+_OWN_SLOT = 0x07
+_FIRST_DISK_SLOT = 0x08
+_LAST_DISK_SLOT = 0x0F
+
+# Disks that there is room for.
+DISKS = (_LAST_DISK_SLOT - _FIRST_DISK_SLOT + 1) * _FUNCTIONS_A_SLOT
+
+
+class Own(enum.IntEnum):
+    """Functions of the slot of what each VM has. A slot without its first function has none, so that one is always there."""
+
+    SERIAL = 0
+    BALLOON = 1
+    ENTROPY = 2
+    SCSI = 3
+
+
+def own(device: Own) -> etree._Element:
+    """The `<address>` of that device."""
+    return _address(_OWN_SLOT, device.value)
+
+
+def disk(index: int) -> etree._Element:
+    """The `<address>` of a virtio disk by its number, less than DISKS."""
+    slot, function = divmod(index, _FUNCTIONS_A_SLOT)
+    return _address(_FIRST_DISK_SLOT + slot, function)
+
+
+def _address(slot: int, function: int) -> etree._Element:
+    element = etree.Element(
+        "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function=f"{function:#x}"
+    )
+    if function == 0:
+        element.set("multifunction", "on")
+    return element
