@@ -17,6 +17,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before grpc is imported: the emb
 sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one in ("e2e", "bench", "faults"))]
 
 from bare import BareLibvirt  # noqa: E402
+from boot import boot_round  # noqa: E402
 from exec_true import exec_rounds  # noqa: E402
 from exit_events import exit_round  # noqa: E402
 from figures import Figures  # noqa: E402
@@ -63,7 +64,9 @@ def main() -> None:
                 scale_round(node, figures)
                 recover_rounds(5, figures)
                 guest = f"{url.removeprefix('http://')}/{GUEST.name}"
-                exec_rounds(cri, node, guest, 4 * options.rounds, figures.add)
+                for number in range(1, options.rounds + 1):
+                    boot_round(cri, node, guest, GUEST, figures, number)
+                    exec_rounds(cri, node, guest, 4, figures.add)
         finally:
             node.stop()
             node.down()

@@ -106,12 +106,8 @@ class BareLibvirt:
         started = time.monotonic()
         process = subprocess.Popen(words, env={"PATH": os.defpath, "HOME": self._directory}, cwd="/")
         try:
-            with _connected(monitor, process) as file:
-                for command in ("qmp_capabilities", "cont"):
-                    file.write(json.dumps({"execute": command}).encode())
-                    file.flush()
-                    while "return" not in json.loads(file.readline()):
-                        pass
+            with connected(monitor, process) as file:
+                ask(file, "cont")
             return (time.monotonic() - started) * 1000
         finally:
             process.kill()
@@ -153,8 +149,8 @@ def _plain(words: list[str], monitor: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _connected(path: str, process: subprocess.Popen[bytes]) -> Iterator[IO[bytes]]:
-    """The monitor, greeting read."""
+def connected(path: str, process: subprocess.Popen[bytes]) -> Iterator[IO[bytes]]:
+    """QEMU's monitor, which takes commands."""
     with socket.socket(socket.AF_UNIX) as client:
         until = time.monotonic() + 30
         while True:
@@ -167,7 +163,15 @@ def _connected(path: str, process: subprocess.Popen[bytes]) -> Iterator[IO[bytes
                 time.sleep(0.001)
         with client.makefile("rwb") as file:
             file.readline()
+            ask(file, "qmp_capabilities")
             yield file
+
+
+def ask(monitor: IO[bytes], command: str) -> None:
+    monitor.write(json.dumps({"execute": command}).encode())
+    monitor.flush()
+    while "return" not in json.loads(monitor.readline()):
+        pass
 
 
 def _machine_groups() -> set[str]:

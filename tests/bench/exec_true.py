@@ -12,8 +12,8 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 
 def exec_rounds(cri: PodClient, node: Node, image: str, rounds: int, add: Callable[[str, float, str], None]) -> None:
-    """Calls `add(key, value, unit)` for each round. `exec_ready_ms`: from the start to the first answer."""
-    config = pod_config("bench-exec", f"{node.directory}/logs/exec")
+    """Calls `add(key, value, unit)`: for one boot, and for each round. `exec_ready_ms`: from the start to the first answer."""
+    config = pod_config("bench-exec", f"{node.directory}/logs/exec-{time.monotonic_ns()}")
     pod = cri.run_pod(config)
     try:
         made = cri.create(pod, container_config(cri.pull(image)), config)

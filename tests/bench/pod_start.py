@@ -6,15 +6,11 @@ import os
 import re
 import subprocess
 import time
-from pathlib import Path
 
 from bare import BareLibvirt
-from bare_qemu import boot_ms
 from figures import Figures, timed
 from node import Node
 from podclient import PodClient, container_config, pod_config
-
-_NULL = Path(__file__).resolve().parents[2] / "build" / "null.qcow2"
 
 
 def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures: Figures, number: int) -> None:
@@ -48,7 +44,6 @@ def one_round(cri: PodClient, node: Node, bare: BareLibvirt, image: str, figures
     figures.add("start_vs_qemu", ours / qemu, "ratio")
     others = cni_ms(node, made["pod"]) + libvirt_ms(node, made["vm"])
     figures.add("own_time_ms", sandbox + create + ours - others, "ms")
-    figures.add("boot_ratio", (sandbox + create + first) / boot_ms(_NULL), "ratio")
     figures.add("phase_stop_ms", timed(lambda: cri.stop(made["vm"], 0)), "ms")
     figures.add("phase_remove_ms", timed(lambda: cri.remove_pod(made["pod"])), "ms")
     figures.add("status_ms", timed(cri.pods), "ms")

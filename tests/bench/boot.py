@@ -1,0 +1,39 @@
+"""The guest's own time: how much later the same image is ready in a pod's VM than in a bare QEMU."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from bare_qemu import boot_ms, said_ms
+from figures import Figures
+from node import Node
+from podclient import PodClient, container_config, pod_config
+
+_MEMORY = 128 << 20
+_READY = b"virtshim-guest: ready"
+
+
+def boot_round(cri: PodClient, node: Node, image: str, file: Path, figures: Figures, number: int) -> None:
+    """Each alone, one after the other; which goes first changes from round to round."""
+    if number % 2:
+        ours, bare = _in_a_pod(cri, node, image, number), boot_ms(file, _MEMORY, _READY)
+    else:
+        bare, ours = boot_ms(file, _MEMORY, _READY), _in_a_pod(cri, node, image, number)
+    figures.add("boot_ms", ours, "ms")
+    figures.add("bare_boot_ms", bare, "ms")
+    figures.add("boot_ratio", ours / bare, "ratio")
+
+
+def _in_a_pod(cri: PodClient, node: Node, image: str, number: int) -> float:
+    """Milliseconds from StartContainer's answer."""
+    config = pod_config(f"boot-{number}", f"{node.directory}/logs/boot-{number}")
+    pod = cri.run_pod(config)
+    try:
+        wanted = container_config(cri.pull(image), _MEMORY)
+        wanted.linux.resources.cpu_shares = 1024  # the weight of any process, as the bare QEMU is one
+        made = cri.create(pod, wanted, config)
+        cri.start(made)
+        return said_ms(f"{node.directory}/state/containers/{made}/console.log", _READY, time.monotonic())
+    finally:
+        cri.remove_pod(pod)
