@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from virtshim.domain.guest.streaming import StreamRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 
@@ -11,11 +13,15 @@ class FakeStreaming:
 
     def __init__(self) -> None:
         self.offered: list[StreamRequest] = []
+        self.refusals: dict[str, int] = {}
         self.ended: list[ContainerId | SandboxId] = []
 
     def offer(self, request: StreamRequest) -> str:
         self.offered.append(request)
         return f"http://127.0.0.1:1/{len(self.offered)}"
+
+    def refused(self, pod: str) -> Mapping[str, int]:
+        return {"urls": 0, "sessions": 0, "connections": 0, **self.refusals}
 
     def end_container(self, container: ContainerId) -> None:
         self.ended.append(container)

@@ -22,6 +22,7 @@ _SILENT = {
     "networks": ("trouble",),
     "files": ("path", "use", "format_of"),
     "device_errors": ("of",),
+    "streaming": ("refused",),
 }
 
 

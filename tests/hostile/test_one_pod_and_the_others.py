@@ -171,15 +171,14 @@ PLACES = Places("commands running", 80, 16, "wait for some to end", "wait for ot
 
 
 def test_a_pod_gets_so_many_places_and_is_told_which_limit_it_met() -> None:
-    seen: list[tuple[str, str]] = []
-    places = PodPlaces(PLACES, lambda pod, what: seen.append((pod, what)))
+    places = PodPlaces(PLACES)
     for _ in range(16):
         places.take("default/a")
     with pytest.raises(
         ResourceExhausted, match="pod default/a has 16 commands running, the most for one pod; wait for some to end"
     ):
         places.take("default/a")
-    assert seen == [("default/a", "commands running")]
+    assert (places.refusals("default/a"), places.refusals("default/b")) == (1, 0)
     places.take("default/b")
     places.give_back("default/a")
     places.take("default/a")

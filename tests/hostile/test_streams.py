@@ -88,6 +88,7 @@ def test_a_pods_sessions_beyond_its_limit_are_answered_429_and_other_pods_are_se
         "pod default/hostile has 3 sessions of exec, attach and port-forward, the most for one pod; end some, or raise "
         "streaming.pod_sessions\n"
     )
+    assert node.server.refused(HOSTILE) == {"urls": 0, "sessions": 1, "connections": 0}
     assert is_served(node)
     clients[0].leave()
     wait_until(lambda: is_let_in(attach(node, HOSTILE)), 10, "its place is free again")

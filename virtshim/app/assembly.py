@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -150,6 +150,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     )
     freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
     checkpoints = CheckpointContainer(a.records, a.pausing, a.archives, settings.layout(), a.clock, locks, freezer)
+    commands = PodPlaces(_commands(settings))
     services = Services(
         records=a.records,
         clock=a.clock,
@@ -165,9 +166,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, PodPlaces(_commands(settings))),
+        exec_command=ExecCommand(a.records, a.guests, commands),
         reopen_container_log=ReopenContainerLog(logs),
-        usage=Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock),
+        usage=_usage(a, devices, commands),
         streaming=a.streaming,
         events=_broadcaster(settings, a),
         update_container_resources=UpdateContainerResources(a.records, a.resizing, a.cgroups, locks, sizes, timeout),
@@ -188,6 +189,13 @@ def _commands(settings: Settings) -> Places:
         remedy="wait for some to end, or raise cri.pod_commands",
         remedy_of_node="wait for some to end, or raise cri.max_calls",
     )
+
+
+def _usage(a: Adapters, devices: DeviceServices, commands: PodPlaces) -> Usage:
+    def refused(pod: str) -> Mapping[str, int]:
+        return {"commands": commands.refusals(pod), **a.streaming.refused(pod)}
+
+    return Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock, refused)
 
 
 def _stop_container(a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: DeviceServices) -> StopContainer:

@@ -11,14 +11,14 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri.lists import batches
 from virtshim.cri.services import ServicerPart
 from virtshim.cri.stats_to_proto import container_stats, sandbox_stats
-from virtshim.metrics import container_metrics, device_metrics, vm_metrics
+from virtshim.metrics import container_metrics, device_metrics, limit_metrics, vm_metrics
 from virtshim.metrics.family import Kind, LabelledSample, of_container, of_pod
 from virtshim.metrics.usage import SandboxUsage
 from virtshim.queries.lists import Filter, list_containers, list_sandboxes
 from virtshim.queries.lookup import get_container, get_sandbox
 
 CONTAINER_FAMILIES: Final = (*container_metrics.CONTAINER, *vm_metrics.CONTAINER, *device_metrics.CONTAINER)
-POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD, *device_metrics.POD)
+POD_FAMILIES: Final = (*container_metrics.POD, *vm_metrics.POD, *device_metrics.POD, *limit_metrics.POD)
 
 _TYPE: Final[Mapping[Kind, pb.MetricType.ValueType]] = {Kind.COUNTER: pb.COUNTER, Kind.GAUGE: pb.GAUGE}
 

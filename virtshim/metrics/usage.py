@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -65,6 +65,8 @@ class SandboxUsage:
     interfaces: tuple[InterfaceUsage, ...]
     processes: int
     containers: tuple[ContainerUsage, ...]
+    # How often its requests met a limit, by what was limited.
+    refused: Mapping[str, int] = field(default_factory=dict)
 
 
 class Usage:
@@ -79,8 +81,11 @@ class Usage:
         disks: RootDisks,
         devices: DeviceHealth,
         clock: Clock,
+        refused: Callable[[str], Mapping[str, int]],
     ) -> None:
+        """`refused`: how often requests for a pod, by its `namespace/name`, met a limit, by what was limited."""
         self._records = records
+        self._refused = refused
         self._readings = readings
         self._networks = networks
         self._disks = disks
@@ -176,6 +181,7 @@ class Usage:
             interfaces=_in_order(sandbox, counters),
             processes=sum(use.domain.process is not None for use in containers),
             containers=tuple(containers),
+            refused=self._refused(sandbox.key.readable),
         )
 
 

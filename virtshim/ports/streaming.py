@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import Protocol
 
 from virtshim.domain.guest.streaming import AttachStreams, Ended, ExecRequest, Output, StreamRequest
@@ -57,6 +58,9 @@ class Streaming(Protocol):
 
     def offer(self, request: StreamRequest) -> str:
         """A URL that serves this request once, within a minute. ResourceExhausted if too many wait."""
+
+    def refused(self, pod: str) -> Mapping[str, int]:
+        """How often a request for that pod met a limit, by what was limited."""
 
     def end_container(self, container: ContainerId) -> None:
         """The container has ended: its sessions end, and URLs that wait for it are void."""

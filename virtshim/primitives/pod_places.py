@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from virtshim.domain.errors import ResourceExhausted
 
-# Pod, and what it was refused.
-Refused = Callable[[str, str], None]
+# Pods whose refusals are remembered; of more the one that met a limit first is forgotten.
+_REMEMBERED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,26 @@ class Places:
 class PodPlaces:
     """Who holds how many; pods by `namespace/name`. Any thread."""
 
-    def __init__(self, places: Places, refused: Refused = lambda _pod, _what: None) -> None:
+    def __init__(self, places: Places) -> None:
         self._places = places
-        self._refused = refused
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
 
     def take(self, pod: str) -> None:
         """Raises ResourceExhausted."""
         with self._lock:
-            why = self._full(pod)
-            if not why:
-                self._held[pod] += 1
-                return
-        self._refused(pod, self._places.what)
-        raise ResourceExhausted(why)
+            if why := self._full(pod):
+                self._refusals[pod] += 1
+                if len(self._refusals) > _REMEMBERED:
+                    del self._refusals[next(iter(self._refusals))]
+                raise ResourceExhausted(why)
+            self._held[pod] += 1
+
+    def refusals(self, pod: str) -> int:
+        """How often it did not get a place."""
+        with self._lock:
+            return self._refusals.get(pod, 0)
 
     def give_back(self, pod: str) -> None:
         with self._lock:

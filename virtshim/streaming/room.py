@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.errors import ResourceExhausted
-from virtshim.primitives.pod_places import Places, PodPlaces, Refused
+from virtshim.primitives.pod_places import Places, PodPlaces
 from virtshim.streaming.channel import PIECE
 from virtshim.streaming.pipe import Pipe
 from virtshim.streaming.portforward.splice import ForwardFailed
@@ -34,19 +34,18 @@ class StreamLimits:
 
 
 class StreamRoom:
-    """Of the node. Lives on the streaming loop."""
+    """Of the node. Lives on the streaming loop, but for `sessions` and `connections`."""
 
-    def __init__(self, limits: StreamLimits, refused: Refused = lambda _pod, _what: None) -> None:
+    def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
-        self._sessions = PodPlaces(
+        self.sessions = PodPlaces(
             Places(
                 "sessions of exec, attach and port-forward",
                 limits.sessions,
                 limits.pod_sessions,
                 "end some, or raise streaming.pod_sessions",
                 "end some, or raise streaming.sessions",
-            ),
-            refused,
+            )
         )
         self.connections = PodPlaces(
             Places(
@@ -55,8 +54,7 @@ class StreamRoom:
                 limits.pod_connections,
                 "close some, or raise streaming.pod_connections",
                 "close some",
-            ),
-            refused,
+            )
         )
         self._held: Counter[str] = Counter()
         self._total = 0
@@ -65,7 +63,7 @@ class StreamRoom:
     @contextlib.contextmanager
     def session(self, pod: str) -> Iterator[SessionRoom]:
         """Raises ResourceExhausted."""
-        with self._sessions.held(pod):
+        with self.sessions.held(pod):
             room = SessionRoom(self, pod)
             try:
                 yield room

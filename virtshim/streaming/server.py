@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -43,7 +43,7 @@ class StreamingServer:
         self._address = address
         self._port = port
         self._timeouts = timeouts or StreamTimeouts()
-        self._limits = limits or StreamLimits()
+        self._room = StreamRoom(limits or StreamLimits())
         self._tokens = Tokens(clock.monotonic)
         self._handler: ConnectionHandler | None = None
         self._thread: threading.Thread | None = None
@@ -68,7 +68,7 @@ class StreamingServer:
             ) from exc
         host = f"[{self._address}]" if family == socket.AF_INET6 else self._address
         self._base = f"http://{host}:{listener.getsockname()[1]}"
-        handler = ConnectionHandler(self._tokens, attaches, execs, screens, self._timeouts, StreamRoom(self._limits))
+        handler = ConnectionHandler(self._tokens, attaches, execs, screens, self._timeouts, self._room)
         started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._thread = threading.Thread(
             target=self._run, args=(handler, listener, started), name="streaming", daemon=True
@@ -111,6 +111,13 @@ class StreamingServer:
         if self._handler is None:
             raise InternalError("the streaming server does not run")
         return f"{self._base}/{KINDS[type(request)]}/{self._tokens.issue(request)}"
+
+    def refused(self, pod: str) -> Mapping[str, int]:
+        return {
+            "urls": self._tokens.places.refusals(pod),
+            "sessions": self._room.sessions.refusals(pod),
+            "connections": self._room.connections.refusals(pod),
+        }
 
     def end_container(self, container: ContainerId) -> None:
         self._end(container)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.guest.streaming import StreamRequest, pod_of
-from virtshim.primitives.pod_places import Places, PodPlaces, Refused
+from virtshim.primitives.pod_places import Places, PodPlaces
 
 LIFETIME: Final = 60.0
 MAX_PENDING: Final = 1000
@@ -29,9 +29,9 @@ class _Pending:
 
 
 class Tokens:
-    def __init__(self, monotonic: Callable[[], float], refused: Refused = lambda _pod, _what: None) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         again = f"let their clients connect, or try again within {LIFETIME:.0f} s"
-        self._places = PodPlaces(Places("streaming URLs that wait", MAX_PENDING, MAX_OF_POD, again, again), refused)
+        self.places = PodPlaces(Places("streaming URLs that wait", MAX_PENDING, MAX_OF_POD, again, again))
         self._now = monotonic
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}  # in order of their end
@@ -40,7 +40,7 @@ class Tokens:
         """Raises ResourceExhausted if too many wait to be used, of this pod or of all."""
         with self._lock:
             self._drop_expired()
-            self._places.take(pod_of(request))
+            self.places.take(pod_of(request))
             token = secrets.token_urlsafe(_RANDOM_BYTES)
             self._pending[token] = _Pending(request, self._now() + LIFETIME)
             return token
@@ -51,7 +51,7 @@ class Tokens:
             found = self._pending.pop(token, None)
             if found is None:
                 return None
-            self._places.give_back(pod_of(found.request))
+            self.places.give_back(pod_of(found.request))
             return found.request if found.until > self._now() else None
 
     def revoke(self, concerns: Callable[[StreamRequest], bool]) -> None:
@@ -68,4 +68,4 @@ class Tokens:
             self._drop(token)
 
     def _drop(self, token: str) -> None:
-        self._places.give_back(pod_of(self._pending.pop(token).request))
+        self.places.give_back(pod_of(self._pending.pop(token).request))

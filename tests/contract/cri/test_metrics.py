@@ -288,3 +288,15 @@ def test_a_stream_brings_what_the_list_does(client: Client) -> None:
     listed = metrics(client)
     assert [one.pod_sandbox_id for one in streamed] == [one.pod_sandbox_id for one in listed]
     assert {m.name for m in flat(streamed)} == {m.name for m in flat(listed)}
+
+
+def test_what_a_pod_was_refused_is_counted_by_limit(client: Client, world: World) -> None:
+    sandbox, _ = client.running()
+    world.outside.streaming.refusals = {"sessions": 3}
+    assert refusals(client, sandbox) == {"commands": 0, "connections": 0, "sessions": 3, "urls": 0}
+
+
+def refusals(client: Client, sandbox: str) -> dict[str, int]:
+    answer: pb.ListPodSandboxMetricsResponse = client.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest())
+    (pod,) = [one for one in answer.pod_metrics if one.pod_sandbox_id == sandbox]
+    return {one.label_values[-1]: one.value.value for one in pod.metrics if one.name == "virtshim_refused_total"}

@@ -59,6 +59,11 @@ def test_every_request_has_a_url_of_its_own(streaming: Streaming) -> None:
     assert all(url.startswith("http://127.0.0.1:") for url in urls)
 
 
+def test_a_pod_that_met_no_limit_was_refused_nothing(streaming: Streaming) -> None:
+    streaming.offer(ForwardRequest(SANDBOX, "10.88.0.2", (80,), pod="default/web"))
+    assert streaming.refused("default/web") == {"urls": 0, "sessions": 0, "connections": 0}
+
+
 def test_what_has_no_sessions_may_be_ended_any_number_of_times(streaming: Streaming) -> None:
     streaming.offer(AttachStreams(A, STREAMS))
     for _ in range(2):
