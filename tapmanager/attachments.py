@@ -18,7 +18,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapmanager import protocol
@@ -316,11 +316,14 @@ class Attachments:
 
     # -- fetch ---------------------------------------------------------------------------------------------------------
 
-    def fetch(self, sandbox: str, key: str, until: float) -> tuple[Sequence[Nic], list[int]]:
-        """The NICs and one open tap descriptor for each, owned by the caller, who took its `placement` before. The same
-        refusal for an unknown sandbox and a wrong key: an unauthorized caller learns nothing."""
+    def fetch(
+        self, sandbox: str, key: str, process: str, admit: Callable[[Placement], object], until: float
+    ) -> tuple[Sequence[Nic], list[int]]:
+        """The NICs and one open tap descriptor for each, owned by the caller, when `process` was admitted where `arm` said. The
+        same refusal for an unknown sandbox and a wrong key: an unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
-            entry = self._unlocked(sandbox, key)
+            entry = self._taken(self._unlocked(sandbox, key), process)
+            admit(entry.placement)
             return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
 
     def arm(self, sandbox: str, placement: Placement, until: float) -> None:
@@ -334,22 +337,27 @@ class Attachments:
             # A power cut ends the QEMU that it is for.
             self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
 
-    def placement(self, sandbox: str, key: str, process: str, until: float) -> Placement:
-        """What `arm` said last. From here on the sandbox's taps are `process`'s alone, until it is armed again: a local user
-        may have read the key."""
+    def disarm(self, sandbox: str, until: float) -> None:
+        """The start that it was armed for is over: its key opens nothing. No error for an unknown sandbox."""
         with self._locks.holding(sandbox, until):
-            entry = self._unlocked(sandbox, key)
-            placement = entry.placement
-            if placement.taken_by == process:  # its connection broke, and it asks again
-                return placement
-            if placement.taken_by or _since_boot() >= placement.open_until:
-                raise TapmanagerError(
-                    "permission",
-                    f"the network of sandbox {sandbox} is not open: its key is good for one start by virtshim",
-                )
-            taken = dataclasses.replace(placement, taken_by=process)
-            self._ledger.write(dataclasses.replace(entry, placement=taken), survives_power_cuts=False)
-            return taken
+            entry = self._ledger.read(sandbox)
+            if entry is not None and entry.placement.open_until:
+                closed = dataclasses.replace(entry.placement, open_until=0)
+                self._ledger.write(dataclasses.replace(entry, placement=closed), survives_power_cuts=False)
+
+    def _taken(self, entry: Entry, process: str) -> Entry:
+        """From here on the sandbox's taps are `process`'s alone, until it is armed again: a local user may have read the key."""
+        placement = entry.placement
+        if placement.taken_by == process:  # its connection broke, and it asks again
+            return entry
+        if placement.taken_by or _since_boot() >= placement.open_until:
+            raise TapmanagerError(
+                "permission",
+                f"the network of sandbox {entry.pod.sandbox} is not open: its key is good for one start by virtshim",
+            )
+        taken = dataclasses.replace(entry, placement=dataclasses.replace(placement, taken_by=process))
+        self._ledger.write(taken, survives_power_cuts=False)
+        return taken
 
     def _unlocked(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)

@@ -7,6 +7,7 @@ fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descr
 group    {"sandbox", "container", "parent", "limits", "oom_score_adj"}  -> {"made"}                            root
          Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it. Opens its network to
          that VM: `fetch` answers one process of the next two minutes.
+disarm   {"sandbox"}         -> {}         that start has failed: `fetch` answers nobody any more                  root
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
@@ -142,9 +143,9 @@ def _release(resources: HostResources, call: _Call) -> Answer:
 def _fetch(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
-    process = process_of(call.peer)
-    resources.groups.admit(resources.attachments.placement(sandbox, key, process, call.until), call.peer)
-    nics, fds = resources.attachments.fetch(sandbox, key, call.until)
+    nics, fds = resources.attachments.fetch(
+        sandbox, key, process_of(call.peer), lambda placement: resources.groups.admit(placement, call.peer), call.until
+    )
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
 
@@ -154,6 +155,12 @@ def _group(resources: HostResources, call: _Call) -> Answer:
     made = bool(path) and resources.groups.make(path, _limits(call.args))
     resources.attachments.arm(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
     return Answer({"made": made})
+
+
+def _disarm(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, ("sandbox",), "args")
+    resources.attachments.disarm(_sandbox(call.args), call.until)
+    return Answer({})
 
 
 def _counters(resources: HostResources, call: _Call) -> Answer:
@@ -251,6 +258,7 @@ _TABLE: Mapping[str, _Verb] = {
     "release": _Verb(_release),
     "fetch": _Verb(_fetch, open_to_qemu=True),
     "group": _Verb(_group),
+    "disarm": _Verb(_disarm),
     "limit": _Verb(_limit),
     "ungroup": _Verb(_ungroup),
     "list": _Verb(_list),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,10 @@ class World:
         """A VM is in A's group."""
         raise NotImplementedError
 
+    def is_network_open(self) -> bool:
+        """To the sandbox's next VM."""
+        raise NotImplementedError
+
     def end_tapmanager(self) -> None:
         raise NotImplementedError
 
@@ -78,6 +83,9 @@ class InMemory(World):
         self._fake.running.add(A)
         yield
         self._fake.running.remove(A)
+
+    def is_network_open(self) -> bool:
+        return SANDBOX in self._fake.armed
 
     def end_tapmanager(self) -> None:
         self._fake.gone = True
@@ -121,6 +129,10 @@ class OnThisMachine(World):
             qemu.kill()
             qemu.wait()
 
+    def is_network_open(self) -> bool:
+        record = json.loads((self._node.ledger / f"{SANDBOX}.json").read_text())
+        return record["placement"]["open_until"] > 0
+
     def end_tapmanager(self) -> None:
         self._node.stop()
 
@@ -149,6 +161,16 @@ def test_a_group_is_made_with_its_limits(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     assert world.limits() == (50_000, 256 * MIB)
     assert not world.exists(B)
+
+
+def test_the_network_is_open_to_the_next_vm_until_its_start_fails(world: World) -> None:
+    assert not world.is_network_open()
+    world.vm_cgroups.make(world.group(), SECONDS)
+    assert world.is_network_open()
+    for _ in range(2):
+        world.vm_cgroups.start_failed(SANDBOX, SECONDS)
+        assert not world.is_network_open()
+    world.vm_cgroups.start_failed(SandboxId("6" * 64), SECONDS)
 
 
 def test_making_it_again_brings_its_limits_up_to_date(world: World) -> None:
@@ -209,6 +231,7 @@ def test_nothing_was_killed_in_a_group_that_is_new_or_gone(world: World) -> None
 ASKED: dict[str, Callable[[World], object]] = {
     "make": lambda world: world.vm_cgroups.make(world.group(), SECONDS),
     "limit": lambda world: world.vm_cgroups.limit(world.group(), SECONDS),
+    "start_failed": lambda world: world.vm_cgroups.start_failed(SANDBOX, SECONDS),
     "remove": lambda world: world.vm_cgroups.remove(A, world.parent, SECONDS),
 }
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from virtshim.domain.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
 from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, SandboxId
 
 
 class FakeVmCgroups:
@@ -19,17 +19,24 @@ class FakeVmCgroups:
         self.gone = False
         self.running: set[ContainerId] = set()
         self.killed: set[ContainerId] = set()
+        # Whose networks a VM would get.
+        self.armed: set[SandboxId] = set()
 
     def make(self, group: VmCgroup, timeout: float) -> None:
         self._reach()
         self.half_make(group, timeout)
         self.limit(group, timeout)
+        self.armed.add(group.sandbox)
 
     def half_make(self, group: VmCgroup, timeout: float) -> None:
         """It is there, without limits."""
         self.cgroups.setdefault(
             vm_cgroup_path(group.cgroup_parent, group.container), dataclasses.replace(group, limits=CgroupLimits())
         )
+
+    def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
+        self._reach()
+        self.armed.discard(sandbox)
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
         self._reach()

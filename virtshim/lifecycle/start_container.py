@@ -101,6 +101,7 @@ class StartContainer:
             undo.add("record", lambda: self.records.containers.replace(ended.with_claims(()) if undo.clean else ended))
             undo.add("console", lambda: self.logs.finish(container))
             undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout))
+            undo.add("network", lambda: self.cgroups.start_failed(container.sandbox_id, self.timeout))
             undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from virtshim.domain.cgroup import VmCgroup
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, SandboxId
 
 
 class VmCgroups(Protocol):
@@ -13,8 +13,11 @@ class VmCgroups(Protocol):
     name), WrongState (less than is in use), InternalError, DeadlineExceeded."""
 
     def make(self, group: VmCgroup, timeout: float) -> None:
-        """The group with its limits; the sandbox's next VM starts in it. One that is there gets these limits. After an error it
-        may be there without them: `remove` it."""
+        """The group with its limits; the sandbox's next VM starts in it, and gets its network. One that is there gets these
+        limits. After an error it may be there without them: `remove` it."""
+
+    def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
+        """The VM that `make` was for does not start: no VM gets the sandbox's network by it. No error if there is no network."""
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
         """Changes the limits of an existing cgroup; all or nothing. NotFound if it does not exist."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import structlog
 
 from virtshim.domain.cgroup import DEFAULT_PARENT, CgroupLimits, VmCgroup, parent_path, vm_cgroup_path
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.machine import CGROUPS, has_cgroup_v2
 from virtshim.tapclient.connection import TapmanagerConnection
 
@@ -28,6 +28,10 @@ class VmCgroupClient:
         """See the port."""
         args = {"sandbox": group.sandbox.value, **self._args(group)}
         self._tapmanager.tell("group", args, timeout, f"making the cgroup of container {group.container.short}")
+
+    def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
+        """See the port."""
+        self._tapmanager.tell("disarm", {"sandbox": sandbox.value}, timeout, f"closing the network of {sandbox.short}")
 
     def limit(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""

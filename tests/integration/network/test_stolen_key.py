@@ -108,3 +108,14 @@ def test_a_wrong_key_does_not_use_up_a_start(tap_node: TapNode) -> None:
     with Asker(tap_node, which, key) as qemu:
         assert qemu.ask() == "taps 1"
     tap_node.release(which)
+
+
+def test_a_start_that_failed_leaves_nothing_open(tap_node: TapNode) -> None:
+    which = sandbox()
+    key = tap_node.attach(which)["fetch_key"]
+    tap_node.arm(which)
+    tap_node.call("disarm", {"sandbox": which})
+    with Asker(tap_node, which, key) as thief:
+        assert refused(thief.ask())
+    tap_node.release(which)
+    tap_node.call("disarm", {"sandbox": which})

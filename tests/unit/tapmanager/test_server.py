@@ -227,7 +227,7 @@ def test_the_second_holder_of_a_lock_is_told_who_the_first_is(tmp_path: Path) ->
     [
         (
             {"verb": "run", "args": {}},
-            "verb: 'run' is not one of attach, release, fetch, group, limit, ungroup, list, pod, lost, status, driver, bind, ",
+            "verb: 'run' is not one of attach, release, fetch, group, disarm, limit, ungroup, list, pod, lost, status, driver, ",
         ),
         ({"verb": ["list"], "args": {}}, "verb:"),
         ({"verb": "list"}, "args: must be an object"),
