@@ -124,7 +124,7 @@ def build(nics: Sequence[Nic], tap_owner: int) -> None:
 
 
 def _build_one(ipr: Any, nic: Nic, tap_owner: int) -> None:
-    link = _index(ipr, nic.link)
+    link = _index(nic.link)
     if link is None:
         raise internal(f"interface {nic.link} vanished while it was being bridged")
     _strip(ipr, link, nic)
@@ -139,16 +139,13 @@ def _build_one(ipr: Any, nic: Nic, tap_owner: int) -> None:
         br_ageing_time=0,  # two ports: what comes in at one leaves at the other, whatever MAC it claims to have
         br_mcast_snooping=0,  # there is no querier; snooping would swallow neighbour discovery
     )
-    bridge = _index(ipr, nic.bridge)
     tap.create(nic.tap, tap_owner)
-    port = _index(ipr, nic.tap)
     for name in (nic.link, nic.bridge, nic.tap):
         _disable_ipv6(name)
-    ipr.link("set", index=port, mtu=nic.mtu, master=bridge)
-    ipr.link("set", index=link, master=bridge)
-    ipr.link("set", index=bridge, mtu=nic.mtu)
-    for index in (port, link, bridge):
-        ipr.link("set", index=index, state="up")
+    bridge = _index(nic.bridge)
+    ipr.link("set", index=_index(nic.tap), mtu=nic.mtu, master=bridge, state="up")
+    ipr.link("set", index=link, master=bridge, state="up")
+    ipr.link("set", index=bridge, mtu=nic.mtu, state="up")
 
 
 def _strip(ipr: Any, link: int, nic: Nic) -> None:
@@ -199,7 +196,7 @@ def restore(nics: Sequence[Nic]) -> list[str]:
         for nic in nics:
             for name in (nic.tap, nic.bridge):
                 _try(trouble, f"removing {name}", partial(_remove, ipr, name))
-            link = _index(ipr, nic.link)
+            link = _index(nic.link)
             if link is not None:
                 _try(trouble, f"restoring {nic.link}", partial(_restore_one, ipr, nic, link))
     return trouble
@@ -216,7 +213,7 @@ def make_substitutes(nics: Sequence[Nic]) -> list[str]:
 
 def _stand_in_one(ipr: Any, nic: Nic) -> None:
     ipr.link("add", ifname=nic.link, kind="bridge", address=nic.mac)
-    index = _index(ipr, nic.link)
+    index = _index(nic.link)
     for address in nic.link_addresses:
         ip, _, prefix = address.partition("/")
         ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
@@ -230,7 +227,7 @@ def _try(trouble: list[str], doing: str, work: Callable[[], None]) -> None:
 
 
 def _remove(ipr: Any, name: str) -> None:
-    index = _index(ipr, name)
+    index = _index(name)
     if index is not None:
         with _ignore_missing():
             ipr.link("del", index=index)
@@ -257,9 +254,11 @@ def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> 
         ipr.addr("replace", index=index, address=ip, prefixlen=int(prefix))
 
 
-def _index(ipr: Any, name: str) -> int | None:
-    found = ipr.link_lookup(ifname=name)
-    return int(found[0]) if found else None
+def _index(name: str) -> int | None:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return None
 
 
 def _quiet_namespace() -> None:

@@ -1,0 +1,34 @@
+"""Pods that come at the same moment."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tap_node import TapNode, sandbox
+
+pytestmark = pytest.mark.network
+
+PODS = 20
+
+
+def test_attaches_run_their_plugins_beside_each_other(tap_node: TapNode) -> None:
+    """Each pod's plugin waits for those of all others."""
+    here = tap_node.folder / "here"
+    here.mkdir()
+    tap_node.plugin(
+        "together",
+        f"""test $CNI_COMMAND = DEL && exit 0
+: > {here}/$CNI_CONTAINERID
+while set -- {here}/*; test $# -lt {PODS}; do sleep 0.1; done
+echo '{{"cniVersion": "1.0.0"}}'
+""",
+    )
+    tap_node.configure({"type": "together"}, tap_node.bridge_plugin())
+    pods = [sandbox() for _ in range(PODS)]
+    with ThreadPoolExecutor(PODS) as pool:
+        attached = list(pool.map(tap_node.attach, pods))
+        addresses = {one["ips"][0] for one in attached}
+        list(pool.map(tap_node.release, pods))
+    assert len(addresses) == PODS
+    assert tap_node.listed() == []
