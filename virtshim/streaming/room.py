@@ -28,7 +28,7 @@ class StreamLimits:
     pod_sessions: int = 64
     sessions: int = 512
     pod_connections: int = 128
-    connections: int = 2048
+    connections: int = 1024
     pod_bytes: int = 8 << 20
     bytes: int = 64 << 20
 
