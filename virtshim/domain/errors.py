@@ -7,7 +7,7 @@
       WrongState                 FAILED_PRECONDITION  the object is there but cannot do this now
       DeadlineExceeded           DEADLINE             the caller's time, or an outside step's own limit, is over
       Unavailable                UNAVAILABLE          libvirt, tapmanager or a registry cannot be reached; try again
-      ResourceExhausted          EXHAUSTED            no disk, no memory, no address left
+      ResourceExhausted          EXHAUSTED            no disk, memory, address or place left
       PermissionRefused          PERMISSION           credentials refused
       Unimplemented              UNIMPLEMENTED        the product does not do this (yet)
       Aborted                    ABORTED              another call on the same object won; repeat
