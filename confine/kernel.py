@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+_PRCTL = 157
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SCHED_CORE = 62
 _PR_SCHED_CORE_CREATE = 1
@@ -20,26 +21,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def syscall(number: int, *arguments: int | bytes | None) -> int:
     """Integers as the kernel's unsigned long, bytes as a pointer to them, None as the null pointer. Raises OSError."""
     words = [ctypes.c_ulong(word) if isinstance(word, int) else ctypes.c_char_p(word) for word in arguments]
-    return _checked(_libc.syscall(ctypes.c_long(number), *words))
+    result: int = _libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def pointer_to(data: bytes) -> bytes:
+    """As it lies in a structure; good as long as `data` is there."""
+    return bytes(ctypes.c_char_p(data))
 
 
 def forbid_new_privileges() -> None:
     """No exec gives rights (set-user-ID, file capabilities) from here on. Landlock and seccomp ask for it."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    syscall(_PRCTL, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def share_no_core() -> None:
     """No other task runs on the sibling threads of a core while this process does. Raises OSError: ENODEV where cores have no
     siblings, EINVAL where the kernel has no core scheduling."""
-    _prctl(_PR_SCHED_CORE, _PR_SCHED_CORE_CREATE, 0, _THREAD_GROUP, 0)
-
-
-def _prctl(*words: int) -> None:
-    _checked(_libc.prctl(ctypes.c_int(words[0]), *map(ctypes.c_ulong, words[1:])))
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
+    syscall(_PRCTL, _PR_SCHED_CORE, _PR_SCHED_CORE_CREATE, 0, _THREAD_GROUP, 0)

@@ -6,7 +6,6 @@ new in a kernel has to be asked for by number, so `REFUSED` is to be read again 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import struct
 
@@ -18,12 +17,14 @@ if TYPE_CHECKING:
 
     # Argument (by number), which of its bits count, and the values that are allowed of them.
     Condition = tuple[int, int, Sequence[int]]
+    # All of these hold.
+    Case = Sequence[Condition]
 
 _SECCOMP, _SET_MODE_FILTER = 317, 1
 
 _X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
-_LOAD, _AND, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 # Offsets in struct seccomp_data. Of an argument its lower half: what is looked at here, the kernel takes as 32 bits.
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -53,19 +54,24 @@ REFUSED: Sequence[int] = (
 SOCKET, CONNECT, SOCKETPAIR, CLONE, CLONE3 = 41, 42, 53, 56, 435
 
 UNIX, NETLINK = 1, 16
-STREAM = 1
+STREAM, RAW = 1, 3
 _TYPE_BITS = 0xF  # above them are SOCK_CLOEXEC and SOCK_NONBLOCK
 
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # user, pid, net, ipc, uts, cgroup, mount
 
-UNIX_STREAMS: Sequence[Condition] = ((0, 0xFFFFFFFF, (UNIX,)), (1, _TYPE_BITS, (STREAM,)))
-THREADS: Sequence[Condition] = ((0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),)
+_ALL_BITS = 0xFFFFFFFF
+_KOBJECT_UEVENT = 15
+
+UNIX_STREAMS: Case = ((0, _ALL_BITS, (UNIX,)), (1, _TYPE_BITS, (STREAM,)))
+# The kernel's news of devices.
+DEVICE_NEWS: Case = ((0, _ALL_BITS, (NETLINK,)), (1, _TYPE_BITS, (RAW,)), (2, _ALL_BITS, (_KOBJECT_UEVENT,)))
+THREADS: Case = ((0, _CLONE_THREAD | _CLONE_NEW, (_CLONE_THREAD,)),)
 
 
-def program(refused: Iterable[int], only: Mapping[int, Sequence[Condition]], absent: Iterable[int] = ()) -> bytes:
-    """A filter in the kernel's own form. The calls `refused` fail with EPERM, those of `only` unless all their conditions hold,
-    and those `absent` as on a kernel that lacks them, so that libc does without. A call of another architecture kills."""
+def program(refused: Iterable[int], only: Mapping[int, Sequence[Case]], absent: Iterable[int] = ()) -> bytes:
+    """A filter in the kernel's own form. The calls `refused` fail with EPERM, those of `only` outside of their cases, and those
+    `absent` as on a kernel that lacks them, so that libc does without. A call of another architecture kills."""
     code = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_EQUAL, 1, 0, _X86_64),
@@ -76,8 +82,9 @@ def program(refused: Iterable[int], only: Mapping[int, Sequence[Condition]], abs
     ]
     for number in absent:
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
-    for number, conditions in only.items():
-        block = _checked(conditions)
+    for number, cases in only.items():
+        block = [instruction for case in cases for instruction in _allowing(case)]
+        block.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
         code += [(_JUMP_EQUAL, 0, len(block), number), *block]
     for number in refused:
         code += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
@@ -85,19 +92,23 @@ def program(refused: Iterable[int], only: Mapping[int, Sequence[Condition]], abs
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
-def _checked(conditions: Sequence[Condition]) -> list[tuple[int, int, int, int]]:
-    """Ends in a return."""
-    code: list[tuple[int, int, int, int]] = []
-    for argument, bits, values in conditions:
-        code += [(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument), (_AND, 0, 0, bits)]
-        # Past the other values, and the refusal that follows the last one.
-        code += [(_JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
-        code.append((_RETURN, 0, 0, _ERRNO | errno.EPERM))
-    return [*code, (_RETURN, 0, 0, _ALLOW)]
+def _allowing(case: Case) -> list[tuple[int, int, int, int]]:
+    """Returns what allows the call, or runs on to what follows."""
+    code: list[tuple[int, int, int, int]] = [(_RETURN, 0, 0, _ALLOW)]
+    for argument, bits, values in reversed(case):
+        # Each value jumps past the other ones, and past the jump out of this case that follows the last one.
+        equal = [(_JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+        code = [
+            (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument),
+            (_AND, 0, 0, bits),
+            *equal,
+            (_JUMP, 0, 0, len(code)),
+            *code,
+        ]
+    return code
 
 
 def install(filter_program: bytes) -> None:
     """For good. `kernel.forbid_new_privileges` comes first. Raises OSError: EINVAL where the kernel has no seccomp filters."""
-    code = ctypes.create_string_buffer(filter_program, len(filter_program))
-    described = struct.pack("@HP", len(filter_program) // 8, ctypes.addressof(code))
+    described = struct.pack("=H6x", len(filter_program) // 8) + kernel.pointer_to(filter_program)
     kernel.syscall(_SECCOMP, _SET_MODE_FILTER, 0, described)

@@ -68,7 +68,9 @@ def _run(chosen: Settings) -> int:
         dhcp.start()
         attachments.recover()
         resources = verbs.HostResources(attachments, VmCgroups(hierarchies()), drivers, functions)
-        serving = server.Server(listener, partial(verbs.perform, resources), user.uid)
+        serving = server.Server(
+            listener, partial(verbs.perform, resources), user.uid, lambda uid: uid in attachments.vm_uids
+        )
         serving.start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
         sdnotify.notify(os.environ, "READY=1")

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tapmanager import protocol
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni import delegate_records
 from tapmanager.cni.plugins import CniPlugins
@@ -34,6 +33,7 @@ from tapmanager.keyed_locks import KeyedLocks
 from tapmanager.ledger import Entry, Ledger, Phase, Placement
 from tapmanager.links import counters, netns, network_plan, nic_plan, pod_links, tap
 from tapmanager.links.counters import Counters
+from tapmanager.peer import Peer, process_of
 from tapmanager.pod import Nic, Pod
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
 
@@ -82,6 +82,7 @@ class Attachments:
         self._dhcp = dhcp
         self._limits = limits
         self._functions = functions
+        self._vm_uids: dict[str, int] = {}
         self._locks = KeyedLocks()
 
     def recover(self) -> None:
@@ -91,6 +92,7 @@ class Attachments:
             try:
                 entry = self._ledger.read(sandbox)
                 if entry is not None and entry.phase is Phase.ATTACHED:
+                    self._vm_uids[sandbox] = entry.placement.uid
                     self._start_dhcp(entry)
             except (TapmanagerError, OSError) as exc:
                 log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, exc)
@@ -286,6 +288,7 @@ class Attachments:
             log.warning("pod.del_failed sandbox=%s error=%s; its functions were bound to VFIO before", sandbox, exc)
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
+        self._vm_uids.pop(sandbox, None)
 
     def _restore_links(self, entry: Entry) -> bool:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
@@ -317,12 +320,12 @@ class Attachments:
     # -- fetch ---------------------------------------------------------------------------------------------------------
 
     def fetch(
-        self, sandbox: str, key: str, process: str, admit: Callable[[Placement], object], until: float
+        self, sandbox: str, key: str, peer: Peer, admit: Callable[[Placement], object], until: float
     ) -> tuple[Sequence[Nic], list[int]]:
-        """The NICs and one open tap descriptor for each, owned by the caller, when `process` was admitted where `arm` said. The
+        """The NICs and one open tap descriptor for each, owned by the caller, when `peer` was admitted where `arm` said. The
         same refusal for an unknown sandbox and a wrong key: an unauthorized caller learns nothing."""
         with self._locks.holding(sandbox, until):
-            entry = self._taken(self._unlocked(sandbox, key), process)
+            entry = self._taken(self._unlocked(sandbox, key), peer)
             admit(entry.placement)
             return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
 
@@ -336,6 +339,7 @@ class Attachments:
                 raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
             # A power cut ends the QEMU that it is for.
             self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
+            self._vm_uids[sandbox] = placement.uid
 
     def disarm(self, sandbox: str, until: float) -> None:
         """The start that it was armed for is over: its key opens nothing. No error for an unknown sandbox."""
@@ -345,16 +349,21 @@ class Attachments:
                 closed = dataclasses.replace(entry.placement, open_until=0)
                 self._ledger.write(dataclasses.replace(entry, placement=closed), survives_power_cuts=False)
 
-    def _taken(self, entry: Entry, process: str) -> Entry:
-        """From here on the sandbox's taps are `process`'s alone, until it is armed again: a local user may have read the key."""
-        placement = entry.placement
+    @property
+    def vm_uids(self) -> frozenset[int]:
+        """The users that VMs' QEMUs are, one each; 0 for those that have none of their own."""
+        return frozenset(tuple(self._vm_uids.values()))
+
+    def _taken(self, entry: Entry, peer: Peer) -> Entry:
+        """From here on the sandbox's taps are the peer's alone, until it is armed again: a local user may have read the key."""
+        placement, process = entry.placement, process_of(peer)
+        if peer.uid not in (0, placement.uid or self._limits.tap_owner):
+            raise _no_network(entry.pod.sandbox)
         if placement.taken_by == process:  # its connection broke, and it asks again
             return entry
         if placement.taken_by or _since_boot() >= placement.open_until:
-            raise TapmanagerError(
-                "permission",
-                f"the network of sandbox {entry.pod.sandbox} is not open: its key is good for one start by virtshim",
-            )
+            why = "is not open: its key is good for one start by virtshim"
+            raise TapmanagerError("permission", f"the network of sandbox {entry.pod.sandbox} {why}")
         taken = dataclasses.replace(entry, placement=dataclasses.replace(placement, taken_by=process))
         self._ledger.write(taken, survives_power_cuts=False)
         return taken
@@ -362,30 +371,24 @@ class Attachments:
     def _unlocked(self, sandbox: str, key: str) -> Entry:
         entry = self._ledger.read(sandbox)
         if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
-            raise TapmanagerError(
-                "permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it"
-            )
+            raise _no_network(sandbox)
         if entry.phase is not Phase.ATTACHED:
             raise TapmanagerError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
         return entry
 
     def _open_taps(self, entry: Entry, until: float) -> list[int]:
-        def open_all() -> list[int]:
-            fds: list[int] = []
-            try:
-                fds.extend(tap.open_tap(nic.tap) for nic in entry.nics)
-            except BaseException:
-                protocol.close_all(fds)
-                raise
-            return fds
-
         while True:
             try:
-                return netns.run_inside(entry.netns, open_all)
+                return netns.run_inside(entry.netns, lambda: tap.open_taps(nic.tap for nic in entry.nics))
             except TapmanagerError as exc:
                 if exc.kind != "failed-precondition" or time.monotonic() >= until:
                     raise
             threading.Event().wait(_BUSY_POLL)  # the kernel does not signal when a tap is closed
+
+
+def _no_network(sandbox: str) -> TapmanagerError:
+    """The same for all that is wrong: whoever may not have it learns nothing."""
+    return TapmanagerError("permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it")
 
 
 def _since_boot() -> int:

@@ -22,6 +22,7 @@ from tapmanager.fields import BadField, Json, as_object, number, objects, refuse
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, address, sandbox_id
 
 _VERSION = 1
+MAX_UID = 2**32 - 2
 _SUFFIX = ".json"
 _TEMPORARY = ".new-"
 _FIELDS = (
@@ -53,12 +54,13 @@ class Phase(enum.Enum):
 class Placement:
     """Where the sandbox's next QEMU goes: its cgroup's path below each hierarchy ("": stays where it is) and its
     oom_score_adj (None: left alone). Its taps are handed out until `open_until` (seconds since the machine's start, 0: not at
-    all), to one process, which `taken_by` names."""
+    all), to one process of the user `uid` (0: the one that VMs have in common), which `taken_by` names."""
 
     group: str = ""
     oom_score_adj: int | None = None
     open_until: int = 0
     taken_by: str = ""
+    uid: int = 0
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Placement:
@@ -69,6 +71,7 @@ class Placement:
             None if score is None else number(obj, "oom_score_adj", where, -1000, 1000),
             number({"open_until": 0, **obj}, "open_until", where, 0, 1 << 62),  # those of earlier versions have none
             text(obj, "taken_by", where, ""),
+            number({"uid": 0, **obj}, "uid", where, 0, MAX_UID),
         )
 
 

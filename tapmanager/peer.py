@@ -22,7 +22,7 @@ class Peer:
 
 
 def peer_of(conn: socket.socket) -> Peer:
-    pid, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    pid, uid, _ = struct.unpack("iII", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
     return Peer(uid, pid)
 
 

@@ -1,6 +1,6 @@
 """The socket: who may connect, one thread a connection, and answers whatever happens.
 
-A peer is known by SO_PEERCRED. root may have many connections, the QEMU user a few (a hostile QEMU must not use up what
+A peer is known by SO_PEERCRED. root may have many connections, QEMUs' users a few (a hostile QEMU must not use up what
 virtshim needs), nobody else any. A peer that neither sends nor reads is dropped after a time limit.
 """
 
@@ -81,9 +81,17 @@ def listen(path: str, group: int) -> socket.socket:
 
 
 class Server:
-    """Serves `listener` until `stop`. `qemu_uid` None: there is no QEMU user, root only."""
+    """Serves `listener` until `stop`. `qemu_uid`: the user that VMs have in common, None if there is none. `is_vm`: whether a
+    user is one VM's own."""
 
-    def __init__(self, listener: socket.socket, perform: Perform, qemu_uid: int | None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        perform: Perform,
+        qemu_uid: int | None,
+        is_vm: Callable[[int], bool] = lambda _uid: False,
+    ) -> None:
+        self._is_vm = is_vm
         self._listener = listener
         self._perform = perform
         self._qemu_uid = qemu_uid
@@ -143,15 +151,14 @@ class Server:
             self._forget(peer)
 
     def _refusal(self, peer: Peer) -> TapmanagerError | None:
-        if not peer.is_root and peer.uid != self._qemu_uid:
+        if not peer.is_root and peer.uid != self._qemu_uid and not self._is_vm(peer.uid):
             return TapmanagerError("permission", f"uid {peer.uid} may not use tapmanager")
         with self._lock:
             of_process = self._connections[peer]
-            of_user = sum(count for other, count in self._connections.items() if other.uid == peer.uid)
-        if of_user >= (_CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER):
-            return TapmanagerError(
-                "unavailable", f"{of_user} connections of uid {peer.uid} are open already; try again"
-            )
+            alike = sum(count for other, count in self._connections.items() if other.is_root == peer.is_root)
+        if alike >= (_CONNECTIONS_ROOT if peer.is_root else _CONNECTIONS_OTHER):
+            whose = "root" if peer.is_root else "VMs"
+            return TapmanagerError("unavailable", f"{alike} connections of {whose} are open already; try again")
         if not peer.is_root and of_process >= _CONNECTIONS_PROCESS:
             return TapmanagerError(
                 "unavailable", f"{of_process} connections of process {peer.pid} are open already; try again"

@@ -4,9 +4,9 @@ attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_ma
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descriptor each                     root, QEMU
          Only after `group`, and by one process, which becomes QEMU and enters that cgroup.
-group    {"sandbox", "container", "parent", "limits", "oom_score_adj"}  -> {"made"}                            root
+group    {"sandbox", "uid", "container", "parent", "limits", "oom_score_adj"}  -> {"made"}                     root
          Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it. Opens its network to
-         that VM: `fetch` answers one process of the next two minutes.
+         that VM: `fetch` answers one process of that user, of the next two minutes. "uid" 0: the user that VMs have in common.
 disarm   {"sandbox"}         -> {}         that start has failed: `fetch` answers nobody any more                  root
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
@@ -36,9 +36,9 @@ from tapmanager.drivers.pci import PciDrivers
 from tapmanager.drivers.usb import UsbDrivers
 from tapmanager.errors import TapmanagerError, invalid
 from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown, text
-from tapmanager.ledger import Entry, Placement
+from tapmanager.ledger import MAX_UID, Entry, Placement
 from tapmanager.links import network_plan
-from tapmanager.peer import Peer, process_of
+from tapmanager.peer import Peer
 from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
 from tapmanager.sriov.nic_functions import NicFunctions
 
@@ -144,16 +144,18 @@ def _fetch(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
     nics, fds = resources.attachments.fetch(
-        sandbox, key, process_of(call.peer), lambda placement: resources.groups.admit(placement, call.peer), call.until
+        sandbox, key, call.peer, lambda placement: resources.groups.admit(placement, call.peer), call.until
     )
     return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
 
 
 def _group(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("sandbox", "container", "parent", "limits", "oom_score_adj"), "args")
+    refuse_unknown(call.args, ("sandbox", "uid", "container", "parent", "limits", "oom_score_adj"), "args")
     sandbox, path = _sandbox(call.args), _path(call.args)
+    uid = number({"uid": 0, **call.args}, "uid", "args", 0, MAX_UID)  # earlier versions of virtshim send none
     made = bool(path) and resources.groups.make(path, _limits(call.args))
-    resources.attachments.arm(sandbox, Placement(path if made else "", _oom_score_adj(call.args)), call.until)
+    placement = Placement(path if made else "", _oom_score_adj(call.args), uid=uid)
+    resources.attachments.arm(sandbox, placement, call.until)
     return Answer({"made": made})
 
 

@@ -4,13 +4,11 @@ the environment (`VIRTSHIM_LIBVIRT__URI=...`). Unknown keys and bad values are e
 from __future__ import annotations
 
 import ipaddress
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ByteSize,
     ConfigDict,
@@ -21,55 +19,13 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.devices.pools import socket_of, variable_of
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import LONGEST_SOCKET_PATH, Layout
 from virtshim.domain.sizing import NodeLimits
+from virtshim.setting_texts import HexId, NetworkText, PathText, PciText, ResourceName
 
 DEFAULT_FILE = "/etc/virtshim/config.toml"
-
-_Path = Annotated[str, Field(pattern=r"^/", description="absolute path")]
-
-# An extended resource's name: a domain, not kubernetes.io, and a label's name.
-_RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_HEX_ID = re.compile(r"[0-9a-f]{4}")
-
-
-def _pci(text: str) -> str:
-    try:
-        return str(PciAddress.parse(text))
-    except InvalidRequest as exc:
-        raise ValueError(str(exc)) from exc
-
-
-def _resource(name: str) -> str:
-    """kubelet keeps the names of Kubernetes' own domain, and of quotas, for itself."""
-    if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
-        raise ValueError(
-            f"{name!r} is not a name that kubelet takes: domain/name, such as example.com/fast-nvme, and not kubernetes.io"
-        )
-    return name
-
-
-def _hex_id(text: str) -> str:
-    if text and not _HEX_ID.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is not a PCI id: four hex digits in lower case, such as 8086 (lspci -n shows vendor:device)"
-        )
-    return text
-
-
-def _network(text: str) -> str:
-    try:
-        return str(ipaddress.ip_network(text))
-    except ValueError as exc:
-        raise ValueError(f"{text!r} is not a network; write it such as 10.0.0.0/8 or fd00::/8") from exc
-
-
-HexId = Annotated[str, AfterValidator(_hex_id)]
-PciText = Annotated[str, AfterValidator(_pci)]
-NetworkText = Annotated[str, AfterValidator(_network)]
 
 
 class _Section(BaseModel):
@@ -79,8 +35,8 @@ class _Section(BaseModel):
 class Paths(_Section):
     """[paths]"""
 
-    state_dir: _Path = Field("/var/lib/virtshim", description="records, images, disks; survives a reboot")
-    run_dir: _Path = Field("/run/virtshim", description="sockets; gone after a reboot")
+    state_dir: PathText = Field("/var/lib/virtshim", description="records, images, disks; survives a reboot")
+    run_dir: PathText = Field("/run/virtshim", description="sockets; gone after a reboot")
 
 
 class Cri(_Section):
@@ -132,20 +88,28 @@ class Libvirt(_Section):
     domain_type: Literal["auto", "kvm", "qemu"] = Field(
         "auto", description="auto boots a probe guest once to see whether KVM really works; qemu is TCG"
     )
-    emulator: _Path = Field("/usr/bin/qemu-system-x86_64", description="the real QEMU")
-    vmwrapper: _Path = Field("/usr/libexec/virtshim/vmwrapper", description="what libvirt starts in QEMU's place")
+    emulator: PathText = Field("/usr/bin/qemu-system-x86_64", description="the real QEMU")
+    vmwrapper: PathText = Field("/usr/libexec/virtshim/vmwrapper", description="what libvirt starts in QEMU's place")
     qemu_user: str = Field("", description="unprivileged user that QEMU runs as; default: the distribution's own")
     qemu_group: str = Field("", description="its group; default: the distribution's own")
+    confine: tuple[Literal["landlock", "seccomp", "core-scheduling"], ...] = Field(
+        ("landlock", "seccomp", "core-scheduling"), description="what holds QEMU back, beside its user"
+    )
+    parts: tuple[PathText, ...] = Field(
+        (), description="what QEMU may read and run besides: for one in an unusual place"
+    )
+    first_vm_uid: int = Field(2_130_706_432, ge=65_536, le=4_000_000_000, description="first of the VMs' own user ids")
+    vm_uids: int = Field(65_536, ge=0, le=1 << 24, description="how many there are; 0: all VMs run as `qemu_user`")
 
 
 class Tapmanager(_Section):
     """[tapmanager]: tapmanager reads the same table of the same file; a test holds names and defaults together."""
 
-    socket: _Path = Field("/run/virtshim/tapmanager.sock", description="its socket")
-    state_dir: _Path = Field("/var/lib/virtshim/tapmanager", description="its ledger: records of attached pods")
-    netns_dir: _Path = Field("/run/netns", description="where network namespaces get their names")
-    cni_conf_dir: _Path = Field("/etc/cni/net.d", description="CNI configuration; the first file by name is used")
-    cni_bin_dir: tuple[_Path, ...] = Field(
+    socket: PathText = Field("/run/virtshim/tapmanager.sock", description="its socket")
+    state_dir: PathText = Field("/var/lib/virtshim/tapmanager", description="its ledger: records of attached pods")
+    netns_dir: PathText = Field("/run/netns", description="where network namespaces get their names")
+    cni_conf_dir: PathText = Field("/etc/cni/net.d", description="CNI configuration; the first file by name is used")
+    cni_bin_dir: tuple[PathText, ...] = Field(
         ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"), description="where CNI plugins are looked for"
     )
     qemu_user: str = Field("", description="user or uid that QEMU runs as; default: the distribution's own")
@@ -160,7 +124,7 @@ class Images(_Section):
     download_protocol: Literal["https", "http"] = Field(
         "https", description="for image names that are URLs without scheme"
     )
-    translations_dir: _Path = Field("/etc/virtshim/images", description="Virtlet image translation files")
+    translations_dir: PathText = Field("/etc/virtshim/images", description="Virtlet image translation files")
     insecure_registries: tuple[str, ...] = Field((), description="host[:port] of registries contacted without TLS")
     forbidden_networks: tuple[NetworkText, ...] = Field(
         (), description="networks that images are not fetched from, beside link-local and metadata addresses"
@@ -234,7 +198,7 @@ class Devices(_Section):
         pattern="^(/|$)",
         description="where kubelet lists the devices of each container; empty: it is not asked",
     )
-    cdi_dirs: tuple[_Path, ...] = Field(
+    cdi_dirs: tuple[PathText, ...] = Field(
         ("/etc/cdi", "/var/run/cdi"), description="CDI specifications; later directories win"
     )
     keep: tuple[PciText, ...] = Field(
@@ -245,9 +209,7 @@ class Devices(_Section):
 class OfferedResource(_Section):
     """[[device_plugin.resources]]: a function that meets all criteria which are set belongs to it."""
 
-    name: Annotated[
-        str, AfterValidator(_resource), Field(max_length=128, description="domain/name, as pods ask for it")
-    ]
+    name: Annotated[ResourceName, Field(max_length=128, description="domain/name, as pods ask for it")]
     vendor: HexId = Field("", description="PCI vendor id, four hex digits")
     devices: tuple[HexId, ...] = Field((), description="PCI device ids of that vendor")
     drivers: tuple[str, ...] = Field(
@@ -269,10 +231,10 @@ class OfferedResource(_Section):
 class DevicePluginSettings(_Section):
     """[device_plugin]: what `virtshim device-plugin` offers to kubelet."""
 
-    directory: _Path = Field("/var/lib/kubelet/device-plugins", description="where kubelet has kubelet.sock")
+    directory: PathText = Field("/var/lib/kubelet/device-plugins", description="where kubelet has kubelet.sock")
     resources: tuple[OfferedResource, ...] = Field((), description="what is offered; a function belongs to one at most")
     deliver: Literal["nodes", "cdi"] = Field("nodes", description="what containers get: device nodes, or CDI names")
-    cdi_dir: _Path = Field("/var/run/cdi", description="where CDI specifications are written")
+    cdi_dir: PathText = Field("/var/run/cdi", description="where CDI specifications are written")
     interval: float = Field(5.0, gt=0, le=3600, description="seconds between two checks of the devices")
 
     @field_validator("resources")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -35,6 +36,29 @@ def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:
             return int(file.read()) * page_bytes
     except OSError:
         return 0
+
+
+def uids_in_use(*directories: str, proc: str = "/proc") -> frozenset[int]:
+    """The users that processes run as, and those that own a file in a directory below one of `directories`."""
+    found = set()
+    for process in _entries(proc):
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                found.add(os.stat(process.path).st_uid)
+    for one in (one for directory in directories for one in _entries(directory)):
+        for file in _entries(one.path):
+            with contextlib.suppress(OSError):  # likewise
+                found.add(file.stat(follow_symlinks=False).st_uid)
+    return frozenset(found)
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    """None of what is no directory, or is gone."""
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def boot_id() -> str:

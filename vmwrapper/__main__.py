@@ -1,4 +1,4 @@
-"""libvirt's `<emulator>`: fetches this VM's taps from tapmanager, and becomes QEMU.
+"""libvirt's `<emulator>`: fetches this VM's taps from tapmanager, gives up what QEMU does not need, and becomes QEMU.
 
 libvirt also runs its emulator to learn what it can do, with none of our variables set: then the real emulator is run
 unchanged.
@@ -7,6 +7,10 @@ unchanged.
     VIRTSHIM_SANDBOX     whose network
     VIRTSHIM_FETCH_KEY   the secret that opens it; empty or unset: a VM without network
     VIRTSHIM_TAPMANAGER  tapmanager's socket
+    VIRTSHIM_CONFINE     what holds QEMU back, beside its user: words of landlock, seccomp, core-scheduling, with commas; unset: a
+                         VM that an earlier version has defined, which nothing holds back
+    VIRTSHIM_PARTS       paths that it may read and run besides, with colons
+    VIRTSHIM_THREADS     how many its user may have, who is this VM's alone
 
 The domain XML sets them (<qemu:env>); QEMU itself does not get them. Python takes 10 ms to start, this program must not double
 that: it imports almost nothing, and bundle.py gives it the C parts of `json` and `socket` alone.
@@ -15,6 +19,7 @@ that: it imports almost nothing, and bundle.py gives it the C parts of `json` an
 from __future__ import annotations
 
 import os
+import resource
 import select
 import sys
 import time
@@ -32,6 +37,8 @@ _DEFAULT_SOCKET = "/run/virtshim/tapmanager.sock"
 _CONNECT_TIMEOUT = 10.0
 _RETRY_EVERY = 0.05
 _LONGEST_MESSAGE = 2000
+# Bytes of a core dump: a file has at least a page, and of one byte the kernel starts no program that takes dumps either.
+_NO_DUMP = 1
 
 
 class CannotStart(Exception):
@@ -57,12 +64,48 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         args += argv_plan.nic_arguments(argv, nics, fds)
         for fd in fds:
             os.set_inheritable(fd, True)
+    if "VIRTSHIM_CONFINE" in environ:
+        _confine(argv, emulator, environ)
     environment = {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
     try:
         os.execve(emulator, args, environment)  # noqa: S606  becoming QEMU, under libvirt's eyes, is what this program is for
     except OSError as exc:
         remedy = "install QEMU, or correct the emulator's path in the config"
         raise CannotStart(f"{emulator}: {exc.strerror}; {remedy}") from exc
+
+
+def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:
+    """For good, for this process and the QEMU that it becomes."""
+    from confine import kernel, landlock, seccomp
+    from vmwrapper import jail
+
+    wanted = environ["VIRTSHIM_CONFINE"].split(",")
+    parts = [path for path in environ.get("VIRTSHIM_PARTS", "").split(":") if path]
+    _limit(resource.RLIMIT_CORE, _NO_DUMP)
+    if threads := environ.get("VIRTSHIM_THREADS"):
+        _limit(resource.RLIMIT_NPROC, int(threads))
+    if "core-scheduling" in wanted:
+        try:  # noqa: SIM105  contextlib would take 5 ms
+            kernel.share_no_core()
+        except OSError:
+            pass  # the kernel has none, or cores have no siblings: `virtshim check` says so
+    kernel.forbid_new_privileges()
+    try:
+        if "landlock" in wanted:
+            landlock.restrict(jail.files(argv, emulator, parts))
+        if "seccomp" in wanted:
+            seccomp.install(jail.refused_calls(argv))
+    except OSError as exc:
+        raise CannotStart(
+            f"it cannot be confined: {exc.strerror}; libvirt.confine in virtshim's config says by what"
+        ) from exc
+
+
+def _limit(kind: int, most: int) -> None:
+    """Never more than it is already."""
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
 
 
 def _default_emulator() -> str:

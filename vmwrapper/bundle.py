@@ -22,10 +22,16 @@ import tempfile
 _MODULES = (
     ("json", "vmwrapper.json_core"),
     ("socket", "vmwrapper.socket_core"),
+    ("ctypes", "vmwrapper.ctypes_core"),
     ("tapmanager", "tapmanager"),
     ("tapmanager.protocol", "tapmanager.protocol"),
     ("vmwrapper", "vmwrapper"),
     ("vmwrapper.argv_plan", "vmwrapper.argv_plan"),
+    ("confine", "confine"),
+    ("confine.kernel", "confine.kernel"),
+    ("confine.landlock", "confine.landlock"),
+    ("confine.seccomp", "confine.seccomp"),
+    ("vmwrapper.jail", "vmwrapper.jail"),
     ("vmwrapper.__main__", "vmwrapper.__main__"),
 )
 _SCRIPT = """\

@@ -7,7 +7,9 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Iterable
 
+from tapmanager import protocol
 from tapmanager.errors import TapmanagerError
 
 _TUNSETIFF = 0x400454CA
@@ -54,6 +56,17 @@ def open_tap(name: str) -> int:
     fcntl.ioctl(fd, _TUNSETOFFLOAD, 0)
     fcntl.ioctl(fd, _TUNSETVNETHDRSZ, struct.pack("i", 10))
     return fd
+
+
+def open_taps(names: Iterable[str]) -> list[int]:
+    """All, or none."""
+    fds: list[int] = []
+    try:
+        fds.extend(open_tap(name) for name in names)
+    except BaseException:
+        protocol.close_all(fds)
+        raise
+    return fds
 
 
 def _attach(name: str) -> int:

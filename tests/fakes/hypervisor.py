@@ -186,7 +186,7 @@ class FakeHypervisor:
             if there is None or there.spec is None:
                 raise NotFound(f"no VM {domain}")
             spec = there.spec
-            return DomainMetadata(spec.title, spec.fetch_key, there.boots > 0)
+            return DomainMetadata(spec.title, spec.fetch_key, there.boots > 0, spec.uid)
 
     @contextlib.contextmanager
     def watching(self, domain: uuid.UUID) -> Iterator[threading.Event]:

@@ -6,6 +6,20 @@ from pathlib import Path
 from virtshim import machine
 
 
+def test_a_user_is_in_use_while_a_process_or_a_disk_has_it(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "17").mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir()
+    (tmp_path / "disks" / "one").mkdir(parents=True)
+    (tmp_path / "disks" / "one" / "root.qcow2").touch()
+    assert machine.uids_in_use(str(tmp_path / "none"), proc=str(tmp_path / "none")) == frozenset()
+    for found in (
+        machine.uids_in_use(proc=str(tmp_path / "proc")),
+        machine.uids_in_use(str(tmp_path / "disks"), proc=str(tmp_path / "none")),
+        machine.uids_in_use(),
+    ):
+        assert os.geteuid() in found
+
+
 def test_this_machine_has_cpus_and_memory() -> None:
     assert machine.cpus() >= (os.cpu_count() or 1)
     assert machine.memory_nodes() >= 1

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from virtshim import machine
@@ -29,6 +30,7 @@ from virtshim.lifecycle.creation.libvirt_domain import Domain
 from virtshim.lifecycle.creation.record import ContainerRecords
 from virtshim.lifecycle.creation.seed import Seed
 from virtshim.lifecycle.creation.step import Step
+from virtshim.lifecycle.creation.uids import VmUids
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
 from virtshim.lifecycle.guest_freeze import GuestFreezer
@@ -287,10 +289,18 @@ def _create_container(
             claims=devices.claims,
             borrowed=devices.borrowed,
             stamps=stamps,
+            uids=VmUids(
+                a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
+            ),
             run_commands=settings.vm.command == "run",
         ),
         steps=steps,
     )
+
+
+def _uids_in_use(settings: Settings) -> frozenset[int]:
+    layout = settings.layout()
+    return machine.uids_in_use(layout.containers, layout.pod_disks)
 
 
 def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: DeviceServices) -> NodeStatus:

@@ -100,3 +100,5 @@ class VmCgroup:
     cgroup_parent: str
     limits: CgroupLimits
     oom_score_adj: int
+    # The user id of its QEMU; 0: the one that libvirt runs all as.
+    uid: int = 0

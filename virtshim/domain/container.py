@@ -163,6 +163,8 @@ class ContainerSpec:
     command: tuple[str, ...] = ()
     # The devices that its VM is defined with.
     granted: GrantedDevices = GrantedDevices()
+    # The user id that its QEMU runs as, and no other VM's; 0: the one that libvirt runs all as.
+    uid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

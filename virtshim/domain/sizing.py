@@ -276,4 +276,5 @@ def cgroup_of(
 ) -> VmCgroup:
     """The container's cgroup with these resources."""
     limits = limits_for(resources, sandbox.overhead, size, sizes)
-    return VmCgroup(sandbox.id, container.id, container.spec.cgroup_parent, limits, resources.oom_score_adj)
+    spec = container.spec
+    return VmCgroup(sandbox.id, container.id, spec.cgroup_parent, limits, resources.oom_score_adj, spec.uid)

@@ -94,6 +94,11 @@ class VmSpec:
     # Of the VNC server, in a directory of its own; "" for a VM without a video card.
     vnc_socket: str = ""
 
+    # --- who its QEMU is
+
+    # Its user id, and no other VM's; 0: libvirt's own choice for all.
+    uid: int = 0
+
     # --- its processor, as the guest sees it
 
     cpu_model: CpuModel = CpuModel.DEFAULT

@@ -14,8 +14,9 @@ from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import DiskBus, VmSpec
 from virtshim.hypervisor import cpu_query, ownership
-from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, serial, vnc
+from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, security_label, serial, vnc
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
+from virtshim.hypervisor.file_owner import QemuIds
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
 
 _QEMU_NAMESPACE = cpu_query.QEMU_NAMESPACE
@@ -29,6 +30,9 @@ _SMALLEST_MEMORY = 4 << 20
 # Of translated code without KVM. A boot of a small guest makes some 75 MiB, and what does not fit is translated again.
 _LEAST_TCG_CACHE, _MOST_TCG_CACHE = 64 << 20, 1 << 30
 
+# A thread a vCPU (255 at most), and some 64 for the disks' input and output.
+_MOST_THREADS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
@@ -41,6 +45,9 @@ class NodeProfile:
     qemu: str
     cgroups: Cgroups
     disk_rates: disk.DiskRates = disk.DiskRates()
+    # What vmwrapper holds QEMU back with (its VIRTSHIM_CONFINE), and what QEMU may read and run beside its own.
+    confine: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.node:
@@ -48,9 +55,9 @@ class NodeProfile:
         printable(self.node, "node id")
 
 
-def build(spec: VmSpec, profile: NodeProfile, *, short_cpu_query: bool = False) -> str:
-    """The definition as text. `short_cpu_query`: libvirt takes it (see `cpu_query`). InvalidRequest, naming the
-    field, if the spec holds what libvirt cannot be given."""
+def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *, short_cpu_query: bool = False) -> str:
+    """The definition as text. `runs_as`: None leaves it to libvirt. `short_cpu_query`: libvirt takes it (see `cpu_query`).
+    InvalidRequest, naming the field, if the spec holds what libvirt cannot be given."""
     domain = etree.Element("domain", type=profile.domain_type.value, nsmap={"qemu": _QEMU_NAMESPACE})
     _text(domain, "name", domain_name(spec.name))
     _text(domain, "uuid", str(spec.uuid))
@@ -67,9 +74,11 @@ def build(spec: VmSpec, profile: NodeProfile, *, short_cpu_query: bool = False) 
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
     _text(domain, "on_crash", "preserve")  # see power.py
-    domain.append(_devices(spec, profile))
+    domain.append(_devices(spec, profile, runs_as))
+    if runs_as is not None and runs_as.is_its_own:
+        domain.append(security_label.of_vm(runs_as))
     if profile.domain_type is not DomainType.TEST:
-        _for_qemu(domain, spec, profile)
+        _for_qemu(domain, spec, profile, runs_as)
         if short_cpu_query and cpu_query.may_be_shortened(model):
             domain.append(cpu_query.shortened())
     return etree.tostring(domain, pretty_print=True, encoding="unicode")
@@ -90,6 +99,7 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     if _max_memory(spec) > wanted:
         etree.SubElement(domain, "currentMemory", unit="KiB").text = str(wanted >> 10)
     backing = etree.Element("memoryBacking")
+    etree.SubElement(backing, "nosharepages")  # pages found equal would tell one guest what is in another's memory
     if spec.size.page_bytes:
         pages = etree.SubElement(backing, "hugepages")
         etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
@@ -97,8 +107,7 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
         # A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else.
         etree.SubElement(backing, "source", type="memfd")
         etree.SubElement(backing, "access", mode="shared")
-    if len(backing):
-        domain.append(backing)
+    domain.append(backing)
 
 
 def _max_memory(spec: VmSpec) -> int:
@@ -147,13 +156,13 @@ def _tcg_cache(spec: VmSpec) -> int:
     return min(max(room // 2, _LEAST_TCG_CACHE), _MOST_TCG_CACHE)
 
 
-def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
+def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etree._Element:
     devices = etree.Element("devices")
     granted = spec.granted
     has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
     devices.extend(disk.build(spec.disks, spec.disk_bus, profile.disk_rates))
-    devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0))
+    devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0, runs_as))
     devices.extend(hostdev.root_ports(granted.passthrough))
     devices.append(platform.virtio_serial())
     devices.append(hostdev.usb_controller() if has_usb else platform.no_usb())
@@ -169,13 +178,18 @@ def _devices(spec: VmSpec, profile: NodeProfile) -> etree._Element:
     return devices
 
 
-def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile) -> None:
+def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> None:
     """What vmwrapper reads from its environment, and the port name that only the guest may see (see
     devices/serial.py)."""
     environment = {
         "VIRTSHIM_EMULATOR": absolute_path(profile.qemu, "QEMU binary"),
         "VIRTSHIM_SANDBOX": spec.sandbox_id.value,
+        "VIRTSHIM_CONFINE": ",".join(profile.confine),
     }
+    if profile.parts:
+        environment["VIRTSHIM_PARTS"] = ":".join(absolute_path(part, "libvirt.parts") for part in profile.parts)
+    if runs_as is not None and runs_as.is_its_own:
+        environment["VIRTSHIM_THREADS"] = str(_MOST_THREADS)
     if spec.fetch_key:
         environment["VIRTSHIM_FETCH_KEY"] = printable(spec.fetch_key, "fetch key")
         environment["VIRTSHIM_TAPMANAGER"] = absolute_path(spec.tapmanager_socket, "tapmanager socket")

@@ -25,7 +25,7 @@ from virtshim.hypervisor import cpu_query, domain_xml, ownership
 from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
 from virtshim.hypervisor.chains import unchanged
 from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices import disk, vnc
+from virtshim.hypervisor.devices import disk, security_label, vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of, message_of
@@ -86,11 +86,13 @@ class LibvirtHypervisor:
         connection.on_open(self._subscribe, self._notify_after_reconnect)
 
     def define(self, spec: VmSpec) -> None:
-        xml = domain_xml.build(spec, self._profile, short_cpu_query=self._short_cpu_query)
         with self._connection.using(f"define VM {spec.name}") as conn:
+            qemu = self._connection.qemu_ids()
+            runs_as = qemu and qemu.for_vm(spec.uid)
+            xml = domain_xml.build(spec, self._profile, runs_as, short_cpu_query=self._short_cpu_query)
             self._remove_earlier(conn, spec)
-            if (qemu := self._connection.qemu_ids()) is not None:
-                give_to_qemu(spec.disks, qemu)
+            if runs_as is not None:
+                give_to_qemu(spec.disks, runs_as)
             began = time.monotonic()
             conn.defineXML(xml)
         log.info("libvirt.domain.defined", name=spec.name, ms=_ms_since(began))
@@ -106,7 +108,8 @@ class LibvirtHypervisor:
                 for file in disk.qcow2_files_in(definition):
                     unchanged.refuse_changed(file)
                 socket = vnc.socket_in(definition)
-                with vnc_directory_writable(socket, self._connection.qemu_ids() if socket else None):
+                qemu = self._connection.qemu_ids() if socket else None
+                with vnc_directory_writable(socket, qemu and qemu.for_vm(security_label.uid_in(definition))):
                     began = time.monotonic()
                     with self.busy.held(domain):
                         found.create()

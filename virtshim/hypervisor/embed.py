@@ -49,7 +49,8 @@ cgroup_controllers = [ ]
 namespaces = [ ]
 # No virtlogd: libvirt opens the log files and hands QEMU the descriptors.
 stdio_handler = "file"
-max_core = 0
+# A byte, which is less than any dump: with 0 the kernel still starts a program that takes dumps.
+max_core = 1
 """
 
 

@@ -1,11 +1,12 @@
-"""Makes files usable by the unprivileged user that QEMU runs as. Must not touch anything a disk is based on.
+"""Makes files usable by the unprivileged user that a VM's QEMU runs as. Must not touch anything a disk is based on.
 
 libvirt could do it for disks at each start, but it would give QEMU the shared base image too, and takes files away from
 their owner when a VM ends. Here only the files named in the VmSpec are changed, and only as far as QEMU needs:
-a writable disk becomes its own, a read-only one becomes readable by its group.
+of a VM with a user of its own they become that user's alone. Where all VMs' QEMUs are one user, a writable disk becomes its, and
+a read-only one becomes readable by its group.
 
-All VMs' QEMUs are one user. So the directory of a VNC socket is that user's only while QEMU makes the socket, and root's alone
-from then on: no QEMU reaches another's screen.
+QEMUs have a group in common, and may be one user. So the directory of a VNC socket is QEMU's only while it makes the socket, and
+root's alone from then on: no QEMU reaches another's screen.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from virtshim.domain.vm import Disk
 
 @dataclass(frozen=True, slots=True)
 class QemuIds:
-    """Whom libvirt runs QEMU as."""
+    """Whom libvirt runs QEMU as. The group is that of all VMs."""
 
     uid: int
     gid: int
+    # No other VM's QEMU is this user.
+    is_its_own: bool = False
+
+    def for_vm(self, uid: int) -> QemuIds:
+        """`uid`: the VM's own; 0 for one that has none."""
+        return QemuIds(uid, self.gid, is_its_own=True) if uid else self
 
 
 def give_to_qemu(disks: Iterable[Disk], qemu: QemuIds) -> None:
@@ -43,6 +50,12 @@ def give_to_qemu(disks: Iterable[Disk], qemu: QemuIds) -> None:
 def _give_to_qemu(disk: Disk, qemu: QemuIds) -> None:
     found = os.stat(disk.path)
     writable = not (disk.readonly or disk.cdrom)
+    if qemu.is_its_own:
+        mode = 0o600 if writable else 0o400
+        if (found.st_uid, stat.S_IMODE(found.st_mode)) != (qemu.uid, mode):
+            os.chmod(disk.path, mode)
+            os.chown(disk.path, qemu.uid, -1)
+        return
     if _may_use(found, qemu, writable=writable):
         return
     if writable:

@@ -16,6 +16,7 @@ from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OwnedDomain
 from virtshim.hypervisor import ownership
 from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.devices import security_label
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import message_of
 from virtshim.ports.recovery import DomainInventory, DomainMetadata
@@ -80,6 +81,7 @@ class LibvirtInventory:
         console = found.find("devices/serial/log")
         return DomainMetadata(
             title=found.findtext("title", ""),
+            uid=security_label.uid_in(text),
             fetch_key=str(keys[0]) if isinstance(keys, list) and keys else "",
             # QEMU makes its console's log when it starts.
             has_run=console is not None and os.path.exists(console.get("file", "")),

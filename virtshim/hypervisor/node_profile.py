@@ -26,6 +26,8 @@ def node_profile(settings: Settings, node_id: str) -> NodeProfile:
         vmwrapper=settings.libvirt.vmwrapper,
         qemu=settings.libvirt.emulator,
         disk_rates=DiskRates(settings.vm.disk_iops, settings.vm.disk_bandwidth),
+        confine=settings.libvirt.confine,
+        parts=settings.libvirt.parts,
         cgroups=Cgroups.OFF if own_groups(settings) else Cgroups.V2 if machine.has_cgroup_v2() else Cgroups.V1,
     )
 

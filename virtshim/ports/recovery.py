@@ -76,11 +76,12 @@ class DomainInventory:
 @dataclass(frozen=True, slots=True)
 class DomainMetadata:
     """What a domain's definition records of its pod. `title`: `namespace/pod/container`. `fetch_key` "": it has no network.
-    `has_run`: it was started at least once."""
+    `has_run`: it was started at least once. `uid`: as in VmSpec."""
 
     title: str
     fetch_key: str
     has_run: bool
+    uid: int = 0
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"Remembered({self.title!r})"

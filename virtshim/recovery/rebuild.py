@@ -112,6 +112,7 @@ class Rebuild:
             image_ref="",
             domain_uuid=str(domain.uuid),
             created_at=1,
+            uid=domain_metadata.uid,
         )
         return sandbox, _alive(domain, domain_metadata, Container(spec))
 

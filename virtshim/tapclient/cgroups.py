@@ -26,7 +26,7 @@ class VmCgroupClient:
 
     def make(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""
-        args = {"sandbox": group.sandbox.value, **self._args(group)}
+        args = {"sandbox": group.sandbox.value, "uid": group.uid, **self._args(group)}
         self._tapmanager.tell("group", args, timeout, f"making the cgroup of container {group.container.short}")
 
     def start_failed(self, sandbox: SandboxId, timeout: float) -> None:

@@ -125,10 +125,10 @@ class TapNode:
     def listed(self) -> list[str]:
         return list(self.call("list")["sandboxes"])
 
-    def arm(self, which: str) -> None:
+    def arm(self, which: str, uid: int = 0) -> None:
         """As virtshim does before it starts the sandbox's VM."""
         limits = {"cpu_shares": 0, "cpu_quota": 0, "cpu_period": 0, "cpuset_cpus": "", "cpuset_mems": "", "memory": 0}
-        args = {"sandbox": which, "container": "c" * 64, "parent": "", "limits": {**limits, "swap": None}}
+        args = {"sandbox": which, "uid": uid, "container": "c" * 64, "parent": "", "limits": {**limits, "swap": None}}
         assert self.call("group", {**args, "oom_score_adj": 0}) == {"made": False}
 
     def fetch(self, which: str, key: str) -> tuple[list[dict[str, object]], list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import subprocess
 import sys
 from typing import Self
@@ -13,11 +14,19 @@ from tapmanager import protocol
 
 pytestmark = [pytest.mark.network, pytest.mark.hostile]
 
+# A user that nothing else on the machine is.
+OWN = 3_000_000_000
+
 # Asks as often as lines come in, and says each time what it got.
 _ASK = """
+import os
 import sys
 from typing import Self
 from tapmanager import protocol
+if int(sys.argv[4]):
+    os.setgroups([])
+    os.setgid(os.stat(sys.argv[1]).st_gid)
+    os.setuid(int(sys.argv[4]))
 for _ in sys.stdin:
     try:
         answer, fds = protocol.call(sys.argv[1], "fetch", {"sandbox": sys.argv[2], "key": sys.argv[3]}, 10.0)
@@ -25,14 +34,17 @@ for _ in sys.stdin:
         print("taps", len(fds), flush=True)
     except protocol.RemoteError as exc:
         print(exc.kind, exc, flush=True)
+    except (BrokenPipeError, ConnectionResetError):  # turned away before it could ask
+        print("turned away", flush=True)
 """
 
 
 class Asker:
     """A process of its own."""
 
-    def __init__(self, node: TapNode, which: str, key: str) -> None:
-        command = [sys.executable, "-c", _ASK, node.socket, which, key]
+    def __init__(self, node: TapNode, which: str, key: str, uid: int = 0) -> None:
+        node.folder.chmod(0o711)
+        command = [sys.executable, "-c", _ASK, node.socket, which, key, str(uid)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self) -> str:
@@ -119,3 +131,29 @@ def test_a_start_that_failed_leaves_nothing_open(tap_node: TapNode) -> None:
         assert refused(thief.ask())
     tap_node.release(which)
     tap_node.call("disarm", {"sandbox": which})
+
+
+def test_a_key_opens_nothing_to_another_user_than_the_vms_own(tap_node: TapNode) -> None:
+    """Not to another VM's, nor to the user that VMs have in common; and a wrong one does not use up the start."""
+    which, other = sandbox(), sandbox()
+    key = tap_node.attach(which)["fetch_key"]
+    tap_node.attach(other)
+    tap_node.arm(which, uid=OWN)
+    tap_node.arm(other, uid=OWN + 1)
+    for uid in (OWN + 1, pwd.getpwnam("libvirt-qemu").pw_uid):
+        with Asker(tap_node, which, key, uid) as thief:
+            assert "for this key" in thief.ask()
+    with Asker(tap_node, which, key, OWN) as qemu:
+        assert qemu.ask() == "taps 1"
+    tap_node.release(which)
+    tap_node.release(other)
+
+
+def test_who_is_no_vms_user_is_turned_away_at_the_door(tap_node: TapNode) -> None:
+    which = sandbox()
+    key = tap_node.attach(which)["fetch_key"]
+    tap_node.arm(which, uid=OWN)
+    with Asker(tap_node, which, key, OWN + 1) as stranger:
+        answer = stranger.ask()
+        assert answer == "turned away" or "may not use tapmanager" in answer
+    tap_node.release(which)

@@ -191,7 +191,7 @@ def test_of_sockets_only_unix_streams_are_left() -> None:
     confined(
         """
 seccomp.install(seccomp.program([seccomp.CONNECT], {
-    seccomp.SOCKET: seccomp.UNIX_STREAMS, seccomp.SOCKETPAIR: seccomp.UNIX_STREAMS}))
+    seccomp.SOCKET: [seccomp.UNIX_STREAMS], seccomp.SOCKETPAIR: [seccomp.UNIX_STREAMS]}))
 for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET, socket.AF_VSOCK, socket.AF_ALG):
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
         refused(lambda: socket.socket(family, kind), errno.EPERM)
@@ -203,11 +203,24 @@ refused(lambda: socket.socket(socket.AF_UNIX).connect("/nowhere"), errno.EPERM)
     )
 
 
+def test_a_second_case_allows_what_the_first_does_not() -> None:
+    confined(
+        """
+seccomp.install(seccomp.program([], {seccomp.SOCKET: [seccomp.UNIX_STREAMS, seccomp.DEVICE_NEWS]}))
+socket.socket(socket.AF_UNIX)
+socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15)
+refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0), errno.EPERM)
+refused(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_RAW), errno.EPERM)
+refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM), errno.EPERM)
+"""
+    )
+
+
 def test_threads_can_be_started_and_processes_cannot() -> None:
     confined(
         """
 import threading
-seccomp.install(seccomp.program(seccomp.REFUSED, {seccomp.CLONE: seccomp.THREADS}, absent=[seccomp.CLONE3]))
+seccomp.install(seccomp.program(seccomp.REFUSED, {seccomp.CLONE: [seccomp.THREADS]}, absent=[seccomp.CLONE3]))
 thread = threading.Thread(target=lambda: None)
 thread.start()
 thread.join()
@@ -230,7 +243,7 @@ refused(lambda: kernel.syscall(0x40000000 | 39), errno.ENOSYS)
 def test_a_filter_stays_over_exec() -> None:
     confined(
         """
-seccomp.install(seccomp.program([], {seccomp.SOCKET: seccomp.UNIX_STREAMS}))
+seccomp.install(seccomp.program([], {seccomp.SOCKET: [seccomp.UNIX_STREAMS]}))
 os.execv(sys.executable, [sys.executable, "-c", '''
 import socket
 try:

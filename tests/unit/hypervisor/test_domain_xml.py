@@ -32,6 +32,7 @@ from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.file_owner import QemuIds
 
 PROJECT = Path(__file__).resolve().parents[3]
 BUILDERS = ("domain_xml.py", "ownership.py", "cpu_query.py")
@@ -85,7 +86,9 @@ GRANTED = GrantedDevices(
 )
 MANY = GrantedDevices(tuple(PciFunction(PciAddress(0, bus, 0, 0)) for bus in range(0x20, 0x20 + 9)))
 
-CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
+CONFINED = dataclasses.replace(NODE, confine=("landlock", "seccomp"), parts=("/opt/qemu", "/opt/firmware"))
+
+CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds]] = {
     "plain": (PLAIN, NODE),
     "limited_disks": (PLAIN, dataclasses.replace(NODE, disk_rates=disk_device.DiskRates(200, 20 << 20))),
     "tcg_virtio_blk": (dataclasses.replace(PLAIN, disk_bus=DiskBus.VIRTIO), TCG),
@@ -146,6 +149,11 @@ CASES: dict[str, tuple[VmSpec, NodeProfile]] = {
     "blocks_beside_virtio_disks": (
         dataclasses.replace(PLAIN, granted=dataclasses.replace(GRANTED, passthrough=()), disk_bus=DiskBus.VIRTIO),
         TCG,
+    ),
+    "user_of_its_own": (
+        dataclasses.replace(PLAIN, granted=dataclasses.replace(GRANTED, passthrough=())),
+        CONFINED,
+        QemuIds(64055, 108).for_vm(2130706433),
     ),
     "test_driver": (PLAIN, dataclasses.replace(NODE, domain_type=DomainType.TEST)),
 }

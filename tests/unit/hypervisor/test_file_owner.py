@@ -15,6 +15,7 @@ from virtshim.domain.vm import Disk
 from virtshim.hypervisor.file_owner import QemuIds, give_to_qemu, vnc_directory_writable
 
 QEMU = QemuIds(64055, 64108)
+OWN = 2130706433
 
 
 def _disk(path: Path, *, readonly: bool = False) -> Disk:
@@ -39,6 +40,20 @@ def test_a_writable_disk_becomes_qemus_and_a_readonly_one_readable(tmp_path: Pat
         give_to_qemu([_disk(writable), _disk(readonly, readonly=True)], QEMU)
         assert _rights(writable) == (QEMU.uid, QEMU.gid, 0o600)
         assert _rights(readonly) == (0, QEMU.gid, 0o640)
+
+
+@AS_ROOT
+def test_the_files_of_a_vm_with_a_user_of_its_own_are_that_users_alone(tmp_path: Path) -> None:
+    """Also those that an earlier version gave to the group that all VMs have in common."""
+    writable, readonly = tmp_path / "root", tmp_path / "seed"
+    for path in (writable, readonly):
+        path.touch(mode=0o600)
+    disks = [_disk(writable), _disk(readonly, readonly=True)]
+    give_to_qemu(disks, QEMU)
+    for _ in range(2):
+        give_to_qemu(disks, QEMU.for_vm(OWN))
+        assert _rights(writable)[::2] == (OWN, 0o600)
+        assert _rights(readonly)[::2] == (OWN, 0o400)
 
 
 def test_a_disk_that_fits_is_left_alone(tmp_path: Path) -> None:

@@ -382,13 +382,14 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     """VMs that run through an upgrade carry what the version before wrote, and an older version reads what this one writes."""
     assert SANDBOX.network is not None
     before = (FIXTURES / "records" / "0003-flat.json").read_text()
-    written = json.loads(records.to_text(SANDBOX, CONTAINER))
-    assert written[0].pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
-    assert written == json.loads(before)
+    pod, vm = json.loads(records.to_text(SANDBOX, CONTAINER))
+    assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
+    assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
+    assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     assert records.from_text(before) == (
         dataclasses.replace(SANDBOX, network=network, disk_bus=DiskBus.SCSI),
-        changed(CONTAINER, config=dataclasses.replace(CONTAINER.config, envs=())),
+        changed(CONTAINER, config=dataclasses.replace(CONTAINER.config, envs=()), uid=0),
     )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
+import os
 import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmwrapper import json_core, socket_core
+from vmwrapper import ctypes_core, json_core, socket_core
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -53,3 +56,15 @@ def test_a_socket_is_closed_behind_its_block() -> None:
         assert one.fileno() >= 0
     assert one.fileno() == -1
     assert (socket_core.SOL_SOCKET, socket_core.SCM_RIGHTS) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+
+
+def test_system_calls_are_made_alike() -> None:
+    getpid, kill = 39, 62
+    for module in (ctypes, ctypes_core):
+        libc = module.CDLL(None, use_errno=True)
+        assert libc.syscall(module.c_long(getpid)) == os.getpid()
+        assert libc.syscall(module.c_long(kill), module.c_ulong(1 << 22), module.c_ulong(0)) == -1
+        assert module.get_errno() == errno.ESRCH
+        text = b"text"
+        assert bytes(module.c_char_p(text)) == bytes(ctypes.c_char_p(text))
+        assert bytes(module.c_char_p(None)) == bytes(8)

@@ -24,8 +24,9 @@ from virtshim.domain.devices.granted import (
     UsbDevice,
     VdpaDevice,
 )
-from virtshim.hypervisor.devices import root_bus
+from virtshim.hypervisor.devices import root_bus, security_label
 from virtshim.hypervisor.devices.disk import target_name
+from virtshim.hypervisor.file_owner import QemuIds
 from virtshim.hypervisor.xmltext import absolute_path
 
 # What the aliases of devices on PCI begin with. `ua-` is for users: libvirt makes none of its own with it.
@@ -104,23 +105,26 @@ def _usb(device: UsbDevice, port: int) -> etree._Element:
     return element
 
 
-def disks(blocks: Sequence[BlockDevice], first_letter: int) -> list[etree._Element]:
+def disks(blocks: Sequence[BlockDevice], first_letter: int, owner: QemuIds | None = None) -> list[etree._Element]:
     """virtio disks, named after `first_letter` other ones. Past the host's page cache: what the guest flushed is on the volume
-    if the node goes down, and the host's memory is not filled with it. libvirt gives the nodes to QEMU's user while it runs."""
+    if the node goes down, and the host's memory is not filled with it. libvirt gives the nodes to QEMU's user while it runs, or
+    to the `owner`."""
     return [
-        _disk(block, serial, first_letter + index)
+        _disk(block, serial, first_letter + index, owner)
         for index, (block, serial) in enumerate(zip(blocks, guest_view.serials(blocks), strict=True))
     ]
 
 
-def _disk(block: BlockDevice, serial: str, index: int) -> etree._Element:
+def _disk(block: BlockDevice, serial: str, index: int, owner: QemuIds | None) -> etree._Element:
     element = etree.Element("disk", type="block", device="disk")
     driver = etree.SubElement(element, "driver", name="qemu", type="raw", cache="none", io="native")
     if not block.readonly:
         driver.set("error_policy", "enospace")
         driver.set("rerror_policy", "report")
         driver.set("discard", "unmap")
-    etree.SubElement(element, "source", dev=absolute_path(block.host_path, "block device"))
+    source = etree.SubElement(element, "source", dev=absolute_path(block.host_path, "block device"))
+    if owner is not None and owner.is_its_own:
+        source.append(security_label.of_device(owner))
     etree.SubElement(element, "backingStore")
     etree.SubElement(element, "target", dev=target_name("vd", index), bus="virtio")
     if block.readonly:

@@ -56,4 +56,5 @@ class Domain:
             fetch_key=network.fetch_key if network else "",
             tapmanager_socket=self.tapmanager_socket if network else "",
             granted=container.granted,
+            uid=container.spec.uid,
         )

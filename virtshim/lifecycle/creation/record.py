@@ -14,6 +14,7 @@ from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
 from virtshim.lifecycle.creation.admission import Admitted
 from virtshim.lifecycle.creation.step import Draft
+from virtshim.lifecycle.creation.uids import VmUids
 from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.borrowing import BorrowedDevices
 from virtshim.passthrough.claims import DeviceClaims
@@ -32,12 +33,13 @@ class ContainerRecords:
     claims: DeviceClaims
     borrowed: BorrowedDevices
     stamps: Stamps
+    uids: VmUids
     # Whether commands run in the guests of pods that do not say it.
     run_commands: bool = True
 
     def add(self, admitted: Admitted) -> Draft:
-        with self.images.pinned(admitted.config.image) as image:
-            container = self._new(admitted, image)
+        with self.images.pinned(admitted.config.image) as image, self.uids.free() as uid:
+            container = self._new(admitted, image, uid)
             self._refuse_taken_uuid(container, admitted)
             self.claims.add(container, admitted.sandbox)  # from here on the record keeps the image and the devices
             sandbox = self._note_pod_disk(admitted.sandbox, container)
@@ -52,7 +54,7 @@ class ContainerRecords:
         else:
             self.records.containers.replace(container.removing())
 
-    def _new(self, admitted: Admitted, image: Image) -> Container:
+    def _new(self, admitted: Admitted, image: Image, uid: int) -> Container:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
         own = ContainerId(secrets.token_hex(32))
         spec = ContainerSpec(
@@ -69,6 +71,7 @@ class ContainerRecords:
             pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
             command=self._command(options, admitted.config),
             granted=admitted.granted,
+            uid=uid,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

@@ -1,0 +1,145 @@
+"""A node whose QEMUs are taken over, two VMs on it, and what became of all that one tried on the other and on the node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from attempts import attempts
+from imageserver import serve_directory
+from node import Node, free_cidr
+from podclient import PodClient, container_config, pod_config, wait_until
+
+HERE = Path(__file__).parent
+QEMU = "/usr/bin/qemu-system-x86_64"
+LIMIT = 120.0
+
+
+@dataclass(frozen=True)
+class Vm:
+    sandbox: str
+    container: str
+    pid: int
+
+    @property
+    def short(self) -> str:
+        return self.container[:20]
+
+
+@dataclass
+class Field:
+    """`tried`: attempt -> "got", "refused EPERM", or a number."""
+
+    node: Node
+    attacker: Vm
+    victim: Vm
+    log: Path
+    tried: Mapping[str, str] = field(default_factory=dict)
+
+    def got(self, *kinds: str) -> dict[str, str]:
+        """What was not refused, of these kinds of attempts."""
+        of_kind = {what: how for what, how in self.tried.items() if what.split()[0] in kinds}
+        assert of_kind, f"nothing of {kinds} was tried"
+        return {what: how for what, how in of_kind.items() if not how.startswith("refused")}
+
+
+@pytest.fixture(scope="package")
+def weapons() -> Iterator[Path]:
+    """The library, and the emulator that loads it, where QEMU's user may read them."""
+    directory = Path(tempfile.mkdtemp(prefix="virtshim-hostile-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    library = directory / "taken_over.so"
+    build = ("gcc", "-O1", "-Wall", "-Wextra", "-Werror")
+    subprocess.run([*build, "-shared", "-fPIC", "-o", str(library), str(HERE / "taken_over.c"), "-pthread"], check=True)
+    named = (f'-DLIBRARY="{library}"', f'-DQEMU="{QEMU}"')
+    subprocess.run([*build, *named, "-o", str(directory / "qemu"), str(HERE / "launch.c")], check=True)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="package")
+def node(weapons: Path) -> Iterator[Node]:
+    root = Path(tempfile.mkdtemp(prefix="virtshim-test-", dir="/var/tmp"))
+    root.chmod(0o711)
+    config = f'[libvirt]\nemulator = "{weapons}/qemu"\nparts = ["{weapons}", "{QEMU}"]\n'
+    node = Node(f"{root}/n", pod_cidr=free_cidr(), config=config)
+    try:
+        node.up()
+        yield node
+    finally:
+        node.down()
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="package")
+def battlefield(node: Node, weapons: Path, null_image: Path) -> Iterator[Field]:
+    with PodClient(node.socket) as cri, serve_directory(null_image.parent) as url, listeners() as (port, name):
+        image = cri.pull(f"{url.removeprefix('http://')}/{null_image.name}")
+        try:
+            victim, attacker = (started(cri, node, image, name) for name in ("victim", "attacker"))
+            field = Field(node, attacker, victim, log_of(node, attacker))
+            lines = [f"{attacker.container[:12]} {line}" for line in attempts(node, attacker, victim, port, name)]
+            (weapons / "list.new").write_text("\n".join(lines) + "\n")
+            os.rename(weapons / "list.new", weapons / "list")
+            try:
+                wait_until(lambda: _has_ended(field), LIMIT, "the taken-over QEMU has tried it all")
+            except TimeoutError as exc:
+                exc.add_note(told(field.log)[-2000:])
+                raise
+            field.tried = dict(re.findall(r"^TRIED (.*): (.*)$", told(field.log), re.MULTILINE))
+            assert "end " in field.tried, told(field.log)[-2000:]
+            yield field
+        finally:
+            (weapons / "list").unlink(missing_ok=True)
+            for pod in cri.pods():
+                cri.remove_pod(pod.id)
+
+
+def _has_ended(field: Field) -> bool:
+    """It has tried it all, or was ended for one of the last attempts."""
+    return "TRIED exec" in told(field.log) or not os.path.exists(f"/proc/{field.attacker.pid}")
+
+
+def started(cri: PodClient, node: Node, image: str, name: str) -> Vm:
+    config = pod_config(name, f"{node.directory}/logs/{name}", annotations={"virtshim.io/vnc": "true"})
+    pod = cri.run_pod(config)
+    container = cri.create(pod, container_config(image, 64 << 20), config)
+    cri.start(container)
+    return Vm(
+        pod, container, int(next(Path(node.directory, "libvirt/run/qemu").glob(f"*{container[:12]}*.pid")).read_text())
+    )
+
+
+def log_of(node: Node, vm: Vm) -> Path:
+    return next(Path(node.directory, "libvirt/log/qemu").glob(f"*{vm.container[:12]}*.log"))
+
+
+def told(log: Path) -> str:
+    return log.read_text(errors="replace")
+
+
+class listeners:  # noqa: N801
+    """A TCP port on loopback and an abstract socket of the host, which would answer."""
+
+    def __enter__(self) -> tuple[int, str]:
+        self._tcp = socket.create_server(("127.0.0.1", 0))
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind(self._tcp.getsockname())
+        self._abstract = socket.socket(socket.AF_UNIX)
+        name = f"virtshim-hostile-{os.getpid()}-{threading.get_ident()}"
+        self._abstract.bind(f"\0{name}")
+        self._abstract.listen()
+        return self._tcp.getsockname()[1], name
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._tcp, self._udp, self._abstract):
+            one.close()

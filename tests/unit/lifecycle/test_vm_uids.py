@@ -1,0 +1,64 @@
+"""Each VM has a user id that no other VM has, and nothing that outlived one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fakes.world import World, container_config
+
+from virtshim.domain.errors import ResourceExhausted
+from virtshim.lifecycle.creation.uids import VmUids
+
+FIRST = 3_000_000_000
+
+
+def uid_of(world: World, pod: str) -> int:
+    """Of a new VM, as its record and its definition have it."""
+    container = world.create(world.run(pod), config=container_config())
+    record = world.container(container).spec.uid
+    assert world.outside.vms.spec(world.domain(container)).uid == record
+    return record
+
+
+def chosen(world: World, count: int, in_use: Callable[[], set[int]] = set) -> VmUids:
+    return VmUids(world.app.adapters.records, FIRST, count, in_use)
+
+
+def test_every_vm_has_another_one(world: World) -> None:
+    found = [uid_of(world, f"pod-{number}") for number in range(3)]
+    assert len(set(found)) == 3
+    assert 0 not in found
+
+
+def test_the_one_of_a_removed_vm_rests_as_long_as_there_are_others(world: World) -> None:
+    uids = chosen(world, 3)
+    taken = []
+    for _ in range(4):
+        with uids.free() as uid:
+            taken.append(uid - FIRST)
+    assert taken == [0, 1, 2, 0]
+
+
+def test_one_that_a_process_or_a_file_still_has_is_passed_over(world: World) -> None:
+    with chosen(world, 3, lambda: {FIRST, FIRST + 1}).free() as uid:
+        assert uid == FIRST + 2
+
+
+def test_when_all_are_taken_the_setting_is_named(world: World) -> None:
+    with pytest.raises(ResourceExhausted, match=r"libvirt\.vm_uids"), chosen(world, 1, lambda: {FIRST}).free():
+        pass
+
+
+def test_without_a_range_vms_have_none(world: World) -> None:
+    with chosen(world, 0).free() as uid:
+        assert uid == 0
+
+
+def test_a_restarted_daemon_gives_out_none_that_a_record_has(world: World) -> None:
+    before = uid_of(world, "one")
+    after = world.restarted()
+    try:
+        assert uid_of(after, "two") != before
+    finally:
+        after.close()

@@ -1,0 +1,178 @@
+"""What a QEMU may open and ask for, by command lines as libvirt writes them; and that a confined emulator is one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from confine import landlock
+from vmwrapper import bundle, jail
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+def rights(path: object, *argv: str) -> int:
+    """All that is allowed for a path by name."""
+    total = 0
+    for allowed, given in jail.files(argv, QEMU, []):
+        if allowed == str(path):
+            total |= given
+    return total
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        '{{"driver":"file","filename":"{path}","node-name":"libvirt-1-storage"}}',
+        '{{"driver":"qcow2","file":{{"driver":"file","filename":"{path}"}}}}',
+        "file={path},format=raw,if=none",
+        "id=x,path={path}",
+        "{path}",
+    ],
+)
+def test_a_file_that_the_command_line_names_may_be_read_and_written(option: str, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.touch()
+    assert rights(disk, "-blockdev", option.format(path=disk)) == landlock.WRITE
+
+
+def test_a_comma_in_a_path_is_doubled(tmp_path: Path) -> None:
+    disk = tmp_path / "a,b"
+    disk.touch()
+    assert rights(disk, "-drive", f"file={tmp_path}/a,,b,format=raw") == landlock.WRITE
+
+
+def test_a_device_node_may_be_asked_for_more(tmp_path: Path) -> None:
+    assert rights("/dev/null", "-blockdev", '{"driver":"host_device","filename":"/dev/null"}') == landlock.DEVICE
+
+
+def test_a_directory_such_as_of_huge_pages_may_be_filled(tmp_path: Path) -> None:
+    assert rights(tmp_path, "-object", f'{{"qom-type":"memory-backend-file","mem-path":"{tmp_path}"}}') == landlock.MAKE
+
+
+def test_the_screens_socket_may_be_made_in_its_directory_and_no_other_file_beside_a_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disks" / "disk"
+    disk.parent.mkdir()
+    disk.touch()
+    argv = ("-vnc", f"unix:{tmp_path}/vnc.sock", "-drive", f"file={disk}")
+    assert rights(tmp_path, *argv) == landlock.MAKE
+    assert rights(disk.parent, *argv) == 0
+
+
+def test_what_is_no_path_is_none() -> None:
+    before = jail.files((), QEMU, [])
+    assert jail.files(("-name", "guest=x,debug-threads=on", "-device", "{not json", "-m", "64"), QEMU, []) == before
+
+
+def test_only_a_vm_with_a_function_at_vfio_sees_the_hosts_devices(tmp_path: Path) -> None:
+    plain = {path for path, _ in jail.files(("-device", "virtio-rng-pci"), QEMU, [])}
+    with_function = {
+        path for path, _ in jail.files(("-device", '{"driver":"vfio-pci","host":"0000:00:1f.0"}'), QEMU, [])
+    }
+    assert {"/dev/vfio/vfio", "/sys/bus/pci"} <= with_function - plain
+
+
+def test_only_a_vm_with_a_usb_device_sees_the_hosts_usb(tmp_path: Path) -> None:
+    plain = {path for path, _ in jail.files(("-device", "qemu-xhci"), QEMU, [])}
+    with_usb = {
+        path
+        for path, _ in jail.files(("-device", '{"driver":"usb-host","hostdevice":"/dev/bus/usb/001/002"}'), QEMU, [])
+    }
+    assert {"/sys/bus/usb", "/dev/bus/usb"} <= with_usb - plain
+
+
+def test_an_emulator_of_another_place_has_its_own_parts(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    allowed = dict(jail.files((), f"{tmp_path}/bin/qemu", ["/opt/firmware"]))
+    assert allowed[f"{tmp_path}/share/qemu"] == landlock.READ
+    assert allowed["/opt/firmware"] == landlock.EXECUTE
+
+
+@pytest.mark.parametrize(
+    ("argv", "may_call"),
+    [
+        ((), False),
+        (("-chardev", "socket,id=charmonitor,fd=22,server=on,wait=off"), False),
+        (("-chardev", "socket,id=a,path=/run/a.sock,server=on"), False),
+        (("-chardev", "socket,id=fs,path=/run/virtiofsd.sock"), True),
+    ],
+)
+def test_a_qemu_calls_another_program_only_if_its_command_line_says_so(
+    argv: tuple[str, ...], may_call: bool, tmp_path: Path
+) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "s"))
+    server.listen()
+    code = f"""
+from confine import kernel, seccomp
+from vmwrapper import jail
+import socket
+kernel.forbid_new_privileges()
+seccomp.install(jail.refused_calls({argv!r}))
+try:
+    socket.socket(socket.AF_UNIX).connect({str(tmp_path / "s")!r})
+    print(True)
+except PermissionError:
+    print(False)
+"""
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+    )
+    server.close()
+    assert done.stdout.strip() == str(may_call)
+
+
+STAND_IN = """#!/usr/bin/python3 -IS
+import resource, socket, sys
+def tried(what):
+    try:
+        what()
+    except OSError as exc:
+        return type(exc).__name__
+    return "allowed"
+print(tried(lambda: open(sys.argv[2])), tried(lambda: open("/etc/hostname")), tried(lambda: socket.socket(socket.AF_INET)),
+      resource.getrlimit(resource.RLIMIT_CORE), open("/proc/self/status").read().count("NoNewPrivs:\\t1"))
+"""
+
+
+def started(tmp_path: Path, **environment: str) -> str:
+    """What a stand-in for QEMU, started by the written vmwrapper with one file on its command line, says of itself."""
+    bundle.write(str(tmp_path / "vmwrapper"))
+    emulator = tmp_path / "bin" / "qemu"
+    emulator.parent.mkdir()
+    emulator.write_text(STAND_IN)
+    emulator.chmod(0o755)
+    disk = tmp_path / "disk"
+    disk.touch()
+    done = subprocess.run(
+        [str(tmp_path / "vmwrapper"), "-drive", str(disk)],
+        env={
+            "PATH": os.defpath,
+            "VIRTSHIM_EMULATOR": str(emulator),
+            "VIRTSHIM_PARTS": "/usr/bin:/usr/lib",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_written_vmwrapper_confines_what_it_becomes(tmp_path: Path) -> None:
+    files = "PermissionError" if landlock.abi() else "allowed"
+    found = started(tmp_path, VIRTSHIM_CONFINE="landlock,seccomp,core-scheduling")
+    assert found == f"allowed {files} PermissionError (1, 1) 1"
+
+
+def test_what_the_settings_leave_out_is_left_out(tmp_path: Path) -> None:
+    assert started(tmp_path, VIRTSHIM_CONFINE="") == "allowed allowed allowed (1, 1) 1"
+
+
+def test_a_vm_that_an_earlier_version_defined_starts_as_it_did(tmp_path: Path) -> None:
+    assert started(tmp_path).split(" (")[0] == "allowed allowed allowed"

@@ -1,0 +1,55 @@
+"""What settings are written as, where text alone does not say: paths, PCI addresses and ids, networks, names of resources."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from virtshim.domain.devices.granted import PciAddress
+from virtshim.domain.errors import InvalidRequest
+
+PathText = Annotated[str, Field(pattern=r"^/", description="absolute path")]
+
+# An extended resource's name: a domain, not kubernetes.io, and a label's name.
+_RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_HEX_ID = re.compile(r"[0-9a-f]{4}")
+
+
+def _pci(text: str) -> str:
+    try:
+        return str(PciAddress.parse(text))
+    except InvalidRequest as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def _resource(name: str) -> str:
+    """kubelet keeps the names of Kubernetes' own domain, and of quotas, for itself."""
+    if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
+        raise ValueError(
+            f"{name!r} is not a name that kubelet takes: domain/name, such as example.com/fast-nvme, and not kubernetes.io"
+        )
+    return name
+
+
+def _hex_id(text: str) -> str:
+    if text and not _HEX_ID.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a PCI id: four hex digits in lower case, such as 8086 (lspci -n shows vendor:device)"
+        )
+    return text
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as exc:
+        raise ValueError(f"{text!r} is not a network; write it such as 10.0.0.0/8 or fd00::/8") from exc
+
+
+HexId = Annotated[str, AfterValidator(_hex_id)]
+PciText = Annotated[str, AfterValidator(_pci)]
+NetworkText = Annotated[str, AfterValidator(_network)]
+ResourceName = Annotated[str, AfterValidator(_resource)]

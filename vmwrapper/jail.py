@@ -1,0 +1,158 @@
+"""What a QEMU may open and ask the kernel for, by the command line that libvirt gave it. Pure.
+
+libvirt names every file of a VM there: disks with all that they are based on, device nodes, huge pages' directory, firmware, the
+screen's socket. Consoles, logs and taps come as open descriptors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+
+from confine import seccomp
+from confine.landlock import DEVICE, EXECUTE, LIST, MAKE, READ, WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from confine.seccomp import Case
+
+# Of every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, what the machine looks like.
+_READ = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/qemu",
+    "/usr/share/qemu-kvm",
+    "/usr/share/seabios",
+    "/usr/share/ipxe",
+    "/usr/share/OVMF",
+    "/usr/share/edk2",
+    "/usr/share/locale",
+    "/usr/share/zoneinfo",
+    "/usr/share/crypto-policies",
+    "/etc/crypto-policies",
+    "/etc/gnutls",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+    "/etc/localtime",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/filesystems",
+    "/sys/devices/system",
+    "/sys/kernel/mm",
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/kvm")
+# exec of QEMU runs it: what a library's name leads to could not be run without.
+_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
+
+# Of a QEMU that has a device of the host on PCI, or on USB: where and what it is.
+_READ_FOR_PCI = ("/sys/bus/pci", "/sys/bus/mdev", "/sys/devices", "/sys/class", "/sys/kernel/iommu_groups")
+_READ_FOR_USB = ("/sys/bus/usb", "/sys/class", "/sys/devices", "/sys/dev", "/run/udev")
+
+
+def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple[str, int]]:
+    """Path and Landlock rights. `more`: what the node's settings add, for an emulator with parts in unusual places."""
+    prefix = os.path.dirname(os.path.dirname(os.path.realpath(emulator)))
+    own = [f"{prefix}/{part}" for part in ("lib", "lib64", "share/qemu")] if prefix != "/" else []
+    allowed = [(path, READ) for path in (*_READ, *own)]
+    allowed += [(path, DEVICE) for path in _DEVICES]
+    allowed += [(path, EXECUTE) for path in (emulator, *_LOADERS, *more)]
+    for option, value in _options(argv):
+        allowed += [_named(path) for path in _paths(value)]
+        if option == "-vnc":  # QEMU makes the socket itself
+            allowed += [(os.path.dirname(path), MAKE) for path in _paths(value)]
+        if option == "-device":
+            allowed += _for_device(value)
+    return allowed
+
+
+def refused_calls(argv: Sequence[str]) -> bytes:
+    """The seccomp filter. No process, no network, no socket of anybody: QEMU listens on the sockets that it was given, and calls
+    nobody unless the command line has it do so (a program that serves one of its devices)."""
+    sockets: list[Case] = [seccomp.UNIX_STREAMS]
+    if any(option == "-device" and "usb-host" in value for option, value in _options(argv)):
+        sockets.append(seccomp.DEVICE_NEWS)
+    only: Mapping[int, Sequence[Case]] = {
+        seccomp.SOCKET: sockets,
+        seccomp.SOCKETPAIR: (seccomp.UNIX_STREAMS,),
+        seccomp.CLONE: (seccomp.THREADS,),
+    }
+    calls_somebody = any(option == "-chardev" and _is_client(value) for option, value in _options(argv))
+    refused = seccomp.REFUSED if calls_somebody else (*seccomp.REFUSED, seccomp.CONNECT)
+    return seccomp.program(refused, only, absent=(seccomp.CLONE3,))
+
+
+def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every word, with the one before it."""
+    return itertools.pairwise(argv)
+
+
+def _is_client(chardev: str) -> bool:
+    fields = chardev.replace('"', "").split(",")
+    return fields[0] == "socket" and not any(
+        field in ("server=on", "server", "server=yes") or field.startswith("fd=") for field in fields
+    )
+
+
+def _paths(value: str) -> list[str]:
+    """The absolute paths in an option's value: libvirt writes JSON, or key=value lists in which a comma is doubled."""
+    if value.startswith("{"):
+        try:
+            return [text for text in _texts(json.loads(value)) if text.startswith("/")]
+        except ValueError:
+            return []
+    fields = [field.replace("\0", ",") for field in value.replace(",,", "\0").split(",")]
+    texts = [text.removeprefix("unix:") for field in fields for text in (field, field.partition("=")[2])]
+    return [text for text in texts if text.startswith("/")]
+
+
+def _texts(found: object) -> Iterator[str]:
+    if isinstance(found, str):
+        yield found
+    elif isinstance(found, dict | list):
+        for inner in found.values() if isinstance(found, dict) else found:
+            yield from _texts(inner)
+
+
+def _named(path: str) -> tuple[str, int]:
+    """As much as its kind needs; who may write it is the file's own to say."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return path, READ
+    if stat.S_ISDIR(mode):
+        return path, MAKE
+    return path, WRITE if stat.S_ISREG(mode) else DEVICE
+
+
+def _for_device(value: str) -> Iterator[tuple[str, int]]:
+    if "usb-host" in value:
+        yield from ((path, READ) for path in _READ_FOR_USB)
+        yield "/dev/bus/usb", LIST
+    if "vfio-" not in value:
+        return
+    yield from ((path, READ) for path in _READ_FOR_PCI)
+    yield "/dev/vfio/vfio", DEVICE
+    for place in _sysfs_places(value):
+        try:
+            yield f"/dev/vfio/{os.path.basename(os.readlink(f'{place}/iommu_group'))}", DEVICE
+        except OSError:  # QEMU says what is wrong
+            continue
+
+
+def _sysfs_places(value: str) -> list[str]:
+    """Of a device at VFIO: named by its address on PCI, or by its place."""
+    if value.startswith("{"):
+        try:
+            texts = list(_texts(json.loads(value)))
+        except ValueError:
+            return []
+    else:
+        texts = [field.partition("=")[2] for field in value.split(",")]
+    on_pci = [f"/sys/bus/pci/devices/{text}" for text in texts if text.count(":") in (1, 2) and "/" not in text]
+    return [*on_pci, *(text for text in texts if text.startswith("/sys/"))]
