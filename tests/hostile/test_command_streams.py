@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,10 +12,13 @@ from fakes.hostile import HostileVm, record, silent
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.streaming import Ended, Output, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
+from virtshim.domain.token_bucket import ReadPace
 from virtshim.guestagent.agents import AgentClients
-from virtshim.guestagent.session_stream import MAX_AFTER_END, SessionStream
+from virtshim.guestagent.session_stream import MAX_AFTER_END, MAX_RECORD, SessionStream
+from virtshim.ports.streaming import StreamSession
 
 pytestmark = pytest.mark.hostile
 
@@ -178,3 +182,70 @@ def test_both_streams_may_break_at_once(vm: Callable[[ContainerId], HostileVm], 
         run(clients)
     hostile.out, hostile.err = honest, silent
     assert run(clients).stdout == b"fine", "its ports are free again"
+
+
+# --- sessions of users
+
+
+async def all_of(session: StreamSession) -> tuple[bytes, int]:
+    seen = b""
+    while True:
+        match await session.read():
+            case Output(_, data):
+                seen += data
+            case Ended(code):
+                return seen, code
+
+
+@pytest.mark.parametrize("talk", BROKEN.values(), ids=BROKEN)
+def test_a_session_whose_stream_breaks_the_form_is_broken_off_and_another_vm_is_served(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, talk: Talk
+) -> None:
+    vm(HOSTILE).out = talk
+    vm(OTHER).out = honest
+
+    async def test() -> None:
+        session = await clients.open(HOSTILE, TRUE, Streams(stdout=True, stderr=True))
+        with pytest.raises(InternalError, match="breaks the exec protocol"):
+            await all_of(session)
+        await session.close()
+        other = await clients.open(OTHER, TRUE, Streams(stdout=True, stderr=True))
+        assert await all_of(other) == (b"fine", 0)
+        await other.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_sessions_output_a_byte_at_a_time_is_let_gather(
+    vm: Callable[[ContainerId], HostileVm], clients: AgentClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sessions share one loop."""
+    monkeypatch.setattr("virtshim.guestagent.live_session._PIECE", MAX_RECORD + 8)
+    monkeypatch.setattr("virtshim.guestagent.live_session.ReadPace", lambda now: ReadPace(now, 200.0, 20.0))
+    vm(HOSTILE).out = lambda token: [
+        record(token, b"start"), b"x" * 1600, record(token, b"exit 0"), record(token, b"end"),
+    ]  # fmt: skip
+
+    async def test() -> None:
+        pauses: list[float] = []
+        sleep = asyncio.sleep
+
+        async def counted(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        session = await clients.open(HOSTILE, TRUE, Streams(stdout=True, stderr=True))
+        monkeypatch.setattr("virtshim.guestagent.live_session.asyncio.sleep", counted)
+        assert await all_of(session) == (b"x" * 1600, 0)
+        assert len(pauses) > 100
+        await session.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_guest_that_answers_what_it_is_asked_is_never_made_to_wait() -> None:
+    """A chatty protocol through a session: a question, a few bytes of answer, the next question."""
+    pace = ReadPace(0.0)
+    for _ in range(100_000):
+        pace.spoken_to(0.0)
+        assert pace.pause_after(10, 0.0) == 0.0
