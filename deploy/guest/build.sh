@@ -137,8 +137,12 @@ printf 'ID=virtshim-guest\nNAME="virtshim guest"\nPRETTY_NAME="virtshim guest"\n
 # ---- kernel modules ------------------------------------------------------------------------------------------------
 
 # Loaded at boot, in this order: disks last but one, because loading a module waits for the probing that the ones before it began.
-at_boot=(virtio_pci sd_mod sr_mod isofs virtio_console virtio_net virtio_blk virtio_scsi ahci ata_piix virtio-rng virtio_balloon
-  evdev button pvpanic-mmio pvpanic-pci)
+# Which of the lists are: ./devices.c.
+declare -A at_boot=(
+  [virtio]="virtio_pci isofs virtio_console virtio_net virtio_blk virtio-rng virtio_balloon evdev button pvpanic-mmio pvpanic-pci"
+  [scsi]="sd_mod sr_mod virtio_scsi"
+  [ata]="sd_mod sr_mod ahci ata_piix"
+)
 # Loaded when something asks for them.
 on_demand=(ext4 loop vfat nls_ascii nls_cp437 nls_utf8 nls_iso8859-1 fuse virtiofs 9p 9pnet_virtio nvme e1000 e1000e squashfs overlay
   vmw_vsock_virtio_transport virtio_mem 8021q af_packet)
@@ -157,7 +161,7 @@ paths_of() {
     sed -n "s|^insmod .*/lib/modules/$version/\([^ ]*\).*|\1|p"
 }
 
-for module in "${at_boot[@]}" "${on_demand[@]}"; do
+for module in ${at_boot[*]} "${on_demand[@]}"; do
   for path in $(paths_of "$module"); do
     [ ! -e "$root/lib/modules/$version/$path" ] || continue
     mkdir -p "$root/lib/modules/$version/$(dirname "$path")"
@@ -168,7 +172,9 @@ done
 cp "$tree"/modules.{order,builtin,builtin.modinfo} "$root/lib/modules/$version/" 2>/dev/null || true
 depmod -b "$root" "$version"
 rm -f "$root/lib/modules/$version"/modules.{order,builtin,builtin.modinfo,symbols,symbols.bin,devname,softdep,*.bin}
-for module in "${at_boot[@]}"; do paths_of "$module"; done | awk '!seen[$0]++' | sed "s|^|/lib/modules/$version/|" > "$root/lib/modules/boot"
+for list in "${!at_boot[@]}"; do
+  for module in ${at_boot[$list]}; do paths_of "$module"; done | awk '!seen[$0]++' | sed "s|^|/lib/modules/$version/|" > "$root/lib/modules/$list"
+done
 
 # ---- disk ----------------------------------------------------------------------------------------------------------
 

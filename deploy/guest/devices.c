@@ -1,15 +1,22 @@
 /* The guest's stand-in for udev, kept small so that a boot under emulation stays short.
  *
- *   devices boot    load the modules listed in /lib/modules/boot, make the links, print the NoCloud seed's device
- *   devices links   make the links again, after a hot-plug
+ *   devices boot     load the modules that the machine's devices want, make the links, print the NoCloud seed's device
+ *   devices links    make the links again, after a hot-plug
+ *   devices address  print the first global address of the network interfaces
  *
+ * Modules: those listed in /lib/modules/virtio; those in /lib/modules/scsi and /lib/modules/ata, which take longer than all others
+ * together, where there is such a controller and no disk without them.
  * Links: /dev/virtio-ports/NAME, /dev/disk/by-id/... and /dev/disk/by-path/... with the names udev gives them.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <limits.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,9 +84,9 @@ static void link_to(const char *directory, const char *name, const char *target)
 	free(path);
 }
 
-static void load_modules(void)
+static void load_modules(const char *which)
 {
-	FILE *list = fopen("/lib/modules/boot", "re");
+	FILE *list = fopen(which, "re");
 	char path[PATH_MAX];
 
 	while (list && fgets(path, sizeof path, list)) {
@@ -93,6 +100,45 @@ static void load_modules(void)
 	}
 	if (list)
 		fclose(list);
+}
+
+static int has_disk(void)
+{
+	DIR *disks = opendir("/sys/class/block");
+	struct dirent *entry;
+	int found = 0;
+
+	while (disks && !found && (entry = readdir(disks)))
+		found = !strncmp(entry->d_name, "vd", 2) || !strncmp(entry->d_name, "sd", 2);
+	if (disks)
+		closedir(disks);
+	return found;
+}
+
+/* Of virtio devices the type, which is 8 for a SCSI controller. */
+static int has_virtio_scsi(void)
+{
+	DIR *devices = opendir("/sys/bus/virtio/devices");
+	struct dirent *entry;
+	int found = 0;
+
+	while (devices && !found && (entry = readdir(devices))) {
+		char *path = text("/sys/bus/virtio/devices/%s/device", entry->d_name);
+		found = !strcmp(attribute(path, 0), "0x0008");
+		free(path);
+	}
+	if (devices)
+		closedir(devices);
+	return found;
+}
+
+static void load_needed_modules(void)
+{
+	load_modules("/lib/modules/virtio");
+	if (has_virtio_scsi())
+		load_modules("/lib/modules/scsi");
+	if (!has_disk())
+		load_modules("/lib/modules/ata");
 }
 
 static void link_ports(void)
@@ -216,16 +262,45 @@ static void scan_disks(int print_seed)
 		closedir(disks);
 }
 
+/* Of the interface with the lowest number; IPv4 first. */
+static void print_address(void)
+{
+	struct ifaddrs *all, *one;
+	char best[INET6_ADDRSTRLEN] = "";
+	unsigned long best_rank = ULONG_MAX;
+
+	if (getifaddrs(&all) < 0)
+		return;
+	for (one = all; one; one = one->ifa_next) {
+		int family = one->ifa_addr ? one->ifa_addr->sa_family : AF_UNSPEC, six = family == AF_INET6;
+		const struct in6_addr *address = six ? &((struct sockaddr_in6 *)one->ifa_addr)->sin6_addr : NULL;
+		unsigned long rank = if_nametoindex(one->ifa_name) * 2UL + six;
+
+		if ((family != AF_INET && !six) || (one->ifa_flags & IFF_LOOPBACK) || rank >= best_rank ||
+		    (six && IN6_IS_ADDR_LINKLOCAL(address)) ||
+		    !inet_ntop(family, six ? (void *)address : &((struct sockaddr_in *)one->ifa_addr)->sin_addr, best,
+			       sizeof best))
+			continue;
+		best_rank = rank;
+	}
+	freeifaddrs(all);
+	puts(best);
+}
+
 int main(int argc, char **argv)
 {
 	int boot = argc == 2 && !strcmp(argv[1], "boot");
 
+	if (argc == 2 && !strcmp(argv[1], "address")) {
+		print_address();
+		return 0;
+	}
 	if (!boot && !(argc == 2 && !strcmp(argv[1], "links"))) {
-		fprintf(stderr, "usage: devices boot|links\n");
+		fprintf(stderr, "usage: devices boot|links|address\n");
 		return 2;
 	}
 	if (boot)
-		load_modules();
+		load_needed_modules();
 	link_ports();
 	scan_disks(boot);
 	return 0;

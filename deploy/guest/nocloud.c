@@ -1,9 +1,10 @@
 /* Reads cloud-init's NoCloud documents and prints the shell commands that carry them out.
  *
- *   nocloud meta FILE      instance id, host name, SSH keys
- *   nocloud network FILE   addresses, routes and name servers; network-config versions 1 and 2
- *   nocloud user FILE      the "#cloud-config" subset below; the files of write_files are written at once
- *   nocloud commands FILE  mounts and runcmd, for when the network is up
+ *   nocloud PART FILE ...  for each part whose file is there, a shell function on_PART:
+ *     meta      instance id, host name, SSH keys
+ *     network   addresses, routes and name servers; network-config versions 1 and 2
+ *     user      the "#cloud-config" subset below; the files of write_files are written at once
+ *     commands  mounts and runcmd, for when the network is up
  *   nocloud dump FILE      the document as it was understood, as JSON
  *
  * The functions that the commands call (host_name, key, dhcp ...) stand in the guest's init.
@@ -449,17 +450,32 @@ static char *contents(const char *path)
 	return text;
 }
 
+static const struct part { const char *name; void (*call)(const struct node *); } parts[] = {
+	{"meta", meta}, {"network", network}, {"user", user}, {"commands", commands},
+};
+
+static const struct part *part_named(const char *name)
+{
+	for (size_t n = 0; n < sizeof parts / sizeof *parts; n++)
+		if (!strcmp(name, parts[n].name))
+			return &parts[n];
+	fprintf(stderr, "usage: nocloud meta|network|user|commands FILE ... | dump FILE\n");
+	exit(2);
+}
+
 int main(int argc, char **argv)
 {
-	static const struct { const char *name; void (*call)(const struct node *); } actions[] = {
-		{"meta", meta}, {"network", network}, {"user", user}, {"commands", commands}, {"dump", dump},
-	};
-
-	for (size_t n = 0; argc == 3 && n < sizeof actions / sizeof *actions; n++)
-		if (!strcmp(argv[1], actions[n].name)) {
-			actions[n].call(yaml_read(argv[2], contents(argv[2])));
-			return 0;
-		}
-	fprintf(stderr, "usage: nocloud meta|network|user|commands|dump FILE\n");
-	return 2;
+	if (argc == 3 && !strcmp(argv[1], "dump")) {
+		dump(yaml_read(argv[2], contents(argv[2])));
+		return 0;
+	}
+	for (int n = 1; n + 1 < argc; n += 2) {
+		const struct part *part = part_named(argv[n]);
+		if (access(argv[n + 1], F_OK) != 0)
+			continue;
+		printf("on_%s() {\n", part->name);
+		part->call(yaml_read(argv[n + 1], contents(argv[n + 1])));
+		puts(":\n}");
+	}
+	return 0;
 }
