@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from bench import phases_plot
 from fakes.sysfs import FakeSysfs
 
 from virtshim.config import Settings
@@ -263,3 +264,8 @@ def test_what_is_listed_of_device_nodes_is_what_becomes_of_them(root: Path, tmp_
             meaning = classify(CriDevice(path, path), host.files())
             assert isinstance(meaning, Unusable) == said.startswith("refused"), path
             assert isinstance(meaning, NoDevice) == (said == "nothing by itself"), path
+
+
+def test_the_plot_of_a_starts_phases_is_drawn_of_its_numbers(root: Path) -> None:
+    numbers = json.loads((root / "docs/startup.json").read_text())
+    assert (root / "docs/startup.svg").read_text() == phases_plot.draw(numbers)
