@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,19 +58,45 @@ def writable(directory: Path, user: int, groups: frozenset[int]) -> Iterator[Pat
             yield from writable(path, user, groups)
 
 
-def test_it_may_write_its_disk_and_ask_tapmanager_and_beside_libvirts_own_directories_nothing_else(
+def test_it_may_write_its_disk_and_its_key_and_ask_tapmanager_and_nothing_else(
     node: Node, running: tuple[str, str]
 ) -> None:
-    """The sockets and logs of consoles, agents and screens are in directories that it cannot pass or cannot write."""
+    """The sockets and logs of monitors, consoles, agents and screens are in directories that it cannot pass or cannot write."""
     _, container = running
     user, groups = ids_of(qemu(node, container))
     assert user != 0
     top = Path(node.directory)
-    names = [str(path.relative_to(top)) for path in writable(top, user, groups)]
-    assert [name for name in names if not re.fullmatch(r"libvirt/(lib|run)/qemu(/.*)?", name)] == [
+    names = [re.sub("/domain-[0-9]+-", "/", str(path.relative_to(top))) for path in writable(top, user, groups)]
+    assert names == [
+        f"libvirt/lib/qemu/virtshim-{container[:11]}/master-key.aes",
         "run/tapmanager.sock",
         f"state/containers/{container}/root.qcow2",
     ]
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "ln -sfn {run}/virtshim.sock {own}/monitor.sock",
+        "mv {own}/monitor.sock {own}/gone",
+        "mv {own} {own}.gone",
+        "ln -sn /etc {lib}/domain-2-virtshim-next",
+        "mv {lib}/snapshot {lib}/gone",
+        "touch {lib}/save/planted",
+        "touch {state}/run/qemu/dbus/planted",
+    ],
+)
+def test_it_puts_nothing_where_libvirt_opens_or_makes_things_as_root(
+    node: Node, running: tuple[str, str], attempt: str
+) -> None:
+    _, container = running
+    user, groups = ids_of(qemu(node, container))
+    state = Path(node.directory, "libvirt")
+    (own,) = (state / "lib/qemu").glob(f"domain-*-virtshim-{container[:11]}")
+    script = attempt.format(own=own, lib=f"{state}/lib/qemu", state=state, run=f"{node.directory}/run")
+    as_qemu = ("setpriv", f"--reuid={user}", f"--regid={min(groups)}", f"--groups={','.join(map(str, groups))}")
+    done = subprocess.run((*as_qemu, "sh", "-c", script), capture_output=True, text=True, check=False)
+    assert "Permission denied" in done.stderr
 
 
 def test_a_screens_socket_that_leads_to_the_nodes_own_is_not_forwarded_to(

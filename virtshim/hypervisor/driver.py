@@ -31,9 +31,9 @@ from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.exit_watcher import QemuExitWatcher
-from virtshim.hypervisor.file_owner import give_to_qemu, vnc_directory_writable
+from virtshim.hypervisor.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
 from virtshim.hypervisor.power import ABSENT, power_of
-from virtshim.hypervisor.qemu_process import pid_directory
+from virtshim.hypervisor.qemu_process import pid_directory, state_directory
 from virtshim.hypervisor.start_failure import start_failed
 from virtshim.hypervisor.stats.busy_vms import BusyVms
 
@@ -76,6 +76,8 @@ class LibvirtHypervisor:
         self._profile = profile
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
+        self._state_directory = state_directory(uri)
+        self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._pressing = BoundedCalls("shut down")
         self._destroying = EarlyCalls()
@@ -113,6 +115,8 @@ class LibvirtHypervisor:
                     began = time.monotonic()
                     with self.busy.held(domain):
                         found.create()
+                if self._state_directory:
+                    take_back_vms(self._state_directory, found.ID(), found.name())
             except libvirt.libvirtError as exc:
                 raise start_failed(found.name(), exc) from exc
             log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
@@ -196,6 +200,8 @@ class LibvirtHypervisor:
         self._events.close()
 
     def _subscribe(self, conn: libvirt.virConnect) -> None:
+        if self._embedded_running:
+            take_back_libvirts(self._state_directory, self._embedded_running)
         self._warm_up(conn)
         conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
         for event in (

@@ -12,6 +12,7 @@ root's alone from then on: no QEMU reaches another's screen.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -103,3 +104,40 @@ def vnc_directory_writable(socket: str, qemu: QemuIds | None) -> Iterator[None]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.chown(directory, os.geteuid(), os.getegid(), follow_symlinks=False)
+
+
+# What libvirt gives to QEMU's user when it starts: below its directories for VMs, and for their processes.
+_LIBVIRTS = ("", "channel", "channel/target", "checkpoint", "dump", "nvram", "ram", "save", "snapshot")
+_RUNNING = ("dbus", "passt", "slirp")
+
+
+def take_back_libvirts(state: str, running: str) -> None:
+    """Those of an embedded libvirt that has just been opened, with those of VMs that run. Raises InternalError."""
+    for directory in (*(f"{state}/{name}" for name in _LIBVIRTS), *(f"{running}/{name}" for name in _RUNNING)):
+        _take_back(directory)
+    for place in (state, f"{state}/channel/target"):
+        for directory in glob.glob(f"{glob.escape(place)}/domain-*"):
+            _take_back(directory)
+
+
+def take_back_vms(state: str, number: int, name: str) -> None:
+    """Those of a VM that has just been started; they are named by libvirt's convention. Raises InternalError."""
+    short = f"domain-{number}-{name[:20]}"
+    for directory in (f"{state}/{short}", f"{state}/channel/target/{short}"):
+        _take_back(directory)
+
+
+def _take_back(directory: str) -> None:
+    """It is root's from now on, for QEMU to pass and not to write: what libvirt opens there by name, such as a monitor's socket,
+    must stay what libvirt made, and nothing may take the place of what it makes."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise InternalError(f"libvirt's directory {directory} cannot be opened: {exc.strerror}") from exc
+    try:
+        os.fchown(descriptor, os.geteuid(), -1)
+        os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~0o022)
+    finally:
+        os.close(descriptor)

@@ -26,6 +26,11 @@ def pid_directory(uri: str) -> str:
     return "/run/libvirt/qemu" if scheme.startswith("qemu") and path == "/system" else ""
 
 
+def state_directory(uri: str) -> str:
+    """Where that driver keeps a directory for each VM that runs, with its monitor's socket; "" as above."""
+    return re.sub("^/run/libvirt/qemu$", "/var/lib/libvirt/qemu", re.sub("/run/qemu$", "/lib/qemu", pid_directory(uri)))
+
+
 def find(directory: str, name: str, domain: uuid.UUID) -> int | None:
     """The process id of the VM's QEMU. A file that outlived its process, whose number another may have now, is seen
     through: QEMU has its VM's UUID on the command line."""

@@ -12,7 +12,13 @@ import pytest
 from virtshim.domain.errors import InternalError, NotFound
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk
-from virtshim.hypervisor.file_owner import QemuIds, give_to_qemu, vnc_directory_writable
+from virtshim.hypervisor.file_owner import (
+    QemuIds,
+    give_to_qemu,
+    take_back_libvirts,
+    take_back_vms,
+    vnc_directory_writable,
+)
 
 QEMU = QemuIds(64055, 64108)
 OWN = 2130706433
@@ -111,3 +117,33 @@ def test_a_place_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_vm_without_a_screen_has_no_directory(tmp_path: Path) -> None:
     with vnc_directory_writable("", None):
         assert list(tmp_path.iterdir()) == []
+
+
+def test_libvirts_directories_are_qemus_to_pass_and_not_to_write(tmp_path: Path) -> None:
+    state, running = tmp_path / "lib", tmp_path / "run"
+    theirs = [state / "save", state / "domain-3-virtshim-abcdefghijk", running / "dbus"]
+    for directory in theirs:
+        directory.mkdir(parents=True)
+        directory.chmod(0o770)
+        os.chown(directory, NOBODY.uid, NOBODY.gid)
+    take_back_libvirts(str(state), str(running))
+    found = [directory.stat() for directory in theirs]
+    assert [(one.st_uid, one.st_gid, stat.S_IMODE(one.st_mode)) for one in found] == [(0, NOBODY.gid, 0o750)] * 3
+
+
+def test_of_a_vm_that_was_started_its_own_directories_are_taken_and_no_link_is_followed(tmp_path: Path) -> None:
+    name = "virtshim-abcdefghijklmno"
+    (tmp_path / "channel/target").mkdir(parents=True)
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    os.chown(other, NOBODY.uid, NOBODY.gid)
+    own = tmp_path / "domain-7-virtshim-abcdefghijk"
+    own.mkdir()
+    os.chown(own, NOBODY.uid, NOBODY.gid)
+    take_back_vms(str(tmp_path), 7, name)
+    assert own.stat().st_uid == 0
+    own.rmdir()
+    own.symlink_to(other)
+    with pytest.raises(InternalError, match="cannot be opened"):
+        take_back_vms(str(tmp_path), 7, name)
+    assert other.stat().st_uid == NOBODY.uid
