@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import pycdlib
@@ -141,14 +140,3 @@ def test_large_user_data_survives(layout: Layout) -> None:
     script = "#!/bin/sh\n" + "# filler\n" * 25_000
     disk = SeedStore(layout).create(dataclasses.replace(REQUEST, options=VmOptions(user_data_script=script)))
     assert read_back(disk.path, "joliet")["user-data"] == script
-
-
-def test_a_seed_takes_less_than_20_ms(layout: Layout) -> None:
-    seeds = SeedStore(layout)
-    seeds.create(REQUEST)
-    taken = []
-    for _ in range(20):
-        start = time.perf_counter()
-        seeds.create(REQUEST)
-        taken.append(time.perf_counter() - start)
-    assert sorted(taken)[10] < 0.020

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -271,13 +270,3 @@ def test_it_imports_nothing_beyond_what_start_up_time_allows(program: str) -> No
         "runpy",
     }
     assert imported & heavy == set()
-
-
-def test_exec_to_exec_stays_within_its_promise(program: str) -> None:
-    """40 ms on the promise's page; a loaded machine gets three times that here, the benchmark has the exact figure."""
-    times = []
-    for _ in range(9):
-        started = time.perf_counter()
-        run(program, [], VIRTSHIM_EMULATOR="/bin/true")
-        times.append(time.perf_counter() - started)
-    assert statistics.median(times) < 0.120
