@@ -7,13 +7,14 @@ on: call it in a process with one thread, before exec.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 _PRCTL = 157
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SCHED_CORE = 62
-_PR_SCHED_CORE_CREATE = 1
-_THREAD_GROUP = 1
+_PR_SCHED_CORE_GET, _PR_SCHED_CORE_CREATE = 0, 1
+_ONE_THREAD, _THREAD_GROUP = 0, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,6 +37,15 @@ def pointer_to(data: bytes) -> bytes:
 def forbid_new_privileges() -> None:
     """No exec gives rights (set-user-ID, file capabilities) from here on. Landlock and seccomp ask for it."""
     syscall(_PRCTL, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def can_share_no_core() -> bool:
+    """Whether `share_no_core` has something to do here."""
+    try:
+        syscall(_PRCTL, _PR_SCHED_CORE, _PR_SCHED_CORE_GET, 0, _ONE_THREAD, 0)
+    except OSError as exc:
+        return exc.errno == errno.EFAULT  # where it is there, it has nowhere to write its answer
+    return True
 
 
 def share_no_core() -> None:

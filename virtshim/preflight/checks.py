@@ -12,7 +12,7 @@ from virtshim.hypervisor.embed import is_embedded
 from virtshim.hypervisor.kvm import probe
 from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.machine import systemd_runs
-from virtshim.preflight import host_facts, machine, network, virtualization
+from virtshim.preflight import confinement, host_facts, machine, network, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
 
@@ -21,6 +21,7 @@ Check = Callable[[Settings], Sequence[Finding]]
 _TAPMANAGER_LIMIT = 3.0
 _QEMU_CONF = "/etc/libvirt/qemu.conf"
 _READ_ONLY_SOCKETS = ("/run/libvirt/libvirt-sock-ro", "/run/libvirt/virtqemud-sock-ro")
+_SMT = "/sys/devices/system/cpu/smt/active"
 _FORWARDING = ("net.ipv4.ip_forward",)
 _SOME_CONTAINER = ContainerId("0" * 64)
 
@@ -30,6 +31,13 @@ def _qemu_user(settings: Settings) -> UserAccount:
     return host_facts.user(settings.libvirt.qemu_user, settings.libvirt.qemu_group) or UserAccount(
         "QEMU's user", -1, frozenset()
     )
+
+
+def _vm_user(settings: Settings) -> UserAccount:
+    """The first of those that VMs run as: all have no more than the group of QEMU's user."""
+    qemu, mine = _qemu_user(settings), settings.libvirt
+    group = host_facts.group(mine.qemu_user, mine.qemu_group)
+    return UserAccount("a VM's user", mine.first_vm_uid, group) if mine.vm_uids else qemu
 
 
 def root(_settings: Settings) -> Sequence[Finding]:
@@ -78,7 +86,7 @@ def read_only_socket(settings: Settings) -> Sequence[Finding]:
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
     path = settings.libvirt.vmwrapper
     way = host_facts.directories(os.path.dirname(path))
-    return [virtualization.vmwrapper(path, host_facts.node(path), way, _qemu_user(settings))]
+    return [virtualization.vmwrapper(path, host_facts.node(path), way, _vm_user(settings))]
 
 
 def emulator(settings: Settings) -> Sequence[Finding]:
@@ -90,7 +98,7 @@ def emulator(settings: Settings) -> Sequence[Finding]:
 
 
 def kvm(settings: Settings) -> Sequence[Finding]:
-    return [virtualization.kvm(settings.libvirt.domain_type, host_facts.node("/dev/kvm"), _qemu_user(settings))]
+    return [virtualization.kvm(settings.libvirt.domain_type, host_facts.node("/dev/kvm"), _vm_user(settings))]
 
 
 def boot(settings: Settings) -> Sequence[Finding]:
@@ -106,14 +114,32 @@ def apparmor(settings: Settings) -> Sequence[Finding]:
     return [virtualization.apparmor(host_facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager.socket)]
 
 
+def vm_users(settings: Settings) -> Sequence[Finding]:
+    mine = settings.libvirt
+    taken = confinement.taken_by(host_facts.text("/etc/passwd"), host_facts.text("/etc/subuid"))
+    return [confinement.users(mine.first_vm_uid, mine.vm_uids, taken)]
+
+
+def confined(settings: Settings) -> Sequence[Finding]:
+    chosen = settings.libvirt.confine
+    return [
+        confinement.landlock(chosen, host_facts.landlock()),
+        confinement.seccomp(chosen, host_facts.text("/proc/sys/kernel/seccomp/actions_avail")),
+        confinement.core_scheduling(
+            chosen, has_it=host_facts.core_scheduling(), has_siblings=host_facts.text(_SMT) == "1"
+        ),
+        confinement.svirt(host_facts.security_modules(), embedded=is_embedded(settings.libvirt.uri)),
+    ]
+
+
 def state_dir(settings: Settings) -> Sequence[Finding]:
     way = host_facts.directories(settings.layout().containers)
-    return [machine.reach("paths.state_dir", settings.paths.state_dir, way, _qemu_user(settings))]
+    return [machine.reach("paths.state_dir", settings.paths.state_dir, way, _vm_user(settings))]
 
 
 def run_dir(settings: Settings) -> Sequence[Finding]:
     way = host_facts.directories(settings.layout().sockets)
-    return [machine.reach("paths.run_dir", settings.paths.run_dir, way, _qemu_user(settings))]
+    return [machine.reach("paths.run_dir", settings.paths.run_dir, way, _vm_user(settings))]
 
 
 def room(settings: Settings) -> Sequence[Finding]:
@@ -182,6 +208,8 @@ ALL: tuple[Check, ...] = (
     kvm,
     boot,
     apparmor,
+    vm_users,
+    confined,
     state_dir,
     run_dir,
     room,

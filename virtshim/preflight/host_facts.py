@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from confine import kernel
+from confine import landlock as kernel_landlock
 from tapmanager import protocol
 from virtshim import machine, process
 from virtshim.domain.errors import DeadlineExceeded, ShimError
@@ -52,6 +54,14 @@ def user(name: str, group: str = "") -> UserAccount | None:
     except ShimError:
         return None
     return UserAccount(found.name, found.uid, frozenset({found.gid, *os.getgrouplist(found.name, found.gid)}))
+
+
+def group(name: str, own: str = "") -> frozenset[int]:
+    """The one that `user` runs QEMU with, and VMs' users are in."""
+    try:
+        return frozenset({embed.qemu_user(name, own).gid})
+    except ShimError:
+        return frozenset()
 
 
 def text(path: str) -> str:
@@ -99,6 +109,25 @@ def ask_libvirt(question: str, uri: str, *rest: str) -> ProgramOutput:
         )
     except (ValueError, AttributeError, LookupError, TypeError):
         return ProgramOutput(trouble=f"unclear answer: {answer.text[:80]!r}")
+
+
+def landlock() -> int:
+    """Its version, 0 if there is none."""
+    try:
+        return kernel_landlock.abi()
+    except OSError:
+        return 0
+
+
+def core_scheduling() -> bool:
+    """Whether the kernel has it, and cores of two threads."""
+    return kernel.can_share_no_core()
+
+
+def security_modules() -> list[str]:
+    """Those that libvirt labels VMs for, and that are on."""
+    found = ["AppArmor"] if text("/sys/module/apparmor/parameters/enabled") == "Y" else []
+    return [*found, "SELinux"] if text("/sys/fs/selinux/enforce") == "1" else found
 
 
 def apparmor() -> AppArmor:

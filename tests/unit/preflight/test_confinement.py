@@ -1,0 +1,73 @@
+"""What `virtshim check` says of the layers that hold a taken-over QEMU back."""
+
+import pytest
+
+from virtshim.config import Libvirt
+from virtshim.preflight import confinement
+from virtshim.preflight.confinement import UidRange
+from virtshim.preflight.finding import Level
+
+ALL = Libvirt().confine
+FIRST, COUNT = Libvirt().first_vm_uid, Libvirt().vm_uids
+
+
+def test_vms_have_users_of_their_own() -> None:
+    assert confinement.users(FIRST, COUNT, []).level is Level.OK
+    assert confinement.users(FIRST, 0, []).level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("passwd", "subuid", "level"),
+    [
+        ("root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:\n", "me:100000:65536\n", Level.OK),
+        (f"odd:x:{FIRST}:1::/:\n", "", Level.ERROR),
+        (f"odd:x:{FIRST + COUNT - 1}:1::/:\n", "", Level.ERROR),
+        (f"odd:x:{FIRST + COUNT}:1::/:\n", "", Level.OK),
+        ("", f"me:{FIRST - 10}:11\n", Level.ERROR),
+        ("", f"me:{FIRST - 10}:10\n", Level.OK),
+        ("nonsense\n+::::::\n", "more:nonsense\nx:y:z\n", Level.OK),
+    ],
+)
+def test_nobody_else_may_have_one_of_them(passwd: str, subuid: str, level: Level) -> None:
+    assert confinement.users(FIRST, COUNT, confinement.taken_by(passwd, subuid)).level is level
+
+
+def test_who_has_one_is_named() -> None:
+    found = confinement.users(1000, 10, [UidRange("me of /etc/subuid", 1005, 100)])
+    assert "me of /etc/subuid has 1005 to 1104" in found.text
+
+
+@pytest.mark.parametrize(("version", "level"), [(0, Level.WARNING), (1, Level.OK), (6, Level.OK)])
+def test_landlock_may_be_missing(version: int, level: Level) -> None:
+    found = confinement.landlock(ALL, version)
+    assert found.level is level
+    assert ("signals" in found.text) == (version >= 6)
+
+
+def test_without_seccomp_no_vm_would_start() -> None:
+    assert confinement.seccomp(ALL, "kill_process kill_thread trap errno trace log allow").level is Level.OK
+    assert confinement.seccomp(ALL, "").level is Level.ERROR
+
+
+@pytest.mark.parametrize(
+    ("has_it", "has_siblings", "level"),
+    [(True, True, Level.OK), (False, True, Level.WARNING), (False, False, Level.OK)],
+)
+def test_core_scheduling_matters_where_cores_have_siblings(has_it: bool, has_siblings: bool, level: Level) -> None:
+    assert confinement.core_scheduling(ALL, has_it=has_it, has_siblings=has_siblings).level is level
+
+
+def test_what_the_settings_leave_out_is_said() -> None:
+    for found in (
+        confinement.landlock((), 7),
+        confinement.seccomp((), "errno"),
+        confinement.core_scheduling((), has_it=True, has_siblings=True),
+    ):
+        assert found.level is Level.WARNING
+        assert "libvirt.confine" in found.remedy
+
+
+def test_a_node_without_labels_is_told_so_unless_libvirt_is_embedded() -> None:
+    assert confinement.svirt([], embedded=False).level is Level.WARNING
+    assert confinement.svirt(["AppArmor"], embedded=False).level is Level.OK
+    assert confinement.svirt([], embedded=True).level is Level.OK

@@ -1,0 +1,119 @@
+"""Which of the layers that hold a taken-over QEMU back there are on this node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from virtshim.preflight.finding import Finding, error, ok, warning
+
+_USERS, _LANDLOCK, _SECCOMP, _CORES, _SVIRT = "VMs' users", "Landlock", "seccomp", "core scheduling", "sVirt"
+
+
+@dataclass(frozen=True, slots=True)
+class UidRange:
+    """`whose` for people."""
+
+    whose: str
+    first: int
+    count: int
+
+    def meets(self, other: UidRange) -> bool:
+        return self.first < other.first + other.count and other.first < self.first + self.count
+
+    def __str__(self) -> str:
+        return f"{self.first} to {self.first + self.count - 1}" if self.count > 1 else str(self.first)
+
+
+def taken_by(passwd: str, subuid: str) -> list[UidRange]:
+    """Of passwd(5) and subuid(5), what can be read."""
+    found = []
+    for line, at, source in _fields(passwd, subuid):
+        numbers = line[at : at + 2]
+        if all(word.isdecimal() for word in numbers):
+            count = int(numbers[1]) if source == "/etc/subuid" else 1
+            found.append(UidRange(f"{line[0]} of {source}", int(numbers[0]), count))
+    return found
+
+
+def _fields(passwd: str, subuid: str) -> Iterable[tuple[list[str], int, str]]:
+    for text, at, source, least in ((passwd, 2, "/etc/passwd", 4), (subuid, 1, "/etc/subuid", 3)):
+        for line in text.splitlines():
+            if len(fields := line.split(":")) >= least:
+                yield fields, at, source
+
+
+def users(first: int, count: int, taken: Iterable[UidRange]) -> Finding:
+    if not count:
+        return warning(
+            _USERS,
+            "all VMs run as one user: a QEMU that its guest took over reaches the others",
+            "set libvirt.vm_uids, or take it out of the configuration",
+        )
+    own = UidRange("VMs", first, count)
+    for other in taken:
+        if own.meets(other):
+            return error(
+                _USERS,
+                f"the user ids {own} are for VMs, and {other.whose} has {other}: they could reach each other",
+                "set libvirt.first_vm_uid to ids that nobody has",
+            )
+    return ok(_USERS, f"one for each VM, {own}")
+
+
+def landlock(chosen: Collection[str], version: int) -> Finding:
+    """`version`: of the kernel's, 0 for none."""
+    if "landlock" not in chosen:
+        return _left_out(_LANDLOCK, "landlock", "files are held by their modes alone")
+    if not version:
+        return warning(
+            _LANDLOCK,
+            "this kernel has none, or it is not turned on: files are held by their modes alone",
+            "use Linux 5.13 or newer, with landlock among the words of lsm= on its command line",
+        )
+    held = ["files"]
+    held += ["TCP"] if version >= 4 else []
+    held += ["signals", "abstract sockets"] if version >= 6 else []
+    return ok(_LANDLOCK, f"version {version}: holds {', '.join(held)}")
+
+
+def seccomp(chosen: Collection[str], actions: str) -> Finding:
+    """`actions`: what the kernel lists, "" if it has no filters."""
+    if "seccomp" not in chosen:
+        return _left_out(_SECCOMP, "seccomp", "QEMU can use the host's network, and connect to sockets of the node")
+    if "errno" not in actions.split():
+        return error(
+            _SECCOMP, "this kernel has no seccomp filters: no VM would start", "use a kernel with CONFIG_SECCOMP_FILTER"
+        )
+    return ok(_SECCOMP, "no network, process or socket of others for QEMU")
+
+
+def core_scheduling(chosen: Collection[str], *, has_it: bool, has_siblings: bool) -> Finding:
+    if not has_siblings:
+        return ok(_CORES, "not needed: no core runs two threads at once")
+    if "core-scheduling" not in chosen:
+        return _left_out(_CORES, "core-scheduling", "VMs share cores at the same time")
+    if not has_it:
+        return warning(
+            _CORES,
+            "this kernel has none: VMs share cores at the same time, which side channels make use of",
+            "use a kernel with CONFIG_SCHED_CORE (5.14 or newer), or turn SMT off (nosmt)",
+        )
+    return ok(_CORES, "no two VMs on a core at the same time")
+
+
+def svirt(modules: Collection[str], *, embedded: bool) -> Finding:
+    """`modules`: those that are on, of AppArmor and SELinux."""
+    if embedded:
+        return ok(_SVIRT, "none with the embedded driver; users, Landlock and seccomp hold")
+    if not modules:
+        return warning(
+            _SVIRT,
+            "neither AppArmor nor SELinux is on: libvirt labels no VM",
+            "turn one on, as the distribution has it; users, Landlock and seccomp hold without it",
+        )
+    return ok(_SVIRT, f"libvirt labels VMs ({' and '.join(sorted(modules))})")
+
+
+def _left_out(subject: str, word: str, so: str) -> Finding:
+    return warning(subject, f"left out by libvirt.confine: {so}", f'add "{word}" to libvirt.confine')
