@@ -136,6 +136,7 @@ class Images(_Section):
         ge=0,
         description="seconds that a pull may take in all, however its source trickles; 0: as long as it likes",
     )
+    parser_user: str = Field("", description="unprivileged user that reads images; default: virtshim-parser or nobody")
 
 
 class Vm(_Section):

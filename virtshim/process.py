@@ -7,13 +7,15 @@ the group itself (setsid), or be started by somebody else.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import selectors
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -25,25 +27,7 @@ _CHUNK = 1 << 16
 _CANCEL_POLL = 0.2
 # More than a pipe holds (1 MiB, fs.pipe-max-size): enough to take what a program left, and an end if somebody still writes.
 _PIPE_CHUNKS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessLimits:
-    """Kernel limits for a program that reads hostile data: bytes of address space, seconds of CPU time. Core dumps are off.
-    They are set before the program starts, by prlimit(1) of util-linux. Too much CPU time is SIGXCPU: SIGKILL is somebody
-    else's."""
-
-    address_space: int
-    cpu_seconds: int
-
-    def argv(self) -> list[str]:
-        return [
-            "prlimit",
-            f"--as={self.address_space}",
-            f"--cpu={self.cpu_seconds}:{self.cpu_seconds + 1}",
-            "--core=0",
-            "--",
-        ]
+_WIDE_PIPE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +63,99 @@ def run(
     argv: Sequence[str],
     *,
     timeout: float,
-    limits: ProcessLimits | None = None,
+    name: str = "",
+    pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
     output_limit: int = 1 << 20,
 ) -> Finished:
     """Runs `argv` to its end and returns what it said, whatever its exit code.
 
-    `timeout` is in seconds; `environment` is added to the clean one; output beyond `output_limit` bytes a stream is read and
-    dropped. Secrets do not belong in `argv`: every local user can read it. Raises DeadlineExceeded (time over or `cancelled`
-    set; the whole process group is killed) and InternalError (it cannot be started).
+    `timeout` is in seconds; `name` is what messages call it; the program has `pass_fds` under the same numbers; `environment` is
+    added to the clean one; output beyond `output_limit` bytes a stream is read and dropped. Secrets do not belong in `argv`:
+    every local user can read it. Raises DeadlineExceeded (time over or `cancelled` set; the whole process group is killed) and
+    InternalError (it cannot be started).
     """
     deadline = time.monotonic() + timeout
+    child = _started(argv, subprocess.DEVNULL, environment, pass_fds)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    out, err = _Captured(output_limit, bytearray()), _Captured(output_limit, bytearray())
     try:
-        child = subprocess.Popen(
-            [*(limits.argv() if limits else ()), *argv],
-            stdin=subprocess.DEVNULL,
+        with child.stdout, child.stderr:
+            _collect(child.pid, {child.stdout: out, child.stderr: err}, name or argv[0], deadline, cancelled)
+    finally:
+        # Not reaped yet, so the number still names this group, whoever is left in it.
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return Finished(child.returncode, bytes(out.data), bytes(err.data))
+
+
+@dataclass(frozen=True, slots=True)
+class Piped:
+    """A program that runs: `feed` is its standard input, `answers` its standard output, neither blocks."""
+
+    feed: int
+    answers: int
+    _child: subprocess.Popen[bytes]
+
+    def end(self, timeout: float) -> Finished:
+        """Waits for its end, and kills it if that does not come in time."""
+        try:
+            self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+        assert self._child.stderr is not None
+        said = _Captured(_CHUNK, bytearray())
+        _drain(self._child.stderr.fileno(), said, chunks=_PIPE_CHUNKS)
+        return Finished(self._child.returncode, b"", bytes(said.data))
+
+
+@contextlib.contextmanager
+def piped(argv: Sequence[str]) -> Iterator[Piped]:
+    """Starts `argv`, to be fed and listened to while it runs; none of its group is left behind. Beyond a pipe's fill, what it
+    says on standard error makes it wait. Raises as `run`."""
+    child = _started(argv, subprocess.PIPE, None, ())
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    try:
+        for stream in (child.stdin, child.stdout, child.stderr):
+            os.set_blocking(stream.fileno(), False)
+        for stream in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError):  # root may; fs.pipe-user-pages-soft holds others
+                fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _WIDE_PIPE)
+        yield Piped(child.stdin.fileno(), child.stdout.fileno(), child)
+    finally:
+        if child.returncode is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        for stream in (child.stdin, child.stdout, child.stderr):
+            stream.close()
+
+
+def _started(
+    argv: Sequence[str], stdin: int, environment: Mapping[str, str] | None, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            bufsize=0,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd="/",
             env={**_ENVIRONMENT, **(environment or {})},
             start_new_session=True,
             umask=0o077,
+            pass_fds=pass_fds,
         )
     except (OSError, ValueError) as exc:
         name, reason = (
             (exc.filename, exc.strerror) if isinstance(exc, OSError) else (argv[0], "an argument holds a NUL byte")
         )
         raise InternalError(f"cannot run {name}: {reason}; is its package installed?") from exc
-    assert child.stdout is not None
-    assert child.stderr is not None
-    out, err = _Captured(output_limit, bytearray()), _Captured(output_limit, bytearray())
-    try:
-        with child.stdout, child.stderr:
-            _collect(child.pid, {child.stdout: out, child.stderr: err}, argv[0], deadline, cancelled)
-    finally:
-        # Not reaped yet, so the number still names this group, whoever is left in it.
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    return Finished(child.returncode, bytes(out.data), bytes(err.data))
 
 
 def _collect(

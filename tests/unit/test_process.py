@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from leaks import runs
 from podclient import wait_until
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError
-from virtshim.process import Finished, ProcessLimits, run
+from virtshim.process import Finished, piped, run
 
 
 def test_a_program_says_what_it_says() -> None:
@@ -71,10 +72,30 @@ def test_what_cannot_be_started_says_so(argv: list[str]) -> None:
         run(argv, timeout=10)
 
 
-def test_limits_hold_memory_and_time() -> None:
-    script = "x = bytearray(2 << 30)"
-    assert b"MemoryError" in run(["python3", "-c", script], timeout=30, limits=ProcessLimits(1 << 30, 10)).stderr
-    assert run(["sh", "-c", "while :; do :; done"], timeout=30, limits=ProcessLimits(1 << 30, 1)).returncode < 0
+def test_a_program_is_fed_and_listened_to_while_it_runs() -> None:
+    with piped(["sh", "-c", "read line; echo got $line; echo err >&2; exit 3"]) as program:
+        os.write(program.feed, b"this\n")
+        assert select.select([program.answers], [], [], 10)[0]
+        assert os.read(program.answers, 100) == b"got this\n"
+        assert program.end(10) == Finished(3, b"", b"err\n")
+
+
+@pytest.mark.parametrize("how", ["left", "waited for"])
+def test_a_piped_program_is_not_left_behind(how: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with piped(["sleep", "600"]) as program:
+        pid = program._child.pid
+        if how == "waited for":
+            assert program.end(0.1).returncode == -9
+    assert not runs(pid)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_program_gets_the_descriptors_that_are_meant_for_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("held")
+    with open(tmp_path / "file", "rb") as file:
+        assert run(["cat", f"/proc/self/fd/{file.fileno()}"], timeout=10, pass_fds=(file.fileno(),)).stdout == b"held"
+        assert run(["cat", f"/proc/self/fd/{file.fileno()}"], timeout=10).returncode != 0
 
 
 def test_no_descriptor_is_left() -> None:

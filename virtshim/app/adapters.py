@@ -224,4 +224,5 @@ def image_settings(settings: Settings) -> ImageSettings:
         progress_timeout=images.progress_timeout,
         pull_timeout=images.pull_timeout,
         forbidden_networks=images.forbidden_networks,
+        parser_user=images.parser_user,
     )

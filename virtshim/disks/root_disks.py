@@ -103,7 +103,21 @@ class RootDiskStore:
         except OSError as exc:
             raise self._failure(what, disk, f"it cannot be written: {exc.strerror}") from exc
         # The backing format is always given: a raw base whose guest-written bytes look like qcow2 must never be probed.
-        argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", base.format.value, "-b", base_path, disk, str(size)]
+        # -u: it is not opened either; size and format are known, and a stranger wrote it.
+        argv = [
+            "qemu-img",
+            "create",
+            "-q",
+            "-u",
+            "-f",
+            "qcow2",
+            "-F",
+            base.format.value,
+            "-b",
+            base_path,
+            disk,
+            str(size),
+        ]
         done = run(argv, timeout=_CREATE_TIMEOUT)
         if done.returncode != 0:
             raise self._failure(what, disk, done.summary())

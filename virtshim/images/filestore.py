@@ -25,16 +25,18 @@ from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 from virtshim.domain.image_name import ImageName
 from virtshim.files import space_taken, sync
 from virtshim.images import http_source, oci_source
+from virtshim.images.confinement import Account, account
 from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
 from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
+from virtshim.images.layer_child import Unpacking
 from virtshim.images.names import HttpLocation, RegistryLocation, resolve
 from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.qemu_img import verify
 from virtshim.images.registry import Registry
 from virtshim.images.translations import Transport, read_translations
-from virtshim.images.verify import QCOW_MAGIC
+from virtshim.images.verify import FIRST_BYTES, judged_before
 from virtshim.ports.images import FetchedImage
 
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -44,7 +46,8 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 class ImageSettings:
     """`translations_dir` "" means none; `download_protocol` is https or http; `insecure_registries` are `host[:port]`;
     `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte,
-    `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts."""
+    `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts; `parser_user` reads what was downloaded,
+    "" for the default one."""
 
     translations_dir: str = ""
     download_protocol: str = "https"
@@ -53,6 +56,7 @@ class ImageSettings:
     progress_timeout: float = 60.0
     pull_timeout: float = 0.0
     forbidden_networks: tuple[str, ...] = ()
+    parser_user: str = ""
 
 
 class ImageFileStore:
@@ -81,8 +85,15 @@ class ImageFileStore:
                 disk.finish()
                 digest = pulled.known or disk.digest()
             complete = Path(self.path(digest)) if pulled.known else path
+            if not pulled.known:
+                # Who judges it may read it; nobody else finds it here.
+                path.chmod(0o644)
             with self._not_removed(name):
-                found, virtual_size = verify(str(complete), str(name), self._settings.max_bytes, cancelled)
+                found, virtual_size = (
+                    self._judged_before(complete)
+                    if pulled.known
+                    else verify(str(path), str(name), self._settings.max_bytes, self._reader, cancelled)
+                )
                 size = complete.stat().st_size
             if not pulled.known:
                 self._publish(path, digest, size)
@@ -104,7 +115,7 @@ class ImageFileStore:
         """It was judged when it was pulled; nobody has changed it since."""
         try:
             with open(self.path(digest), "rb") as file:
-                return DiskFormat.QCOW2 if file.read(len(QCOW_MAGIC)) == QCOW_MAGIC else DiskFormat.RAW
+                return judged_before(file.read(FIRST_BYTES), 0)[0]
         except OSError as exc:
             raise NotFound(f"the file of image {digest}, under a disk that stays with its pod, is gone") from exc
 
@@ -125,7 +136,7 @@ class ImageFileStore:
     def describe(self, digest: ImageDigest) -> FetchedImage:
         path = Path(self.path(digest))
         with self._store_errors(digest):
-            found, virtual_size = verify(str(path), str(digest), self._settings.max_bytes)
+            found, virtual_size = self._judged_before(path)
             size = path.stat().st_size
         return FetchedImage(digest, "", "", size, virtual_size, found)
 
@@ -168,7 +179,18 @@ class ImageFileStore:
                     watch.limit(transport.timeout)
                 return http_source.download(location, credentials, client, disk, self._stored_before)
             registry = Registry(location, credentials, client, self._settings.insecure_registries)
-            return oci_source.download(location, registry, disk, self._stored_before, self._settings.max_bytes)
+            unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
+            return oci_source.download(location, registry, disk, self._stored_before, unpacking)
+
+    def _judged_before(self, path: Path) -> tuple[DiskFormat, int]:
+        """Of a stored disk, which nobody changes. It is not for everybody to read, and need not be read by qemu-img again."""
+        with open(path, "rb") as file:
+            return judged_before(file.read(FIRST_BYTES), os.fstat(file.fileno()).st_size)
+
+    @property
+    def _reader(self) -> Account:
+        """Looked up each time: it may have been made since."""
+        return account(self._settings.parser_user)
 
     def _stored_before(self, identity: str) -> ImageDigest | None:
         digest = self._memory.digest(identity)

@@ -1,42 +1,83 @@
-"""Lets qemu-img look at a downloaded file: in a process of its own, with little memory and little time."""
+"""Lets a child judge a downloaded file: first by its header, then as qemu-img, which must agree."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 
 from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.image import DiskFormat
-from virtshim.images.verify import HEAD_BYTES, TAIL_BYTES, DiskInfo, judge_bytes, judge_info, parse_info
-from virtshim.process import ProcessLimits, run
+from virtshim.domain.printable import printable_text
+from virtshim.images.confined.frames import CANNOT_CONFINE
+from virtshim.images.confinement import Account, Bounds, command
+from virtshim.images.verify import judge_info, parse_info
+from virtshim.process import Finished, run
 
 # Reading a header takes milliseconds and a few megabytes; what takes more was made to.
-_LIMITS = ProcessLimits(address_space=1 << 30, cpu_seconds=20)
+_BOUNDS = Bounds(memory=1 << 30, cpu_seconds=20)
 _TIMEOUT = 60.0
+_MAX_OUTPUT = 1 << 16
+# How the child names the file.
+_PATH = re.compile(r"/proc/self/fd/\d+")
 
 
-def verify(path: str, image: str, max_bytes: int, cancelled: threading.Event | None = None) -> tuple[DiskFormat, int]:
-    """Format and guest-visible bytes of the file at `path`; `image` names it in error texts. Raises InvalidRequest if it may
-    not become a disk."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(HEAD_BYTES)
-        file.seek(max(0, size - TAIL_BYTES))
-        tail = file.read(TAIL_BYTES)
-    found = judge_bytes(head, tail, size, image)
-    info = inspect(path, image, cancelled)
+def verify(
+    path: str, image: str, max_bytes: int, user: Account, cancelled: threading.Event | None = None
+) -> tuple[DiskFormat, int]:
+    """Format and guest-visible bytes of the file at `path`, which `user` must be allowed to read; `image` names it in error
+    texts. Raises InvalidRequest if it may not become a disk or cannot be read within its limits, InternalError if somebody
+    killed the child: the image is not to blame for that."""
+    done = _judged(path, user, cancelled)
+    verdict, _, findings = done.stdout.partition(b"\n")
+    found = _verdict(verdict, image) if verdict else None
+    if done.returncode != 0:
+        raise _failure(done, image)
+    if found is None:
+        raise InternalError(f"image {image!r}: its judge ended without a verdict; pull it again")
+    info = parse_info(findings)
     judge_info(info, found, max_bytes, image)
     return found, info.virtual_size
 
 
-def inspect(path: str, image: str, cancelled: threading.Event | None = None) -> DiskInfo:
-    """What qemu-img takes the file for. Raises InvalidRequest if it cannot read it within its limits, InternalError if
-    somebody killed it: the image is not to blame for that."""
-    done = run(["qemu-img", "info", "--output=json", path], timeout=_TIMEOUT, limits=_LIMITS, cancelled=cancelled)
+def _judged(path: str, user: Account, cancelled: threading.Event | None) -> Finished:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return run(
+            command("judge", user, _BOUNDS, descriptor),
+            name="qemu-img",
+            timeout=_TIMEOUT,
+            pass_fds=(descriptor,),
+            cancelled=cancelled,
+            output_limit=_MAX_OUTPUT,
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _verdict(line: bytes, image: str) -> DiskFormat:
+    """Raises InvalidRequest if the header is refused."""
+    kind, _, told = line.decode(errors="replace").partition(" ")
+    if kind == "unusable":
+        raise InvalidRequest(f"image {image!r} {printable_text(told)}")
+    try:
+        return DiskFormat(told)
+    except ValueError as exc:
+        raise InternalError(f"image {image!r}: its judge says nothing that is known; pull it again") from exc
+
+
+def _failure(done: Finished, image: str) -> InternalError | InvalidRequest:
+    if done.returncode == CANNOT_CONFINE:
+        return InternalError(f"image {image!r} is not read: {done.summary()}")
     if done.returncode == -signal.SIGKILL:
-        raise InternalError(f"image {image!r}: qemu-img was killed by signal 9 (no memory left?); pull it again")
-    if done.returncode != 0:
-        words = done.summary().replace(path, "it")
-        raise InvalidRequest(f"image {image!r} cannot be read by qemu-img: {words}; repair it or publish it again")
-    return parse_info(done.stdout)
+        return InternalError(f"image {image!r}: qemu-img was killed by signal 9 (no memory left?); pull it again")
+    if done.returncode == -signal.SIGXCPU:
+        return InvalidRequest(
+            f"image {image!r} cannot be read by qemu-img in {_BOUNDS.cpu_seconds} s of processor time, the limit; "
+            "convert it with qemu-img convert -O qcow2"
+        )
+    words = _PATH.sub("it", done.summary())
+    if done.returncode < 0:
+        words += f"; it may use {_BOUNDS.memory >> 20} MiB of memory"
+    return InvalidRequest(f"image {image!r} cannot be read by qemu-img: {words}; repair it or publish it again")

@@ -15,9 +15,9 @@ from urllib.parse import urlencode, urlsplit
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
+from virtshim.images.blob_digest import verified
 from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.http_client import HttpClient, HttpResponse
-from virtshim.images.layer_stream import verified
 from virtshim.images.names import RegistryLocation, is_loopback
 from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
 

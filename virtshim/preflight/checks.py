@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 
 from virtshim.config import Settings
+from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.embed import is_embedded
 from virtshim.hypervisor.kvm import probe
 from virtshim.hypervisor.node_profile import systemd_cgroups
+from virtshim.images.confinement import Bounds, account, command
 from virtshim.machine import systemd_runs
-from virtshim.preflight import confinement, host_facts, machine, network, virtualization
+from virtshim.preflight import confinement, host_facts, machine, network, parsers, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
 
@@ -23,6 +25,7 @@ _QEMU_CONF = "/etc/libvirt/qemu.conf"
 _READ_ONLY_SOCKETS = ("/run/libvirt/libvirt-sock-ro", "/run/libvirt/virtqemud-sock-ro")
 _SMT = "/sys/devices/system/cpu/smt/active"
 _FORWARDING = ("net.ipv4.ip_forward",)
+_PARSER = Bounds(memory=256 << 20, cpu_seconds=5)
 _SOME_CONTAINER = ContainerId("0" * 64)
 
 
@@ -51,6 +54,15 @@ def qemu(settings: Settings) -> Sequence[Finding]:
 
 def qemu_img(_settings: Settings) -> Sequence[Finding]:
     return [virtualization.qemu_img(host_facts.program_output(["qemu-img", "--version"]))]
+
+
+def image_parsers(settings: Settings) -> Sequence[Finding]:
+    wanted = settings.images.parser_user
+    try:
+        who = account(wanted)
+    except ShimError as exc:
+        return [parsers.nobody_to_read(str(exc))]
+    return [parsers.confined(who, wanted, host_facts.program_output(command("tell", who, _PARSER)))]
 
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:
@@ -199,6 +211,7 @@ ALL: tuple[Check, ...] = (
     root,
     qemu,
     qemu_img,
+    image_parsers,
     qemu_user,
     libvirt,
     libvirt_user,

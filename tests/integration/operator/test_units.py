@@ -92,7 +92,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[s
     assert said(["systemd-analyze", "verify", "--man=no", *copies]) == ""
 
 
-@pytest.mark.parametrize(("service", "most"), [("virtshim.service", 35), ("tapmanager.service", 70)])
+@pytest.mark.parametrize(("service", "most"), [("virtshim.service", 36), ("tapmanager.service", 70)])
 def test_a_service_is_exposed_no_more_than_its_work_needs(
     said: System, copies: list[str], service: str, most: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 import subprocess
 import sys
@@ -252,5 +253,70 @@ except PermissionError:
     raise SystemExit(0)
 raise SystemExit(1)
 '''])
+"""
+    )
+
+
+def test_of_a_list_of_what_is_allowed_all_else_is_refused() -> None:
+    confined(
+        """
+seccomp.install(seccomp.only_these([0, 1, 3, 9, 10, 11, 12, 39, 60, 231]))
+assert os.getpid()
+refused(lambda: os.open("/etc/hostname", os.O_RDONLY), errno.EPERM)
+refused(os.fork, errno.EPERM)
+refused(lambda: kernel.syscall(0x40000000 | 39), errno.EPERM)
+os._exit(0)
+"""
+    )
+
+
+# -- a user's rights ---------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_written_and_memory_and_time_end(tmp_path: Path) -> None:
+    confined(
+        """
+from confine import rights
+import resource
+rights.bound(1 << 30, 7)
+assert resource.getrlimit(resource.RLIMIT_CPU) == (7, 8)
+assert open("/proc/self/oom_score_adj").read().strip() == "1000"
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with open(sys.argv[1], "wb", buffering=0) as file:
+    refused(lambda: file.write(b"x"), errno.EFBIG)
+try:
+    bytearray(2 << 30)
+except MemoryError:
+    pass
+else:
+    raise AssertionError("was given")
+""",
+        str(tmp_path / "file"),
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: needs root, which is what is given up")
+def test_a_user_is_become_for_good_with_no_group_but_its_own() -> None:
+    confined(
+        """
+from confine import rights
+rights.own_namespaces()
+rights.become(65534, 65534)
+assert os.getresuid() == os.getresgid() == (65534,) * 3
+assert os.getgroups() == []
+refused(lambda: os.setuid(0), errno.EPERM)
+refused(lambda: open("/etc/shadow"), errno.EACCES)
+"""
+    )
+
+
+def test_who_has_lost_its_parent_ends_at_once() -> None:
+    confined(
+        """
+from confine import rights
+if os.fork() == 0:
+    rights.end_with(1 << 30)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
 """
     )

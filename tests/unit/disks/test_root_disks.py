@@ -20,6 +20,7 @@ from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout, vnc_socket
 from virtshim.domain.vm import Disk
+from virtshim.process import Finished
 
 ID = ContainerId("ab" * 32)
 OTHER = ContainerId("cd" * 32)
@@ -62,6 +63,14 @@ def test_a_disk_is_an_overlay_that_only_grows(disks, layout, base, wanted: int, 
     assert found["format"] == "qcow2"
     assert found["full-backing-filename"] == path
     assert found["backing-filename-format"] == image.format.value
+
+
+def test_the_image_is_not_opened_to_make_a_disk_of_it(disks, base) -> None:
+    """A stranger wrote it, and qemu-img runs as root here: size and format are known."""
+    image, path = base
+    Path(path).write_bytes(b"QFI\xfb" + b"\xff" * 60)
+    found = info(disks.create(ID, image, path, 0).path)
+    assert (found["virtual-size"], found["full-backing-filename"]) == (image.virtual_size, path)
 
 
 def test_the_second_disk_of_an_image_is_like_the_first_without_qemu_img(disks, base, monkeypatch) -> None:
@@ -133,12 +142,14 @@ def test_an_impossible_size_is_refused(disks, base) -> None:
         disks.create(ID, *base, 1 << 60)
 
 
-def test_a_base_that_cannot_be_opened_leaves_no_disk(disks, layout, tmp_path: Path) -> None:
-    path = tmp_path / "base"
-    path.write_bytes(b"no qcow2")
-    image = Image(ImageDigest(f"sha256:{'0' * 64}"), (), (), 8, 512, DiskFormat.QCOW2, 0)
-    with pytest.raises(InternalError, match="qcow2"):
-        disks.create(ID, image, str(path), 0)
+def test_a_disk_that_qemu_img_cannot_make_is_not_left_half_made(disks, layout, base, monkeypatch) -> None:
+    def fails(argv: list[str], **_: object) -> Finished:
+        Path(argv[-2]).write_bytes(b"half")
+        return Finished(1, b"", b"no luck")
+
+    monkeypatch.setattr(root_disks, "run", fails)
+    with pytest.raises(InternalError, match="cannot be made: no luck"):
+        disks.create(ID, *base, 0)
     assert not Path(layout.root_disk(ID)).exists()
 
 

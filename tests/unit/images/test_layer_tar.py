@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.images.layer_stream import unpacked
-from virtshim.images.layer_tar import BadTar, EntryKind, TarEntry, TarStream
+from virtshim.images.confined.layer_tar import BadTar, EntryKind, TarEntry, TarStream
+from virtshim.images.confined.unpacking import unpacked
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:

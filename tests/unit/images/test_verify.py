@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,26 @@ from hypothesis import strategies as st
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
 from virtshim.domain.image import DiskFormat
-from virtshim.images.qemu_img import inspect, verify
-from virtshim.images.verify import DiskInfo, judge_bytes, judge_info, parse_info
+from virtshim.images.confined.header import Unusable, judge_bytes
+from virtshim.images.confinement import account
+from virtshim.images.qemu_img import verify
+from virtshim.images.verify import FIRST_BYTES, DiskInfo, judge_info, judged_before, parse_info
 
 LIMIT = 1 << 40
+READER = account()
+
+
+def seen_by_qemu_img(path: Path) -> DiskInfo:
+    """Its findings alone: neither line of defence leans on the other."""
+    return parse_info(
+        subprocess.run(["qemu-img", "info", "--output=json", path], check=True, capture_output=True).stdout
+    )
 
 
 def refused(path: Path, why: str) -> None:
-    """By the whole check, and by qemu-img's findings alone: neither line of defence leans on the other."""
+    """By the whole check."""
     with pytest.raises(InvalidRequest, match=why) as caught:
-        verify(str(path), "host/img:1", LIMIT)
+        verify(str(path), "host/img:1", LIMIT, READER)
     assert "'host/img:1'" in str(caught.value)
 
 
@@ -31,13 +42,13 @@ def refused(path: Path, why: str) -> None:
 def test_a_sound_qcow2_is_taken(tmp_path: Path, qemu_img: Callable[..., None], options: tuple[str, ...]) -> None:
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", *options, str(disk), "10M")
-    assert verify(str(disk), "x", LIMIT) == (DiskFormat.QCOW2, 10 << 20)
+    assert verify(str(disk), "x", LIMIT, READER) == (DiskFormat.QCOW2, 10 << 20)
 
 
 def test_a_sound_raw_disk_is_taken(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(510) + b"\x55\xaa" + bytes(512))
-    assert verify(str(disk), "x", LIMIT) == (DiskFormat.RAW, 1024)
+    assert verify(str(disk), "x", LIMIT, READER) == (DiskFormat.RAW, 1024)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +64,13 @@ def test_a_backing_file_is_seen_by_qemu_img_too(tmp_path: Path, qemu_img: Callab
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "raw", str(tmp_path / "base"), "1M")
     qemu_img("create", "-f", "qcow2", "-b", str(tmp_path / "base"), "-F", "raw", str(disk))
-    assert inspect(str(disk), "x").has_backing
+    assert seen_by_qemu_img(disk).has_backing
 
 
 def test_a_data_file_is_refused_before_qemu_img_could_open_it(tmp_path: Path, qemu_img: Callable[..., None]) -> None:
     disk, data = tmp_path / "disk", tmp_path / "data"
     qemu_img("create", "-f", "qcow2", "-o", f"data_file={data}", str(disk), "1M")
-    assert inspect(str(disk), "x").has_data_file
+    assert seen_by_qemu_img(disk).has_data_file
     refused(disk, "keeps its data in another file")
     data.unlink()
     refused(disk, "keeps its data in another file")
@@ -70,7 +81,7 @@ def test_an_encrypted_disk_is_refused(tmp_path: Path, qemu_img: Callable[..., No
     # The old AES scheme: LUKS in qcow2 sets the same header field, but takes seconds to make.
     options = ("--object", "secret,id=s,data=x", "-o", "encrypt.format=aes,encrypt.key-secret=s")
     qemu_img("create", "-f", "qcow2", *options, str(disk), "1M")
-    assert inspect(str(disk), "x").encrypted
+    assert seen_by_qemu_img(disk).encrypted
     refused(disk, "encrypted")
 
 
@@ -129,7 +140,7 @@ def test_a_huge_disk_is_refused(tmp_path: Path, qemu_img: Callable[..., None]) -
     disk = tmp_path / "disk"
     qemu_img("create", "-f", "qcow2", str(disk), "3T")
     with pytest.raises(InvalidRequest, match=r"3298534883328 bytes.*images\.max_bytes"):
-        verify(str(disk), "x", 2 << 40)
+        verify(str(disk), "x", 2 << 40, READER)
 
 
 def test_a_corrupt_mark_is_refused(tmp_path: Path, qcow2: bytes) -> None:
@@ -146,8 +157,17 @@ def test_a_damaged_qcow2_is_refused_in_qemu_imgs_words_without_our_path(tmp_path
     damaged[20:24] = b"\xff\xff\xff\xff"
     disk.write_bytes(damaged)
     with pytest.raises(InvalidRequest, match=r"cannot be read by qemu-img: .*luster") as caught:
-        verify(str(disk), "x", LIMIT)
+        verify(str(disk), "x", LIMIT, READER)
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_disk_that_was_judged_is_told_by_its_first_bytes(tmp_path: Path, qemu_img: Callable[..., None]) -> None:
+    disk = tmp_path / "disk"
+    qemu_img("create", "-f", "qcow2", str(disk), "10M")
+    assert judged_before(disk.read_bytes()[:FIRST_BYTES], 1) == (DiskFormat.QCOW2, 10 << 20)
+    assert judged_before(bytes(FIRST_BYTES), 1024) == (DiskFormat.RAW, 1024)
+    with pytest.raises(InternalError, match="pull it again"):
+        judged_before(disk.read_bytes()[:20], 20)
 
 
 SOUND = DiskInfo("qcow2", 512, has_backing=False, has_data_file=False, encrypted=False, corrupt=False)
@@ -181,8 +201,8 @@ def test_an_answer_that_is_not_qemu_imgs_is_an_internal_error(output: bytes) -> 
 @given(st.binary(max_size=600), st.binary(max_size=512), st.integers(0, 1 << 50))
 def test_any_bytes_are_judged(head: bytes, tail: bytes, size: int) -> None:
     for begin in (b"", b"QFI\xfb"):
-        with contextlib.suppress(InvalidRequest):
-            judge_bytes(begin + head, tail, size, "x")
+        with contextlib.suppress(Unusable):
+            judge_bytes(begin + head, tail, size)
 
 
 def test_a_cancelled_check_ends(tmp_path: Path, qcow2: bytes) -> None:
@@ -190,4 +210,4 @@ def test_a_cancelled_check_ends(tmp_path: Path, qcow2: bytes) -> None:
     disk.write_bytes(qcow2)
     cancelled.set()
     with pytest.raises(ShimError, match="gave up"):
-        verify(str(disk), "x", LIMIT, cancelled)
+        verify(str(disk), "x", LIMIT, READER, cancelled)

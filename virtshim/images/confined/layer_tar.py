@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 _BLOCK = 512
 _MAX_EXTENDED = 1 << 20
@@ -35,13 +34,15 @@ class BadTar(Exception):
     """Not a tar archive, damaged, cut short, or of a kind that is not read; `str()` says which."""
 
 
-@dataclass(frozen=True, slots=True)
 class TarEntry:
     """`name` is as written, `size` the bytes of data that follow."""
 
-    name: str
-    kind: EntryKind
-    size: int
+    __slots__ = ("kind", "name", "size")
+
+    def __init__(self, name: str, kind: EntryKind, size: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.size = size
 
 
 class TarStream:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.images.layer_tar import EntryKind, TarEntry
+from virtshim.images.confined.layer_tar import EntryKind, TarEntry
 
 _DIRECTORY = "disk"
 _WHITEOUT = ".wh."

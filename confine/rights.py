@@ -1,0 +1,81 @@
+"""What a child of root gives up before it reads what a stranger wrote: its user, its network, its share of the machine.
+
+In a process with one thread, in this order: `own_namespaces` while it is root still, `bound`, `become`, `end_with` (the kernel
+forgets that wish when the user changes), then `kernel.forbid_new_privileges`, Landlock and seccomp.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+
+from confine import kernel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UNSHARE, _PRCTL = 272, 157
+_PR_SET_PDEATHSIG = 1
+_NAMESPACES = (("network", 0x40000000), ("ipc", 0x08000000), ("uts", 0x04000000))
+
+_DESCRIPTORS = 64
+# Threads of that user on the whole node; that none of them starts a process is seccomp's to see to.
+_TASKS = 512
+_FIRST_TO_GO = b"1000"
+
+
+def own_namespaces() -> Sequence[str]:
+    """Empty ones instead of the node's. Returns what it has now: a service may be forbidden to make any."""
+    held = []
+    for name, flag in _NAMESPACES:
+        try:
+            kernel.syscall(_UNSHARE, flag)
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOSPC):
+                raise
+        else:
+            held.append(name)
+    return held
+
+
+def bound(address_space: int, cpu_seconds: int) -> None:
+    """Bytes of memory and seconds of CPU time: too many of those are SIGXCPU. No file can be written, and when the node runs
+    out of memory this process goes first. Raises OSError."""
+    for which, soft, hard in (
+        (resource.RLIMIT_AS, address_space, address_space),
+        (resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_NOFILE, _DESCRIPTORS, _DESCRIPTORS),
+        (resource.RLIMIT_NPROC, _TASKS, _TASKS),
+        (resource.RLIMIT_MEMLOCK, 0, 0),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
+    ):
+        ceiling = resource.getrlimit(which)[1]
+        if ceiling == resource.RLIM_INFINITY:
+            ceiling = hard
+        resource.setrlimit(which, (min(soft, ceiling), min(hard, ceiling)))
+    try:
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(_FIRST_TO_GO)
+    except OSError:
+        pass  # /proc is mounted for reading only
+
+
+def become(uid: int, gid: int) -> None:
+    """That user alone, no group beside its own, no capability, for good. Who is not root stays who he is. Raises OSError."""
+    if os.geteuid() != 0:
+        return
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def end_with(parent: int) -> None:
+    """Is killed as soon as that process, which started it, is no more; ends at once if that is so already. Raises OSError."""
+    kernel.syscall(_PRCTL, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

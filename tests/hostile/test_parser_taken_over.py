@@ -1,0 +1,293 @@
+"""A file that takes its parser over: what then runs finds nothing to read, nobody to talk to, and an end to what it may use.
+
+It is played by a qemu-img of the attacker's, and by a tar reader of his in a copy of virtshim.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.registry import FakeRegistry, tar
+from fakes.webserver import WebServer, serving
+from leaks import runs
+from podclient import wait_until
+
+import virtshim
+from confine import landlock
+from virtshim import process
+from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
+from virtshim.images import confinement, layer_child, qemu_img
+from virtshim.images.confinement import Bounds
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+
+pytestmark = [
+    pytest.mark.hostile,
+    pytest.mark.skipif(os.geteuid() != 0, reason="AREA hostile NOT TESTED: needs root, which is what is given up"),
+]
+
+NEVER = threading.Event()
+PROJECT = Path(virtshim.__file__).parents[1]
+
+# Each line is an attempt: its name, and what is done. What is reached is told.
+ATTACK = """
+import ctypes, os, socket
+def _reached():
+    def new(path):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+    def ends(pid):
+        os.kill(pid, 0)
+    def call(number, *arguments):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(number, *arguments) < 0:
+            raise OSError(ctypes.get_errno(), "")
+    attempts = {
+        "is root": lambda: os.getuid() and [][0],
+        "is in root's groups": lambda: {0} & {os.getgid(), *os.getgroups()} or [][0],
+        "root again": lambda: os.setuid(0),
+        "a secret of root": lambda: open(SECRET).close(),
+        "a file for all": lambda: LANDLOCK and open("/etc/hostname").close() or LANDLOCK or [][0],
+        "a new file": lambda: new("/tmp/virtshim-taken-over"),
+        "its image": lambda: FD and new(f"/proc/self/fd/{FD}") or FD or [][0],
+        "the network": lambda: socket.socket(socket.AF_INET).close(),
+        "a server of this node": lambda: socket.socket().connect(("127.0.0.1", PORT)),
+        "a socket of any kind": lambda: socket.socket(socket.AF_UNIX).close(),
+        "the kernel's tables": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).close(),
+        "virtshim by a signal": lambda: ends(os.getppid()),
+        "virtshim's memory": lambda: call(101, 0x4206, os.getppid(), 0, 0),
+        "another process": lambda: os.fork() or os._exit(0),
+        "a namespace": lambda: call(272, 0x10000000),
+        "a mount": lambda: call(165, b"none", b"/mnt", b"tmpfs", 0, 0),
+        "new privileges": lambda: call(157, 39, 0, 0, 0, 0) or [][0],
+    }
+    reached = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except (OSError, IndexError, LookupError, ImportError):
+            continue
+        reached.append(name)
+    return "reached: " + ", ".join(reached)
+"""
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Iterator[str]:
+    """The code, with what there is to be had."""
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    secret.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"SECRET, LANDLOCK, PORT = {str(secret)!r}, {bool(landlock.abi())}, {server.getsockname()[1]}\n" + ATTACK
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ImageFileStore]:
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=64 << 20))
+    store.sweep()
+    yield store
+    assert store.stored() == frozenset()
+    assert list((tmp_path / "images" / "incoming").iterdir()) == []
+
+
+@pytest.fixture
+def false_qemu_img(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., None]]:
+    """Puts a program before the real one, where everybody can run it."""
+    directory = Path("/var/tmp") / f"virtshim-{tmp_path_factory.mktemp('programs').name}-{os.getpid()}"
+    directory.mkdir(mode=0o755)
+    monkeypatch.setitem(process._ENVIRONMENT, "PATH", f"{directory}:{process._ENVIRONMENT['PATH']}")
+
+    def put(code: str) -> None:
+        program = directory / "qemu-img"
+        program.write_text(f"#!/usr/bin/python3 -IS\n{code}")
+        program.chmod(0o755)
+
+    yield put
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def false_tar_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A copy of virtshim whose child has been taken over when it unpacks its first layer."""
+
+    def put(code: str) -> None:
+        copy = tmp_path / "virtshim-copy"
+        for package in ("confine", "virtshim"):
+            shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        with (copy / "virtshim/images/confined/layer_tar.py").open("a") as module:
+            module.write(f"\nfrom virtshim.domain.errors import InvalidRequest\n{code}\n")
+        monkeypatch.setattr(confinement, "_ROOT", str(copy))
+
+    return put
+
+
+def pulled_from_a_registry(web: WebServer, store: ImageFileStore) -> None:
+    store.fetch(FakeRegistry(web).push("a/b", {"disk/a.img": bytes(1024)}), None, NEVER)
+
+
+def test_qemu_img_taken_over_reaches_nothing(web, store, attack, false_qemu_img) -> None:
+    fd = "import sys; FD = sys.argv[-1].rpartition('/')[2]\n"
+    false_qemu_img(f"{attack}{fd}sys.stderr.write(_reached()); sys.exit(1)")
+    with pytest.raises(InvalidRequest, match="cannot be read by qemu-img: reached:;"):
+        store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
+    if not landlock.abi():
+        pytest.skip("NOT TO BE HAD HERE: this kernel has no Landlock; files that everybody may read are NOT held back")
+
+
+def test_what_unpacks_layers_taken_over_reaches_nothing(web, store, attack, false_tar_reader) -> None:
+    false_tar_reader(
+        f"{attack}\nFD = ''\ndef _taken(self, chunks): raise InvalidRequest(_reached())\nTarStream.__init__ = _taken"
+    )
+    with pytest.raises(InvalidRequest, match=r"reached: $"):
+        pulled_from_a_registry(web, store)
+    if not landlock.abi():
+        pytest.skip("NOT TO BE HAD HERE: this kernel has no Landlock; seccomp alone keeps files closed")
+
+
+def test_the_attack_would_reach_all_that_with_roots_rights(attack: str) -> None:
+    """Else the two tests above would show nothing."""
+    code = f"FD = ''\n{attack}\nLANDLOCK = True\nprint(_reached())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    Path("/tmp/virtshim-taken-over").unlink()
+    for name in (
+        "is root",
+        "a secret of root",
+        "a file for all",
+        "a new file",
+        "a server of this node",
+        "another process",
+    ):
+        assert name in done.stdout
+
+
+def test_an_image_is_not_blamed_for_a_qemu_img_that_somebody_killed(web, store, false_qemu_img) -> None:
+    false_qemu_img("import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(InternalError, match="qemu-img was killed by signal 9"):
+        store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
+
+
+def test_a_qemu_img_that_hangs_ends_with_its_callers_wish(web, store, false_qemu_img) -> None:
+    false_qemu_img("import time; time.sleep(600)")
+    gives_up = threading.Event()
+    timer = threading.Timer(1.0, gives_up.set)
+    timer.start()
+    with pytest.raises(DeadlineExceeded, match="qemu-img was stopped"):
+        store.fetch(web.serve("/x.img", bytes(1024)), None, gives_up)
+    timer.join()
+
+
+def test_qemu_img_that_takes_all_memory_is_stopped(web, store, false_qemu_img) -> None:
+    false_qemu_img("held = []\nwhile True: held.append(bytearray(64 << 20))")
+    with pytest.raises(InvalidRequest, match=r"cannot be read by qemu-img: .*MemoryError"):
+        store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
+
+
+def test_qemu_img_that_never_ends_is_stopped_and_its_limit_is_named(web, store, false_qemu_img, monkeypatch) -> None:
+    monkeypatch.setattr(qemu_img, "_BOUNDS", Bounds(1 << 30, 1))
+    false_qemu_img("while True: pass")
+    with pytest.raises(InvalidRequest, match=r"in 1 s of processor time, the limit; convert it"):
+        store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
+
+
+def test_what_qemu_img_says_without_end_is_read_up_to_a_limit(web, store, false_qemu_img, monkeypatch) -> None:
+    monkeypatch.setattr(qemu_img, "_BOUNDS", Bounds(1 << 30, 1))
+    false_qemu_img("import os\nwhile True: os.write(1, b'[' * 65536)")
+    with pytest.raises(ShimError):
+        store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "def _taken(self, chunks):\n while True: pass",
+            r"more than 1 s of processor time, the limit.*images\.max_bytes",
+        ),
+        ("def _taken(self, chunks):\n bytearray(2 << 30)", "cannot be unpacked in the memory allowed for it"),
+    ],
+    ids=["time", "memory"],
+)
+def test_a_limit_met_while_unpacking_is_named(web, store, false_tar_reader, monkeypatch, code: str, words: str) -> None:
+    monkeypatch.setattr(layer_child, "_LEAST_CPU_SECONDS", -3)  # and 4 s for 64 MiB
+    false_tar_reader(f"{code}\nTarStream.__init__ = _taken")
+    with pytest.raises(InvalidRequest, match=words):
+        pulled_from_a_registry(web, store)
+
+
+# Each writes to virtshim past the frames' code.
+NONSENSE = {
+    "a frame of 4 GiB": ("b'D\\xff\\xff\\xff\\xff'", "answers with nonsense"),
+    "a frame of no kind": ("b'?\\0\\0\\0\\0'", "answers with nonsense"),
+    "a size that is none": ("b'S\\0\\0\\0\\2-1'", "answers with nonsense"),
+    "a disk without end": ("(b'D\\0\\1\\0\\0' + bytes(65536)) * 2000", "is larger than 67108864 bytes"),
+    "an early end": ("b'E\\0\\0\\0\\0' * 9 + b'F\\0\\0\\0\\0'", "unpacking its layers failed|is empty"),
+    "words that move the cursor": ("b'X\\0\\0\\0\\4\\x1b[2J'", r"^\?\[2J$"),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_what_a_child_taken_over_says_harms_nobody(web, store, false_tar_reader, case: str) -> None:
+    data, words = NONSENSE[case]
+    body = f"def _taken(self, chunks):\n data = memoryview({data})\n while data: data = data[os.write(1, data):]\n os._exit(1)"
+    false_tar_reader(f"import os\n{body}\nTarStream.__init__ = _taken")
+    with pytest.raises(ShimError, match=words):
+        pulled_from_a_registry(web, store)
+
+
+def test_a_verdict_is_worth_nothing_without_qemu_imgs_findings(web, store, false_qemu_img) -> None:
+    for said in ("", "{}", '{"format": "raw"}', '{"format": "\\x1b[2J", "virtual-size": 1024}', "[" * 60_000):
+        false_qemu_img(f"print({said!r})")
+        with pytest.raises(ShimError) as caught:
+            store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
+        assert str(caught.value).isprintable()
+
+
+def test_a_child_ends_when_virtshim_is_killed() -> None:
+    code = (
+        "import time\n"
+        "from virtshim.images.confinement import account, command, Bounds\n"
+        "from virtshim.process import piped\n"
+        "with piped(command('layers', account(), Bounds(1 << 29, 60))) as child:\n"
+        "    print(child._child.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(PROJECT)}
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    wait_until(lambda: os.stat(f"/proc/{child}").st_uid != 0, 10, "it has given its user up")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not runs(child), 5, "the child is gone")
+    parent.stdout.close()
+
+
+@pytest.mark.parametrize("user", ["root", "nobody-of-this-name"])
+def test_nothing_is_read_without_an_unprivileged_user(web, tmp_path: Path, user: str) -> None:
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(parser_user=user))
+    for name in (web.serve("/x.img", bytes(1024)), FakeRegistry(web).push("a/b", {"disk/a.img": bytes(1024)})):
+        with pytest.raises(InternalError, match=r"images\.parser_user"):
+            store.fetch(name, None, NEVER)
+    assert store.stored() == frozenset()
+
+
+def test_layers_are_packed_as_the_tests_think() -> None:
+    assert gzip.decompress(gzip.compress(tar({"a": b"b"})))

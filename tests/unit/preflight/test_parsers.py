@@ -1,0 +1,37 @@
+"""What is said of the child that reads images."""
+
+from __future__ import annotations
+
+import pytest
+
+from virtshim.images.confinement import OWN_USER, Account
+from virtshim.preflight.finding import Level
+from virtshim.preflight.parsers import confined, nobody_to_read
+from virtshim.preflight.virtualization import ProgramOutput
+
+OWN, NOBODY = Account(OWN_USER, 990, 990), Account("nobody", 65534, 65534)
+HOLDS = "uid 990\nlandlock 7\nnamespaces network ipc uts\n"
+
+
+@pytest.mark.parametrize(
+    ("who", "wanted", "said", "level", "words"),
+    [
+        (OWN, "", HOLDS, Level.OK, "Landlock 7, namespaces of its own: network ipc uts"),
+        (OWN, "", "uid 990\nlandlock 7\nnamespaces \n", Level.OK, "run as virtshim-parser, seccomp, Landlock 7"),
+        (OWN, "", "uid 990\nlandlock 0\nnamespaces\n", Level.WARNING, "has no Landlock"),
+        (NOBODY, "", HOLDS, Level.WARNING, "read as nobody"),
+        (NOBODY, "nobody", HOLDS, Level.OK, "run as nobody"),
+        (OWN, "", "", Level.ERROR, "keeps its rights"),
+    ],
+)
+def test_each_layer_that_is_missing_is_named(who: Account, wanted: str, said: str, level: Level, words: str) -> None:
+    found = confined(who, wanted, ProgramOutput(said))
+    assert (found.level, bool(found.remedy)) == (level, level is not Level.OK)
+    assert words in found.text
+
+
+def test_a_child_that_cannot_give_its_rights_up_is_an_error() -> None:
+    found = confined(OWN, "", ProgramOutput(trouble="its rights cannot be given up: Operation not permitted"))
+    assert found.level is Level.ERROR
+    assert "Operation not permitted" in found.text
+    assert nobody_to_read("there is no user").level is Level.ERROR

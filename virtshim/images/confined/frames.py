@@ -1,0 +1,42 @@
+"""What virtshim and the child that unpacks layers tell each other: a letter, a length, that many bytes.
+
+To the child: BEGIN (words: image, max_bytes), then for each layer, from the top one down, LAYER (words: what, digest, diff), DATA
+as it comes in, END; at last DONE. From it: SIZE (the disk's, in digits), DATA (the disk), END (of a layer), DONE, or REFUSED and
+why.
+"""
+
+from __future__ import annotations
+
+import struct
+
+BEGIN, LAYER, DATA, END, DONE, SIZE, REFUSED = b"B", b"L", b"D", b"E", b"F", b"S", b"X"
+
+MOST = 1 << 20
+"""Bytes that follow a head."""
+
+CANNOT_CONFINE = 97
+"""Exit code: what was to be given up could not be. Nothing was read."""
+
+_HEAD = struct.Struct(">cI")
+HEAD_BYTES = _HEAD.size
+
+
+def head(kind: bytes, length: int) -> bytes:
+    return _HEAD.pack(kind, length)
+
+
+def words(*texts: str) -> bytes:
+    """No text holds a NUL."""
+    return "\0".join(texts).encode(errors="replace")
+
+
+def parse_words(payload: bytes) -> list[str]:
+    return payload.decode().split("\0")
+
+
+def parse_head(data: bytes) -> tuple[bytes, int]:
+    """(kind, length). Raises ValueError if no frame is that long."""
+    kind, length = _HEAD.unpack(data)
+    if length > MOST:
+        raise ValueError(f"a frame of {length} bytes")
+    return kind, length

@@ -1,0 +1,191 @@
+"""Feeds the layers of an image to the child that unpacks them, and writes the disk that comes back.
+
+What is known of the layers here is their length and digest. Both directions are served by one thread: while bytes of a layer
+wait to be taken, bytes of the disk are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+
+from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
+from virtshim.domain.printable import printable_text
+from virtshim.images.confined import frames
+from virtshim.images.confinement import Account, Bounds, command
+from virtshim.images.disk_writer import DiskWriter
+from virtshim.process import Finished, Piped, piped
+
+_MEMORY = 512 << 20
+_LEAST_CPU_SECONDS = 60
+# Slower than any node unpacks and digests.
+_BYTES_A_CPU_SECOND = 16 << 20
+
+_POLL = 0.2
+_STUCK = 120.0
+_END = 10.0
+_PIECE = 1 << 18
+_LONGEST_REFUSAL = 2000
+# Of a size in a tar header.
+_MOST_DIGITS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`what` names it in error texts, `digest` is the blob's and `diff` the unpacked one's; `open` begins its download."""
+
+    what: str
+    digest: str
+    diff: str
+    open: Callable[[], Generator[bytes, None, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """How an image's layers are unpacked. No layer may have more than `max_bytes` when it is; `check` raises when the pull must
+    end."""
+
+    max_bytes: int
+    user: Account
+    check: Callable[[], None]
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(_MEMORY, _LEAST_CPU_SECONDS + self.max_bytes // _BYTES_A_CPU_SECOND)
+
+    def run(self, image: str, layers: Iterable[Layer], disk: DiskWriter) -> None:
+        """`layers` from the top one down. Raises InvalidRequest if there is no disk in them or they are damaged, and what a
+        layer's download and the disk raise."""
+        with piped(command("layers", self.user, self.bounds)) as child, selectors.DefaultSelector() as selector:
+            exchange = _Exchange(image, child, selector, disk, self)
+            exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes)))
+            for layer in layers:
+                exchange.send(frames.LAYER, frames.words(layer.what, layer.digest, layer.diff))
+                with contextlib.closing(layer.open()) as chunks:
+                    for chunk in chunks:
+                        exchange.send(frames.DATA, chunk)
+                exchange.send(frames.END)
+                exchange.await_answer(frames.END)
+            exchange.send(frames.DONE)
+            exchange.await_answer(frames.DONE)
+
+
+class _Exchange:
+    """The two pipes of one child."""
+
+    def __init__(
+        self, image: str, child: Piped, selector: selectors.BaseSelector, disk: DiskWriter, terms: Unpacking
+    ) -> None:
+        self._image = image
+        self._child = child
+        self._selector = selector
+        self._disk = disk
+        self._terms = terms
+        self._head = bytearray()
+        self._kind, self._left, self._text = b"", 0, bytearray()
+        self._answered = b""
+        self._moved_at = time.monotonic()
+        selector.register(child.answers, selectors.EVENT_READ)
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        """Raises InvalidRequest if the child refuses what it was given."""
+        self._moved_at = time.monotonic()
+        for data in (frames.head(kind, len(payload)), payload):
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._written(rest) :]
+
+    def await_answer(self, kind: bytes) -> None:
+        self._moved_at = time.monotonic()
+        while self._answered != kind:
+            self._wait()
+        self._answered = b""
+
+    def _written(self, data: memoryview) -> int:
+        count = 0
+        try:
+            count = os.write(self._child.feed, data)
+        except BlockingIOError:
+            self._selector.register(self._child.feed, selectors.EVENT_WRITE)
+            try:
+                self._wait()
+            finally:
+                self._selector.unregister(self._child.feed)
+        except BrokenPipeError:
+            # It has refused, or died: its last words are on their way.
+            while True:
+                self._wait()
+        return count
+
+    def _wait(self) -> None:
+        """For either pipe, a moment; takes what the child says."""
+        ready = self._selector.select(_POLL)
+        self._terms.check()
+        if any(key.fd == self._child.answers for key, _ in ready):
+            self._take()
+        if ready:
+            self._moved_at = time.monotonic()
+        elif time.monotonic() - self._moved_at > _STUCK:
+            raise DeadlineExceeded(f"image {self._image!r}: unpacking its layers makes no progress; pull it again")
+
+    def _take(self) -> None:
+        """One read: of a head, or of what follows it. The disk's bytes go on as they come."""
+        wanted = self._left or frames.HEAD_BYTES - len(self._head)
+        try:
+            data = os.read(self._child.answers, min(wanted, _PIECE))
+        except BlockingIOError:
+            return
+        if not data:
+            raise self._dead(self._child.end(_END))
+        if not self._left:
+            self._head += data
+            if len(self._head) < frames.HEAD_BYTES:
+                return
+            try:
+                self._kind, self._left = frames.parse_head(bytes(self._head))
+            except ValueError as exc:
+                raise self._nonsense() from exc
+            self._head.clear()
+            self._text.clear()
+        elif self._kind == frames.DATA:
+            self._left -= len(data)
+            self._disk.write(data)
+        else:
+            self._left -= len(data)
+            self._text += data
+        if not self._left:
+            self._frame()
+
+    def _frame(self) -> None:
+        """A frame is whole."""
+        if self._kind == frames.REFUSED:
+            raise InvalidRequest(printable_text(self._text[:_LONGEST_REFUSAL].decode(errors="replace")))
+        if self._kind == frames.SIZE:
+            if not self._text.isdigit() or len(self._text) > _MOST_DIGITS:
+                raise self._nonsense()
+            self._disk.expect(int(self._text))
+        elif self._kind in (frames.END, frames.DONE):
+            self._answered = self._kind
+        elif self._kind != frames.DATA:
+            raise self._nonsense()
+
+    def _nonsense(self) -> InternalError:
+        return InternalError(f"image {self._image!r}: what unpacks its layers answers with nonsense; pull it again")
+
+    def _dead(self, done: Finished) -> ShimError:
+        what = f"image {self._image!r}: unpacking its layers"
+        if done.returncode == frames.CANNOT_CONFINE:
+            return InternalError(f"{what} is not begun: {done.summary()}")
+        if done.returncode == -signal.SIGXCPU:
+            return InvalidRequest(
+                f"{what} took more than {self._terms.bounds.cpu_seconds} s of processor time, the limit for disks of up to "
+                "images.max_bytes; push it with less beside the disk, or raise images.max_bytes"
+            )
+        if done.returncode == -signal.SIGKILL:
+            return InternalError(f"{what} was killed by signal 9 (no memory left?); pull it again")
+        return InternalError(f"{what} failed: {done.summary()}; pull it again")
