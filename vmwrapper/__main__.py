@@ -76,8 +76,8 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:
     """For good, for this process and the QEMU that it becomes."""
-    from confine import kernel, landlock, seccomp
     from vmwrapper import jail
+    from vmwrapper.confine import kernel, landlock, seccomp
 
     wanted = environ["VIRTSHIM_CONFINE"].split(",")
     parts = [path for path in environ.get("VIRTSHIM_PARTS", "").split(":") if path]

@@ -1,5 +1,5 @@
 """`ctypes` in the written vmwrapper: the C module that the standard library's has inside. What is around it would take 4 ms more.
-It has what `confine.kernel` uses of it."""
+It has what `vmwrapper.confine.kernel` uses of it."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ import json
 import os
 import stat
 
-from confine import seccomp
-from confine.landlock import DEVICE, EXECUTE, LIST, MAKE, READ, WRITE
+from vmwrapper.confine import seccomp
+from vmwrapper.confine.landlock import DEVICE, EXECUTE, LIST, MAKE, READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from confine.seccomp import Case
+    from vmwrapper.confine.seccomp import Case
 
 # Of every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, what the machine looks like.
 _READ = (

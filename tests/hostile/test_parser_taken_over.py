@@ -23,12 +23,12 @@ from leaks import runs
 from podclient import wait_until
 
 import virtshim
-from confine import landlock
 from virtshim import process
 from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
 from virtshim.images import confinement, layer_child, qemu_img
 from virtshim.images.confinement import Bounds
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from vmwrapper.confine import landlock
 
 pytestmark = [
     pytest.mark.hostile,
@@ -129,7 +129,7 @@ def false_tar_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def put(code: str) -> None:
         copy = tmp_path / "virtshim-copy"
-        for package in ("confine", "virtshim"):
+        for package in ("vmwrapper", "virtshim"):
             shutil.copytree(PROJECT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
         with (copy / "virtshim/images/confined/layer_tar.py").open("a") as module:
             module.write(f"\nfrom virtshim.domain.errors import InvalidRequest\n{code}\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = ("criproto", "virtshim", "vmwrapper", "tapmanager", "confine")
+PROGRAMS = ("criproto", "virtshim", "vmwrapper", "tapmanager")
 GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi", "_pb2_grpc.pyi")
 NOT_OURS = ("build", "dist", "__pycache__")
 

@@ -118,7 +118,7 @@ def test_a_room_of_40_files_is_found(tmp_path: Path) -> None:
 @pytest.fixture
 def copy(project: Any, tmp_path: Path) -> Any:
     """The programs and the rules for them, to be spoilt."""
-    for top in ("criproto", "virtshim", "vmwrapper", "tapmanager", "confine"):
+    for top in ("criproto", "virtshim", "vmwrapper", "tapmanager"):
         shutil.copytree(project.root / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(project.root / "pyproject.toml", tmp_path)
     return dataclasses.replace(project, root=tmp_path)

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from confine import kernel
-from confine import landlock as kernel_landlock
 from tapmanager import protocol
 from virtshim import machine, process
 from virtshim.domain.errors import DeadlineExceeded, ShimError
@@ -20,6 +18,8 @@ from virtshim.hypervisor import embed
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.machine import Cgroups, FreeSpace
 from virtshim.preflight.virtualization import AppArmor, AppArmorProfile, ProgramOutput
+from vmwrapper.confine import kernel
+from vmwrapper.confine import landlock as kernel_landlock
 
 # A little less than a whole check may take (`runner.LIMIT`), so that the cause is told and not just the limit.
 _PROGRAM_LIMIT = 13.0

@@ -35,7 +35,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_wheel_holds_the_five_packages_the_licence_and_nothing_of_the_tests(wheel: Path) -> None:
+def test_the_wheel_holds_the_four_packages_the_licence_and_nothing_of_the_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
@@ -43,7 +43,6 @@ def test_the_wheel_holds_the_five_packages_the_licence_and_nothing_of_the_tests(
         "virtshim",
         "vmwrapper",
         "tapmanager",
-        "confine",
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "criproto/api.proto" in names

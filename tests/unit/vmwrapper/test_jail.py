@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from confine import landlock
 from vmwrapper import bundle, jail
+from vmwrapper.confine import landlock
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 
@@ -108,7 +108,7 @@ def test_a_qemu_calls_another_program_only_if_its_command_line_says_so(
     server.bind(str(tmp_path / "s"))
     server.listen()
     code = f"""
-from confine import kernel, seccomp
+from vmwrapper.confine import kernel, seccomp
 from vmwrapper import jail
 import socket
 kernel.forbid_new_privileges()

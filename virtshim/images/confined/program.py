@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 
-from confine import kernel, landlock, rights, seccomp
 from virtshim.images.confined import frames
 from virtshim.images.confined.header import HEAD_BYTES, TAIL_BYTES, Unusable, judge_bytes
+from vmwrapper.confine import kernel, landlock, rights, seccomp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

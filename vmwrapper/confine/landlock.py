@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 
-from confine import kernel
+from vmwrapper.confine import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from confine import kernel
+from vmwrapper.confine import kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

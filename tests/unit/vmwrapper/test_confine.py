@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from confine import kernel, landlock
+from vmwrapper.confine import kernel, landlock
 
 ROOT = Path(__file__).resolve().parents[3]
 
 CONFINED = """
 import errno, os, signal, socket, sys
-from confine import kernel, landlock, seccomp
+from vmwrapper.confine import kernel, landlock, seccomp
 
 def refused(what, *numbers):
     try:
@@ -276,7 +276,7 @@ os._exit(0)
 def test_no_file_is_written_and_memory_and_time_end(tmp_path: Path) -> None:
     confined(
         """
-from confine import rights
+from vmwrapper.confine import rights
 import resource
 rights.bound(1 << 30, 7)
 assert resource.getrlimit(resource.RLIMIT_CPU) == (7, 8)
@@ -299,7 +299,7 @@ else:
 def test_a_user_is_become_for_good_with_no_group_but_its_own() -> None:
     confined(
         """
-from confine import rights
+from vmwrapper.confine import rights
 rights.own_namespaces()
 rights.become(65534, 65534)
 assert os.getresuid() == os.getresgid() == (65534,) * 3
@@ -313,7 +313,7 @@ refused(lambda: open("/etc/shadow"), errno.EACCES)
 def test_who_has_lost_its_parent_ends_at_once() -> None:
     confined(
         """
-from confine import rights
+from vmwrapper.confine import rights
 if os.fork() == 0:
     rights.end_with(1 << 30)
     os._exit(7)

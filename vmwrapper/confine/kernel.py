@@ -1,6 +1,6 @@
 """System calls that Python has no function for, by ctypes alone: vmwrapper loads this at each VM's start. x86-64.
 
-What `confine` does needs no privilege, and none is got back. It holds for the calling thread and what that starts from then
+What this package does needs no privilege, and none is got back. It holds for the calling thread and what that starts from then
 on: call it in a process with one thread, before exec.
 """
 
