@@ -66,7 +66,10 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
             os.set_inheritable(fd, True)
     if "VIRTSHIM_CONFINE" in environ:
         _confine(argv, emulator, environ)
-    environment = {name: value for name, value in environ.items() if not name.startswith(_PREFIX)}
+    # libvirt hands a library that is loaded into the daemon on; it is none of QEMU's, and may need what QEMU gave up.
+    environment = {
+        name: value for name, value in environ.items() if not name.startswith(_PREFIX) and name != "LD_PRELOAD"
+    }
     try:
         os.execve(emulator, args, environment)  # noqa: S606  becoming QEMU, under libvirt's eyes, is what this program is for
     except OSError as exc:

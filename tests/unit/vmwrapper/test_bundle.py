@@ -117,6 +117,12 @@ def test_without_our_environment_the_real_emulator_is_run_unchanged(program: str
     assert json.loads(done.stdout)["argv"] == [qemu, *probe]
 
 
+def test_a_library_that_is_loaded_into_the_daemon_is_not_loaded_into_qemu(program: str, qemu: str) -> None:
+    done = run(program, [], VIRTSHIM_EMULATOR=qemu, LD_PRELOAD="/none.so", LD_LIBRARY_PATH="/qemus/own")
+    told = json.loads(done.stdout)["env"]
+    assert ("LD_PRELOAD" in told, told["LD_LIBRARY_PATH"]) == (False, "/qemus/own")
+
+
 def test_the_default_emulator_answers_libvirts_version_probe(program: str) -> None:
     if not os.path.exists(f"/usr/bin/qemu-system-{os.uname().machine}"):
         pytest.skip("QEMU is not installed")
