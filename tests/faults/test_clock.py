@@ -45,11 +45,16 @@ class Clock:
         self.file.write_text(f"{offset}\n")
 
 
+def shared_by_faketime() -> set[Path]:
+    return set(Path("/dev/shm").glob("*faketime_*"))
+
+
 @pytest.fixture(scope="module")
 def clock(mortal: MortalNode) -> Iterator[Clock]:
     found = glob.glob(LIBRARY)
     if not found:
         pytest.skip("NOT TESTED: libfaketime is not installed; run make setup")
+    before = shared_by_faketime()
     clock = Clock(Path(f"{mortal.directory}.clock"))
     clock.set("+0")
     mortal.environment["virtshim"] = {
@@ -62,6 +67,8 @@ def clock(mortal: MortalNode) -> Iterator[Clock]:
     yield clock
     mortal.environment["virtshim"] = {}
     mortal.restart("virtshim")
+    for left in shared_by_faketime() - before:  # of processes that were killed
+        left.unlink()
 
 
 @pytest.mark.parametrize("jump", ["+2h", "-2h"])
