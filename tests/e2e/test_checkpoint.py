@@ -63,7 +63,8 @@ def test_a_checkpoint_holds_memory_and_disk_and_the_guest_runs_on(cri, node, ima
     mapped = Path(f"/proc/{before}/fd")
     opened = {os.readlink(fd) for fd in mapped.iterdir() if fd.is_symlink()}
     assert disk in opened
-    assert sorted(os.listdir(os.path.dirname(disk))) == ["console.log", "console.pos", "root.qcow2", "seed.iso"]
+    files = sorted(os.listdir(os.path.dirname(disk)))
+    assert files == ["console.log", "console.pos", "record.json", "root.qcow2", "seed.iso"]
 
     # Time that is too short leaves nothing, and the guest runs on.
     with pytest.raises(grpc.RpcError) as late:
