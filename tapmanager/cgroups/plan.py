@@ -16,9 +16,11 @@ from tapmanager.fields import HEX64, BadField, Json, as_object, as_text, number,
 OWN_PARENT = "/virtshim"
 
 # A VM is in the hierarchies that have these, and in all others that have its pod's cgroup.
-_NEEDED = frozenset({"cpu", "cpuacct", "cpuset", "memory"})
+_NEEDED = frozenset({"cpu", "cpuacct", "cpuset", "memory", "pids"})
 
 _LARGEST = 2**63 - 1
+# Threads: one a vCPU (255 at most), and some 64 for the disks' input and output. A QEMU that makes more is not one any more.
+_MOST_THREADS = 1024
 _DEFAULT_PERIOD = 100_000
 _CPUS = re.compile(r"[0-9,-]{0,4096}")
 _UNIFIED = re.compile(r"[a-z]+(?:\.[a-z]+)+")
@@ -121,7 +123,8 @@ def parse_mountinfo(mountinfo: str) -> Sequence[tuple[str, frozenset[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value for one file; `field` is the request's name of it, for messages."""
+    """One value for one file; `field` is the request's name of it, for messages; "": nobody asked, so it is left out where
+    there is no such file."""
 
     controller: str
     file: str
@@ -136,7 +139,7 @@ def settings(limits: RequestedLimits, hierarchies: Sequence[Hierarchy]) -> Seque
     for controller, (v1, v2) in _by_controller(limits).items():
         home = next((one for one in hierarchies if controller in one.controllers), None)
         if home is None:
-            if asked := [setting for setting in v2 if setting.value != "max"]:
+            if asked := [setting for setting in v2 if setting.field and setting.value != "max"]:
                 raise invalid(f"{asked[0].field}: this machine has no cgroup controller {controller}")
             continue
         planned += [(home, setting) for setting in (v2 if home.is_v2 else v1)]
@@ -151,6 +154,7 @@ def _by_controller(limits: RequestedLimits) -> Mapping[str, tuple[list[Setting],
         "cpuset": (_cpuset(limits), _cpuset(limits)),
         "memory": (_memory_v1(limits), _memory_v2(limits)),
         "hugetlb": ([one for one, _ in hugetlb], [two for _, two in hugetlb]),
+        "pids": ([_threads()], [_threads()]),
     }
     for key, value in sorted(limits.unified.items()):
         controller = key.partition(".")[0]
@@ -202,6 +206,10 @@ def _memory_v2(limits: RequestedLimits) -> list[Setting]:
     if limits.swap is not None:
         found.append(Setting("memory", "memory.swap.max", str(limits.swap), "swap"))
     return found
+
+
+def _threads() -> Setting:
+    return Setting("pids", "pids.max", str(_MOST_THREADS), "")
 
 
 def _hugepage(size: int, limit: int) -> tuple[Setting, Setting]:

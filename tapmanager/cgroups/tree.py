@@ -167,6 +167,8 @@ class VmCgroups:
 
     def _write_one(self, directory: str, setting: Setting, undo: contextlib.ExitStack) -> None:
         path = f"{directory}/{setting.file}"
+        if not setting.field and not os.path.exists(path):
+            return
         if not setting.file or not os.path.exists(path):
             raise invalid(f"{setting.field}: {directory} has no file for it (cgroup v1, or a controller that is off)")
         if setting.file == "memory.max" and setting.value != "max":

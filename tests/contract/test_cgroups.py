@@ -110,10 +110,10 @@ class OnThisMachine(World):
         return [Path(one.root + path) for one in cgroups.hierarchies() if Path(one.root + path).is_dir()]
 
     def limits(self) -> tuple[int, int]:
-        quota = self._value("cpu", "cpu.cfs_quota_us", "cpu.max")
-        return quota, self._value("memory", "memory.limit_in_bytes", "memory.max")
+        quota = self.value("cpu", "cpu.cfs_quota_us", "cpu.max")
+        return quota, self.value("memory", "memory.limit_in_bytes", "memory.max")
 
-    def _value(self, controller: str, v1: str, v2: str) -> int:
+    def value(self, controller: str, v1: str, v2: str) -> int:
         home = next(one for one in cgroups.hierarchies() if controller in one.controllers)
         path = vm_cgroup_path(self.parent, A)
         return int(Path(f"{home.root}{path}/{v2 if home.is_v2 else v1}").read_text().split()[0])
@@ -242,3 +242,9 @@ def test_without_tapmanager_nothing_can_be_asked_but_what_was_killed(world: Worl
         with pytest.raises(Unavailable):
             ask(world)
     assert world.vm_cgroups.oom_kills(A, world.parent) == 0
+
+
+@pytest.mark.network
+def test_a_vm_may_have_as_many_threads_as_a_qemu_has_and_no_more(on_this_machine: OnThisMachine) -> None:
+    on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
+    assert on_this_machine.value("pids", "pids.max", "pids.max") == 1024

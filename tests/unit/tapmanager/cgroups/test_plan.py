@@ -39,6 +39,7 @@ def test_version_2_gets_weights_and_pairs() -> None:
         "/cg/memory.swap.max=1048576",
         "/cg/hugetlb.2MB.max=67108864",
         "/cg/hugetlb.1GB.max=1073741824",
+        "/cg/pids.max=1024",
     ]
 
 
@@ -59,7 +60,7 @@ def test_version_1_gets_each_value_in_an_order_in_which_no_step_is_refused() -> 
 
 
 def test_no_limits_take_away_the_ones_that_were() -> None:
-    assert files(RequestedLimits(), V2) == ["/cg/cpu.max=max", "/cg/memory.max=max"]
+    assert files(RequestedLimits(), V2) == ["/cg/cpu.max=max", "/cg/memory.max=max", "/cg/pids.max=1024"]
     assert files(RequestedLimits(), V1) == [
         "/cg/cpu,cpuacct/cpu.cfs_quota_us=-1",
         "/cg/memory/memory.limit_in_bytes=-1",
@@ -70,6 +71,12 @@ def test_unified_keys_go_to_their_controller_and_have_no_file_in_version_1() -> 
     limits = RequestedLimits(unified={"memory.high": "4096"})
     assert "/cg/memory.high=4096" in files(limits, V2)
     assert "/cg/memory/=4096" in files(limits, V1)
+
+
+def test_every_vm_has_a_limit_of_threads_where_the_machine_can_count_them() -> None:
+    with_pids = [*V1, Hierarchy("/cg/pids", frozenset({"pids"}), is_v2=False)]
+    assert files(RequestedLimits(), with_pids)[-1] == "/cg/pids/pids.max=1024"
+    assert not [file for file in files(RequestedLimits(), V1) if "pids" in file]
 
 
 def test_a_limit_without_its_controller_is_refused_by_name() -> None:
