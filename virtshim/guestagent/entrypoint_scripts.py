@@ -55,9 +55,10 @@ fi
     + r"""
 from=/dev/null feeder=
 if [ -n "$feed" ]; then
-  mkfifo "$base/over" "$base/stdin" || fail "tool mkfifo"
+  mkfifo "$base/new.over" "$base/stdin" || fail "tool mkfifo"
   from=$base/stdin
-  exec 4<>"$base/over"
+  exec 4<>"$base/new.over"
+  mv "$base/new.over" "$base/over"  # open by now: what is written into a pipe that nobody has open is lost
   (exec 6<>"$from"; read -r _ <&4) </dev/null >/dev/null 2>&1 &
   feeder=$!
   exec 4<&-
