@@ -21,6 +21,7 @@ from node import free_cidr
 from own_libvirtd import OwnLibvirtd
 from podclient import PodClient
 
+from virtshim import process
 from virtshim.cli.daemons import Daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from virtshim.config import Settings
@@ -90,6 +91,7 @@ class ManyPods:
     def empty(self) -> None:
         for sandbox in self._pods:
             self._networks.release(sandbox, _LIMIT)
+        process.run(["ip", "link", "delete", self._node.bridge], timeout=10)  # which the CNI plugin leaves
 
     def _write_domains(self, domains: list[str]) -> None:
         Path(self._domains).write_text(f"<node>{''.join(domains)}</node>")
