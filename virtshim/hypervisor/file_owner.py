@@ -132,12 +132,12 @@ def _take_back(directory: str) -> None:
     must stay what libvirt made, and nothing may take the place of what it makes."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(descriptor, os.geteuid(), -1)
+            os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~0o022)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise InternalError(f"libvirt's directory {directory} cannot be opened: {exc.strerror}") from exc
-    try:
-        os.fchown(descriptor, os.geteuid(), -1)
-        os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~0o022)
-    finally:
-        os.close(descriptor)
+        raise InternalError(f"libvirt's directory {directory} cannot be taken back: {exc.strerror}") from exc

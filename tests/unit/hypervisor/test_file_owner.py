@@ -144,6 +144,6 @@ def test_of_a_vm_that_was_started_its_own_directories_are_taken_and_no_link_is_f
     assert own.stat().st_uid == 0
     own.rmdir()
     own.symlink_to(other)
-    with pytest.raises(InternalError, match="cannot be opened"):
+    with pytest.raises(InternalError, match="cannot be taken back"):
         take_back_vms(str(tmp_path), 7, name)
     assert other.stat().st_uid == NOBODY.uid
