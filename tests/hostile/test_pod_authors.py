@@ -194,6 +194,18 @@ REFUSED_CONTAINERS = [
     Attempt("a mount with users of its own", mount(uidMappings=[pb.IDMapping(length=1)]), "uidMappings"),
     Attempt("a mount of nowhere", mount(container_path=""), r"mounts.*container_path"),
     Attempt("an image as a volume", mount(image=pb.ImageSpec(image=IMAGE)), r"\.image", UNIMPLEMENTED),
+    Attempt("the node's root as a volume", mount(host_path="/", container_path="/host"), "/host", UNIMPLEMENTED),
+    Attempt("libvirt's socket as a volume", mount(host_path="/run/libvirt/libvirt-sock"), "/x", UNIMPLEMENTED),
+    Attempt(
+        "a volume that is above", mount(host_path="/a/../../etc", container_path="/../x"), r"/\.\./x", UNIMPLEMENTED
+    ),
+    Attempt("a volume with a line break", mount(container_path=f"/{FORGED}"), r"mounts\[/", UNIMPLEMENTED),
+    Attempt(
+        "a volume at the place of kubelet's hosts file",
+        mount(host_path="/etc", container_path="/etc/hosts"),
+        "/etc/hosts",
+        UNIMPLEMENTED,
+    ),
     Attempt("a user with a password's colon", context(run_as_username="root:x"), "run_as_username"),
     Attempt("a user with a zero byte", context(run_as_username="root\0"), "run_as_username"),
     Attempt("a user beyond all users", context(run_as_user=pb.Int64Value(value=1 << 40)), "user or group ID"),
@@ -243,9 +255,6 @@ HARMLESS = [
         "variables that are the wrapper's", container={"envs": [pb.KeyValue(key="VIRTSHIM_EMULATOR", value=b"/x")]}
     ),
     Harmless("a loader's variable", container={"envs": [pb.KeyValue(key="LD_PRELOAD", value=b"/tmp/x.so")]}),
-    Harmless("the node's root as a volume", container=mount(host_path="/", container_path="/host")),
-    Harmless("libvirt's socket as a volume", container=mount(host_path="/run/libvirt/libvirt-sock")),
-    Harmless("a volume that is above", container=mount(host_path="/a/../../etc", container_path="/../x")),
     Harmless("all that a container may be given", container=context(privileged=True)),
     Harmless("all capabilities", container=context(capabilities=pb.Capability(add_capabilities=["ALL"]))),
     Harmless("a command with control characters", container={"command": ["/bin/sh", "-c", f"{FORGED}\0"]}),

@@ -10,6 +10,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
+from virtshim.domain.volumes.pod_mounts import there
 from virtshim.queries.container_events import ContainerEvent, EventType
 
 _CONTAINER_STATE = {
@@ -113,7 +114,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
         annotations=container.config.annotations,
         mounts=[
             pb.Mount(container_path=m.container_path, host_path=m.host_path, readonly=m.readonly)
-            for m in container.config.mounts
+            for m in there(container.config.mounts, container.config.annotations)
         ],
         log_path=container.spec.log_file,
         resources=pb.ContainerResources(linux=_resources(container.resources)),

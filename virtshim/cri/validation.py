@@ -12,9 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.printable import escaped
+from virtshim.domain.volumes.pod_mounts import Origin, origins, why_not
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
+
+# One message is to be read as a whole.
+_MOST_TOLD: Final = 10
 
 # What tapmanager may put into CNI_ARGS, whose separators are ";" and "=". Kubernetes' own names are narrower than this.
 _POD_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
@@ -54,11 +59,17 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
 
 def unimplemented(config: pb.ContainerConfig) -> str:
     """What is asked for and may come, "" if nothing: to be told apart from what no VM can have."""
-    volumes = [mount.container_path for mount in config.mounts if mount.image.image or mount.image_sub_path]
-    if not volumes:
-        return ""
-    named = ", ".join(f"config.mounts[{path[:200]}].image" for path in volumes[:10])
-    return f"{named}: image volumes are not supported yet; put the files into the VM's image"
+    found = origins(config.mounts, config.annotations)
+    faults = [_not_there(mount) for mount, origin in found if origin is Origin.VOLUME]
+    more = [f"and {len(faults) - _MOST_TOLD} more"] if len(faults) > _MOST_TOLD else []
+    return "; ".join(faults[:_MOST_TOLD] + more)
+
+
+def _not_there(mount: pb.Mount) -> str:
+    where = f"config.mounts[{escaped(mount.container_path, 200)}]"
+    if mount.image.image or mount.image_sub_path:
+        return f"{where}.image: image volumes are not supported yet; put the files into the VM's image"
+    return f"{where}: {why_not(mount)}"
 
 
 def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:

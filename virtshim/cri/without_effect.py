@@ -13,13 +13,9 @@ from typing import Final
 import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.guest.termination_message import termination_file
+from virtshim.domain.volumes.pod_mounts import Origin, origins
 
 log = structlog.get_logger(__name__)
-
-# Where kubelet mounts what every pod gets.
-_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-_OF_EVERY_POD: Final = (_SERVICE_ACCOUNT, "/etc/hosts")
 
 
 def of_sandbox(config: pb.PodSandboxConfig) -> Mapping[str, str]:
@@ -38,9 +34,7 @@ def of_sandbox(config: pb.PodSandboxConfig) -> Mapping[str, str]:
 def of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
     """As `of_sandbox`."""
     context = config.linux.security_context
-    message_file = termination_file(config.annotations, config.mounts)
-    taken = {message_file.host} if message_file else set()
-    mounts = [mount.container_path for mount in config.mounts if mount.host_path not in taken]
+    mounts = origins(config.mounts, config.annotations)
     found = {
         "privileged": context.privileged,
         "selinux": context.HasField("selinux_options"),
@@ -53,8 +47,7 @@ def of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
         "no_new_privs": context.no_new_privs,
         "masked_paths": len(context.masked_paths) > 0 or len(context.readonly_paths) > 0,
         "readonly_rootfs": context.readonly_rootfs,
-        "kubelet_mounts": any(path in _OF_EVERY_POD for path in mounts),
-        "mounts": any(path not in _OF_EVERY_POD for path in mounts),
+        "kubelet_mounts": any(origin is Origin.KUBELETS for _, origin in mounts),
     }
     return {kind: _WHY[kind] for kind, there in found.items() if there}
 
@@ -70,7 +63,6 @@ _WHY: Final[Mapping[str, str]] = {
     "masked_paths": "the guest's /proc is its own",
     "readonly_rootfs": "the disk is writable, but it is this container's own copy-on-write disk: the image never changes",
     "kubelet_mounts": "the service account token and /etc/hosts are not passed to the guest",
-    "mounts": "host directories are not passed to the guest yet",
 }
 
 

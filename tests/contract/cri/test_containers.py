@@ -52,12 +52,13 @@ def test_status_has_everything_that_kubelet_reads(client: Client, world: World) 
     resources = pb.LinuxContainerResources(
         cpu_shares=512, cpu_quota=150_000, cpu_period=100_000, memory_limit_in_bytes=512 * MIB, oom_score_adj=-997
     )
-    mounts = [pb.Mount(container_path="/dev/termination-log", host_path="/var/lib/x", readonly=True)]
+    mounts = [pb.Mount(container_path="/dev/termination-log", host_path="/var/lib/x")]
+    told = {"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"}
     config = container(
         "vm",
         3,
         labels=LABELS,
-        annotations=ANNOTATIONS,
+        annotations=ANNOTATIONS | told,
         mounts=mounts,
         linux=pb.LinuxContainerConfig(resources=resources),
     )
@@ -66,7 +67,7 @@ def test_status_has_everything_that_kubelet_reads(client: Client, world: World) 
     (image,) = world.images.all()
     status = client.status(made)
     assert (status.id, status.metadata) == (made, config.metadata)
-    assert (dict(status.labels), dict(status.annotations)) == (LABELS, ANNOTATIONS)
+    assert (dict(status.labels), dict(status.annotations)) == (LABELS, ANNOTATIONS | told)
     assert list(status.mounts) == mounts
     assert status.log_path == f"{LOG_DIRECTORY}/vm/3.log"
     assert status.resources.linux == resources
@@ -214,6 +215,23 @@ def test_image_volumes_are_told_apart_from_what_no_vm_can_have(client: Client) -
     with refused(Code.INVALID_ARGUMENT, "container_path is empty"):
         client.create(client.run("other"), mounts=[volume, pb.Mount(host_path="/y")])
     assert client.containers() == []
+
+
+def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(client: Client, world: World) -> None:
+    sandbox = client.run()
+    before = world.everything()
+    claim = pb.Mount(
+        container_path="/var/lib/mysql", host_path="/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/p/mount"
+    )
+    with refused(Code.UNIMPLEMENTED, r"mounts\[/var/lib/mysql\]: .* not passed .*; ask for a raw block volume"):
+        client.create(sandbox, mounts=[claim])
+    assert world.everything() == before
+
+
+def test_status_shows_no_mount_that_the_guest_does_not_have(client: Client) -> None:
+    hosts = pb.Mount(container_path="/etc/hosts", host_path="/var/lib/kubelet/pods/u/etc-hosts")
+    made = client.create(client.run(), mounts=[hosts])
+    assert list(client.status(made).mounts) == []
 
 
 @pytest.mark.parametrize(
