@@ -11,7 +11,9 @@ demo: guest            ## a VM pod through the CRI socket, step by step
 ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/streaming tests/contract/ports
 
 test: vfio-machine     ## every test: two halves beside each other, each of two lanes, one after the other
-	$(MAKE) -j 2 --output-sync=line test-half-one test-half-two
+	@rm -rf build/failures
+	+@status=0; $(MAKE) -j 2 --output-sync=line test-half-one test-half-two || status=$$?; \
+	  cat build/failures/* 2>/dev/null; exit $$status
 
 # The lanes in turn, whatever becomes of the first.
 in_turn = status=0; for lane in $(1); do $(MAKE) $$lane || status=$$?; done; exit $$status
@@ -23,16 +25,16 @@ test-half-two:         # out of sight of the other half: tests/apart.sh tells ho
 	+@$(call in_turn,test-faults test-vfio)
 
 test-machine:          ## VMs, namespaces, links, mounts; everything is set up
-	$(PYTHON) -m pytest $(PYTEST_ARGS) $(addprefix --ignore=,$(ANYWHERE) tests/faults)
+	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/machine $(addprefix --ignore=,$(ANYWHERE) tests/faults)
 
 test-anywhere:         ## what needs a processor and nothing else of the machine
-	$(PYTHON) -m pytest $(PYTEST_ARGS) $(ANYWHERE)
+	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/anywhere $(ANYWHERE)
 
 test-faults:           ## kills, hangs, full disks, and a soak, on real parts: a sample of each
-	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) tests/faults
+	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/faults tests/faults
 
 test-vfio:             ## devices of device plugins in VMs, on an emulated machine with IOMMU and SR-IOV
-	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) tests/vfio -s --strict-areas -o faulthandler_timeout=2800
+	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/vfio tests/vfio -s --strict-areas -o faulthandler_timeout=2800
 
 faults: guest          ## every kill point on real parts; `make test` takes a sample
 	$(PYTHON) -m pytest tests/faults -s --all-faults

@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--long", action="store_true", help="a GiB through a guest where some MiB are usual")
     parser.addoption("--all-faults", action="store_true", help="every kill point, not a sample")
+    parser.addoption("--failures", type=Path, help="a file for what failed, so that it can be told at the very end")
 
 
 def missing_for(area: str) -> str:
@@ -91,6 +92,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("--strict-areas"):
         for name, why in _REPORTED:
             terminalreporter.write_line(f"SKIPPED, AND THAT FAILS THE GATE: {name}: {why}", red=True)
+    file: Path | None = config.getoption("--failures")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_failures(terminalreporter) + _forbidden_skips(config), encoding="utf-8")
+
+
+def _failures(reporter: pytest.TerminalReporter) -> str:
+    """Each reason once, its end only, and after it the tests that it failed: one broken fixture fails many."""
+    by_reason: dict[str, list[str]] = {}
+    for report in [*reporter.stats.get("failed", []), *reporter.stats.get("error", [])]:
+        by_reason.setdefault(report.longreprtext[-2500:], []).append(report.nodeid)
+    return "".join(
+        f"{reason}\nFAILED: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}\n\n"
+        for reason, names in by_reason.items()
+    )
+
+
+def _forbidden_skips(config: pytest.Config) -> str:
+    if not config.getoption("--strict-areas"):
+        return ""
+    return "".join(f"SKIPPED: {name}: {why}\n" for name, why in _REPORTED)
 
 
 @pytest.fixture(autouse=True)
