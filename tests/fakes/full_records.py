@@ -31,7 +31,7 @@ from virtshim.domain.devices.granted import (
     VdpaDevice,
 )
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
-from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.image import DiskFormat, Image, ImageConfig
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import (
     Namespaces,
@@ -121,6 +121,7 @@ CONTAINER = Container(
             ),
             (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True),),
         ),
+        image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
     ),
     ContainerStatus(
         phase=ContainerPhase.EXITED,
@@ -147,6 +148,7 @@ IMAGE = Image(
     format=DiskFormat.RAW,
     pulled_at=8,
     pinned=True,
+    configs={"a:1": ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT")},
 )
 
 

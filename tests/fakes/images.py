@@ -10,7 +10,7 @@ from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
 
@@ -21,6 +21,7 @@ class Published:
 
     content: bytes
     password: str = ""
+    config: ImageConfig = ImageConfig()
 
     @property
     def digest(self) -> ImageDigest:
@@ -40,8 +41,8 @@ class FakeImageFiles:
         self.gave_up = threading.Event()
         self.fetched: list[tuple[str, Credentials | None]] = []
 
-    def publish(self, name: str, content: bytes, password: str = "") -> ImageDigest:
-        image = self.published[ImageName.parse(name).tagged] = Published(content, password)
+    def publish(self, name: str, content: bytes, password: str = "", config: ImageConfig | None = None) -> ImageDigest:
+        image = self.published[ImageName.parse(name).tagged] = Published(content, password, config or ImageConfig())
         return image.digest
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
@@ -64,6 +65,7 @@ class FakeImageFiles:
             size=len(image.content),
             virtual_size=len(image.content) * 8,
             format=DiskFormat.QCOW2,
+            config=image.config,
         )
 
     def _give_up_if(self, cancelled: threading.Event, reference: str) -> None:

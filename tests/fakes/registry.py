@@ -35,11 +35,18 @@ class FakeRegistry:
         return {"digest": digest, "size": len(data)}
 
     def manifest(
-        self, repository: str, layers: list[tuple[bytes, bytes]], reference: str = "latest", architecture: str = "amd64"
+        self,
+        repository: str,
+        layers: list[tuple[bytes, bytes]],
+        reference: str = "latest",
+        architecture: str = "amd64",
+        says: Any = None,
     ) -> dict[str, Any]:
-        """`layers` as (packed, plain) bytes, lowest first."""
+        """`layers` as (packed, plain) bytes, lowest first. `says`: of the containers made of it."""
         diffs = [f"sha256:{hashlib.sha256(plain).hexdigest()}" for _, plain in layers]
         config = {"architecture": architecture, "os": "linux", "rootfs": {"type": "layers", "diff_ids": diffs}}
+        if says is not None:
+            config["config"] = says
         return self.document(
             repository,
             reference,

@@ -38,17 +38,18 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     def _items(self, wanted: pb.ImageFilter) -> list[pb.Image]:
         if wanted.image.image:
             found = self._images.find(wanted.image.image)
-            return [to_proto.image_item(found)] if found else []
+            return [to_proto.image_item(found, wanted.image.image)] if found else []
         return [to_proto.image_item(image) for image in self._images.all()]
 
     def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
         """A missing image is an answer without `image`, never NotFound."""
         del context
-        found = self._images.find(_reference(request.image))
+        reference = _reference(request.image)
+        found = self._images.find(reference)
         if found is None:
             return pb.ImageStatusResponse()
-        info = {"info": json.dumps(to_proto.image_facts(found))} if request.verbose else {}
-        return pb.ImageStatusResponse(image=to_proto.image_item(found), info=info)
+        info = {"info": json.dumps(to_proto.image_facts(found, reference))} if request.verbose else {}
+        return pb.ImageStatusResponse(image=to_proto.image_item(found, reference), info=info)
 
     def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
         """All handlers take the same images."""

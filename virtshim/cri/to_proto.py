@@ -9,6 +9,7 @@ from typing import cast
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUsage, Image
+from virtshim.domain.image_name import config_of
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
 from virtshim.domain.volumes.pod_mounts import there
 from virtshim.queries.container_events import ContainerEvent, EventType
@@ -158,7 +159,9 @@ def event(change: ContainerEvent) -> pb.ContainerEventResponse:
     )
 
 
-def image_item(image: Image) -> pb.Image:
+def image_item(image: Image, reference: str = "") -> pb.Image:
+    """`reference`: the name that was asked for. kubelet refuses runAsNonRoot by the user of the image that the pod names."""
+    config = config_of(image, reference)
     return pb.Image(
         id=image.digest.value,
         repo_tags=image.tags,
@@ -166,16 +169,28 @@ def image_item(image: Image) -> pb.Image:
         size=image.size,
         spec=pb.ImageSpec(image=image.digest.value),
         pinned=image.pinned,
+        uid=None if config.uid is None else pb.Int64Value(value=config.uid),
+        username=config.user_name,
     )
 
 
-def image_facts(image: Image) -> Mapping[str, object]:
-    """What `crictl inspecti` shows beside the status."""
+def image_facts(image: Image, reference: str) -> Mapping[str, object]:
+    """What `crictl inspecti` shows beside the status; the config in OCI's words."""
+    config = config_of(image, reference)
+    said = {
+        "User": config.user,
+        "Env": list(config.env),
+        "Entrypoint": list(config.entrypoint),
+        "Cmd": list(config.cmd),
+        "WorkingDir": config.working_dir,
+        "StopSignal": config.stop_signal,
+    }
     pulled = datetime.fromtimestamp(image.pulled_at / 1e9, tz=UTC)
     return {
         "format": image.format.value,
         "virtualSize": image.virtual_size,
         "pulledAt": pulled.isoformat(timespec="seconds"),
+        "config": {name: value for name, value in said.items() if value},
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from virtshim.domain.devices.granted import CriDevice, GrantedDevices
 from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.image import ImageConfig
 from virtshim.domain.vm import VmSize
 
 
@@ -165,6 +166,8 @@ class ContainerSpec:
     granted: GrantedDevices = GrantedDevices()
     # The user id that its QEMU runs as, and no other VM's; 0: the one that libvirt runs all as.
     uid: int = 0
+    # What its image says and the pod may leave out; nothing if the pod does not want it.
+    image_config: ImageConfig = ImageConfig()
 
 
 @dataclass(frozen=True, slots=True)

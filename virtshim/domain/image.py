@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from virtshim.domain.ids import ImageDigest
 
@@ -17,10 +18,38 @@ class DiskFormat(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """What an OCI image says of the containers made of it. A plain disk image says nothing."""
+
+    # As in the Dockerfile: a name or a number, and maybe a group behind a colon.
+    user: str = ""
+    # NAME=VALUE each.
+    env: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    working_dir: str = ""
+    # `SIGTERM`, `SIGRTMIN+3`; "" if it does not say.
+    stop_signal: str = ""
+
+    @property
+    def user_name(self) -> str:
+        """The user without the group; "" for a numeric one."""
+        name = self.user.partition(":")[0]
+        return "" if name.isdecimal() else name
+
+    @property
+    def uid(self) -> int | None:
+        """None unless the user is a number."""
+        number = self.user.partition(":")[0]
+        return int(number) if number.isdecimal() else None
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """One stored disk. `digest` names the content and is the image id in all CRI fields; `tags` are the names by which
     it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
-    `virtual_size` the guest-visible bytes."""
+    `virtual_size` the guest-visible bytes. `configs`: tag or repo digest -> what the image of that name says; two names of
+    one disk need not say the same."""
 
     digest: ImageDigest
     tags: tuple[str, ...]
@@ -30,6 +59,7 @@ class Image:
     format: DiskFormat
     pulled_at: int
     pinned: bool = False
+    configs: Mapping[str, ImageConfig] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ rules are applied where a registry is asked.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image import Image
+from virtshim.domain.image import Image, ImageConfig
 
 DEFAULT_TAG = "latest"
 URL_SCHEMES = ("https://", "http://")
@@ -105,6 +106,18 @@ def find_image(images: Sequence[Image], reference: str) -> Image | None:
     if found is None and _BARE_ID_PREFIX.fullmatch(reference):
         return _by_id(images, reference)
     return found
+
+
+def config_of(image: Image, *references: str) -> ImageConfig:
+    """What this image says of containers, by the first of these references that is a name of it. Without one, what all its names
+    agree on: nothing if they do not, for a disk that is known says nothing of who published it this time."""
+    listed = {familiar(name): image.configs.get(name, ImageConfig()) for name in (*image.tags, *image.repo_digests)}
+    for reference in references:
+        with contextlib.suppress(InvalidRequest):
+            if (config := listed.get(familiar(str(ImageName.parse(reference))))) is not None:
+                return config
+    agreed = set(listed.values())
+    return agreed.pop() if len(agreed) == 1 else ImageConfig()
 
 
 def _by_id(images: Sequence[Image], prefix: str) -> Image | None:

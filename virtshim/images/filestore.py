@@ -106,6 +106,7 @@ class ImageFileStore:
             size=size,
             virtual_size=virtual_size,
             format=found,
+            config=pulled.config,
         )
 
     def path(self, digest: ImageDigest) -> str:

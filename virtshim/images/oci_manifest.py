@@ -5,13 +5,16 @@ https://github.com/opencontainers/image-spec/blob/main/manifest.md, image-index.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.image import ImageConfig
 
 MEDIA_TYPES = (
     "application/vnd.oci.image.index.v1+json",
@@ -22,6 +25,13 @@ MEDIA_TYPES = (
 MAX_MANIFEST_BYTES = 4 << 20
 
 _MAX_LAYERS = 127
+# Of what a config says of containers: it goes into the records of all of them.
+_MAX_CONFIG_CHARS = 64 << 10
+_MAX_CONFIG_WORDS = 1000
+_USER = re.compile(r"[^:\0\s]{1,256}(:[^:\0\s]{1,256})?")
+_MAX_ID = 2**32 - 1
+_REALTIME_SIGNAL = re.compile(r"SIGRTM(?:IN\+|AX-)(?:[1-9]|[12][0-9]|30)")
+_FIRST_REALTIME, _LAST_REALTIME = 34, 64
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 # What uname calls a machine and what OCI does (Go's GOARCH), where they differ.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
@@ -95,6 +105,69 @@ def diff_ids(body: bytes, manifest: Manifest, wanted: str, image: str) -> tuple[
     if len(digests) != len(manifest.layers) or not all(isinstance(d, str) and _SHA256.fullmatch(d) for d in digests):
         raise _bad(image, "its config's diff_ids do not match its layers")
     return tuple(digests)
+
+
+def image_config(body: bytes, image: str) -> ImageConfig:
+    """What the image's config says of containers. Raises InvalidRequest."""
+    said = _object(body, image).get("config")
+    if said is None:
+        return ImageConfig()
+    if not isinstance(said, dict):
+        raise _bad(image, "its config is malformed")
+    env = _words(said, "Env", image)
+    if any(setting.partition("=")[0] == "" or "=" not in setting for setting in env):
+        raise _bad(image, "its config's Env holds what is not NAME=VALUE")
+    return ImageConfig(
+        user=_user(_word(said, "User", image), image),
+        env=env,
+        entrypoint=_words(said, "Entrypoint", image),
+        cmd=_words(said, "Cmd", image),
+        working_dir=_word(said, "WorkingDir", image),
+        stop_signal=_signal(_word(said, "StopSignal", image), image),
+    )
+
+
+def _word(said: Mapping[str, Any], key: str, image: str) -> str:
+    return "".join(_checked([said[key]] if said.get(key) is not None else [], key, image))
+
+
+def _words(said: Mapping[str, Any], key: str, image: str) -> tuple[str, ...]:
+    return _checked(said.get(key) or [], key, image)
+
+
+def _checked(words: Any, key: str, image: str) -> tuple[str, ...]:
+    if not isinstance(words, list) or not all(isinstance(word, str) and _is_plain(word) for word in words):
+        raise _bad(image, f"its config's {key} is malformed")
+    if len(words) > _MAX_CONFIG_WORDS or sum(map(len, words)) > _MAX_CONFIG_CHARS:
+        raise _bad(image, f"its config's {key} is too long")
+    return tuple(words)
+
+
+def _is_plain(word: str) -> bool:
+    """Whether a command line can carry it."""
+    return "\0" not in word and not any("\ud800" <= char <= "\udfff" for char in word)
+
+
+def _user(text: str, image: str) -> str:
+    numbers = [int(part) for part in text.split(":") if part.isdecimal()]
+    if text and (not _USER.fullmatch(text) or any(number > _MAX_ID for number in numbers)):
+        raise _bad(image, f"its config's User {text[:80]!r} is no user; write USER name, or USER number:number")
+    return text
+
+
+def _signal(text: str, image: str) -> str:
+    """By its name. kill(1) takes it with and without SIG, Docker numbers as well."""
+    if not text:
+        return ""
+    name = f"SIG{text.upper().removeprefix('SIG')}"
+    if name in signal.Signals.__members__ or _REALTIME_SIGNAL.fullmatch(name):
+        return name
+    number = int(text) if re.fullmatch("[0-9]{1,2}", text) else 0
+    if _FIRST_REALTIME < number < _LAST_REALTIME:
+        return f"SIGRTMIN+{number - _FIRST_REALTIME}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    raise _bad(image, f"its config's StopSignal {text[:40]!r} is no signal; write STOPSIGNAL SIGTERM")
 
 
 def _object(body: bytes, image: str) -> Mapping[str, Any]:

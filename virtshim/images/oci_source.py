@@ -10,7 +10,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
-from virtshim.images.oci_manifest import Index, Manifest, architecture, choose, diff_ids, parse_manifest
+from virtshim.images.oci_manifest import Index, Manifest, architecture, choose, diff_ids, image_config, parse_manifest
 from virtshim.images.pull_cache import Pulled, StoredDiskLookup
 from virtshim.images.registry import Registry
 
@@ -32,10 +32,12 @@ def download(
         if isinstance(manifest, Index):
             raise InvalidRequest(f"image {image!r} cannot be used: its index holds another index")
     stored = known(chosen)
+    config = registry.config(manifest.config)
+    said = image_config(config, image)
     if stored is None:
-        diffs = diff_ids(registry.config(manifest.config), manifest, wanted, image)
+        diffs = diff_ids(config, manifest, wanted, image)
         unpacking.run(image, _layers(image, manifest, diffs, registry), disk)
-    return Pulled(chosen, stored, listed)
+    return Pulled(chosen, stored, listed, said)
 
 
 def _layers(image: str, manifest: Manifest, diffs: tuple[str, ...], registry: Registry) -> Iterator[Layer]:

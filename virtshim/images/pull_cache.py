@@ -16,6 +16,7 @@ from typing import Protocol
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ImageDigest
+from virtshim.domain.image import ImageConfig
 
 _MAX_BYTES = 200
 
@@ -23,11 +24,13 @@ _MAX_BYTES = 200
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """`identity` is the source's name for the content ("" if it has none), `known` the stored disk it is already, None if
-    the disk was written; `manifest` the `sha256:` digest to list it under ("": the disk's own)."""
+    the disk was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it says of
+    containers."""
 
     identity: str
     known: ImageDigest | None = None
     manifest: str = ""
+    config: ImageConfig = ImageConfig()
 
 
 class StoredDiskLookup(Protocol):

@@ -11,7 +11,7 @@ import structlog
 
 from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image
+from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image, ImageConfig
 from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
 from virtshim.ports.clock import Clock
 from virtshim.ports.images import FetchedImage
@@ -51,16 +51,21 @@ class ImageService:
             if image.digest == fetched.digest:
                 old = image
             elif (tags := _without(image.tags, fetched.tag)) != image.tags:
-                self._records.images.put(dataclasses.replace(image, tags=tags))
+                self._records.images.put(_listed(image, tags, image.repo_digests))
         image = Image(
             digest=fetched.digest,
-            tags=_with(old.tags if old else (), fetched.tag),
-            repo_digests=_with(old.repo_digests if old else (), fetched.repo_digest),
+            tags=old.tags if old else (),
+            repo_digests=old.repo_digests if old else (),
+            configs={
+                **(old.configs if old else {}),
+                **dict.fromkeys((fetched.tag, fetched.repo_digest), fetched.config),
+            },
             size=fetched.size,
             virtual_size=fetched.virtual_size,
             format=fetched.format,
             pulled_at=self._clock.now_ns(),
         )
+        image = _listed(image, _with(image.tags, fetched.tag), _with(image.repo_digests, fetched.repo_digest))
         self._records.images.put(image)
         return image
 
@@ -151,6 +156,13 @@ class ImageService:
 
     def filesystem(self) -> FilesystemUsage:
         return self._files.use()
+
+
+def _listed(image: Image, tags: tuple[str, ...], repo_digests: tuple[str, ...]) -> Image:
+    """Under these names, with what is known of them. A config that says nothing need not be remembered."""
+    names = {*tags, *repo_digests}
+    configs = {name: said for name, said in image.configs.items() if name in names and said != ImageConfig()}
+    return dataclasses.replace(image, tags=tags, repo_digests=repo_digests, configs=configs)
 
 
 def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:

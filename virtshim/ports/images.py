@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedImage:
     """What a pull brought: `tag` is the full `name:tag` to list it under ("" when pulled by digest), `repo_digest` the
-    `name@sha256:...` form ("" if the source has none)."""
+    `name@sha256:...` form ("" if the source has none), `config` what it says of containers."""
 
     digest: ImageDigest
     tag: str
@@ -21,6 +21,7 @@ class FetchedImage:
     size: int
     virtual_size: int
     format: DiskFormat
+    config: ImageConfig = ImageConfig()
 
 
 class ImageFiles(Protocol):

@@ -121,7 +121,8 @@ def unreadable_container(row: Mapping[str, Any], why: str, claims: tuple[str, ..
 def pair_document(sandbox: Sandbox, container: Container) -> str:
     """ASCII, for places that take no other text. Without secrets: those are with the pod and in the VM's own definition."""
     network = sandbox.network and dataclasses.replace(sandbox.network, fetch_key="")
-    spec = dataclasses.replace(container.spec, config=dataclasses.replace(container.config, envs=()))
+    said = dataclasses.replace(container.spec.image_config, env=())
+    spec = dataclasses.replace(container.spec, config=dataclasses.replace(container.config, envs=()), image_config=said)
     pod = sandbox_document(dataclasses.replace(sandbox, network=network))
     vm = container_document(Container(spec, container.status))
     return json.dumps([*json.loads(pod), *json.loads(vm)], separators=(",", ":"))

@@ -15,6 +15,7 @@ from fakes.world import IMAGE, World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.errors import ResourceExhausted, Unavailable
+from virtshim.domain.image import ImageConfig
 
 pytestmark = pytest.mark.cri
 
@@ -66,14 +67,29 @@ def test_a_pull_for_a_runtime_handler_that_is_not_here_is_refused(client: Client
 
 
 def test_verbose_status_tells_what_the_disk_is(client: Client, world: World) -> None:
-    world.outside.files.publish(OTHER, b"other disk")
+    said = ImageConfig(entrypoint=("/bin/x",), stop_signal="SIGQUIT")
+    world.outside.files.publish(OTHER, b"other disk", config=said)
     client.pull(OTHER)
     request = pb.ImageStatusRequest(image=pb.ImageSpec(image=OTHER), verbose=True)
     facts = json.loads(client.ImageStatus(request).info["info"])
     assert (facts["format"], facts["virtualSize"]) == ("qcow2", 80)
+    assert facts["config"] == {"Entrypoint": ["/bin/x"], "StopSignal": "SIGQUIT"}
     assert datetime.fromisoformat(facts["pulledAt"]).tzinfo is not None
     request.verbose = False
     assert not client.ImageStatus(request).info
+
+
+@pytest.mark.parametrize(
+    ("user", "uid", "username"),
+    [("", None, ""), ("1002", 1002, ""), ("1003:users", 1003, ""), ("www-data", None, "www-data"), ("a:b", None, "a")],
+)
+def test_an_image_tells_its_user(client: Client, world: World, user: str, uid: int | None, username: str) -> None:
+    """kubelet refuses runAsNonRoot by it, and hands it on as run_as_user; the conformance client asks for it."""
+    world.outside.files.publish(OTHER, b"other disk", config=ImageConfig(user=user))
+    client.pull(OTHER)
+    for image in (status(client, OTHER), *listed(client, OTHER)):
+        assert image is not None
+        assert (image.uid.value if image.HasField("uid") else None, image.username) == (uid, username)
 
 
 def test_a_name_without_a_tag_is_latest(client: Client, world: World) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
-from virtshim.domain.image import Credentials
+from virtshim.domain.image import Credentials, ImageConfig
 from virtshim.domain.image_name import ImageName
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import resolve
+from virtshim.images.oci_manifest import image_config
 from virtshim.images.registry import Registry
 
 NEVER = threading.Event()
@@ -62,9 +63,10 @@ def test_the_disk_comes_out_of_its_layer(fake_registry, pull, store, qcow2: byte
 def test_a_known_manifest_spares_the_layers_but_not_the_question(fake_registry, pull, store, qcow2: bytes) -> None:
     name = fake_registry.push("a", {"disk/x": qcow2})
     first = pull(name)
-    asked = len(fake_registry.web.seen)
+    manifest, config, layer = fake_registry.web.paths()
+    assert manifest == "/v2/a/manifests/latest"
     assert pull(name) == first
-    assert [path for path, _ in fake_registry.web.seen[asked:]] == ["/v2/a/manifests/latest"]
+    assert fake_registry.web.paths() == [manifest, config, layer, manifest, config]
     store.delete(first.digest)
     assert pull(name) == first
     assert store.stored() == {first.digest}
@@ -220,6 +222,64 @@ def test_an_index_gives_this_nodes_platform(fake_registry, pull, make_tar, qcow2
 def test_another_architecture_is_refused(fake_registry, pull, qcow2: bytes) -> None:
     with pytest.raises(InvalidRequest, match="made for arm64, this node is linux/amd64"):
         pull(fake_registry.push("a", {"disk/x": qcow2}, architecture="arm64"))
+
+
+def test_what_an_image_says_of_its_containers_is_read_at_each_pull(fake_registry, pull, qcow2: bytes) -> None:
+    says = {
+        "User": "app:staff",
+        "Env": ["PATH=/bin", "EMPTY="],
+        "Entrypoint": ["/bin/server", "--port"],
+        "Cmd": ["80"],
+        "WorkingDir": "/srv",
+        "StopSignal": "SIGQUIT",
+    }
+    name = fake_registry.push("a", {"disk/x": qcow2}, says=says)
+    wanted = ImageConfig("app:staff", ("PATH=/bin", "EMPTY="), ("/bin/server", "--port"), ("80",), "/srv", "SIGQUIT")
+    for _ in range(2):  # the second time its disk is known
+        assert pull(name).config == wanted
+    assert pull(fake_registry.push("b", {"disk/x": qcow2})).config == ImageConfig()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("SIGTERM", "SIGTERM"), ("term", "SIGTERM"), ("9", "SIGKILL"), ("37", "SIGRTMIN+3"), ("SIGRTMIN+3", "SIGRTMIN+3"),
+        ("rtmax-2", "SIGRTMAX-2"), ("34", "SIGRTMIN"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_stop_signal_is_known_by_its_name(written: str, meant: str) -> None:
+    assert image_config(json.dumps({"config": {"StopSignal": written}}).encode(), "a").stop_signal == meant
+
+
+@pytest.mark.parametrize("nothing", [{}, {"config": None}, {"config": {"Env": None, "User": None, "Labels": {}}}])
+def test_an_image_may_say_nothing(nothing: Any) -> None:
+    assert image_config(json.dumps(nothing).encode(), "a") == ImageConfig()
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ([], "config is malformed"),
+        ({"Env": ["PATH"]}, "Env holds what is not NAME=VALUE"),
+        ({"Env": ["=x"]}, "Env holds what is not NAME=VALUE"),
+        ({"Env": "PATH=/bin"}, "Env is malformed"),
+        ({"Cmd": [7]}, "Cmd is malformed"),
+        ({"Cmd": ["a\0b"]}, "Cmd is malformed"),
+        ({"Cmd": ["\udc80"]}, "Cmd is malformed"),
+        ({"Cmd": ["x"] * 1001}, "Cmd is too long"),
+        ({"WorkingDir": "x" * 70000}, "WorkingDir is too long"),
+        ({"Entrypoint": {"a": 1}}, "Entrypoint is malformed"),
+        ({"User": "a b"}, "User 'a b' is no user; write USER name"),
+        ({"User": "4294967296"}, "is no user"),
+        ({"User": ":7"}, "is no user"),
+        ({"StopSignal": "SIGNONE"}, "StopSignal 'SIGNONE' is no signal; write STOPSIGNAL SIGTERM"),
+        ({"StopSignal": "RTMIN+31"}, "is no signal"),
+        ({"StopSignal": "0"}, "is no signal"),
+    ],
+)
+def test_a_config_that_no_container_could_have_is_refused(fake_registry, pull, says: Any, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        pull(fake_registry.push("a", {"disk/x": OTHER}, says=says))
 
 
 DESCRIPTOR = {"digest": f"sha256:{'1' * 64}", "size": 1}

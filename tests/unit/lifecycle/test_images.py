@@ -14,7 +14,8 @@ from virtshim.domain.errors import (
     ResourceExhausted,
 )
 from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials
+from virtshim.domain.image import Credentials, ImageConfig
+from virtshim.domain.image_name import config_of
 
 OTHER = "registry.test/vm/other:2"
 
@@ -54,6 +55,41 @@ def test_the_same_content_under_two_names_is_one_image(world: World) -> None:
     assert world.pull(OTHER, b"a disk") == world.pull(IMAGE)
     (image,) = world.images.all()
     assert image.tags == (IMAGE, OTHER)
+
+
+def test_two_names_of_one_disk_keep_what_each_says(world: World) -> None:
+    """Who publishes another's disk with an entrypoint of his own must not give it to the other's pods."""
+    theirs, ours = ImageConfig(entrypoint=("/bin/evil",)), ImageConfig(entrypoint=("/bin/ours",), stop_signal="SIGQUIT")
+    world.outside.files.publish(IMAGE, b"a disk", config=ours)
+    world.pull(IMAGE)
+    world.outside.files.publish(OTHER, b"a disk", config=theirs)
+    world.pull(OTHER)
+    (image,) = world.images.all()
+    assert config_of(image, IMAGE) == config_of(image, f"registry.test/vm/guest@{image.digest}") == ours
+    assert config_of(image, "docker.io/unknown:1", OTHER) == theirs
+    assert config_of(image) == config_of(image, str(image.digest), image.digest.hex) == ImageConfig()
+
+
+def test_a_name_says_what_it_said_at_its_last_pull(world: World) -> None:
+    for signal in ("SIGINT", "SIGQUIT"):
+        world.outside.files.publish(IMAGE, b"a disk", config=ImageConfig(stop_signal=signal))
+        world.pull(IMAGE)
+    (image,) = (image for image in world.images.all() if image.tags)
+    assert config_of(image, IMAGE).stop_signal == config_of(image).stop_signal == "SIGQUIT"
+    world.outside.files.publish(IMAGE, b"a disk")
+    world.pull(IMAGE)
+    (image,) = (image for image in world.images.all() if image.tags)
+    assert image.configs == {}
+
+
+def test_a_moved_tag_takes_what_it_says_along(world: World) -> None:
+    world.outside.files.publish(IMAGE, b"a disk", config=ImageConfig(stop_signal="SIGINT"))
+    old = world.pull(IMAGE)
+    world.outside.files.publish(IMAGE, b"a newer disk")
+    world.pull(IMAGE)
+    (former,) = (image for image in world.images.all() if image.digest == old)
+    assert list(former.configs) == list(former.repo_digests)
+    assert config_of(former, IMAGE).stop_signal == "SIGINT"
 
 
 def test_a_moved_tag_names_the_new_content_only(world: World) -> None:

@@ -22,6 +22,7 @@ from virtshim.domain.container import (
 )
 from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import PodKey, SandboxPhase
 from virtshim.domain.vm import DiskBus
 from virtshim.store import rows
@@ -374,7 +375,11 @@ def test_a_pod_comes_back_from_the_text_that_its_vm_carries_but_for_its_secrets(
     assert sandbox.network is not None
     assert again == (
         dataclasses.replace(sandbox, network=dataclasses.replace(sandbox.network, fetch_key="")),
-        changed(container, config=dataclasses.replace(container.config, envs=())),
+        changed(
+            container,
+            config=dataclasses.replace(container.config, envs=()),
+            image_config=dataclasses.replace(container.spec.image_config, env=()),
+        ),
     )
 
 
@@ -385,11 +390,12 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     pod, vm = json.loads(records.to_text(SANDBOX, CONTAINER))
     assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
+    assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     assert records.from_text(before) == (
         dataclasses.replace(SANDBOX, network=network, disk_bus=DiskBus.SCSI),
-        changed(CONTAINER, config=dataclasses.replace(CONTAINER.config, envs=()), uid=0),
+        changed(CONTAINER, config=dataclasses.replace(CONTAINER.config, envs=()), uid=0, image_config=ImageConfig()),
     )
 
 

@@ -10,6 +10,7 @@ from virtshim.domain.container import Container, ContainerConfig, ContainerPhase
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import Image
+from virtshim.domain.image_name import config_of
 from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
 from virtshim.lifecycle.creation.admission import Admitted
@@ -72,6 +73,7 @@ class ContainerRecords:
             command=self._command(options, admitted.config),
             granted=admitted.granted,
             uid=uid,
+            image_config=config_of(image, admitted.config.user_image, admitted.config.image),
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
