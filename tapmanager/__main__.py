@@ -53,7 +53,7 @@ def _run(chosen: Settings) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    user = settings.qemu_user(chosen.qemu_user)
+    user = settings.qemu_user(chosen.qemu_user, chosen.qemu_group)
     if user.uid is None:
         log.warning("qemu_user.missing: no user libvirt-qemu or qemu here, only root is served")
     with contextlib.ExitStack() as held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import glob
+import grp
 import pwd
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,9 @@ class Settings:
     )
     qemu_user: str = field(
         default="", metadata={"help": f"user or uid that QEMU runs as; default: {' or '.join(_QEMU_USERS)}"}
+    )
+    qemu_group: str = field(
+        default="", metadata={"help": "group of VMs' users, which may ask; default: that of qemu_user"}
     )
     cni_timeout: float = field(default=90.0, metadata={"help": "longest run of one CNI plugin, seconds"})
     undo_timeout: float = field(default=30.0, metadata={"help": "longest clean-up after a failed attach, seconds"})
@@ -105,10 +109,10 @@ def _checked(name: str, value: object, problems: list[str]) -> object:
         if value in ("debug", "info", "warning", "error"):
             return value
         problems.append("log_level: must be debug, info, warning or error")
-    elif name == "qemu_user":
+    elif name in ("qemu_user", "qemu_group"):
         if isinstance(value, str | int):
             return str(value)
-        problems.append("qemu_user: must be a user name or uid")
+        problems.append(f"{name}: must be a name or number")
     elif isinstance(value, str) and value.startswith("/"):
         return value
     else:
@@ -116,8 +120,14 @@ def _checked(name: str, value: object, problems: list[str]) -> object:
     return None
 
 
-def qemu_user(name: str) -> QemuUser:
-    """By name or uid; "" looks for the usual ones. Raises TapmanagerError for a name that is not there."""
+def qemu_user(name: str, group: str = "") -> QemuUser:
+    """By name or uid; "" looks for the usual ones. `group`: not the user's own, but this one, by name or gid. Raises
+    TapmanagerError for a name that is not there."""
+    found = _user(name)
+    return QemuUser(found.uid, _gid(group)) if group else found
+
+
+def _user(name: str) -> QemuUser:
     if not name:
         found = [entry for entry in map(_lookup, _QEMU_USERS) if entry is not None]
         return QemuUser(found[0].pw_uid, found[0].pw_gid) if found else QemuUser(None, 0)
@@ -127,6 +137,13 @@ def qemu_user(name: str) -> QemuUser:
     if name.isdecimal():
         return QemuUser(int(name), 0)
     raise invalid(f"qemu_user: there is no user {name!r}; install libvirt, or name the user of its qemu.conf")
+
+
+def _gid(name: str) -> int:
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError as exc:
+        raise invalid(f"qemu_group: there is no group {name!r}; name that of libvirt.qemu_group") from exc
 
 
 def _lookup(name: str) -> pwd.struct_passwd | None:

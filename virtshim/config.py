@@ -91,7 +91,7 @@ class Libvirt(_Section):
     emulator: PathText = Field("/usr/bin/qemu-system-x86_64", description="the real QEMU")
     vmwrapper: PathText = Field("/usr/libexec/virtshim/vmwrapper", description="what libvirt starts in QEMU's place")
     qemu_user: str = Field("", description="unprivileged user that QEMU runs as; default: the distribution's own")
-    qemu_group: str = Field("", description="its group; default: the distribution's own")
+    qemu_group: str = Field("", description="its group, and all VMs'; default: the distribution's own")
     confine: tuple[Literal["landlock", "seccomp", "core-scheduling"], ...] = Field(
         ("landlock", "seccomp", "core-scheduling"), description="what holds QEMU back, beside its user"
     )
@@ -113,6 +113,9 @@ class Tapmanager(_Section):
         ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"), description="where CNI plugins are looked for"
     )
     qemu_user: str = Field("", description="user or uid that QEMU runs as; default: the distribution's own")
+    qemu_group: str = Field(
+        "", description="group or gid of VMs' users: `libvirt.qemu_group`; default: that of `qemu_user`"
+    )
     cni_timeout: float = Field(90.0, gt=0, le=3600, description="longest run of one CNI plugin, seconds")
     undo_timeout: float = Field(30.0, gt=0, le=3600, description="longest clean-up after a failed attach, seconds")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,4 +1,7 @@
-"""A libvirtd of the tests' own, with mounts of its own: the machine's, if there is one, is not seen and sees nothing."""
+"""A libvirtd of the tests' own, with mounts of its own: the machine's, if there is one, is not seen and sees nothing.
+
+Its virtlogd runs beside it, and its qemu.conf says what our documents ask for and nothing else: all else is the distribution's.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-from virtshim.hypervisor import embed
 
 _PRIVATE = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt")
 _LIBVIRTD_CONF = """\
@@ -19,6 +21,9 @@ auth_unix_ro = "none"
 auth_unix_rw = "none"
 log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
 """
+_QEMU_CONF = "cgroup_controllers = [ ]\n"
+# So that a guest which says much has its log rotated.
+_VIRTLOGD_CONF = "max_size = 65536\n"
 
 
 class OwnLibvirtd:
@@ -34,12 +39,15 @@ class OwnLibvirtd:
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n", "no mounts of one's own can be made"
         self.enter = ("nsenter", "-m", "-t", str(self._holder.pid), "--")
+        self.root = f"/proc/{self._holder.pid}/root"  # what is seen there
         self.pid_file = tempfile.mktemp(prefix="virtshim-libvirtd-", suffix=".pid")
-        self._write("/etc/libvirt/qemu.conf", _qemu_conf())
+        self._write("/etc/libvirt/qemu.conf", _QEMU_CONF)
+        self._write("/etc/libvirt/virtlogd.conf", _VIRTLOGD_CONF)
         elsewhere = f'unix_sock_dir = "{sockets}"\n' if sockets else ""
         self._write("/etc/libvirt/libvirtd.conf", _LIBVIRTD_CONF + elsewhere + settings)
         self._uri = f"qemu+unix:///system?socket={sockets}/libvirt-sock" if sockets else "qemu:///system"
         self._process: subprocess.Popen[bytes] | None = None
+        self._logd: subprocess.Popen[bytes] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -47,11 +55,17 @@ class OwnLibvirtd:
 
     def start(self) -> None:
         """Returns when it answers."""
+        if self._logd is None:
+            self._logd = subprocess.Popen([*self.enter, "virtlogd"], start_new_session=True)
+            self._wait(lambda: self._inside("test", "-S", "/run/libvirt/virtlogd-sock").returncode == 0)
         self._process = subprocess.Popen([*self.enter, "libvirtd"], start_new_session=True)
         Path(self.pid_file).write_text(str(self._process.pid))
+        self._wait(lambda: self._inside("virsh", "-c", self._uri, "version").returncode == 0)
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
         until = time.monotonic() + 60
-        while self._inside("virsh", "-c", self._uri, "version").returncode != 0:
-            assert self.is_running, self.log()
+        while not is_there():
+            assert all(one is None or one.poll() is None for one in (self._logd, self._process)), self.log()
             assert time.monotonic() < until, self.log()
             threading.Event().wait(0.1)
 
@@ -71,9 +85,10 @@ class OwnLibvirtd:
         return self._inside("cat", "/var/log/libvirt/libvirtd.log").stdout
 
     def end(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(30)
+        for process in (self._process, self._logd):
+            if process is not None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
         self._holder.kill()
         self._holder.wait()
         assert self._holder.stdout is not None
@@ -90,16 +105,9 @@ class OwnLibvirtd:
         assert done.returncode == 0, done.stderr
 
 
-def _qemu_conf() -> str:
-    """As virtshim writes it for an embedded one."""
-    with tempfile.TemporaryDirectory(prefix="lv-", dir="/var/tmp") as directory:
-        embed.prepare(directory, embed.qemu_user())
-        return Path(f"{directory}/etc/qemu.conf").read_text()
-
-
 def missing() -> str:
     """Why there can be none here; "" if there can."""
-    for program in ("libvirtd", "virsh", "unshare", "nsenter"):
+    for program in ("libvirtd", "virtlogd", "virsh", "unshare", "nsenter"):
         if not any(
             os.access(f"{directory}/{program}", os.X_OK) for directory in ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
         ):

@@ -34,7 +34,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.hotplug import LibvirtPorts, LibvirtUnplugging
 from virtshim.hypervisor.inventory import LibvirtInventory
-from virtshim.hypervisor.node_profile import libvirt_uri, node_profile, own_groups
+from virtshim.hypervisor.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
 from virtshim.hypervisor.pause import LibvirtPausing
 from virtshim.hypervisor.qemu_process import pid_directory
 from virtshim.hypervisor.resize import LibvirtResizing
@@ -130,7 +130,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     records = open_records(layout.database)
     stack.callback(records.close)
     uri = libvirt_uri(settings)
-    connection = Connection(uri)
+    connection = Connection(uri, group_of_vms(settings))
     stack.callback(connection.close)
     profile = node_profile(settings, records.node_id())
     hypervisor = LibvirtHypervisor(connection, profile, uri)
@@ -184,7 +184,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
 
 def _qemu_group(connection: Connection) -> int | None:
     qemu = connection.qemu_ids()
-    return None if qemu is None else qemu.gid
+    return None if qemu is None else qemu.readers
 
 
 def _qemu_of(records: SqliteRecords, directory: str, container: ContainerId) -> int | None:

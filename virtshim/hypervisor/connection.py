@@ -39,8 +39,11 @@ class Connection:
     """`start` once, then `using` from any thread. An embedded driver cannot be lost, and libvirt's table of drivers lets
     a process open one about seven times: one Connection a process, and a failed embedded root wants a new process."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, group_of_vms: int | None = None) -> None:
+        """`group_of_vms`: of those that have a user of their own, if it is not libvirt's own for QEMU: that may be one which
+        only the user that libvirt knows is in."""
         self._uri = uri
+        self._group_of_vms = group_of_vms
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._opened = threading.Event()
@@ -106,7 +109,7 @@ class Connection:
         with self.using("ask libvirt who runs QEMU") as conn:
             known = self._qemu_ids
             if known is None or known[0] is not conn:
-                self._qemu_ids = known = (conn, _qemu_ids(conn))
+                self._qemu_ids = known = (conn, _qemu_ids(conn, self._group_of_vms))
             return known[1]
 
     def _keep_open(self) -> None:
@@ -185,12 +188,12 @@ def _close(conn: libvirt.virConnect | None) -> None:
             conn.close()
 
 
-def _qemu_ids(conn: libvirt.virConnect) -> QemuIds | None:
+def _qemu_ids(conn: libvirt.virConnect, group_of_vms: int | None) -> QemuIds | None:
     capabilities = etree.fromstring(conn.getCapabilities().encode())
     for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
         uid, _, gid = (label.text or "").lstrip("+").partition(":")
         try:
-            return QemuIds(int(uid), int(gid.lstrip("+")))
+            return QemuIds(int(uid), int(gid.lstrip("+")), group_of_vms=group_of_vms)
         except ValueError as exc:
             raise InternalError(f"libvirt gives QEMU's user as {label.text!r}, not as numeric IDs") from exc
     return None

@@ -24,16 +24,23 @@ from virtshim.domain.vm import Disk
 
 @dataclass(frozen=True, slots=True)
 class QemuIds:
-    """Whom libvirt runs QEMU as. The group is that of all VMs."""
+    """Whom libvirt runs QEMU as."""
 
     uid: int
     gid: int
     # No other VM's QEMU is this user.
     is_its_own: bool = False
+    # That of the VMs that have a user of their own; None: `gid`.
+    group_of_vms: int | None = None
 
     def for_vm(self, uid: int) -> QemuIds:
         """`uid`: the VM's own; 0 for one that has none."""
-        return QemuIds(uid, self.gid, is_its_own=True) if uid else self
+        return QemuIds(uid, self.readers, is_its_own=True) if uid else self
+
+    @property
+    def readers(self) -> int:
+        """The one group that all VMs' QEMUs have."""
+        return self.gid if self.group_of_vms is None else self.group_of_vms
 
 
 def give_to_qemu(disks: Iterable[Disk], qemu: QemuIds) -> None:

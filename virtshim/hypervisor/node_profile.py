@@ -19,6 +19,14 @@ def libvirt_uri(settings: Settings) -> str:
     return embed.prepare(settings.libvirt.uri.removeprefix(embed.URI_OF_ROOT), user)
 
 
+def group_of_vms(settings: Settings) -> int | None:
+    """The group of VMs that have a user of their own: they have no other, and need the one that /dev/kvm and tapmanager's
+    socket belong to. libvirt's own for QEMU may not be that: Debian's is one beside. None where VMs have no such user."""
+    if not settings.libvirt.vm_uids:
+        return None
+    return embed.qemu_user(settings.libvirt.qemu_user, settings.libvirt.qemu_group).gid
+
+
 def node_profile(settings: Settings, node_id: str) -> NodeProfile:
     return NodeProfile(
         node=node_id,

@@ -67,10 +67,11 @@ def image_parsers(settings: Settings) -> Sequence[Finding]:
 
 def qemu_user(settings: Settings) -> Sequence[Finding]:
     user, group = settings.libvirt.qemu_user, settings.libvirt.qemu_group
+    taps = settings.tapmanager
     wanted = ":".join(part for part in (user, group) if part)
-    return [
-        virtualization.qemu_user(wanted, host_facts.user(user, group), host_facts.user(settings.tapmanager.qemu_user))
-    ]
+    of_vms = host_facts.group(user, group) if settings.libvirt.vm_uids else frozenset[int]()
+    served = virtualization.Served(host_facts.user(taps.qemu_user), host_facts.group(taps.qemu_user, taps.qemu_group))
+    return [virtualization.qemu_user(wanted, host_facts.user(user, group), of_vms, served)]
 
 
 def libvirt(settings: Settings) -> Sequence[Finding]:

@@ -49,8 +49,16 @@ def qemu_img(program_output: ProgramOutput) -> Finding:
     return ok("qemu-img", f"version {found[1]}.{found[2]}" if found else "runs")
 
 
-def qemu_user(wanted: str, who: UserAccount | None, tapmanagers: UserAccount | None) -> Finding:
-    """`wanted`: user and group as set, "" for the distribution's own; `tapmanagers`: whom tapmanager serves."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Whom tapmanager serves: `who`, and VMs' users if its socket is of the `group` that they have."""
+
+    who: UserAccount | None
+    group: frozenset[int]
+
+
+def qemu_user(wanted: str, who: UserAccount | None, group_of_vms: frozenset[int], tapmanagers: Served) -> Finding:
+    """`wanted`: user and group as set, "" for the distribution's own; `group_of_vms`: empty where none has a user of its own."""
     if who is None:
         named = f"there is no user or group {wanted}" if wanted else "this machine has no user for QEMU"
         remedy = "apt-get install libvirt-daemon-system, or set libvirt.qemu_user to the `user` of libvirt's qemu.conf"
@@ -61,10 +69,16 @@ def qemu_user(wanted: str, who: UserAccount | None, tapmanagers: UserAccount | N
             "QEMU is to run as root: a guest that breaks out of QEMU owns the node",
             "set an unprivileged libvirt.qemu_user, and the same `user` in libvirt's qemu.conf",
         )
-    if tapmanagers is None or tapmanagers.uid != who.uid:
-        other = "nobody" if tapmanagers is None else tapmanagers.name
+    if tapmanagers.who is None or tapmanagers.who.uid != who.uid:
+        other = "nobody" if tapmanagers.who is None else tapmanagers.who.name
         remedy = f'set tapmanager.qemu_user = "{who.name}"'
         return error("QEMU user", f"QEMU runs as {who.name}, but tapmanager serves {other}: VMs get no network", remedy)
+    if not group_of_vms <= tapmanagers.group:
+        return error(
+            "QEMU user",
+            "VMs' users are not in the group of tapmanager's socket: VMs get no network",
+            "set tapmanager.qemu_group to the same group as libvirt.qemu_group",
+        )
     return ok("QEMU user", f"{who.name} ({who.uid})")
 
 

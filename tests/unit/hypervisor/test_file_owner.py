@@ -28,6 +28,14 @@ def _disk(path: Path, *, readonly: bool = False) -> Disk:
     return Disk(str(path), DiskFormat.RAW, "", readonly=readonly)
 
 
+def test_a_vm_with_a_user_of_its_own_has_the_group_that_is_for_vms_and_not_libvirts() -> None:
+    libvirts = QemuIds(64055, 64055, group_of_vms=108)
+    assert (libvirts.for_vm(OWN).uid, libvirts.for_vm(OWN).gid) == (OWN, 108)
+    assert (libvirts.for_vm(0).uid, libvirts.for_vm(0).gid) == (64055, 64055)
+    assert libvirts.readers == 108
+    assert QEMU.for_vm(OWN).gid == QEMU.readers == QEMU.gid
+
+
 def _rights(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)

@@ -87,7 +87,16 @@ def test_vmwrapper_must_be_there_reachable_readable_and_executable() -> None:
 def test_qemu_needs_a_user_of_its_own_that_tapmanager_serves(
     who: UserAccount | None, tapmanagers: UserAccount | None, level: Level
 ) -> None:
-    assert virtualization.qemu_user("libvirt-qemu", who, tapmanagers).level is level
+    served = virtualization.Served(tapmanagers, frozenset({7}))
+    assert virtualization.qemu_user("libvirt-qemu", who, frozenset({7}), served).level is level
+
+
+def test_the_group_of_vms_must_be_that_of_tapmanagers_socket() -> None:
+    served = virtualization.Served(QEMU, frozenset({7}))
+    found = virtualization.qemu_user("", QEMU, frozenset({8}), served)
+    assert found.level is Level.ERROR
+    assert "tapmanager.qemu_group" in found.remedy
+    assert virtualization.qemu_user("", QEMU, frozenset(), served).level is Level.OK, "VMs have no user of their own"
 
 
 @pytest.mark.parametrize(
