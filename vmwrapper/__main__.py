@@ -85,6 +85,7 @@ def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> 
     wanted = environ["VIRTSHIM_CONFINE"].split(",")
     parts = [path for path in environ.get("VIRTSHIM_PARTS", "").split(":") if path]
     _limit(resource.RLIMIT_CORE, _NO_DUMP)
+    _leave_out_of_dumps()
     if threads := environ.get("VIRTSHIM_THREADS"):
         _limit(resource.RLIMIT_NPROC, int(threads))
     if "core-scheduling" in wanted:
@@ -109,6 +110,17 @@ def _limit(kind: int, most: int) -> None:
     _, hard = resource.getrlimit(kind)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (most, most))
+
+
+def _leave_out_of_dumps() -> None:
+    """All memory: with a limit of 0, which libvirt may have set and nobody here can raise, the kernel still starts a program that
+    takes dumps."""
+    try:
+        file = os.open("/proc/self/coredump_filter", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # this kernel makes none
+    os.write(file, b"0")
+    os.close(file)
 
 
 def _default_emulator() -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from podclient import PodClient, pod_config, wait_until
@@ -21,9 +22,13 @@ VIRTSHIM = [sys.executable, "-m", "virtshim"]
 
 
 class Node:
-    def __init__(self, directory: str, pod_cidr: str, config: str = "", patience: float = 90.0) -> None:
-        """`config`: more settings, as TOML. `patience`: seconds for the node to come up or to go."""
+    def __init__(
+        self, directory: str, pod_cidr: str, config: str = "", patience: float = 90.0, enter: Sequence[str] = ()
+    ) -> None:
+        """`config`: more settings, as TOML. `patience`: seconds for the node to come up or to go. `enter`: what it is started by
+        way of."""
         self.directory = directory
+        self._command = (*enter, *VIRTSHIM)
         self.pod_cidr = pod_cidr
         self._patience = patience
         self.socket = f"{directory}/run/virtshim.sock"
@@ -38,7 +43,7 @@ class Node:
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
                 [
-                    *VIRTSHIM, "up", "--dir", self.directory, "--pod-cidr", self.pod_cidr,
+                    *self._command, "up", "--dir", self.directory, "--pod-cidr", self.pod_cidr,
                     "--domain-type", "qemu", "--config", str(self._config),
                 ],
                 stdout=file, stderr=file, start_new_session=True,
@@ -60,7 +65,7 @@ class Node:
     def down(self) -> None:
         """Stops what runs and removes everything."""
         done = subprocess.run(
-            [*VIRTSHIM, "down", "--dir", self.directory, "--all"],
+            [*self._command, "down", "--dir", self.directory, "--all"],
             capture_output=True,
             text=True,
             timeout=self._patience + 30,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 
-def attempts(node: Any, attacker: Any, victim: Any, port: int, abstract: str) -> Iterator[str]:
+def attempts(node: Any, libvirt: Any, attacker: Any, victim: Any, port: int, abstract: str) -> Iterator[str]:
     yield from own_files(node, attacker)
-    yield from others_files(node, victim)
-    yield from others_sockets(node, victim)
+    yield from others_files(node, libvirt, victim)
+    yield from others_sockets(node, libvirt, victim)
     yield from others_taps(node, attacker, victim)
     yield from processes(node, victim)
     yield from network(port, abstract)
@@ -32,7 +32,7 @@ def own_files(node: Any, vm: Any) -> Iterator[str]:
     yield f"write {node.directory}/state/containers/{vm.container}/root.qcow2"
 
 
-def others_files(node: Any, vm: Any) -> Iterator[str]:
+def others_files(node: Any, libvirt: Any, vm: Any) -> Iterator[str]:
     top, mine = node.directory, f"{node.directory}/state/containers/{vm.container}"
     paths = [f"{mine}/{name}" for name in ("root.qcow2", "seed.iso", "console.log", "console.pos")]
     paths += [
@@ -41,7 +41,7 @@ def others_files(node: Any, vm: Any) -> Iterator[str]:
         f"{top}/state/tapmanager/{vm.sandbox}.json",
         f"{top}/config.toml",
     ]
-    paths += [str(one) for one in Path(top, "libvirt").rglob("*") if vm.container[:12] in str(one)]
+    paths += [path for path in libvirt.paths() if vm.container[:12] in path]
     paths += [
         "/etc/passwd",
         "/etc/shadow",
@@ -74,17 +74,18 @@ def others_files(node: Any, vm: Any) -> Iterator[str]:
         yield f"create {path}/hostile"
 
 
-def others_sockets(node: Any, vm: Any) -> Iterator[str]:
+def others_sockets(node: Any, libvirt: Any, vm: Any) -> Iterator[str]:
     top = node.directory
     found = [one for one in Path(top).rglob("*") if one.is_socket() and f"/{vm.short}/" in str(one)]
     assert len(found) >= 3, found  # console, agent, screen
-    found += [one for one in Path(top, "libvirt").rglob("*.sock") if vm.container[:12] in str(one)]
-    for path in (*found, f"{top}/run/virtshim.sock", f"{top}/run/tapmanager.sock", *_of_the_host()):
+    sockets = [path for path in libvirt.paths() if libvirt.seen(path).is_socket()]
+    assert any(path.endswith("/monitor.sock") and vm.container[:11] in path for path in sockets), sockets
+    for path in (*found, *sockets, f"{top}/run/virtshim.sock", f"{top}/run/tapmanager.sock", *_of_the_host()):
         yield f"connect {path}"
 
 
 def _of_the_host() -> list[str]:
-    known = ("/run/dbus/system_bus_socket", "/run/systemd/journal/dev-log", "/run/libvirt/libvirt-sock-ro", "/dev/log")
+    known = ("/run/dbus/system_bus_socket", "/run/systemd/journal/dev-log", "/dev/log")
     return [path for path in known if os.path.exists(path)]
 
 

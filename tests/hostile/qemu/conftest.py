@@ -1,4 +1,7 @@
-"""A node whose QEMUs are taken over, two VMs on it, and what became of all that one tried on the other and on the node."""
+"""A node whose QEMUs are taken over, two VMs on it, and what became of all that one tried on the other and on the node.
+
+On both libvirts: the embedded one, and the system's, with its own mounts for each QEMU and its virtlogd.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pytest
 from attempts import attempts
 from imageserver import serve_directory
 from node import Node, free_cidr
+from own_libvirtd import OwnLibvirtd, missing
 from podclient import PodClient, container_config, pod_config, wait_until
 
 HERE = Path(__file__).parent
@@ -33,6 +37,25 @@ class Vm:
     @property
     def short(self) -> str:
         return self.container[:20]
+
+
+@dataclass(frozen=True)
+class Libvirt:
+    """`places`: all it has, as it and its QEMUs see them. `root`: where the tests see that. `enter`: what has to see it, too, is
+    started by way of this."""
+
+    root: str
+    uri: str
+    places: tuple[str, ...]
+    run: str
+    log: str
+    enter: tuple[str, ...] = ()
+
+    def seen(self, path: str) -> Path:
+        return Path(self.root + path)
+
+    def paths(self) -> list[str]:
+        return [str(one).removeprefix(self.root) for place in self.places for one in self.seen(place).rglob("*")]
 
 
 @dataclass
@@ -67,27 +90,56 @@ def weapons() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def node(weapons: Path) -> Iterator[Node]:
+def root() -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="virtshim-test-", dir="/var/tmp"))
     root.chmod(0o711)
-    config = f'[libvirt]\nemulator = "{weapons}/qemu"\nparts = ["{weapons}", "{QEMU}"]\n'
-    node = Node(f"{root}/n", pod_cidr=free_cidr(), config=config)
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="package", params=["embedded", "system"])
+def libvirt(request: pytest.FixtureRequest, root: Path) -> Iterator[Libvirt]:
+    if request.param == "embedded":
+        own = f"{root}/n/libvirt"
+        yield Libvirt("", f"qemu:///embed?root={own}", (own,), f"{own}/run/qemu", f"{own}/log/qemu")
+        return
+    if why := missing():
+        pytest.skip(why)
+    libvirtd = OwnLibvirtd()
+    try:
+        libvirtd.start()
+        yield Libvirt(
+            libvirtd.root,
+            "qemu:///system",
+            ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt"),
+            "/run/libvirt/qemu",
+            "/var/log/libvirt/qemu",
+            libvirtd.enter,
+        )
+    finally:
+        libvirtd.end()
+
+
+@pytest.fixture(scope="package")
+def node(libvirt: Libvirt, root: Path, weapons: Path) -> Iterator[Node]:
+    config = f'[libvirt]\nuri = "{libvirt.uri}"\nemulator = "{weapons}/qemu"\nparts = ["{weapons}", "{QEMU}"]\n'
+    node = Node(f"{root}/n", pod_cidr=free_cidr(), config=config, enter=libvirt.enter)
     try:
         node.up()
         yield node
     finally:
         node.down()
-        shutil.rmtree(root)
 
 
 @pytest.fixture(scope="package")
-def battlefield(node: Node, weapons: Path, null_image: Path) -> Iterator[Field]:
+def battlefield(node: Node, libvirt: Libvirt, weapons: Path, null_image: Path) -> Iterator[Field]:
     with PodClient(node.socket) as cri, serve_directory(null_image.parent) as url, listeners() as (port, name):
         image = cri.pull(f"{url.removeprefix('http://')}/{null_image.name}")
         try:
-            victim, attacker = (started(cri, node, image, name) for name in ("victim", "attacker"))
-            field = Field(node, attacker, victim, log_of(node, attacker))
-            lines = [f"{attacker.container[:12]} {line}" for line in attempts(node, attacker, victim, port, name)]
+            victim, attacker = (started(cri, node, libvirt, image, name) for name in ("victim", "attacker"))
+            field = Field(node, attacker, victim, log_of(libvirt, attacker))
+            tried = attempts(node, libvirt, attacker, victim, port, name)
+            lines = [f"{attacker.container[:12]} {line}" for line in tried]
             (weapons / "list.new").write_text("\n".join(lines) + "\n")
             os.rename(weapons / "list.new", weapons / "list")
             try:
@@ -109,18 +161,16 @@ def _has_ended(field: Field) -> bool:
     return "TRIED exec" in told(field.log) or not os.path.exists(f"/proc/{field.attacker.pid}")
 
 
-def started(cri: PodClient, node: Node, image: str, name: str) -> Vm:
+def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str) -> Vm:
     config = pod_config(name, f"{node.directory}/logs/{name}", annotations={"virtshim.io/vnc": "true"})
     pod = cri.run_pod(config)
     container = cri.create(pod, container_config(image, 64 << 20), config)
     cri.start(container)
-    return Vm(
-        pod, container, int(next(Path(node.directory, "libvirt/run/qemu").glob(f"*{container[:12]}*.pid")).read_text())
-    )
+    return Vm(pod, container, int(next(libvirt.seen(libvirt.run).glob(f"*{container[:12]}*.pid")).read_text()))
 
 
-def log_of(node: Node, vm: Vm) -> Path:
-    return next(Path(node.directory, "libvirt/log/qemu").glob(f"*{vm.container[:12]}*.log"))
+def log_of(libvirt: Libvirt, vm: Vm) -> Path:
+    return next(libvirt.seen(libvirt.log).glob(f"*{vm.container[:12]}*.log"))
 
 
 def told(log: Path) -> str:

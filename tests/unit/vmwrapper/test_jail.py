@@ -135,7 +135,8 @@ def tried(what):
         return type(exc).__name__
     return "allowed"
 print(tried(lambda: open(sys.argv[2])), tried(lambda: open("/etc/hostname")), tried(lambda: socket.socket(socket.AF_INET)),
-      resource.getrlimit(resource.RLIMIT_CORE), open("/proc/self/status").read().count("NoNewPrivs:\\t1"))
+      resource.getrlimit(resource.RLIMIT_CORE), int(open("/proc/self/coredump_filter").read(), 16),
+      open("/proc/self/status").read().count("NoNewPrivs:\\t1"))
 """
 
 
@@ -167,11 +168,11 @@ def started(tmp_path: Path, **environment: str) -> str:
 def test_the_written_vmwrapper_confines_what_it_becomes(tmp_path: Path) -> None:
     files = "PermissionError" if landlock.abi() else "allowed"
     found = started(tmp_path, VIRTSHIM_CONFINE="landlock,seccomp,core-scheduling")
-    assert found == f"allowed {files} PermissionError (1, 1) 1"
+    assert found == f"allowed {files} PermissionError (1, 1) 0 1"
 
 
 def test_what_the_settings_leave_out_is_left_out(tmp_path: Path) -> None:
-    assert started(tmp_path, VIRTSHIM_CONFINE="") == "allowed allowed allowed (1, 1) 1"
+    assert started(tmp_path, VIRTSHIM_CONFINE="") == "allowed allowed allowed (1, 1) 0 1"
 
 
 def test_a_vm_that_an_earlier_version_defined_starts_as_it_did(tmp_path: Path) -> None:
