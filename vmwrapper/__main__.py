@@ -10,6 +10,7 @@ unchanged.
     VIRTSHIM_CONFINE     what holds QEMU back, beside its user: words of landlock, seccomp, core-scheduling, with commas; unset: a
                          VM that an earlier version has defined, which nothing holds back
     VIRTSHIM_PARTS       paths that it may read and run besides, with colons
+    VIRTSHIM_OUTPUT      a pipe with a name, for all that QEMU says; unset: what libvirt gave it
     VIRTSHIM_THREADS     how many its user may have, who is this VM's alone
 
 The domain XML sets them (<qemu:env>); QEMU itself does not get them. Python takes 10 ms to start, this program must not double
@@ -64,6 +65,8 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         args += argv_plan.nic_arguments(argv, nics, fds)
         for fd in fds:
             os.set_inheritable(fd, True)
+    if environ.get("VIRTSHIM_OUTPUT"):
+        _say_into(environ["VIRTSHIM_OUTPUT"])
     if "VIRTSHIM_CONFINE" in environ:
         _confine(argv, emulator, environ)
     # libvirt hands a library that is loaded into the daemon on; it is none of QEMU's, and may need what QEMU gave up.
@@ -75,6 +78,17 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     except OSError as exc:
         remedy = "install QEMU, or correct the emulator's path in the config"
         raise CannotStart(f"{emulator}: {exc.strerror}; {remedy}") from exc
+
+
+def _say_into(path: str) -> None:
+    """From here on. Both ends of the pipe are QEMU's: nobody else need be there, and what does not fit is lost without a wait."""
+    try:
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        raise CannotStart(f"{path}, for what QEMU says: {exc.strerror}; virtshim alone can start this VM") from exc
+    for descriptor in (1, 2):
+        os.dup2(pipe, descriptor)
+    os.close(pipe)
 
 
 def _confine(argv: Sequence[str], emulator: str, environ: Mapping[str, str]) -> None:

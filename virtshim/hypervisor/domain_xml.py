@@ -48,6 +48,8 @@ class NodeProfile:
     # What vmwrapper holds QEMU back with (its VIRTSHIM_CONFINE), and what QEMU may read and run beside its own.
     confine: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    # Where vmwrapper finds the pipe that takes QEMU's output; "" leaves that to libvirt.
+    output_pipes: str = ""
 
     def __post_init__(self) -> None:
         if not self.node:
@@ -190,6 +192,8 @@ def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_a
         environment["VIRTSHIM_PARTS"] = ":".join(absolute_path(part, "libvirt.parts") for part in profile.parts)
     if runs_as is not None and runs_as.is_its_own:
         environment["VIRTSHIM_THREADS"] = str(_MOST_THREADS)
+    if profile.output_pipes:
+        environment["VIRTSHIM_OUTPUT"] = absolute_path(f"{profile.output_pipes}/{spec.name}", "output pipe")
     if spec.fetch_key:
         environment["VIRTSHIM_FETCH_KEY"] = printable(spec.fetch_key, "fetch key")
         environment["VIRTSHIM_TAPMANAGER"] = absolute_path(spec.tapmanager_socket, "tapmanager socket")

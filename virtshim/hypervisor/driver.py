@@ -28,13 +28,14 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices import disk, security_label, vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
+from virtshim.hypervisor.ends.qemu_output import QemuOutput
+from virtshim.hypervisor.ends.start_failure import start_failed
 from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.events import Lifecycle
-from virtshim.hypervisor.exit_watcher import QemuExitWatcher
 from virtshim.hypervisor.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
 from virtshim.hypervisor.power import ABSENT, power_of
 from virtshim.hypervisor.qemu_process import pid_directory, state_directory
-from virtshim.hypervisor.start_failure import start_failed
 from virtshim.hypervisor.stats.busy_vms import BusyVms
 
 log = structlog.get_logger(__name__)
@@ -79,6 +80,7 @@ class LibvirtHypervisor:
         self._state_directory = state_directory(uri)
         self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
+        self._output = QemuOutput(profile.output_pipes)
         self._pressing = BoundedCalls("shut down")
         self._destroying = EarlyCalls()
         # Being started or ended now: statistics leave them out.
@@ -105,22 +107,28 @@ class LibvirtHypervisor:
             if self._is_on(found):
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)
-            try:
-                definition = found.XMLDesc()
-                for file in disk.qcow2_files_in(definition):
-                    unchanged.refuse_changed(file)
-                socket = vnc.socket_in(definition)
-                qemu = self._connection.qemu_ids() if socket else None
-                with vnc_directory_writable(socket, qemu and qemu.for_vm(security_label.uid_in(definition))):
-                    began = time.monotonic()
-                    with self.busy.held(domain):
-                        found.create()
-                if self._state_directory:
-                    take_back_vms(self._state_directory, found.ID(), found.name())
-            except libvirt.libvirtError as exc:
-                raise start_failed(found.name(), exc) from exc
+            definition = found.XMLDesc()
+            for file in disk.qcow2_files_in(definition):
+                unchanged.refuse_changed(file)
+            qemu = self._connection.qemu_ids()
+            runs_as = qemu and qemu.for_vm(security_label.uid_in(definition))
+            with (
+                vnc_directory_writable(vnc.socket_in(definition), runs_as),
+                self._output.of_start(found.name(), runs_as) as said,
+            ):
+                began = time.monotonic()
+                self._create(domain, found, said)
+            if self._state_directory:
+                take_back_vms(self._state_directory, found.ID(), found.name())
             log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
             self._exits.follow(domain, found.name())
+
+    def _create(self, domain: uuid.UUID, found: libvirt.virDomain, said: Callable[[], str]) -> None:
+        try:
+            with self.busy.held(domain):
+                found.create()
+        except libvirt.libvirtError as exc:
+            raise start_failed(found.name(), exc, said()) from exc
 
     def ask_to_shut_down(self, domain: uuid.UUID) -> None:
         def press() -> None:
@@ -197,6 +205,7 @@ class LibvirtHypervisor:
     def _end_threads(self) -> None:
         self._destroying.close(_LAST_LOOK)
         self._exits.close()
+        self._output.close()
         self._events.close()
 
     def _subscribe(self, conn: libvirt.virConnect) -> None:
@@ -222,6 +231,7 @@ class LibvirtHypervisor:
             for domain in self.owned():
                 if domain.state.is_on:
                     self._exits.follow(domain.uuid, domain.name)
+                    self._output.follow(domain.name, domain.uuid)
         self._events.events_were_lost()
 
     def _on_lifecycle(

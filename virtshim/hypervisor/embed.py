@@ -47,7 +47,7 @@ seccomp_sandbox = 1
 cgroup_controllers = [ ]
 # No mount namespace a VM: it would hide device nodes that come later.
 namespaces = [ ]
-# No virtlogd: libvirt opens the log files and hands QEMU the descriptors.
+# No virtlogd: libvirt opens the log files and hands QEMU the descriptors; for its own log vmwrapper gives it a pipe.
 stdio_handler = "file"
 # A byte, which is less than any dump: with 0 the kernel still starts a program that takes dumps.
 max_core = 1
@@ -67,6 +67,11 @@ class QemuUser:
 def is_embedded(uri: str) -> bool:
     """Whether libvirt runs inside this process."""
     return uri.startswith("qemu:///embed")
+
+
+def output_pipes(uri: str) -> str:
+    """Where each QEMU finds the pipe for what it says; "" for drivers that are not embedded, whose virtlogd bounds their logs."""
+    return f"{os.path.abspath(uri.removeprefix(URI_OF_ROOT))}/output" if uri.startswith(URI_OF_ROOT) else ""
 
 
 def qemu_user(name: str = "", group: str = "") -> QemuUser:
@@ -98,6 +103,11 @@ def prepare(root: str, user: QemuUser) -> str:
     # QEMU's user passes through, and looks at nothing.
     os.chmod(root, 0o711)  # noqa: S103
     require_reachable(root, user)
+    pipes = output_pipes(f"{URI_OF_ROOT}{root}")
+    os.makedirs(pipes, exist_ok=True)
+    os.chmod(pipes, 0o711)  # noqa: S103
+    for name in os.listdir(pipes):  # of starts that were cut off
+        os.unlink(os.path.join(pipes, name))
     configuration = os.path.join(root, "etc")
     os.makedirs(configuration, mode=0o755, exist_ok=True)
     replace_text(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group), 0o644)

@@ -36,6 +36,7 @@ def node_profile(settings: Settings, node_id: str) -> NodeProfile:
         disk_rates=DiskRates(settings.vm.disk_iops, settings.vm.disk_bandwidth),
         confine=settings.libvirt.confine,
         parts=settings.libvirt.parts,
+        output_pipes=embed.output_pipes(settings.libvirt.uri),
         cgroups=Cgroups.OFF if own_groups(settings) else Cgroups.V2 if machine.has_cgroup_v2() else Cgroups.V1,
     )
 

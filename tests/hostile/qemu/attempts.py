@@ -11,6 +11,7 @@ from typing import Any
 
 
 def attempts(node: Any, libvirt: Any, attacker: Any, victim: Any, port: int, abstract: str) -> Iterator[str]:
+    yield "fill 64"  # first: what is said before it is lost where a log is rotated
     yield from own_files(node, attacker)
     yield from others_files(node, libvirt, victim)
     yield from others_sockets(node, libvirt, victim)

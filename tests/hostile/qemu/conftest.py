@@ -5,6 +5,7 @@ On both libvirts: the embedded one, and the system's, with its own mounts for ea
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -58,6 +59,34 @@ class Libvirt:
         return [str(one).removeprefix(self.root) for place in self.places for one in self.seen(place).rglob("*")]
 
 
+class Said:
+    """All that a VM's QEMU says: in the pipe of its output, where it has one of its own, and in its log, where the rest goes when
+    it has ended; where virtlogd rotates that, in what is kept of it."""
+
+    def __init__(self, libvirt: Libvirt, vm: Vm) -> None:
+        self._place = libvirt.seen(libvirt.log)
+        self._container = vm.container[:12]
+        self._read = b""
+        self._pipe = -1
+        if "/embed" in libvirt.uri:
+            self._pipe = os.open(f"/proc/{vm.pid}/fd/2", os.O_RDONLY | os.O_NONBLOCK)
+
+    def logs(self) -> list[Path]:
+        """The newest is the last."""
+        return sorted(self._place.glob(f"*{self._container}*.log*"), key=lambda path: path.suffix, reverse=True)
+
+    def text(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            while self._pipe >= 0 and (more := os.read(self._pipe, 1 << 16)):
+                self._read += more
+        return (self._read + b"".join(log.read_bytes() for log in self.logs())).decode(errors="replace")
+
+    def close(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
 @dataclass
 class Field:
     """`tried`: attempt -> "got", "refused EPERM", or a number."""
@@ -65,7 +94,7 @@ class Field:
     node: Node
     attacker: Vm
     victim: Vm
-    log: Path
+    said: Said
     tried: Mapping[str, str] = field(default_factory=dict)
 
     def got(self, *kinds: str) -> dict[str, str]:
@@ -137,7 +166,7 @@ def battlefield(node: Node, libvirt: Libvirt, weapons: Path, null_image: Path) -
         image = cri.pull(f"{url.removeprefix('http://')}/{null_image.name}")
         try:
             victim, attacker = (started(cri, node, libvirt, image, name) for name in ("victim", "attacker"))
-            field = Field(node, attacker, victim, log_of(libvirt, attacker))
+            field = Field(node, attacker, victim, Said(libvirt, attacker))
             tried = attempts(node, libvirt, attacker, victim, port, name)
             lines = [f"{attacker.container[:12]} {line}" for line in tried]
             (weapons / "list.new").write_text("\n".join(lines) + "\n")
@@ -145,10 +174,11 @@ def battlefield(node: Node, libvirt: Libvirt, weapons: Path, null_image: Path) -
             try:
                 wait_until(lambda: _has_ended(field), LIMIT, "the taken-over QEMU has tried it all")
             except TimeoutError as exc:
-                exc.add_note(told(field.log)[-2000:])
+                exc.add_note(field.said.text()[-2000:])
                 raise
-            field.tried = dict(re.findall(r"^TRIED (.*): (.*)$", told(field.log), re.MULTILINE))
-            assert "end " in field.tried, told(field.log)[-2000:]
+            field.tried = dict(re.findall(r"^TRIED (.*): (.*)$", field.said.text(), re.MULTILINE))
+            field.said.close()
+            assert "end " in field.tried, field.tried
             yield field
         finally:
             (weapons / "list").unlink(missing_ok=True)
@@ -158,7 +188,7 @@ def battlefield(node: Node, libvirt: Libvirt, weapons: Path, null_image: Path) -
 
 def _has_ended(field: Field) -> bool:
     """It has tried it all, or was ended for one of the last attempts."""
-    return "TRIED exec" in told(field.log) or not os.path.exists(f"/proc/{field.attacker.pid}")
+    return "TRIED exec" in field.said.text() or not os.path.exists(f"/proc/{field.attacker.pid}")
 
 
 def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str) -> Vm:
@@ -167,14 +197,6 @@ def started(cri: PodClient, node: Node, libvirt: Libvirt, image: str, name: str)
     container = cri.create(pod, container_config(image, 64 << 20), config)
     cri.start(container)
     return Vm(pod, container, int(next(libvirt.seen(libvirt.run).glob(f"*{container[:12]}*.pid")).read_text()))
-
-
-def log_of(libvirt: Libvirt, vm: Vm) -> Path:
-    return next(libvirt.seen(libvirt.log).glob(f"*{vm.container[:12]}*.log"))
-
-
-def told(log: Path) -> str:
-    return log.read_text(errors="replace")
 
 
 class listeners:  # noqa: N801

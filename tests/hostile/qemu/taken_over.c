@@ -1,5 +1,5 @@
 /* A QEMU that its guest took over: loaded into the real one (LD_PRELOAD), it waits in a thread for a list of things to try, tries
- * them from inside, and tells on standard error, which is the VM's log, what became of each:
+ * them from inside, and tells on standard error what became of each:
  *
  *     TRIED <what> <argument>: got | refused <errno> | <number>
  *
@@ -16,6 +16,7 @@
 #include <linux/vm_sockets.h>
 #include <netinet/in.h>
 #include <arpa/inet.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -196,6 +197,24 @@ static long core_limit(const char *unused)
     return limit.rlim_max > INT_MAX ? INT_MAX : (long)limit.rlim_max;
 }
 
+/* MiB that its output takes at once. */
+static long filled(const char *most)
+{
+    static char page[1 << 16];
+    long taken = 0, full = 0;
+    memset(page, '#', sizeof page - 1);
+    page[sizeof page - 1] = '\n';
+    while (!full && taken < atol(most) << 20) {
+        full = 1;
+        for (int fd = 1; fd <= 2; fd++) {
+            ssize_t one = write(fd, page, sizeof page);
+            if (one > 0)
+                taken += one, full = 0;
+        }
+    }
+    return taken >> 20;
+}
+
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static void *wait_at_gate(void *unused) { pthread_mutex_lock(&gate); pthread_mutex_unlock(&gate); return unused; }
 /* How many threads can be had, up to the number asked for. */
@@ -225,7 +244,7 @@ static const struct {
     {"signal", signalled}, {"pidfd", stopped_by_pidfd}, {"ptrace", traced}, {"memory", memory_read}, {"keyring", keyed},
     {"tcp", tcp}, {"udp", udp}, {"family", family},
     {"exec", executed}, {"unshare", unshared}, {"io_uring", ring},
-    {"end", ended}, {"core", core_limit}, {"threads", threads},
+    {"end", ended}, {"core", core_limit}, {"threads", threads}, {"fill", filled},
 };
 
 struct attempt { long (*run)(const char *); const char *argument; long result; };
@@ -249,6 +268,16 @@ static long result_of(struct attempt *now)
     return pthread_timedjoin_np(thread, NULL, &limit) ? -ETIME : now->result;
 }
 
+/* Waits for room: what it tells is not to be lost among what it fills its output with. */
+static void tell(const char *what, const char *argument, const char *how)
+{
+    char line[8500];
+    struct pollfd room = {.fd = 2, .events = POLLOUT};
+    int size = snprintf(line, sizeof line, "\nTRIED %s %s: %s\n", what, argument, how);
+    while (write(2, line, size) < 0 && errno == EAGAIN)
+        poll(&room, 1, 1000);
+}
+
 static void attempt(const char *what, const char *argument)
 {
     for (size_t i = 0; i < sizeof attempts / sizeof *attempts; i++) {
@@ -257,12 +286,12 @@ static void attempt(const char *what, const char *argument)
         static struct attempt now; /* outlives a thread that hangs */
         now = (struct attempt){attempts[i].run, argument, -ENOTRECOVERABLE}; /* what is left of a thread that a filter killed */
         long result = result_of(&now);
+        char number[32];
         if (result < 0)
-            dprintf(2, "TRIED %s %s: refused %s\n", what, argument, strerrorname_np(-result));
-        else if (result > 0)
-            dprintf(2, "TRIED %s %s: %ld\n", what, argument, result);
+            snprintf(number, sizeof number, "refused %s", strerrorname_np(-result));
         else
-            dprintf(2, "TRIED %s %s: got\n", what, argument);
+            snprintf(number, sizeof number, "%ld", result);
+        tell(what, argument, result ? number : "got");
     }
 }
 

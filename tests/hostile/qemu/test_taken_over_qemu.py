@@ -8,6 +8,8 @@ import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.hostile]
 
+# Of a VM: virtlogd keeps four files of 2 MiB.
+MOST_LOGGED = 9 << 20
 # Of one VM, and a few that are QEMU's already.
 MOST_THREADS = 1024
 
@@ -56,3 +58,8 @@ def test_it_leaves_no_core_dump(battlefield: Any) -> None:
 
 def test_it_does_not_fill_the_process_table(battlefield: Any) -> None:
     assert int(battlefield.tried["threads 20000"]) <= MOST_THREADS
+
+
+def test_it_fills_no_log(battlefield: Any) -> None:
+    assert "fill 64" in battlefield.tried
+    assert sum(log.stat().st_size for log in battlefield.said.logs()) < MOST_LOGGED

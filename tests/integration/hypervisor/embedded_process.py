@@ -18,6 +18,7 @@ from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
 from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.logsetup import set_up_logging
+from vmwrapper import bundle
 
 set_up_logging("warning", "text")  # to standard error: what is said goes to standard output
 
@@ -52,6 +53,9 @@ if "libvirt-cgroups" in sys.argv[2:]:
     conf = PLACE / "l/etc/qemu.conf"
     conf.write_text(conf.read_text().replace("[ ]", '[ "cpu", "cpuacct", "cpuset", "devices", "memory" ]', 1))
 profile = NodeProfile("node", DomainType.QEMU, QEMU, QEMU, cgroups)
+if "vmwrapper" in sys.argv[2:]:
+    bundle.write(str(PLACE / "vm/vmwrapper"))
+    profile = dataclasses.replace(profile, vmwrapper=str(PLACE / "vm/vmwrapper"), output_pipes=embed.output_pipes(URI))
 connection = Connection(URI)
 hypervisor = LibvirtHypervisor(connection, profile, URI)
 resizing = LibvirtResizing(connection, profile)

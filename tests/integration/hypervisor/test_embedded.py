@@ -107,6 +107,40 @@ def test_a_failed_start_says_what_qemu_said(place):
     assert said[1][0] == "off"
 
 
+def test_a_failed_start_says_what_qemu_said_into_its_pipe(place):
+    said = place.run(
+        "from virtshim.domain.errors import InternalError\n"
+        "hypervisor.define(SPEC)\n"
+        "with open(SPEC.disks[0].path, 'r+b') as disk: os.pwrite(disk.fileno(), bytes([1] * 8), 40)\n"
+        "try: hypervisor.start(SPEC.uuid)\n"
+        "except InternalError as error: say(str(error))\n"
+        "say(state())",
+        "vmwrapper",
+    )
+    assert "L1 table" in said[0]
+    assert said[1][0] == "off"
+    assert b"L1 table" in (place.root / "log/qemu/virtshim-integration.log").read_bytes()
+    assert list((place.root / "output").iterdir()) == []
+
+
+def test_the_last_words_of_a_qemu_come_into_its_log_although_another_process_started_it(place):
+    place.run("boot(); os.kill(os.getpid(), 9)", "vmwrapper", expect=KILLED)
+    log = place.root / "log/qemu/virtshim-integration.log"
+    assert b"terminating" not in log.read_bytes()
+    place.run(
+        "import threading\n"
+        "def wait_for(holds):\n"
+        "    until = time.monotonic() + 60\n"
+        "    while not holds():\n"
+        "        assert time.monotonic() < until\n"
+        "        time.sleep(0.02)\n"
+        "wait_for(lambda: any(thread.name == 'qemu-output' for thread in threading.enumerate()))\n"
+        "os.kill(qemu_pid(), 15); wait_off()\n"
+        f"wait_for(lambda: b'terminating on signal 15' in Path({str(log)!r}).read_bytes())",
+        "vmwrapper",
+    )
+
+
 def test_a_second_process_is_told_that_the_directory_is_taken(place):
     said = place.run(
         "import subprocess; code = ('import sys; from virtshim.hypervisor.connection import Connection\\n'\n"

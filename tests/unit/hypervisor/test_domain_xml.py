@@ -86,7 +86,9 @@ GRANTED = GrantedDevices(
 )
 MANY = GrantedDevices(tuple(PciFunction(PciAddress(0, bus, 0, 0)) for bus in range(0x20, 0x20 + 9)))
 
-CONFINED = dataclasses.replace(NODE, confine=("landlock", "seccomp"), parts=("/opt/qemu", "/opt/firmware"))
+CONFINED = dataclasses.replace(
+    NODE, confine=("landlock", "seccomp"), parts=("/opt/qemu", "/opt/firmware"), output_pipes="/libvirt/output"
+)
 
 CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds]] = {
     "plain": (PLAIN, NODE),

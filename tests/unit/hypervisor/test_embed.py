@@ -42,6 +42,8 @@ def test_the_embedded_directory_is_made_and_may_be_made_again(tmp_path: Path, mo
     root = tmp_path / "libvirt"
     for _ in range(2):
         assert embed.prepare(str(root), NOBODY) == f"qemu:///embed?root={root}"
+        assert list((root / "output").iterdir()) == []
+        os.mkfifo(root / "output/of-a-start-that-was-cut-off")
     assert stat.S_IMODE(root.stat().st_mode) == 0o711
     text = (root / "etc" / "qemu.conf").read_text()
     assert 'user = "somebody"\ngroup = "somegroup"\n' in text

@@ -9,8 +9,8 @@ import libvirt
 import pytest
 
 from virtshim.domain import errors as ours
+from virtshim.hypervisor.ends.start_failure import start_failed
 from virtshim.hypervisor.errors import talking_to_libvirt
-from virtshim.hypervisor.start_failure import start_failed
 
 
 def _error(
@@ -67,13 +67,27 @@ REFUSED = f"{KILLED}: 2026-01-01T00:00:00.000000Z qemu-system-x86_64:"
 def test_why_qemu_ended_during_its_start_is_read_from_its_last_words(
     words: str, kind: type[ours.ShimError], told: str
 ) -> None:
-    failed = start_failed("web", _error(libvirt.VIR_ERR_INTERNAL_ERROR, words=words))
+    failed = start_failed("web", _error(libvirt.VIR_ERR_INTERNAL_ERROR, words=words), "")
     assert type(failed) is kind
     assert re.search(f"start VM web: .*{told}", str(failed))
 
 
 def test_words_count_for_nothing_where_libvirts_code_tells() -> None:
-    assert type(start_failed("web", _error(libvirt.VIR_ERR_OPERATION_INVALID, words=KILLED))) is ours.WrongState
+    assert type(start_failed("web", _error(libvirt.VIR_ERR_OPERATION_INVALID, words=KILLED), "")) is ours.WrongState
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("qemu: cannot set up guest memory 'pc.ram': Cannot allocate memory", ours.ResourceExhausted),
+        ("qemu: terminating on signal 15 from pid 7", ours.Unavailable),
+        ("qemu: -device frob: unknown", ours.InternalError),
+    ],
+)
+def test_words_that_libvirt_has_not_read_count_as_well(words: str, kind: type[ours.ShimError]) -> None:
+    failed = start_failed("web", _error(libvirt.VIR_ERR_INTERNAL_ERROR, words=KILLED), words)
+    assert type(failed) is kind
+    assert words in str(failed)
 
 
 def test_an_error_that_libvirt_never_set_is_internal() -> None:

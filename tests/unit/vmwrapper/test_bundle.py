@@ -123,6 +123,23 @@ def test_a_library_that_is_loaded_into_the_daemon_is_not_loaded_into_qemu(progra
     assert ("LD_PRELOAD" in told, told["LD_LIBRARY_PATH"]) == (False, "/qemus/own")
 
 
+def test_what_qemu_says_goes_into_the_pipe_that_is_named(program: str, qemu: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    done = run(program, [], VIRTSHIM_EMULATOR=qemu, VIRTSHIM_OUTPUT=str(tmp_path / "pipe"))
+    with open(reader, "rb") as file:
+        fds = json.loads(file.read())["fds"]
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (fds["1"], fds["2"]) == (str(tmp_path / "pipe"), str(tmp_path / "pipe"))
+    assert str(tmp_path / "pipe") not in {what for number, what in fds.items() if int(number) > 2}
+
+
+def test_a_vm_whose_pipe_nobody_has_made_does_not_start(program: str, qemu: str, tmp_path: Path) -> None:
+    done = run(program, [], VIRTSHIM_EMULATOR=qemu, VIRTSHIM_OUTPUT=str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "none, for what QEMU says: No such file or directory; virtshim alone can start this VM" in done.stderr
+
+
 def test_the_default_emulator_answers_libvirts_version_probe(program: str) -> None:
     if not os.path.exists(f"/usr/bin/qemu-system-{os.uname().machine}"):
         pytest.skip("QEMU is not installed")

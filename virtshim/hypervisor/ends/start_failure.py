@@ -19,13 +19,13 @@ _NO_MEMORY: Final = re.compile(r"cannot set up guest memory|Cannot allocate memo
 _SIGNALLED: Final = re.compile(r"terminating on signal \d+")
 
 
-def start_failed(name: str, exc: libvirt.libvirtError) -> ShimError:
-    """The error to raise for `exc`, which `virDomain.create` raised."""
+def start_failed(name: str, exc: libvirt.libvirtError, words: str) -> ShimError:
+    """The error to raise for `exc`, which `virDomain.create` raised. `words`: what QEMU said that libvirt has not read."""
     what = f"start VM {name}"
     found = _ENDED.search(message_of(exc)) if code_of(exc) == libvirt.VIR_ERR_INTERNAL_ERROR else None
     if found is None:
-        return translated(what, exc)
-    said = (found["said"] or "").strip()
+        return _with(words, translated(what, exc))
+    said = "\n".join(part for part in ((found["said"] or "").strip(), words) if part)
     if _NO_MEMORY.search(said):
         return ResourceExhausted(
             f"{what}: not enough memory on this machine; lower the container's memory limit, or free some. QEMU said: {said}"
@@ -35,4 +35,8 @@ def start_failed(name: str, exc: libvirt.libvirtError) -> ShimError:
             f"{what}: QEMU was killed during its start, by a signal or by the OOM killer (see the kernel's log). "
             f"A retry may succeed. {said}".rstrip()
         )
-    return translated(what, exc)
+    return _with(words, translated(what, exc))
+
+
+def _with(words: str, error: ShimError) -> ShimError:
+    return type(error)(f"{error}: {words}") if words else error

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from virtshim.domain.vm import OffReason, Power, PowerState
-from virtshim.hypervisor.exit_watcher import QemuExitWatcher
+from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
 
 VM = uuid.UUID("5fcca100-659f-5f99-9d53-0178ad853389")
 WAIT_LIMIT = 20.0
@@ -108,7 +108,7 @@ def test_libvirts_event_may_come_a_moment_after_qemus_end(node: Node, ends: Qemu
 def test_a_shutdown_of_which_no_event_comes_is_left_to_libvirt(
     node: Node, ends: QemuExitWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("virtshim.hypervisor.exit_watcher._EVENT_WAIT", 0.01)
+    monkeypatch.setattr("virtshim.hypervisor.ends.exit_watcher._EVENT_WAIT", 0.01)
     silent = node.run("shutdown")
     ends.follow(VM, "vm")
     silent.kill()

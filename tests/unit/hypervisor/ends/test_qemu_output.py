@@ -1,0 +1,167 @@
+"""What a QEMU says, where libvirt is embedded: a process that says it stands for QEMU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from virtshim.domain.errors import InternalError
+from virtshim.hypervisor.ends.qemu_output import QemuOutput
+from virtshim.hypervisor.file_owner import QemuIds
+
+NAME = "virtshim-x"
+DOMAIN = uuid.UUID("11111111-2222-5333-8444-555555555555")
+# As vmwrapper does it; then it says as much as it is told to, and waits.
+QEMU = """
+import os, sys
+path, byte, count, stays = sys.argv[1:5]
+pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+os.dup2(pipe, 2)
+os.close(pipe)
+os.write(1, b"ready\\n")
+said = 0
+try:
+    while said < int(count):
+        said += os.write(2, byte.encode() * min(4096, int(count) - said))
+except BlockingIOError:
+    pass
+print(said, flush=True)
+if stays == "stays":
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("output", "log/qemu", "run/qemu"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def output(root: Path) -> Iterator[QemuOutput]:
+    with contextlib.closing(QemuOutput(str(root / "output"))) as output:
+        yield output
+
+
+def log_of(root: Path) -> Path:
+    return root / f"log/qemu/{NAME}.log"
+
+
+def qemu(root: Path, byte: str, count: int, *, stays: bool = False) -> subprocess.Popen[bytes]:
+    words = [str(root / "output" / NAME), byte, str(count), "stays" if stays else "ends", str(DOMAIN)]
+    return subprocess.Popen([sys.executable, "-c", QEMU, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def said_by(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return int(process.stdout.readline())
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_what_it_has_said_is_told_when_its_start_fails_and_is_in_its_log(root: Path, output: QemuOutput) -> None:
+    log_of(root).write_bytes(b"libvirt's own\n")
+    told = ""
+    with contextlib.suppress(RuntimeError), output.of_start(NAME, None) as said:
+        with qemu(root, "w", 10) as process:
+            said_by(process)
+        told = said()
+        raise RuntimeError
+    assert told == "w" * 10
+    assert log_of(root).read_bytes() == b"libvirt's own\n" + b"w" * 10
+    assert list((root / "output").iterdir()) == []
+
+
+def test_what_it_says_is_in_its_log_when_it_has_ended(root: Path, output: QemuOutput) -> None:
+    with output.of_start(NAME, None):
+        process = qemu(root, "w", 10, stays=True)
+        said_by(process)
+    assert not log_of(root).exists()
+    process.communicate()
+    wait_for(log_of(root).exists)
+    assert log_of(root).read_bytes() == b"w" * 10
+
+
+@pytest.mark.hostile
+def test_one_that_speaks_without_end_is_heard_for_a_pipes_worth(root: Path, output: QemuOutput) -> None:
+    with output.of_start(NAME, None):
+        process = qemu(root, "w", 1 << 30, stays=True)
+        taken = said_by(process)
+    assert taken <= 64 << 10
+    process.communicate()
+    wait_for(log_of(root).exists)
+    assert log_of(root).stat().st_size <= 64 << 10
+
+
+def test_its_words_are_bounded_and_kept_while_nobody_reads_and_come_to_the_next_who_does(root: Path) -> None:
+    with contextlib.closing(QemuOutput(str(root / "output"))) as output, output.of_start(NAME, None):
+        process = qemu(root, "w", 1 << 30, stays=True)
+        said_by(process)
+    (root / f"run/qemu/{NAME}.pid").write_text(str(process.pid))
+    with contextlib.closing(QemuOutput(str(root / "output"))) as later:
+        later.follow(NAME, DOMAIN)
+        later.follow(NAME, DOMAIN)
+        process.communicate()
+        wait_for(log_of(root).exists)
+    assert log_of(root).read_bytes() == b"w" * (64 << 10)
+
+
+@pytest.mark.hostile
+def test_nothing_but_a_pipe_is_read_in_its_place(root: Path, output: QemuOutput) -> None:
+    """A QEMU that was taken over has put something else there."""
+    secret = root / "secret"
+    secret.write_text("secret")
+    with secret.open() as file, subprocess.Popen(["sleep", "60"], stderr=file) as process:
+        (root / f"run/qemu/{NAME}.pid").write_text(str(process.pid))
+        before = len(os.listdir("/proc/self/fd"))
+        output.follow(NAME, DOMAIN)
+        assert len(os.listdir("/proc/self/fd")) == before
+        process.kill()
+    assert not log_of(root).exists()
+
+
+@pytest.mark.hostile
+def test_the_pipe_is_open_to_that_vms_user_alone_and_takes_the_place_of_what_is_there(
+    root: Path, output: QemuOutput
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    path = root / "output" / NAME
+    path.symlink_to(root / "elsewhere")
+    with output.of_start(NAME, QemuIds(64999, 64108, is_its_own=True)):
+        found = path.lstat()
+    assert stat.S_ISFIFO(found.st_mode)
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (64999, 0o600)
+    assert not (root / "elsewhere").exists()
+
+
+def test_a_pipe_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone/output"
+    with (
+        contextlib.closing(QemuOutput(str(gone))) as output,
+        pytest.raises(InternalError, match=f"the pipe {gone}/{NAME} .*No such file"),
+        output.of_start(NAME, None),
+    ):
+        pass
+
+
+def test_where_libvirt_has_a_virtlogd_nothing_is_done(tmp_path: Path) -> None:
+    with contextlib.closing(QemuOutput("")) as output, output.of_start(NAME, None) as said:
+        assert said() == ""
+        output.follow(NAME, DOMAIN)
