@@ -257,11 +257,14 @@ class Attachments:
 
     # -- release -------------------------------------------------------------------------------------------------------
 
-    def release(self, sandbox: str, until: float) -> None:
-        """Makes sure that nothing of the sandbox is left. `sandbox` is a checked id."""
+    def release(self, sandbox: str, until: float, forget: Callable[[str], object] | None = None) -> None:
+        """Makes sure that nothing of the sandbox is left. `forget` is told the cgroup that its last VM was in. `sandbox` is a
+        checked id."""
         with self._locks.holding(sandbox, until):
             entry = self._ledger.read(sandbox)
             if entry is not None:
+                if forget:
+                    forget(entry.placement.group)
                 self._tear_down(entry, until)
                 log.info("pod.released sandbox=%s", sandbox)
                 return

@@ -136,7 +136,7 @@ def _interface(one: Nic | NicFunction) -> Json:
 def _release(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox",), "args")
     sandbox = _sandbox(call.args)
-    resources.attachments.release(sandbox, call.until)
+    resources.attachments.release(sandbox, call.until, resources.groups.forget)
     return Answer({})
 
 

@@ -1,4 +1,4 @@
-"""The VMs' cgroups in the kernel: made below the pod's, limited, entered by QEMU before it starts, removed.
+"""The VMs' cgroups in the kernel: made where virtshim says, limited, entered by QEMU before it starts, removed.
 
 A group's name is computed from the container's id, so its removal can be repeated from the id alone. A change of limits is
 all or nothing: what was written is written back if a later value is refused.
@@ -101,12 +101,26 @@ class VmCgroups:
         with self._lock:
             for _, directory in self._places(path):
                 _remove(directory)
-            if _is_own(path):
-                for one in self._found:
-                    with contextlib.suppress(OSError):  # others are in it, or it is gone
-                        os.rmdir(one.root + OWN_PARENT)
+            self._remove_own_parent(path)
+
+    def forget(self, path: str) -> None:
+        """For a sandbox that goes. virtshim removes its VMs' groups; one that is there still, and empty, is of a container
+        whose record was lost. One with a VM in it is not touched: it has a record. "" for no group."""
+        if not path:
+            return
+        with self._lock:
+            for _, directory in self._places(path):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+            self._remove_own_parent(path)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _remove_own_parent(self, path: str) -> None:
+        if _is_own(path):
+            for one in self._found:
+                with contextlib.suppress(OSError):  # others are in it, or it is gone
+                    os.rmdir(one.root + OWN_PARENT)
 
     def _enter(self, path: str, pid: int) -> None:
         places = self._places(path)

@@ -98,7 +98,7 @@ def in_memory() -> World:
 
 class OnThisMachine(World):
     def __init__(self, node: TapNode, parent: str) -> None:
-        self._node = node
+        self.node = node
         self.parent = parent
         self.vm_cgroups = VmCgroupClient(TapmanagerConnection(node.socket), own=True)
 
@@ -130,11 +130,11 @@ class OnThisMachine(World):
             qemu.wait()
 
     def is_network_open(self) -> bool:
-        record = json.loads((self._node.ledger / f"{SANDBOX}.json").read_text())
+        record = json.loads((self.node.ledger / f"{SANDBOX}.json").read_text())
         return record["placement"]["open_until"] > 0
 
     def end_tapmanager(self) -> None:
-        self._node.stop()
+        self.node.stop()
 
 
 @pytest.fixture
@@ -161,6 +161,22 @@ def test_a_group_is_made_with_its_limits(world: World) -> None:
     world.vm_cgroups.make(world.group(), SECONDS)
     assert world.limits() == (50_000, 256 * MIB)
     assert not world.exists(B)
+
+
+@pytest.mark.network
+def test_a_group_whose_record_was_lost_goes_with_its_sandboxs_network(on_this_machine: OnThisMachine) -> None:
+    """kubelet removes it with the pod's own group, but only where it lies in that."""
+    on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
+    on_this_machine.node.release(SANDBOX.value)
+    assert not on_this_machine.exists()
+
+
+@pytest.mark.network
+def test_a_group_with_a_vm_in_it_stays_when_its_network_goes(on_this_machine: OnThisMachine) -> None:
+    on_this_machine.vm_cgroups.make(on_this_machine.group(), SECONDS)
+    with on_this_machine.running():
+        on_this_machine.node.release(SANDBOX.value)
+        assert on_this_machine.exists()
 
 
 def test_the_network_is_open_to_the_next_vm_until_its_start_fails(world: World) -> None:

@@ -105,6 +105,7 @@ CONTAINER = Container(
         ),
         image=ImageDigest(f"sha256:{'1' * 64}"),
         uid=2130706433,
+        beside_pod=True,
         image_ref="registry/x@sha256:1",
         domain_uuid="12345678-9abc-4def-8123-456789abcdef",
         created_at=5,

@@ -21,6 +21,9 @@ _MAX_NAME = 255  # bytes: the kernel's NAME_MAX
 _SLICE = ".slice"
 _SLICE_NAME = re.compile(r"[A-Za-z0-9:_.\\@]+(?:-[A-Za-z0-9:_.\\@]+)*\.slice")
 _FIELD = "config.linux.cgroup_parent"
+# What kubelet's names of pods' cgroups begin with, before the pod's UID. It takes what else has this in its name, below a
+# QoS class, for the cgroup of a pod that is gone, and kills what is in it.
+_POD = "pod"
 
 
 def parent_path(cgroup_parent: str) -> str:
@@ -68,8 +71,21 @@ def libvirt_partition(cgroup_parent: str) -> str:
     return "/" + last.removesuffix(_SLICE).replace("-", "/")
 
 
+def is_pods_own(cgroup_parent: str) -> bool:
+    """Whether it is a cgroup that kubelet made for one pod, with that pod's limits: `.../podUID`, or the slice
+    `...-podUID.slice`. Any other is an operator's: what lies in it was put there on purpose."""
+    last = parent_path(cgroup_parent).rpartition("/")[2]
+    name = last.removesuffix(_SLICE).rpartition("-")[2] if last.endswith(_SLICE) else last
+    return name.startswith(_POD) and name != _POD
+
+
+def beside(cgroup_parent: str) -> str:
+    """The cgroup that a pod's own is in: that of its QoS class."""
+    return parent_path(cgroup_parent).rpartition("/")[0] or "/"
+
+
 def vm_cgroup_path(cgroup_parent: str, container: ContainerId) -> str:
-    """The path of a container's own cgroup; `cgroup_parent` as the sandbox's record holds it."""
+    """The path of a container's own cgroup; `cgroup_parent` as the container's record holds it."""
     parent = parent_path(cgroup_parent) or DEFAULT_PARENT
     return f"{parent.rstrip('/')}/virtshim-{container}"
 
@@ -93,7 +109,7 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class VmCgroup:
-    """A container's cgroup (`vm_cgroup_path`), below `cgroup_parent` as the pod gave it."""
+    """A container's cgroup (`vm_cgroup_path`), below `cgroup_parent` as the container's record holds it."""
 
     sandbox: SandboxId
     container: ContainerId

@@ -156,7 +156,7 @@ class ContainerSpec:
     created_at: int
     # Absolute path of the CRI log, "" if none is wanted.
     log_file: str = ""
-    # The sandbox's.
+    # What its VM's cgroup is made in: the sandbox's, or the one that this is in.
     cgroup_parent: str = ""
     # The name of its root disk, if that is the pod's and not its own.
     pod_disk: str = ""
@@ -168,6 +168,8 @@ class ContainerSpec:
     uid: int = 0
     # What its image says and the pod may leave out; nothing if the pod does not want it.
     image_config: ImageConfig = ImageConfig()
+    # Its VM's cgroup lies beside the pod's own, where kubelet looks at names.
+    beside_pod: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +241,11 @@ class Container:
 
     @property
     def domain_name(self) -> str:
-        """libvirt's name of the VM: for people first; unique by the id in it."""
+        """libvirt's name of the VM: for people first; unique by the id in it. systemd's scopes have it in theirs: beside the
+        pods' cgroups it must not read like one of a pod (see `virtshim.domain.cgroup`)."""
         readable = re.sub(r"[^A-Za-z0-9_.-]", "-", self.name.name)[:30]
+        if self.spec.beside_pod and "pod" in readable:
+            return f"virtshim-{self.id.value[:12]}"
         return f"virtshim-{self.id.value[:12]}-{readable}"
 
     @property

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from virtshim.domain.cgroup import beside, is_pods_own
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.ids import ImageDigest, SandboxId
@@ -164,6 +165,18 @@ class Sandbox:
     def resources(self) -> Resources:
         """What holds now."""
         return self.changed_resources or self.config.resources
+
+    @property
+    def vms_lie_beside(self) -> bool:
+        """Whether its VMs' cgroups lie beside the pod's own: without an overhead, kubelet gives that what the guest may use
+        and nothing for QEMU, and the kernel would kill the VM as soon as its guest uses what it may."""
+        config = self.config
+        return not config.overhead.memory_limit_bytes and is_pods_own(config.cgroup_parent)
+
+    @property
+    def vm_cgroup_parent(self) -> str:
+        """Where new VMs' cgroups are made."""
+        return beside(self.config.cgroup_parent) if self.vms_lie_beside else self.config.cgroup_parent
 
     @property
     def is_ready(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from virtshim.domain.container import Container
 from virtshim.domain.devices.granted import PciAddress
@@ -13,6 +14,11 @@ from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords
+
+_BESIDE: Final = (
+    "beside the pod's own cgroup, which has no room for QEMU, as the pod has no RuntimeClass overhead; "
+    "vm.overhead is added to the guest's memory instead"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class NodeStatus:
             "reason": sandbox.reason,
             "netns": sandbox.network.netns if sandbox.network else "",
             "interfaces": self.functions.of_sandbox(sandbox),
+            "vmCgroupParent": sandbox.vm_cgroup_parent,
+            "vmCgroupNote": _BESIDE if sandbox.vms_lie_beside else "",
         }
 
     def container_facts(self, container: Container) -> Mapping[str, object]:
@@ -74,6 +82,7 @@ class NodeStatus:
             "domainName": container.domain_name,
             "domainUUID": container.spec.domain_uuid,
             "phase": container.phase.value,
+            "cgroupParent": container.spec.cgroup_parent,
             "trouble": container.status.trouble,
             "rootDisk": root_disk_of(self.layout, container),
             "consoleLog": self.layout.console_log(container.id),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from virtshim.domain.cgroup import DEFAULT_PARENT, libvirt_partition, parent_path, vm_cgroup_path
+from virtshim.domain.cgroup import DEFAULT_PARENT, beside, is_pods_own, libvirt_partition, parent_path, vm_cgroup_path
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId
 
@@ -56,3 +56,34 @@ def test_a_slice_has_a_libvirt_partition(given: str, partition: str) -> None:
 def test_a_path_that_is_no_slice_has_no_libvirt_partition() -> None:
     with pytest.raises(InvalidRequest, match="cgroup driver is systemd"):
         libvirt_partition("/kubepods/pod1")
+
+
+# As kubelet makes them for each QoS class, with both drivers, and below a `cgroupRoot`; and what its VM lies in beside it.
+BY_KUBELET = [
+    ("/kubepods/pod0f-1", "/kubepods"),
+    ("/kubepods/burstable/pod0f-1", "/kubepods/burstable"),
+    ("/kubepods/besteffort/pod0f-1/", "/kubepods/besteffort"),
+    ("/root-of/all/kubepods/burstable/pod0f-1", "/root-of/all/kubepods/burstable"),
+    ("/kubepods.slice/kubepods-pod0f_1.slice", "/kubepods.slice"),
+    (POD, "/kubepods.slice/kubepods-burstable.slice"),
+    ("kubepods-besteffort-pod0f_1.slice", "/kubepods.slice/kubepods-besteffort.slice"),
+]
+
+
+@pytest.mark.parametrize(("own", "qos_class"), BY_KUBELET)
+def test_beside_a_pods_own_cgroup_is_that_of_its_qos_class(own: str, qos_class: str) -> None:
+    assert is_pods_own(own)
+    assert beside(own) == qos_class
+    assert vm_cgroup_path(beside(own), ID) == f"{qos_class}/virtshim-{ID}"
+
+
+@pytest.mark.parametrize(
+    "other", ["", "/", "-.slice", "/test.slice", "test.slice", "/kubepods", "/pods/x", "/a/pod", "/k/my-pod1"]
+)
+def test_what_kubelet_did_not_make_for_one_pod_is_not_a_pods_own(other: str) -> None:
+    assert not is_pods_own(other)
+
+
+def test_the_group_of_a_qos_class_has_a_libvirt_partition() -> None:
+    assert libvirt_partition(beside(POD)) == "/kubepods/burstable"
+    assert libvirt_partition(beside("/kubepods.slice/kubepods-pod0f_1.slice")) == "/kubepods"

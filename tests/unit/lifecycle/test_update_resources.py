@@ -52,6 +52,70 @@ def test_a_started_vm_has_a_group_below_its_pods_with_overhead_on_top(world: Wor
     assert (group.limits.cpu_quota, group.limits.cpu_shares) == (100_000, 512)
 
 
+def beside(world: World, own: str = "/kubepods/burstable/pod1", name: str = "vm") -> tuple[SandboxId, ContainerId]:
+    """A running VM of a pod without an overhead, below kubelet's cgroups."""
+    world.pull()
+    sandbox = world.run(config=sandbox_config(annotations=ROOM, cgroup_parent=own, resources=START))
+    container = world.create(sandbox, name, config=container_config(resources=START))
+    world.start(container)
+    return sandbox, container
+
+
+@pytest.mark.parametrize(
+    ("own", "qos_class"),
+    [
+        ("/kubepods/pod1", "/kubepods"),
+        ("/kubepods/burstable/pod1", "/kubepods/burstable"),
+        (
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice",
+            "/kubepods.slice/kubepods-besteffort.slice",
+        ),
+    ],
+)
+def test_without_an_overhead_a_vms_group_lies_beside_its_pods_and_has_the_nodes(
+    world: World, own: str, qos_class: str
+) -> None:
+    sandbox, container = beside(world, own)
+    ((path, group),) = world.outside.cgroups.cgroups.items()
+    assert path == f"{qos_class}/virtshim-{container}"
+    assert group.limits.memory == GIB + (256 * MIB) + GIB // 64
+    assert spec(world, container).cgroup_parent == qos_class
+    facts = world.do.node.sandbox_facts(world.sandbox(sandbox))
+    assert facts["vmCgroupParent"] == qos_class
+    assert "no RuntimeClass overhead" in str(facts["vmCgroupNote"])
+
+
+def test_with_an_overhead_nothing_needs_to_be_said(world: World) -> None:
+    sandbox, container = vm(world)
+    assert world.do.node.sandbox_facts(world.sandbox(sandbox))["vmCgroupNote"] == ""
+    assert world.do.node.container_facts(world.container(container))["cgroupParent"] == "/kubepods/pod1"
+
+
+def test_a_group_beside_its_pods_follows_a_resize_and_goes_with_the_vm(world: World) -> None:
+    _, container = beside(world)
+    resize(world, container, cpu_quota=250_000, memory_limit_bytes=2 * GIB)
+    group = world.outside.cgroups.of(container)
+    assert (group.limits.cpu_quota, group.limits.memory) == (250_000, 2 * GIB + 256 * MIB + 2 * GIB // 64)
+    world.outside.vms.crash(world.domain(container))
+    after = world.recovered()
+    assert after.outside.cgroups.cgroups == {}
+    after.close()
+
+
+def test_beside_pods_cgroups_no_name_reads_like_a_pods(world: World) -> None:
+    """kubelet takes a group with "pod" in its name for a pod's that is gone, and kills all that is in it; a systemd scope has
+    the VM's name in its own."""
+    _, container = beside(world, name="podinfo")
+    assert "pod" not in spec(world, container).name
+    assert container.value[:12] in spec(world, container).name
+
+
+def test_elsewhere_a_vm_has_its_containers_name(world: World) -> None:
+    world.pull()
+    container = world.create(world.run(), "podinfo")
+    assert spec(world, container).name == f"virtshim-{container.value[:12]}-podinfo"
+
+
 @pytest.mark.parametrize("end", ["stop", "crash", "remove"])
 def test_the_group_goes_with_the_vm(world: World, end: str) -> None:
     _, container = vm(world)

@@ -49,7 +49,7 @@ class Domain:
             exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
             vnc_socket=vnc_socket(self.layout, container.id) if options.vnc else "",
             limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
-            cgroup_parent=sandbox.config.cgroup_parent,
+            cgroup_parent=container.spec.cgroup_parent,
             cpu_model=options.cpu_model,
             smbios_uuid=options.system_uuid is not None,
             title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",

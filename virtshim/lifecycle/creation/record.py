@@ -68,12 +68,13 @@ class ContainerRecords:
             domain_uuid=str(options.system_uuid or own.domain_uuid()),
             created_at=self.stamps.next(),
             log_file=admitted.log_file,
-            cgroup_parent=sandbox.config.cgroup_parent,
+            cgroup_parent=sandbox.vm_cgroup_parent,
             pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
             command=self._command(options, admitted.config),
             granted=admitted.granted,
             uid=uid,
             image_config=config_of(image, admitted.config.user_image, admitted.config.image),
+            beside_pod=sandbox.vms_lie_beside,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

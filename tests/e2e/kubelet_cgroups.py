@@ -1,0 +1,106 @@
+"""A kubelet's cgroups: one for each QoS class, and in them one for each pod, with the pod's limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from fakes.kubelet_requests import Asked, Qos, pod_group
+
+from tapmanager.cgroups import tree as cgroups
+from tapmanager.cgroups.plan import RequestedLimits
+
+
+class KubeletCgroups:
+    """`root` is its `cgroupRoot`, of a name of its own: this machine may have a kubelet."""
+
+    def __init__(self) -> None:
+        self.root = f"/virtshim-test-{secrets.token_hex(4)}"
+        self._hierarchies = [one for one in cgroups.hierarchies() if one.is_needed]
+        self._tree = cgroups.VmCgroups(self._hierarchies)
+        self._made: list[str] = []
+
+    def make_classes(self) -> None:
+        for path in (self.root, *(self.root + qos.value for qos in Qos)):
+            self._make(path, RequestedLimits())
+
+    def make_pod(self, uid: str, asked: Asked) -> str:
+        """Its path."""
+        path = f"{self.root}{asked.qos.value}/pod{uid}"
+        self._make(path, self._limits(asked))
+        return path
+
+    def limit_pod(self, path: str, asked: Asked) -> None:
+        """A resize: what has no value stays."""
+        self._tree.limit(path, self._limits(asked), 0)
+
+    def remove_pod(self, path: str) -> None:
+        """As kubelet does when a pod is gone: fails if anything is in it."""
+        self._tree.remove(path)
+        self._made.remove(path)
+
+    def taken_for_pods(self) -> set[str]:
+        """What `cleanupOrphanedPodCgroups` takes for pods' groups, by UID: it goes by names alone."""
+        found = set()
+        for qos in Qos:
+            for name in self.children(self.root + qos.value):
+                parts = name.split("pod")
+                if len(parts) == 2 and "kubepods" not in name:
+                    found.add(parts[1])
+        return found
+
+    def children(self, path: str) -> set[str]:
+        """The groups in it, in any hierarchy."""
+        found = set()
+        for one in self._hierarchies:
+            with contextlib.suppress(FileNotFoundError):
+                found |= {entry.name for entry in os.scandir(one.root + path) if entry.is_dir()}
+        return found
+
+    def value(self, path: str, controller: str, v1: str, v2: str) -> str:
+        """The first word of a group's file."""
+        home = next(one for one in self._hierarchies if controller in one.controllers)
+        return Path(f"{home.root}{path}/{v2 if home.is_v2 else v1}").read_text().split()[0]
+
+    def memory_limit(self, path: str) -> int:
+        return int(self.value(path, "memory", "memory.limit_in_bytes", "memory.max"))
+
+    def quota(self, path: str) -> int:
+        """-1 for none."""
+        word = self.value(path, "cpu", "cpu.cfs_quota_us", "cpu.max")
+        return -1 if word == "max" else int(word)
+
+    def holds(self, path: str, pid: int) -> bool:
+        """In all hierarchies."""
+        places = [Path(f"{one.root}{path}/cgroup.procs") for one in self._hierarchies]
+        return all(str(pid) in place.read_text().split() for place in places)
+
+    def remove_all(self) -> None:
+        for path in reversed(self._made):
+            self._tree.remove(path)
+        self._made.clear()
+
+    def _make(self, path: str, limits: RequestedLimits) -> None:
+        self._made.append(path)
+        self._tree.make(path, limits)
+
+    @staticmethod
+    def _limits(asked: Asked) -> RequestedLimits:
+        group = pod_group(asked)
+        return RequestedLimits(
+            shares=group.shares, quota=max(group.quota or 0, 0), period=100_000, memory=group.memory or 0
+        )
+
+
+@contextlib.contextmanager
+def kubelet_cgroups() -> Iterator[KubeletCgroups]:
+    """Gone afterwards; what is left in one of them is an error."""
+    made = KubeletCgroups()
+    try:
+        made.make_classes()
+        yield made
+    finally:
+        made.remove_all()
