@@ -13,11 +13,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from dying import Killer
 from imageserver import serve_directory
 from leaks import Snapshot
-from mortal_node import MortalNode
-from own_libvirtd import OwnLibvirtd, missing
+from libvirtd_node import LibvirtdNode
+from own_libvirtd import missing
 from podclient import PodClient, wait_until
 from test_kill_matrix import CALLS, dies_and_recovers, sample, steps_of
 from work import working
@@ -28,55 +27,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(1800)]
 
 _CALLS = ("CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox")
 _SAMPLE = 3
-
-
-class LibvirtdNode(MortalNode):
-    """A node as it is installed: on the system's libvirtd."""
-
-    def __init__(self, directory: str, image_url: str) -> None:
-        self.libvirtd = OwnLibvirtd()
-        super().__init__(
-            directory, image_url, settings='[libvirt]\nuri = "qemu:///system"\n', enter=self.libvirtd.enter
-        )
-        self.killers["libvirtd"] = Killer(f"{directory}/libvirtd.order")
-        self.environment["virtshim"] = {
-            "VIRTSHIM_TEST_ORDER": self.killers["libvirtd"].order,
-            "VIRTSHIM_TEST_VICTIM": self.libvirtd.pid_file,
-        }
-
-    def _command(self, name: str) -> tuple[str, ...]:
-        words = super()._command(name)
-        if name != "virtshim":
-            return words
-        return *self.libvirtd.enter, *(word.replace("dying_virtshim.py", "dying_libvirtd.py") for word in words)
-
-    def up(self) -> None:
-        if not self.libvirtd.is_running:
-            self.libvirtd.start()
-        super().up()
-
-    def kill(self, name: str) -> None:
-        if name == "libvirtd":
-            self.libvirtd.kill()
-        else:
-            super().kill(name)
-
-    def died(self, name: str, within: float) -> bool:
-        if name != "libvirtd":
-            return super().died(name, within)
-        try:
-            wait_until(lambda: not self.libvirtd.is_running, within, "libvirtd has died")
-        except TimeoutError:
-            return False
-        return True
-
-    def left(self) -> set[str]:
-        return super().left() | {f"VM {name}" for name in self.libvirtd.domains()}
-
-    def end(self) -> None:
-        super().end()
-        assert self.libvirtd.domains() == set()
-        self.libvirtd.end()
 
 
 @pytest.fixture(scope="module")

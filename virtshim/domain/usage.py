@@ -81,7 +81,7 @@ class ProcessUsage:
     minor_faults: int
     major_faults: int
     descriptors: int
-    sockets: int
+    sockets: int | None
     max_descriptors: int | None
 
     @property

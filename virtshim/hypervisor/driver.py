@@ -35,7 +35,7 @@ from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
 from virtshim.hypervisor.power import ABSENT, power_of
-from virtshim.hypervisor.qemu_process import pid_directory, state_directory
+from virtshim.hypervisor.qemu_process import log_directory, pid_directory, remove_logs, state_directory
 from virtshim.hypervisor.stats.busy_vms import BusyVms
 
 log = structlog.get_logger(__name__)
@@ -78,6 +78,7 @@ class LibvirtHypervisor:
         self._flags = _TEST_FLAGS if profile.domain_type is DomainType.TEST else _QEMU_FLAGS
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
         self._state_directory = state_directory(uri)
+        self._log_directory = log_directory(uri)
         self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._output = QemuOutput(profile.output_pipes)
@@ -274,6 +275,11 @@ class LibvirtHypervisor:
             raise WrongState(
                 f"VM {domain.name()} is running: it must be off before its definition is removed or replaced"
             )
+        if self._log_directory:
+            try:
+                remove_logs(self._log_directory, domain.name())
+            except OSError as exc:
+                log.warning("libvirt.log.not_removed", name=domain.name(), error=str(exc))
         domain.undefineFlags(self._flags.undefine)
 
     def _is_on(self, domain: libvirt.virDomain) -> bool:

@@ -1,4 +1,5 @@
-"""QEMU's process by /proc: which one is a VM's, and what it uses. Asks neither libvirt nor QEMU, so it works when they hang.
+"""QEMU's process by /proc: which one is a VM's, and what it uses; where libvirt keeps what is of it. Asks neither libvirt nor
+QEMU, so it works when they hang.
 
 Not smaps_rollup: it walks the page tables of the whole guest while it holds the lock QEMU needs for page faults. The sums
 in `status` cost nothing.
@@ -6,6 +7,8 @@ in `status` cost nothing.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import re
 import uuid
@@ -31,6 +34,19 @@ def state_directory(uri: str) -> str:
     return re.sub("^/run/libvirt/qemu$", "/var/lib/libvirt/qemu", re.sub("/run/qemu$", "/lib/qemu", pid_directory(uri)))
 
 
+def log_directory(uri: str) -> str:
+    """Where that driver, or virtlogd, writes `<VM's name>.log`; "" as above."""
+    return re.sub("^/run/libvirt/qemu$", "/var/log/libvirt/qemu", re.sub("/run/qemu$", "/log/qemu", pid_directory(uri)))
+
+
+def remove_logs(directory: str, name: str) -> None:
+    """What a VM has left there, rotated ones too: libvirt keeps them for ever. Raises OSError."""
+    log = os.path.join(glob.escape(directory), f"{glob.escape(name)}.log")
+    for path in (*glob.glob(log), *glob.glob(f"{log}.[0-9]*")):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
 def find(directory: str, name: str, domain: uuid.UUID) -> int | None:
     """The process id of the VM's QEMU. A file that outlived its process, whose number another may have now, is seen
     through: QEMU has its VM's UUID on the command line."""
@@ -52,13 +68,16 @@ def usage_of(pid: int) -> ProcessUsage | None:
             status=_text(f"/proc/{pid}/status"),
             stat=_text(f"/proc/{pid}/stat"),
             limits=_text(f"/proc/{pid}/limits"),
-            links=_links(f"/proc/{pid}/fd"),
+            open_to=_open_to(f"/proc/{pid}/fd"),
+            descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         )
     except (OSError, KeyError, ValueError, IndexError):
         return None
 
 
-def _parsed(pid: int, *, status: str, stat: str, limits: str, links: list[str]) -> ProcessUsage:
+def _parsed(
+    pid: int, *, status: str, stat: str, limits: str, open_to: list[str] | None, descriptors: int
+) -> ProcessUsage:
     """Raises KeyError, ValueError, IndexError for a process that is a zombie by now."""
     fields = {name: int(value) for name, value in _FIELD.findall(status)}
     # After the name, which may hold anything: state is word 0, so minflt (10th field of proc(5)) is 7, majflt 9.
@@ -75,8 +94,8 @@ def _parsed(pid: int, *, status: str, stat: str, limits: str, links: list[str]) 
         threads=fields["Threads"],
         minor_faults=int(words[7]),
         major_faults=int(words[9]),
-        descriptors=len(links),
-        sockets=sum(link.startswith("socket:") for link in links),
+        descriptors=descriptors,
+        sockets=None if open_to is None else sum(link.startswith("socket:") for link in open_to),
         max_descriptors=None if most == "unlimited" else int(most),
     )
 
@@ -86,11 +105,14 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _links(directory: str) -> list[str]:
+def _open_to(directory: str) -> list[str] | None:
+    """None without CAP_SYS_PTRACE, which the service does not have: it may count descriptors, and not see what they are."""
     found = []
     for name in os.listdir(directory):
         try:
             found.append(os.readlink(f"{directory}/{name}"))
         except FileNotFoundError:  # closed meanwhile
             continue
+        except PermissionError:
+            return None
     return found

@@ -146,6 +146,11 @@ def _reservation(resources: Resources) -> int:
     return int(text) if text.isdigit() else 0
 
 
+def _sockets(use: ContainerUsage) -> Iterable[Sample]:
+    process = use.domain.process
+    return () if process is None or process.sockets is None else one(process.sockets)
+
+
 def _open_files(use: ContainerUsage) -> Iterable[Sample]:
     process = use.domain.process
     if process is None or process.max_descriptors is None:
@@ -300,7 +305,7 @@ _PROCESSES = (
     _gauge("container_threads", "Threads of QEMU.", _process(lambda p: p.threads)),
     _gauge("container_threads_max", "Most threads there may be, 0 for no limit.", _most_threads),
     _gauge("container_file_descriptors", "Open descriptors of QEMU.", _process(lambda p: p.descriptors)),
-    _gauge("container_sockets", "Open sockets of QEMU.", _process(lambda p: p.sockets)),
+    _gauge("container_sockets", "Open sockets of QEMU; not with the systemd unit, which may not see them.", _sockets),
     _gauge("container_ulimits_soft", "QEMU's soft limits.", _open_files, "ulimit"),
     _gauge(
         "container_last_seen",

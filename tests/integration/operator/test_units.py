@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -175,3 +176,19 @@ def test_a_program_of_a_service_that_is_killed_for_its_memory_does_not_end_the_s
 
 def in_bytes(size: str) -> int:
     return int(size[:-1]) << {"M": 20, "G": 30}[size[-1]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root has capabilities to lose")
+def test_with_its_capabilities_virtshim_counts_what_another_users_process_has_open(units: Path) -> None:
+    names = options(units / "virtshim.service")["Service"]["CapabilityBoundingSet"].split()
+    bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
+    look = "import sys; from virtshim.hypervisor import qemu_process as it; use = it.usage_of(int(sys.argv[1]))"
+    look += "; print(use.descriptors, use.sockets)"
+    other = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat")
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            command = ("setpriv", f"--bounding-set={bounds}", sys.executable, "-c", look, str(process.pid))
+            done = subprocess.run(command, cwd=units.parent, capture_output=True, text=True, check=False)
+        finally:
+            process.kill()
+    assert done.stdout.strip() == "3 None", done.stderr

@@ -30,6 +30,26 @@ def test_where_libvirt_keeps_process_ids(uri: str, directory: str) -> None:
     assert qemu_process.pid_directory(uri) == directory
 
 
+@pytest.mark.parametrize(
+    ("uri", "directory"),
+    [
+        ("qemu:///system", "/var/log/libvirt/qemu"),
+        ("qemu:///embed?root=/var/lib/v", "/var/lib/v/log/qemu"),
+        ("test:///default", ""),
+    ],
+)
+def test_where_libvirt_keeps_qemus_messages(uri: str, directory: str) -> None:
+    assert qemu_process.log_directory(uri) == directory
+
+
+def test_a_vms_logs_are_removed_and_no_other_vms(tmp_path: Path) -> None:
+    for name in ("vm.log", "vm.log.0", "vm.log.12", "vm.login", "vm2.log", "vm.log.old", "[v]m.log"):
+        (tmp_path / name).touch()
+    qemu_process.remove_logs(str(tmp_path), "vm")
+    qemu_process.remove_logs(str(tmp_path), "vm")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["[v]m.log", "vm.log.old", "vm.login", "vm2.log"]
+
+
 def test_a_vms_process_is_known_by_its_file_and_by_the_uuid_on_its_command_line(tmp_path: Path) -> None:
     code = "import sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-IS", "-c", code, "-uuid", str(DOMAIN)]

@@ -1,0 +1,201 @@
+"""VMs on the system's libvirt, configured as Debian installs it: each has a user, mounts and limits of its own, keeps them when
+daemons are started again, and leaves nothing. What one that its guest took over can reach there: tests/hostile/qemu."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest import BOOT, READY
+from imageserver import serve_directory
+from leaks import Snapshot
+from libvirtd_node import LibvirtdNode
+from own_libvirtd import missing
+from podclient import container_config, pod_config, wait_for_log, wait_until
+from work import Work
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
+
+PLACES = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt")
+# Of the daemon itself, from its start on or with the first VM.
+LIBVIRTS_OWN = re.compile(r"/(libvirtd|driver|qemu/autostarted|virtlogd)[^/]*$|^/etc/libvirt/qemu$|/log/libvirt/qemu$")
+
+
+class OlderNode(LibvirtdNode):
+    """With a pod of a version whose VMs were all of one user: its disk is the pod's."""
+
+    older: Work
+    older_pids: frozenset[int]
+
+    def start_older(self) -> None:
+        before = self.qemu_pids()
+        with self.client() as cri:
+            self.older = Work(self, cri, f"{self.image_url}/null.qcow2")
+            self.older.config.annotations["virtshim.io/root-disk"] = "pod"
+            for step in (self.older.pull, self.older.run, self.older.create, self.older.start):
+                step()
+        self.older_pids = frozenset(self.qemu_pids() - before)
+
+
+class Guest:
+    """A VM that has booted."""
+
+    def __init__(self, node: LibvirtdNode, pod: str, container: str, pid: int) -> None:
+        self.node, self.pod, self.container, self.pid = node, pod, container, pid
+        self.files = Path(node.directory, "state/containers", container)
+
+    def status(self) -> dict[str, str]:
+        """Of its process."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return {name: " ".join(rest.split()) for name, _, rest in (line.partition(":") for line in lines)}
+
+    @property
+    def uid(self) -> int:
+        return int(self.status()["Uid"].split()[0])
+
+    def libvirts_own(self) -> Path:
+        """The directory with its monitor's socket."""
+        state = Path(self.node.libvirtd.root, "var/lib/libvirt/qemu")
+        return next(state.glob(f"domain-*-virtshim-{self.container[:11]}"))
+
+    def says(self, *command: str) -> bytes:
+        with self.node.client() as cri:
+            request = pb.ExecSyncRequest(container_id=self.container, cmd=command, timeout=60)
+            return bytes(cri.runtime.ExecSync(request, timeout=90).stdout)
+
+
+@pytest.fixture(scope="module")
+def node(guest_image: Path) -> Iterator[OlderNode]:
+    """Whose first VM was made before VMs had users of their own."""
+    if why := missing():
+        pytest.skip(why)
+    before = Snapshot.take()
+    directory = tempfile.mkdtemp(prefix="virtshim-system-", dir="/var/tmp")
+    os.chmod(directory, 0o711)
+    with serve_directory(guest_image.parent) as url:
+        node = OlderNode(f"{directory}/n", url.removeprefix("http://"), settings="vm_uids = 0\n")
+        try:
+            node.up()
+            node.start_older()
+            config = Path(node.directory, "config.toml")
+            config.write_text(config.read_text().replace("vm_uids = 0\n", ""))
+            node.restart("virtshim")
+            yield node
+        finally:
+            node.end()
+    shutil.rmtree(directory)
+    left = before.settled(seconds=10)
+    assert not left, "left behind: " + "; ".join(left)
+
+
+@pytest.fixture(scope="module")
+def guest(node: LibvirtdNode) -> Iterator[Guest]:
+    """One that has booted, with a user of its own."""
+    with node.client() as cri:
+        config = pod_config("jailed", f"{node.directory}/logs/jailed")
+        before = node.qemu_pids()
+        pod = cri.run_pod(config)
+        container = cri.create(pod, container_config(cri.pull(f"{node.image_url}/guest.qcow2")), config)
+        cri.start(container)
+        wait_for_log(cri.status(container).log_path, READY, BOOT)
+        (pid,) = node.qemu_pids() - before
+        yield Guest(node, pod, container, pid)
+        cri.remove_pod(pod)
+
+
+def rights(path: Path) -> tuple[int, str]:
+    found = path.lstat()
+    return found.st_uid, stat.filemode(found.st_mode)
+
+
+def test_its_process_has_a_user_of_its_own_and_nothing_that_qemu_does_without(guest: Guest) -> None:
+    status = guest.status()
+    kvm = grp.getgrnam("kvm").gr_gid
+    first = guest.node.settings.libvirt.first_vm_uid
+    assert set(status["Uid"].split()) == {str(guest.uid)}
+    assert guest.uid in range(first, first + 65_536)
+    assert {*status["Gid"].split(), *status["Groups"].split()} == {str(kvm)}
+    assert (status["NoNewPrivs"], status["Seccomp"], int(status["CapEff"], 16)) == ("1", "2", 0)
+    assert int(status["Seccomp_filters"]) >= 2, "libvirt's, and vmwrapper's"
+    limits = Path(f"/proc/{guest.pid}/limits").read_text()
+    assert re.search(r"^Max core file size +[01] +[01] ", limits, re.MULTILINE)
+    assert re.search(r"^Max processes +1024 +1024 ", limits, re.MULTILINE)
+    assert int(Path(f"/proc/{guest.pid}/coredump_filter").read_text(), 16) == 0
+    assert not Path(f"/proc/{guest.pid}/root/dev/vda").exists(), "libvirt gives each QEMU a /dev of its own"
+    assert f"/virtshim-{guest.container}" in Path(f"/proc/{guest.pid}/cgroup").read_text()
+
+
+def test_its_files_are_its_users_and_what_root_opens_is_roots(guest: Guest) -> None:
+    assert rights(guest.files / "root.qcow2") == (guest.uid, "-rw-------")
+    assert rights(guest.files / "seed.iso") == (guest.uid, "-r--------")
+    assert rights(guest.files / "console.log") == (0, "-rw-------"), "virtlogd writes it"
+    assert rights(guest.files)[0] == 0
+    assert rights(guest.libvirts_own()) == (0, "drwxr-x---")
+    assert rights(guest.libvirts_own() / "monitor.sock")[0] == 0
+    assert rights(guest.libvirts_own() / "master-key.aes") == (guest.uid, "-rw-------")
+
+
+@pytest.mark.parametrize("daemon", ["virtshim", "libvirtd"])
+def test_it_goes_on_and_runs_commands_when_a_daemon_was_killed(guest: Guest, daemon: str) -> None:
+    before = guest.says("cat", "/proc/sys/kernel/random/boot_id")
+    guest.node.restart(daemon)
+    assert guest.says("cat", "/proc/sys/kernel/random/boot_id") == before
+    assert rights(guest.libvirts_own()) == (0, "drwxr-x---")
+    assert rights(guest.files / "root.qcow2")[0] == guest.uid
+
+
+def test_a_vm_that_was_stopped_and_removed_has_left_nothing(node: LibvirtdNode) -> None:
+    before = files(node)
+    with node.client() as cri:
+        work = Work(node, cri, f"{node.image_url}/null.qcow2")
+        for step in (work.pull, work.run, work.create, work.start):
+            step()
+        assert {path for path in files(node) - before if path.startswith("/var/log/libvirt/qemu/")}
+        work.stop()
+        disk = Path(node.directory, "state/containers", work.container, "root.qcow2")
+        assert [note for note in os.listxattr(disk) if "libvirt" in note] == [], "libvirt never owned it"
+        work.remove_pod()
+    wait_until(lambda: files(node) <= before, 15, "all is gone")
+    assert list(Path("/sys/fs/cgroup").rglob(f"*{work.container}*")) == []
+
+
+def files(node: LibvirtdNode) -> set[str]:
+    """And links and processes: the node's, and libvirt's."""
+    root = node.libvirtd.root
+    found = {str(path).removeprefix(root) for place in PLACES for path in Path(root + place).rglob("*")}
+    return node.left() | {path for path in found if not LIBVIRTS_OWN.search(path)}
+
+
+def test_a_pod_whose_vm_an_earlier_version_started_goes_on_and_its_next_vm_has_a_user_of_its_own(
+    node: OlderNode,
+) -> None:
+    """On the same disk, which was the common user's."""
+    common = pwd.getpwnam("libvirt-qemu").pw_uid
+    disks = Path(node.directory, "state/pods")
+    with node.client() as cri:
+        work = node.older
+        work.cri = cri
+        assert cri.status(work.container).state == pb.CONTAINER_RUNNING
+        assert {os.stat(f"/proc/{pid}").st_uid for pid in node.older_pids} == {common}
+        assert {path.stat().st_uid for path in disks.rglob("*.qcow2")} == {common}
+        work.stop()
+        before = node.qemu_pids()
+        work.attempt += 1
+        work.create()
+        work.start()
+        (pid,) = node.qemu_pids() - before
+        own = os.stat(f"/proc/{pid}").st_uid
+        assert own >= node.settings.libvirt.first_vm_uid
+        assert {path.stat().st_uid for path in disks.rglob("*.qcow2")} == {own}
+        work.remove_pod()
+        assert list(disks.rglob("*.qcow2")) == []
