@@ -23,6 +23,8 @@ DEFAULT_PERIOD = 100_000
 # The kernel's bounds of CFS periods and quotas, microseconds.
 _PERIODS = (1000, 1_000_000)
 _SMALLEST_QUOTA = 1000
+# kubelet's, of cgroup v1.
+_SHARES_OF_A_CPU = 1024
 _LARGEST = 2**63 - 1
 
 # QEMU beside the guest's memory: measured 50 MiB with KVM's device models; TCG keeps translated code, which libvirt is told
@@ -183,16 +185,32 @@ def memory_for(resources: Resources, node: NodeLimits) -> int:
 
 
 def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int:
-    """vCPUs: the annotation, else the CPU limit rounded up, else 1. Raises InvalidRequest for more than the node allows."""
+    """vCPUs: the annotation, else the CPU limit rounded up, else the exclusive CPUs that the container has, else what its
+    shares are worth, else 1. Raises InvalidRequest for more than the node allows."""
     if options.vcpus is not None:
         wanted, source = options.vcpus, "annotation VirtletVCPUCount"
     elif resources.cpu_quota > 0:
         wanted, source = -(-resources.cpu_quota // (resources.cpu_period or DEFAULT_PERIOD)), "resources.limits.cpu"
+    elif resources.cpu_quota < 0 and resources.cpuset_cpus:
+        wanted, source = cpus_in(resources.cpuset_cpus), "resources.limits.cpu (exclusive CPUs)"
+    elif _has_no_quotas(resources):
+        return min(max(-(-resources.cpu_shares // _SHARES_OF_A_CPU), 1), node.max_vcpus)
     else:
         return 1
     if wanted > node.max_vcpus:
         raise InvalidRequest(f"{source} asks for {wanted} vCPUs; this node allows {node.max_vcpus} (vm.max_vcpus)")
     return wanted
+
+
+def _has_no_quotas(resources: Resources) -> bool:
+    """kubelet sets none at all (`cpuCFSQuota: false`): a container without a limit has a period elsewhere."""
+    return not resources.cpu_quota and not resources.cpu_period
+
+
+def cpus_in(cpuset: str) -> int:
+    """How many CPUs a list like 0-3,7 names; the text was checked by `faults`."""
+    ends = [part.partition("-") for part in cpuset.split(",")]
+    return len({cpu for low, _, high in ends for cpu in range(int(low), int(high or low) + 1)})
 
 
 def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: NodeLimits) -> CgroupLimits:
@@ -256,7 +274,7 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: NodeLi
     page, pages = hugepages(resources)
     if (page, pages if page else 0) != (size.page_bytes, size.memory_bytes if size.page_bytes else 0):
         raise WrongState("memory of huge pages cannot change while the virtual machine exists; restart the pod")
-    vcpus = max(vcpus_for(options, resources, node), size.vcpus)
+    vcpus = max(_grown_vcpus(size, options, resources, node), size.vcpus)
     if vcpus > size.max_vcpus:
         raise WrongState(
             f"resources.limits.cpu wants {vcpus} vCPUs, the virtual machine can have {size.max_vcpus} without a restart; "
@@ -269,6 +287,14 @@ def resized(size: VmSize, options: VmOptions, resources: Resources, node: NodeLi
             "restart; annotate the pod with virtshim.io/max-memory, or set vm.room_memory on the node, and recreate it"
         )
     return dataclasses.replace(size, vcpus=vcpus, memory_bytes=memory)
+
+
+def _grown_vcpus(size: VmSize, options: VmOptions, resources: Resources, node: NodeLimits) -> int:
+    """Without a limit no number is asked for: what a cpuset names may be all CPUs that others leave, and shares are weights."""
+    if resources.cpu_quota < 0:
+        return size.vcpus
+    wanted = vcpus_for(options, resources, node)
+    return min(wanted, size.max_vcpus) if _has_no_quotas(resources) and options.vcpus is None else wanted
 
 
 def cgroup_of(
