@@ -15,6 +15,7 @@ from virtshim.domain.file_path import check_path
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, SandboxConfig
+from virtshim.domain.sizing import changes_in
 from virtshim.domain.sizing import faults as resource_faults
 
 _PROTOCOLS = {pb.TCP: "tcp", pb.UDP: "udp", pb.SCTP: "sctp"}
@@ -224,15 +225,26 @@ def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
 
 
 def resources(message: pb.LinuxContainerResources, call: str, where: str) -> Resources:
-    """Raises InvalidRequest that begins with the call's name."""
+    """Of an update. Raises InvalidRequest that begins with the call's name."""
     faults = _Faults(call)
-    read = _resources(message, where, faults)
+    changes = changes_in(_read_resources(message))
+    faults.add_all(_faults_of(changes, where))
     faults.done()
-    return read
+    return changes
 
 
 def _resources(resources: pb.LinuxContainerResources, where: str, faults: _Faults) -> Resources:
-    read = Resources(
+    read = _read_resources(resources)
+    faults.add_all(_faults_of(read, where))
+    return read
+
+
+def _faults_of(resources: Resources, where: str) -> Iterable[str]:
+    return resource_faults(resources, where, cpus=machine.cpus(), mems=machine.memory_nodes())
+
+
+def _read_resources(resources: pb.LinuxContainerResources) -> Resources:
+    return Resources(
         cpu_shares=resources.cpu_shares,
         cpu_quota=resources.cpu_quota,
         cpu_period=resources.cpu_period,
@@ -244,9 +256,6 @@ def _resources(resources: pb.LinuxContainerResources, where: str, faults: _Fault
         hugepage_limits={limit.page_size: limit.limit for limit in resources.hugepage_limits},
         unified=dict(resources.unified),
     )
-    for fault in resource_faults(read, where, cpus=machine.cpus(), mems=machine.memory_nodes()):
-        faults.add(fault)
-    return read
 
 
 def credentials(auth: pb.AuthConfig) -> Credentials:

@@ -256,6 +256,18 @@ def _with_overhead(key: str, value: str, extra: int, memory: int) -> str:
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
+def changes_in(update: Resources) -> Resources:
+    """What an update of kubelet's is to change. It reads the pod's present limits of its cgroup, where none is -1 or a very large
+    number, and takes the overhead away from that; and it knows no huge pages, so that each of their limits is 0."""
+
+    return dataclasses.replace(
+        update,
+        cpu_quota=update.cpu_quota if update.cpu_quota >= -1 else 0,
+        memory_limit_bytes=update.memory_limit_bytes if 0 < update.memory_limit_bytes <= _MAX_MEMORY else 0,
+        hugepage_limits={size: pages for size, pages in update.hugepage_limits.items() if pages},
+    )
+
+
 def merged(old: Resources, new: Resources) -> Resources:
     """`new` laid over `old`: 0, "" and empty maps leave a value alone, as the CPU manager sends cpusets only. Quota -1
     takes the limit away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from virtshim.domain.annotations.parse import parse_vm_options
@@ -25,6 +26,8 @@ class UpdateSandboxResources:
         could not: kubelet then leaves the pod as it is. Raises NotFound."""
         with self.locks.held(sandbox_id):
             sandbox = existing_sandbox(self.records, sandbox_id)
+            # -1: kubelet has read that the pod's cgroup has no limit, which a part of its resources may still have.
+            resources = dataclasses.replace(resources, cpu_quota=max(resources.cpu_quota, 0))
             after = merged(sandbox.resources, resources)
             for container in self.records.containers.all():
                 if container.sandbox_id == sandbox_id and container.is_running:

@@ -6,12 +6,16 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
-from fakes.cri import Client, served
+from fakes.cri import Client, refused, served
 from fakes.kubelet_requests import (
+    NO_MEMORY_LIMIT_V1,
+    NO_MEMORY_LIMIT_V2,
     Asked,
     container_linux,
     cpuset_linux,
+    resize_steps,
     sandbox_linux,
     update_linux,
 )
@@ -27,6 +31,7 @@ pytestmark = pytest.mark.cri
 MIB = 1 << 20
 GIB = 1 << 30
 ROOM = {"virtshim.io/max-vcpus": "4", "virtshim.io/max-memory": "2Gi"}
+OVERHEAD = {"overhead_cpu": 100, "overhead_memory": 256 * MIB}
 
 
 @pytest.fixture
@@ -49,6 +54,21 @@ def running(client: Client, asked: Asked, annotations: dict[str, str] | None = N
 
 def size(world: World, container: str) -> VmSize:
     return world.outside.vms.spec(world.domain(ContainerId(container))).size
+
+
+def send(
+    client: Client,
+    steps: list[pb.UpdatePodSandboxResourcesRequest | pb.UpdateContainerResourcesRequest],
+    sandbox: str,
+    container: str,
+) -> None:
+    for step in steps:
+        if isinstance(step, pb.UpdateContainerResourcesRequest):
+            step.container_id = container
+            client.UpdateContainerResources(step)
+        else:
+            step.pod_sandbox_id = sandbox
+            client.UpdatePodSandboxResources(step)
 
 
 # --- vCPUs
@@ -109,3 +129,81 @@ def test_shares_that_are_worth_more_vcpus_than_there_is_room_for_are_taken_all_t
         client.UpdateContainerResources(pb.UpdateContainerResourcesRequest(container_id=container, linux=update))
         assert size(world, container).vcpus == vcpus
         assert client.status(container).resources.linux.cpu_shares == cpu * 1024 // 1000
+
+
+# --- resizes in place
+
+
+RESIZES = {
+    "guaranteed": (
+        Asked(cpu=1000, cpu_limit=1000, memory=GIB, memory_limit=GIB),
+        Asked(cpu=2000, cpu_limit=2000, memory=2 * GIB, memory_limit=2 * GIB),
+    ),
+    "burstable": (
+        Asked(cpu=500, cpu_limit=1000, memory=512 * MIB, memory_limit=GIB),
+        Asked(cpu=700, cpu_limit=3000, memory=GIB, memory_limit=2 * GIB),
+    ),
+    "cpu-limit-only": (Asked(cpu=500, cpu_limit=1000), Asked(cpu=600, cpu_limit=2000)),
+    "memory-limit-only": (
+        Asked(cpu=500, memory=512 * MIB, memory_limit=GIB),
+        Asked(cpu=600, memory=GIB, memory_limit=2 * GIB),
+    ),
+    "requests-only": (Asked(cpu=500, memory=64 * MIB), Asked(cpu=900, memory=64 * MIB)),
+    "limits-shrink": (
+        Asked(cpu=900, cpu_limit=2000, memory=GIB, memory_limit=2 * GIB),
+        Asked(cpu=500, cpu_limit=1000, memory=512 * MIB, memory_limit=GIB),
+    ),
+    "hugepages": (
+        Asked(cpu=500, cpu_limit=1000, memory=GIB, memory_limit=GIB, hugepages={"2MB": GIB}),
+        Asked(cpu=500, cpu_limit=2000, memory=GIB, memory_limit=GIB, hugepages={"2MB": GIB}),
+    ),
+}
+
+
+@pytest.mark.parametrize("none", [NO_MEMORY_LIMIT_V1, NO_MEMORY_LIMIT_V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("overhead", [{}, OVERHEAD], ids=["alone", "overhead"])
+@pytest.mark.parametrize("kind", RESIZES)
+def test_a_pod_is_resized_and_what_has_no_limit_is_left_alone(
+    node: tuple[World, Client], kind: str, overhead: dict[str, int], none: int
+) -> None:
+    world, client = node
+    before, after = (dataclasses.replace(asked, **overhead) for asked in RESIZES[kind])
+    sandbox, container = running(client, before, None if before.hugepages else {**ROOM})
+    if before.hugepages:  # which have no room to grow: their CPUs grow within what they booted with
+        after = dataclasses.replace(after, cpu_limit=before.cpu_limit // 2)
+    world.outside.resizing.used = 64 * MIB
+    booted = size(world, container)
+    send(client, resize_steps(before, after, none), sandbox, container)
+
+    shown = client.status(container).resources.linux
+    wanted = update_linux(after)
+    assert (shown.cpu_quota, shown.cpu_shares) == (wanted.cpu_quota, wanted.cpu_shares)
+    assert shown.memory_limit_in_bytes == after.memory_limit
+    assert {limit.page_size: limit.limit for limit in shown.hugepage_limits if limit.limit} == after.hugepages
+    now = size(world, container)
+    assert now.vcpus == max(booted.vcpus, -(-after.cpu_limit // 1000))
+    assert now.memory_bytes == (after.memory_limit or booted.memory_bytes)
+    # And a repeat of it changes nothing.
+    world.journal.calls.clear()
+    client.UpdateContainerResources(pb.UpdateContainerResourcesRequest(container_id=container, linux=wanted))
+    assert world.journal.calls == []
+
+
+def test_the_numbers_of_no_limit_are_those_that_kubelet_sends() -> None:
+    asked = Asked(cpu=500, overhead_cpu=100, overhead_memory=256 * MIB)
+    pods = [
+        step.resources
+        for step in resize_steps(asked, dataclasses.replace(asked, cpu=600))
+        if isinstance(step, pb.UpdatePodSandboxResourcesRequest)
+    ]
+    assert {(one.cpu_quota, one.memory_limit_in_bytes) for one in pods} == {(-10_001, -1 - 256 * MIB)}
+
+
+def test_a_pod_that_its_vm_cannot_follow_is_still_refused_in_time(node: tuple[World, Client]) -> None:
+    _, client = node
+    before = Asked(cpu=500, cpu_limit=1000, **OVERHEAD)
+    sandbox, container = running(client, before, ROOM)
+    steps = resize_steps(before, dataclasses.replace(before, cpu_limit=5000))
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "virtshim.io/max-vcpus"):
+        send(client, steps, sandbox, container)
+    assert client.status(container).resources.linux.cpu_quota == 100_000
