@@ -76,6 +76,7 @@ SANDBOX = Sandbox(
     changed_overhead=Resources(memory_limit_bytes=2),
     changed_resources=Resources(cpu_quota=-1),
     disk_bus=DiskBus.VIRTIO,
+    sole_container="vm",
     root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
 )
 CONTAINER = Container(

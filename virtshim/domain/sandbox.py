@@ -116,7 +116,8 @@ class Sandbox:
     disks that stay for the pod's life, container name -> the image that the disk is a copy-on-write of. Each sandbox of
     the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
     the config's. `disk_bus`: what disks are on if no annotation says it; records of earlier versions do not have it, and
-    guests of those pods may know their disks by SCSI's names."""
+    guests of those pods may know their disks by SCSI's names. `sole_container`: the name of the container that this pod is, ""
+    until that is sure (`lifecycle/creation/sole_container.py`)."""
 
     id: SandboxId
     key: PodKey
@@ -130,6 +131,7 @@ class Sandbox:
     changed_resources: Resources | None = None
     root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
     disk_bus: DiskBus = DiskBus.SCSI
+    sole_container: str = ""
 
     def _to(self, phase: SandboxPhase) -> Sandbox:
         if phase not in _NEXT[self.phase]:
@@ -145,6 +147,9 @@ class Sandbox:
 
     def with_root_disk(self, container: str, image: ImageDigest) -> Sandbox:
         return dataclasses.replace(self, root_disks={**self.root_disks, container: image})
+
+    def with_sole_container(self, name: str) -> Sandbox:
+        return dataclasses.replace(self, sole_container=name)
 
     def with_network_released(self) -> Sandbox:
         """The network is known to be gone."""

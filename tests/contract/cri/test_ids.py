@@ -27,7 +27,7 @@ ENDS = {"StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer"
 # What a request needs beside the id to be looked at.
 NEEDS: dict[str, dict[str, Any]] = {
     "CreateContainer": {
-        "config": pb.ContainerConfig(metadata=pb.ContainerMetadata(name="x"), image=pb.ImageSpec(image="x"))
+        "config": pb.ContainerConfig(metadata=pb.ContainerMetadata(name="vm", attempt=9), image=pb.ImageSpec(image="x"))
     },
     "ExecSync": {"cmd": ["true"]},
     "Exec": {"cmd": ["true"], "stdout": True},

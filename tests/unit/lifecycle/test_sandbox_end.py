@@ -97,7 +97,7 @@ def test_remove_takes_everything(world: World) -> None:
     sandbox, first = world.running()
     world.stop(first)
     second = world.create(sandbox, attempt=1)
-    world.create(sandbox, "never-started")
+    world.create(sandbox, attempt=2)  # never started
     world.start(second)
     world.remove_sandbox(sandbox)
     assert world.everything() == []

@@ -103,7 +103,7 @@ def test_the_vm_of_a_container_whose_removal_failed_ends_before_another_starts(w
     world.journal.fail("vms.destroy", Unavailable("libvirt is gone"), times=2)
     with pytest.raises(Unavailable):
         world.remove(first)
-    second = world.create(sandbox, "main")
+    second = world.create(sandbox, attempt=1)
     with pytest.raises(Unavailable):
         world.start(second)
     world.start(second)

@@ -105,7 +105,7 @@ def test_the_pod_can_be_worked_with_while_its_device_is_reset(world: World) -> N
     stop = Background(lambda: world.stop(container))
     gate.wait()
     assert world.container(container).phase is ContainerPhase.EXITED
-    assert Background(lambda: world.create(sandbox_of(world, container), "other")).done()
+    assert Background(lambda: world.create(sandbox_of(world, container), attempt=1)).done()
     gate.open()
     stop.done()
 
@@ -236,7 +236,7 @@ def test_the_reconciler_keeps_nobody_from_the_pod_while_it_finishes_a_removal(wo
     gate = world.journal.hold("drivers.reset")
     look = Background(reconcile.look)
     gate.wait()
-    assert Background(lambda: world.create(sandbox, "other")).done()
+    assert Background(lambda: world.create(sandbox, attempt=1)).done()
     gate.open()
     look.done()
     assert world.records.containers.get(container) is None

@@ -19,6 +19,7 @@ from virtshim.domain.network import nics_of
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
+from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_sandbox
@@ -56,7 +57,7 @@ class Admission:
 
     def admit(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> Admitted:
         """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
-        self._refuse_beside_another(sandbox.id)
+        sandbox = self._with_sole_container(sandbox, name)
         options = parse_vm_options(sandbox.config.annotations)
         self._refuse_too_large(options)
         granted = self.claims.resolve(sandbox, name, config)
@@ -66,13 +67,19 @@ class Admission:
         self._refuse_without_hugepages(size)
         return Admitted(sandbox, name, config, options, granted, size, log_file=_log_file(sandbox, config))
 
-    def _refuse_beside_another(self, sandbox: SandboxId) -> None:
-        for other in self.records.containers.all():
-            if other.sandbox_id == sandbox and other.is_running:
-                raise WrongState(
-                    f"container {other.id} ({other.name.name}) runs in this pod: a pod is one virtual machine, so its "
-                    "containers are created and run one after another. Use one container, or init containers"
-                )
+    def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
+        """Remembered before anything is refused for it. Raises WrongState for another one, and beside an attempt that runs."""
+        there = [other for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
+        sole = sole_container(sandbox, name, there)
+        if sole != sandbox.sole_container:
+            sandbox = sandbox.with_sole_container(sole)
+            self.records.sandboxes.replace(sandbox)
+        if sole not in ("", name.name):
+            raise WrongState(why_refused(name, sole))
+        for other in there:
+            if other.is_running:
+                raise WrongState(f"container {other.id} ({other.name}) runs in this pod; stop it first")
+        return sandbox
 
     def _refuse_too_large(self, options: VmOptions) -> None:
         most = self.sizes.max_root_volume

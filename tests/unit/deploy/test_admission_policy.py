@@ -1,0 +1,157 @@
+"""The admission policy in deploy/, evaluated as the API server does: on pods, and on what pods are made from."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cel_expr_python import cel
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+POLICY, BINDING = yaml.safe_load_all((DEPLOY / "admission-policy.yaml").read_text())
+VARIABLES = {variable["name"]: variable["expression"] for variable in POLICY["spec"]["variables"]}
+DYNAMIC = cel.NewEnv(variables=dict.fromkeys(("object", "oldObject", "request"), cel.Type.DYN))
+
+POD: dict[str, Any] = {
+    "runtimeClassName": "virtshim",
+    "containers": [
+        {
+            "name": "vm",
+            "image": "quay.io/containerdisks/fedora:latest",
+            "volumeMounts": [{"name": "kube-api-access", "mountPath": "/var/run/secrets", "readOnly": True}],
+            "securityContext": {"runAsUser": 1, "seccompProfile": {"type": "RuntimeDefault"}, "privileged": True},
+            "lifecycle": {"postStart": {"exec": {"command": ["true"]}}, "preStop": {"httpGet": {"port": 80}}},
+        }
+    ],
+    "initContainers": [{"name": "first", "image": "disk.qcow2"}],
+    "securityContext": {"runAsGroup": 3, "runAsUser": 3, "fsGroup": 2},
+    "hostNetwork": False,
+    "restartPolicy": "Always",
+}
+
+
+def evaluate(expression: str, thing: dict[str, Any], before: dict[str, Any] | None) -> bool:
+    """Variables are put in where they are named, as often as that takes."""
+    while (after := re.sub(r"variables\.(\w+)", lambda name: f"({VARIABLES[name[1]]})", expression)) != expression:
+        expression = after
+    answer = DYNAMIC.compile(expression).eval(data={"object": thing, "oldObject": before}).value()
+    assert isinstance(answer, bool), f"{expression}: {answer}"
+    return answer
+
+
+def refusals(thing: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
+    spec = POLICY["spec"]
+    if not all(evaluate(condition["expression"], thing, before) for condition in spec["matchConditions"]):
+        return []
+    return [rule["message"] for rule in spec["validations"] if not evaluate(rule["expression"], thing, before)]
+
+
+def pod(**changes: Any) -> dict[str, Any]:
+    return {"kind": "Pod", "metadata": {"name": "web"}, "spec": copy.deepcopy(POD) | changes}
+
+
+def workload(kind: str, template: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {"template": {"metadata": {}, "spec": template["spec"]}}
+    spec = {"jobTemplate": {"spec": made}} if kind == "CronJob" else {"replicas": 1, **made}
+    return {"kind": kind, "metadata": {"name": "web"}, "spec": spec}
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    return {"name": "vm", "image": "x", **fields}
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        pod(),
+        {"kind": "Pod", "metadata": {}, "spec": {"runtimeClassName": "virtshim", "containers": [container()]}},
+        pod(hostUsers=True, shareProcessNamespace=True, ephemeralContainers=[]),
+    ],
+)
+def test_a_virtual_machine_is_let_in(fine: dict[str, Any]) -> None:
+    assert refusals(fine) == []
+    for kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob"):
+        assert refusals(workload(kind, fine)) == []
+
+
+TWO = {"containers": [container(), container(name="sidecar")]}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (TWO, "one virtual machine and has one container"),
+    ({"initContainers": [container(name="proxy", restartPolicy="Always")]}, "native sidecar"),
+    ({"ephemeralContainers": [container(name="debugger")]}, "ephemeral container"),
+    ({"hostNetwork": True}, "hostNetwork, hostPID and hostIPC"),
+    ({"hostPID": True}, "hostNetwork, hostPID and hostIPC"),
+    ({"hostIPC": True}, "hostNetwork, hostPID and hostIPC"),
+    ({"hostUsers": False}, "hostUsers"),
+    ({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}}, "sysctls"),
+    ({"securityContext": {"runAsGroup": 3}}, "runAsGroup is set without runAsUser"),
+    ({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a"}}}, "type Localhost"),
+    ({"containers": [container(securityContext={"appArmorProfile": {"type": "Localhost"}})]}, "type Localhost"),
+    (
+        {"initContainers": [container(volumeMounts=[{"mountPath": "/a", "mountPropagation": "Bidirectional"}])]},
+        "mountPropagation and recursiveReadOnly",
+    ),
+    (
+        {"containers": [container(volumeMounts=[{"mountPath": "/a", "recursiveReadOnly": "Enabled"}])]},
+        "mountPropagation and recursiveReadOnly",
+    ),
+    ({"containers": [container(lifecycle={"postStart": {"httpGet": {"port": 80}}})]}, "lifecycle.postStart"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), REFUSED)
+def test_what_no_virtual_machine_can_be_is_refused_with_a_sentence(changes: dict[str, Any], why: str) -> None:
+    for thing in (pod(**changes), *(workload(kind, pod(**changes)) for kind in ("Deployment", "Job", "CronJob"))):
+        (refusal,) = refusals(thing)
+        assert why in refusal
+        assert refusals({**thing, "metadata": {}}, before=None) == [refusal]
+
+
+def test_every_rule_refuses_something() -> None:
+    told = {refusal for changes, _ in REFUSED for refusal in refusals(pod(**changes))}
+    assert told == {rule["message"] for rule in POLICY["spec"]["validations"]}
+
+
+@pytest.mark.parametrize(("changes", "why"), REFUSED)
+def test_pods_of_other_runtimes_are_none_of_its_business(changes: dict[str, Any], why: str) -> None:
+    del why
+    assert refusals(pod(**changes, runtimeClassName="gvisor")) == []
+    other = pod(**changes)
+    del other["spec"]["runtimeClassName"]
+    assert refusals(other) == []
+    assert refusals(workload("CronJob", other)) == []
+
+
+def test_what_was_there_before_may_be_scaled_and_deleted_and_corrected() -> None:
+    for kind in ("Deployment", "CronJob"):
+        before = workload(kind, pod(**TWO))
+        scaled = copy.deepcopy(before)
+        scaled["spec"]["replicas"] = 0
+        assert refusals(scaled, before) == []
+        assert refusals(workload(kind, pod()), before) == []
+        assert refusals(before, workload(kind, pod())) != []
+
+
+def test_an_ephemeral_container_is_refused_when_it_is_added() -> None:
+    before = pod()
+    assert any("ephemeral" in why for why in refusals(pod(ephemeralContainers=[container(name="debug")]), before))
+
+
+def test_the_api_server_takes_its_shape() -> None:
+    for document, kind in ((POLICY, "ValidatingAdmissionPolicy"), (BINDING, "ValidatingAdmissionPolicyBinding")):
+        assert (document["apiVersion"], document["kind"]) == ("admissionregistration.k8s.io/v1", kind)
+    assert BINDING["spec"] == {"policyName": POLICY["metadata"]["name"], "validationActions": ["Deny"]}
+    spec = POLICY["spec"]
+    assert set(spec) == {"failurePolicy", "matchConstraints", "matchConditions", "variables", "validations"}
+    assert spec["failurePolicy"] == "Fail"
+    for rule in spec["matchConstraints"]["resourceRules"]:
+        assert set(rule) == {"apiGroups", "apiVersions", "operations", "resources"}
+    for validation in spec["validations"]:
+        assert set(validation) == {"expression", "message"}
+        assert "\n" not in validation["message"]
+    classes = yaml.safe_load((DEPLOY / "runtimeclass.yaml").read_text())
+    assert f"in ['{classes['metadata']['name']}']" in spec["matchConditions"][1]["expression"]
