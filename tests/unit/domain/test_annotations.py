@@ -60,6 +60,9 @@ def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
     assert parse_vm_options({"virtshim.io/command": "run"}).run_command is True
     assert parse_vm_options({"virtshim.io/command": "ignore"}).run_command is False
     assert "write one of them" in refusal(**{"virtshim.io/command": "yes"})
+    assert parse_vm_options({"virtshim.io/image-config": "ignore"}).use_image_config is False
+    assert parse_vm_options({"virtshim.io/image-config": "use"}).use_image_config is True
+    assert "neither use nor ignore" in refusal(**{"virtshim.io/image-config": "true"})
 
 
 def test_no_annotations_give_the_defaults() -> None:

@@ -53,6 +53,8 @@ class VmOptions:
     exec_ports: int = 12
     # Whether the container's command runs in the guest; None: the node's choice.
     run_command: bool | None = None
+    # Whether what the image's OCI config says of a container holds where the pod leaves it out.
+    use_image_config: bool = True
 
     # --- other
 

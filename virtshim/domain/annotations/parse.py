@@ -141,6 +141,12 @@ def _command(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, run_command=text == "run")
 
 
+def _image_config(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("use", "ignore"):
+        raise InvalidRequest(f"{_shown(text)} is neither use nor ignore; write one of them")
+    return dataclasses.replace(options, use_image_config=text == "use")
+
+
 def _vnc(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, vnc=_flag(text))
 
@@ -278,6 +284,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "kubernetes.io/target-runtime": _ignored,
     "virtshim.io/command": _command,
     "virtshim.io/exec-ports": _exec_ports,
+    "virtshim.io/image-config": _image_config,
     "virtshim.io/max-vcpus": _max_vcpus,
     VNC_ANNOTATION: _vnc,
     FORWARD_ANNOTATION: _forward,

@@ -9,6 +9,7 @@ from virtshim.domain.container import Container, RunAs
 from virtshim.domain.devices import guest_view
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest.termination_message import termination_file
+from virtshim.domain.image import ImageConfig
 
 # What a shell without any setting would search; images of virtual machines do not say.
 _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -65,13 +66,25 @@ def entrypoint_command(container: Container) -> GuestCommand:
 
 
 def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = False) -> GuestCommand:
-    """The command with the container's configured environment (with the devices' addresses in the guest),
-    working directory and user."""
-    config = container.config
-    wanted = dict(guest_view.environment(config.envs, container.granted))
+    """The command with the container's configured environment (with the devices' addresses in the guest), working directory and
+    user; what the pod leaves out is as its image says."""
+    config, image = container.config, container.spec.image_config
+    user = _user(config.user, image)
     envs = {"PATH": _PATH}
     if tty:
         envs["TERM"] = b"xterm"
-    if not config.user.user:
+    if not user.user:
         envs["HOME"] = b"/root"
-    return GuestCommand(argv, tuple((envs | wanted).items()), config.working_dir, config.user)
+    for setting in image.env:
+        name, _, value = setting.partition("=")
+        envs[name] = value.encode()
+    envs |= dict(guest_view.environment(config.envs, container.granted))
+    return GuestCommand(argv, tuple(envs.items()), config.working_dir or image.working_dir, user)
+
+
+def _user(asked: RunAs, image: ImageConfig) -> RunAs:
+    """kubelet tells the image's user as the pod's own; others leave it to the runtime."""
+    if asked.user or not image.user:
+        return asked
+    name, _, group = image.user.partition(":")
+    return dataclasses.replace(asked, user=name, group=int(group) if group.isdecimal() else asked.group)

@@ -9,7 +9,7 @@ from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Container, ContainerConfig, ContainerPhase, ContainerSpec, ContainerStatus
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.image import Image
+from virtshim.domain.image import Image, ImageConfig
 from virtshim.domain.image_name import config_of
 from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
@@ -58,6 +58,8 @@ class ContainerRecords:
     def _new(self, admitted: Admitted, image: Image, uid: int) -> Container:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
         own = ContainerId(secrets.token_hex(32))
+        said = config_of(image, admitted.config.user_image, admitted.config.image)
+        image_config = said if options.use_image_config else ImageConfig()
         spec = ContainerSpec(
             id=own,
             sandbox_id=sandbox.id,
@@ -70,18 +72,24 @@ class ContainerRecords:
             log_file=admitted.log_file,
             cgroup_parent=sandbox.vm_cgroup_parent,
             pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
-            command=self._command(options, admitted.config),
+            command=self._command(options, admitted.config, image_config),
             granted=admitted.granted,
             uid=uid,
-            image_config=config_of(image, admitted.config.user_image, admitted.config.image),
+            image_config=image_config,
             beside_pod=sandbox.vms_lie_beside,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
-    def _command(self, options: VmOptions, config: ContainerConfig) -> tuple[str, ...]:
-        """A disk image has no entrypoint that `args` alone could be given to, so they are the command then."""
+    def _command(self, options: VmOptions, config: ContainerConfig, image: ImageConfig) -> tuple[str, ...]:
+        """As in a container: the pod's command takes the place of all that the image says, its args that of the image's. A disk
+        image, and a containerDisk that says nothing, have no entrypoint: `args` alone are the command then, and without them
+        nothing is run."""
         run = self.run_commands if options.run_command is None else options.run_command
-        return (*config.command, *config.args) if run else ()
+        if not run:
+            return ()
+        if config.command:
+            return (*config.command, *config.args)
+        return (*image.entrypoint, *(config.args or image.cmd))
 
     def _refuse_taken_uuid(self, container: Container, admitted: Admitted) -> None:
         """Attempts of one pod have the same UUID, one after another; its definition goes to the newest."""
