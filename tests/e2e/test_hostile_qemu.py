@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 from fakes.spdy import close_all, spdy
 from node import Node
 from podclient import PodClient, container_config, pod_config
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.hypervisor.chains import open_images
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.hostile]
 
@@ -72,6 +74,24 @@ def test_it_may_write_its_disk_and_its_key_and_ask_tapmanager_and_nothing_else(
         "run/tapmanager.sock",
         f"state/containers/{container}/root.qcow2",
     ]
+
+
+@pytest.mark.skipif(libvirt.getVersion() < open_images.SINCE, reason="NOT TESTED: needs libvirt 9.0")
+def test_no_file_that_a_vm_reads_is_open_to_its_group(cri: PodClient, node: Node, running: tuple[str, str]) -> None:
+    """Neither to another VM's QEMU nor to a user of the node in that group, and the image not even to the VM's own user."""
+    _, container = running
+    user, groups = ids_of(qemu(node, container))
+    image = Path(node.directory, "state/images/sha256", cri.status(container).image_ref.rpartition(":")[2])
+    own = [Path(node.directory, "state/containers", container, name) for name in ("root.qcow2", "seed.iso")]
+    assert all(path.stat().st_uid == user for path in own)
+    assert [path for path in own if reads(path, user, groups)] == own
+    assert [path for path in (*own, image) if reads(path, user + 1, groups)] == []
+    assert not reads(image, user, groups)
+
+
+def reads(path: Path, user: int, groups: frozenset[int]) -> bool:
+    as_user = ("setpriv", f"--reuid={user}", f"--regid={min(groups)}", f"--groups={','.join(map(str, groups))}")
+    return subprocess.run((*as_user, "head", "-c1", path), capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

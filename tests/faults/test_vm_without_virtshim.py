@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.hostile]
 # An embedded driver of its own; the VM stays when it ends. The one VM that is off.
 _START = """
 import os, sys, threading, libvirt
+from lxml import etree
 libvirt.virEventRegisterDefaultImpl()
 def serve():
     while True:
@@ -29,6 +30,8 @@ threading.Thread(target=serve, daemon=True).start()
 libvirt_ = libvirt.open(sys.argv[1])
 while not (off := libvirt_.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_INACTIVE)):
     threading.Event().wait(0.1)  # its threads still look for QEMUs
+for image in etree.fromstring(off[0].XMLDesc().encode()).iterfind("devices/disk/backingStore/source[@fdgroup]"):
+    off[0].FDAssociate(image.get("fdgroup"), [os.open(image.get("file"), os.O_RDONLY)], 0)  # or it is refused before
 try:
     off[0].create()
 except libvirt.libvirtError as exc:

@@ -94,6 +94,21 @@ def test_an_image_is_read_by_qemus_group_and_by_nobody_else_who_knows_its_digest
         assert os.stat(path).st_mode & 0o777 == 0o640
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_an_image_that_is_opened_for_qemus_is_read_by_root_alone(
+    web: WebServer, open_to_all: Path, sound_disk: Callable[[], bytes]
+) -> None:
+    where = str(open_to_all / "images")
+    earlier = ImageFileStore(where, ImageSettings(download_protocol="http"), lambda: READERS)
+    one = earlier.fetch(web.serve("/one.qcow2", sound_disk()), None, NEVER).digest
+    assert reads(earlier.path(one), STRANGER, READERS)
+    store = ImageFileStore(where, ImageSettings(download_protocol="http"), os.getegid)
+    store.sweep()
+    other = store.fetch(web.serve("/other.qcow2", sound_disk()), None, NEVER).digest
+    for digest in (one, other):
+        assert not reads(store.path(digest), STRANGER, READERS)
+
+
 @pytest.fixture
 def sound_disk(tmp_path: Path) -> Callable[[], bytes]:
     """Another one at each call."""

@@ -159,7 +159,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         pausing=LibvirtPausing(connection, profile),
         networks=networks,
         cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
-        files=ImageFileStore(layout.images, image_settings(settings), partial(_qemu_group, connection)),
+        files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
         disks=RootDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
@@ -182,7 +182,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     return RealParts(adapters, attaches, screens, connection, networks, streaming)
 
 
-def _qemu_group(connection: Connection) -> int | None:
+def _readers(connection: Connection) -> int | None:
     qemu = connection.qemu_ids()
     return None if qemu is None else qemu.readers
 

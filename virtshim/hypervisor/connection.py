@@ -18,6 +18,7 @@ import structlog
 from lxml import etree
 
 from virtshim.domain.errors import InternalError, ShimError, Unavailable
+from virtshim.hypervisor.chains import open_images
 from virtshim.hypervisor.errors import code_of, message_of, talking_to_libvirt, translated
 from virtshim.hypervisor.events import start_event_loop
 from virtshim.hypervisor.file_owner import QemuIds
@@ -193,7 +194,8 @@ def _qemu_ids(conn: libvirt.virConnect, group_of_vms: int | None) -> QemuIds | N
     for label in capabilities.iterfind("host/secmodel[model='dac']/baselabel"):
         uid, _, gid = (label.text or "").lstrip("+").partition(":")
         try:
-            return QemuIds(int(uid), int(gid.lstrip("+")), group_of_vms=group_of_vms)
+            gets_images = conn.getLibVersion() >= open_images.SINCE
+            return QemuIds(int(uid), int(gid.lstrip("+")), group_of_vms=group_of_vms, gets_images=gets_images)
         except ValueError as exc:
             raise InternalError(f"libvirt gives QEMU's user as {label.text!r}, not as numeric IDs") from exc
     return None

@@ -23,7 +23,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OwnedDomain, PowerState, VmSpec
 from virtshim.hypervisor import cpu_query, domain_xml, ownership
 from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
-from virtshim.hypervisor.chains import unchanged
+from virtshim.hypervisor.chains import open_images, unchanged
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices import disk, security_label, vnc
 from virtshim.hypervisor.devices.cpu import DomainType
@@ -111,6 +111,7 @@ class LibvirtHypervisor:
             definition = found.XMLDesc()
             for file in disk.qcow2_files_in(definition):
                 unchanged.refuse_changed(file)
+            open_images.hand_over(found, disk.images_in(definition))
             qemu = self._connection.qemu_ids()
             runs_as = qemu and qemu.for_vm(security_label.uid_in(definition))
             with (

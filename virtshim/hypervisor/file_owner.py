@@ -12,6 +12,7 @@ root's alone from then on: no QEMU reaches another's screen.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import os
 import stat
@@ -32,14 +33,19 @@ class QemuIds:
     is_its_own: bool = False
     # That of the VMs that have a user of their own; None: `gid`.
     group_of_vms: int | None = None
+    # What disks are based on is opened by root for it, and by nobody else.
+    gets_images: bool = False
 
     def for_vm(self, uid: int) -> QemuIds:
         """`uid`: the VM's own; 0 for one that has none."""
-        return QemuIds(uid, self.readers, is_its_own=True) if uid else self
+        gid = self.gid if self.group_of_vms is None else self.group_of_vms  # that all VMs' QEMUs have
+        return dataclasses.replace(self, uid=uid, gid=gid, is_its_own=True) if uid else self
 
     @property
     def readers(self) -> int:
-        """The one group that all VMs' QEMUs have."""
+        """The group that images are for."""
+        if self.gets_images:
+            return os.getegid()
         return self.gid if self.group_of_vms is None else self.group_of_vms
 
 

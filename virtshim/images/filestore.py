@@ -1,7 +1,7 @@
 """Disk files by content.
 
 <directory>/                 0711: the QEMU user may search, not list
-  sha256/<hex>               one complete disk, 0640 for QEMU's group, never changed; the digest is that of what was published
+  sha256/<hex>               one complete disk, 0640 for its readers, never changed; the digest is that of what was published
   incoming/<random>          downloads under way, 0700; whatever is here at start is garbage
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
 """
@@ -65,7 +65,8 @@ class ImageFileStore:
     def __init__(
         self, directory: str, settings: ImageSettings, readers: Callable[[], int | None] = lambda: None
     ) -> None:
-        """`readers`: the group of all QEMUs, which alone may read disks beside root; None: there is none, and all may."""
+        """`readers`: the group that alone may read disks beside root: root's own, or that of all QEMUs where these open them
+        themselves; None: there is none, and all may."""
         self._readers = readers
         self._root = Path(directory)
         self._files = self._root / "sha256"

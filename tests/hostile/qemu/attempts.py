@@ -42,6 +42,7 @@ def others_files(node: Any, libvirt: Any, vm: Any) -> Iterator[str]:
         f"{top}/state/tapmanager/{vm.sandbox}.json",
         f"{top}/config.toml",
     ]
+    paths += [str(image) for image in Path(top, "state/images/sha256").iterdir()]
     paths += [path for path in libvirt.paths() if vm.container[:12] in path]
     paths += [
         "/etc/passwd",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import libvirt
 import pytest
+
+from virtshim.hypervisor.chains import open_images
 
 pytestmark = pytest.mark.hostile
 
@@ -70,6 +73,23 @@ def test_the_image_under_a_disk_stays_roots(place) -> None:
         f"{ONCE}\n{AGAIN}found = os.stat(SPEC.disks[0].backing.path); say([found.st_uid, found.st_mode & 0o022])"
     )
     assert said == ["started", [0, 0]]
+
+
+@pytest.mark.skipif(libvirt.getVersion() < open_images.SINCE, reason="NOT TESTED: needs libvirt 9.0")
+def test_a_vm_runs_on_an_image_that_root_alone_may_read(place) -> None:
+    said = place.run(
+        "os.chmod(SPEC.disks[0].backing.path, 0o600); boot()\n"
+        "say([os.path.realpath(f'/proc/{qemu_pid()}/fd/{n}') for n in os.listdir(f'/proc/{qemu_pid()}/fd')])\n"
+        "os.kill(os.getpid(), 9)",
+        expect=-9,
+    )
+    assert str(place.vm / "base.raw") in said[0]
+    # Another process finds it again, and starts it once more.
+    said = place.run(
+        "say(state()[0]); hypervisor.destroy(SPEC.uuid, SPEC.container_id)\n"
+        "hypervisor.start(SPEC.uuid); wait_for_log(b'guest is up', 2); say(state()[0])"
+    )
+    assert said == ["running", "running"]
 
 
 def test_a_disk_serves_no_more_than_the_node_allows(place) -> None:

@@ -155,7 +155,7 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
     "user_of_its_own": (
         dataclasses.replace(PLAIN, granted=dataclasses.replace(GRANTED, passthrough=())),
         CONFINED,
-        QemuIds(64055, 108).for_vm(2130706433),
+        QemuIds(64055, 108, gets_images=True).for_vm(2130706433),
     ),
     "test_driver": (PLAIN, dataclasses.replace(NODE, domain_type=DomainType.TEST)),
 }

@@ -36,6 +36,13 @@ def test_a_vm_with_a_user_of_its_own_has_the_group_that_is_for_vms_and_not_libvi
     assert QEMU.for_vm(OWN).gid == QEMU.readers == QEMU.gid
 
 
+def test_images_that_are_opened_for_qemus_are_for_no_group_of_theirs() -> None:
+    libvirts = QemuIds(64055, 64055, group_of_vms=108, gets_images=True)
+    assert libvirts.readers == os.getegid()
+    assert libvirts.for_vm(OWN).gid == 108
+    assert libvirts.for_vm(OWN).gets_images
+
+
 def _rights(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)

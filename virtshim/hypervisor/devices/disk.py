@@ -60,14 +60,20 @@ def target_name(prefix: str, index: int) -> str:
     return prefix + name
 
 
-def build(disks: Sequence[Disk], bus: DiskBus, rates: DiskRates = DiskRates()) -> list[etree._Element]:
+def build(
+    disks: Sequence[Disk], bus: DiskBus, rates: DiskRates = DiskRates(), *, gets_images: bool = False
+) -> list[etree._Element]:
     """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the
-    boot disk."""
+    boot disk. `gets_images`: what they are based on comes to QEMU as descriptors (see chains/open_images.py)."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
     if len(disks) > MAX_DISKS[bus]:
         raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MAX_DISKS[bus]}")
     elements = [_disk(disk, bus, index, rates) for index, disk in enumerate(disks)]
+    if gets_images:
+        for index, element in enumerate(elements):
+            for source in element.iterfind("backingStore/source"):
+                source.set("fdgroup", f"image{index}")
     if bus is DiskBus.SCSI:
         controller = etree.Element("controller", type="scsi", index="0", model="virtio-scsi")
         controller.append(root_bus.own(root_bus.Own.SCSI))
@@ -84,6 +90,12 @@ def qcow2_files_in(definition: str) -> list[Disk]:
             continue
         found.append(Disk(source.get("file", ""), DiskFormat.QCOW2, "", backing=_backing_in(below)))
     return found
+
+
+def images_in(definition: str) -> list[tuple[str, str]]:
+    """What comes to QEMU as descriptors: the name that libvirt has for each, and its path."""
+    sources = etree.fromstring(definition.encode()).iterfind("devices/disk/backingStore/source[@fdgroup]")
+    return [(source.get("fdgroup", ""), source.get("file", "")) for source in sources]
 
 
 def _backing_in(below: etree._Element) -> Backing | None:
