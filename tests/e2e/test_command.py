@@ -96,3 +96,30 @@ def test_people_attach_to_a_command_with_a_terminal(cri: PodClient, node: Node, 
     assert cri.status(made).exit_code == 7
     close_all()
     cri.remove_pod(pod)
+
+
+SERVER = """
+trap 'echo draining; sleep 1; echo drained; exit 7' USR1
+trap 'echo wrong signal; exit 8' TERM
+echo up
+while :; do sleep 0.2; done
+"""
+
+
+def test_a_command_that_is_stopped_gets_its_signal_says_its_last_and_its_code_counts(
+    cri: PodClient, node: Node, image_url: str
+):
+    config = pod_config("server", f"{node.directory}/logs/server")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.command.extend(["sh", "-c", SERVER])
+    wanted.stop_signal = pb.SIGNAL_SIGUSR1
+    made = cri.create(pod, wanted, config)
+    log = Path(config.log_directory, wanted.log_path)
+    cri.start(made)
+    wait_until(lambda: "stdout F up" in lines(log), BOOT, "the command runs")
+    cri.stop(made, 120)
+    status = cri.status(made)
+    assert (status.exit_code, status.reason) == (7, "Error")
+    assert lines(log) == ["stdout F up", "stdout F draining", "stdout F drained"]
+    cri.remove_pod(pod)

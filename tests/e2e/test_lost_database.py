@@ -103,7 +103,7 @@ def test_a_running_vm_outlives_the_database_that_knew_it(own_node: Node, image_u
     with PodClient(node.socket) as cri:
         assert node.qemu_pids() == pids
         cri.stop(container, 60)
-        assert cri.status(container).exit_code == 0
+        assert cri.status(container).exit_code == 143
         cri.remove_pod(pod)
         assert node.qemu_pids() == set()
         for directory in ("state/containers", "run/vm"):

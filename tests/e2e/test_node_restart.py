@@ -47,7 +47,7 @@ def test_ctrl_c_leaves_vms_running_and_a_second_up_picks_them_up(node, image_url
         wait_for_log(log, "said while away", 60)
         assert sum("virtshim-guest: ready" in line for line in log_lines(log)) == 1, "nothing is doubled"
         cri.stop(container, 60)
-        assert cri.status(container).exit_code == 0
+        assert cri.status(container).exit_code == 143
         cri.remove_pod(pod)
 
 

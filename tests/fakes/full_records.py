@@ -134,6 +134,7 @@ CONTAINER = Container(
         trouble="paused",
         checkpointing="/var/lib/kubelet/checkpoints/x.tar",
         command_begun=True,
+        stop_asked=True,
         ending=Exit(3, ExitReason.ERROR, 8, "why"),
         frozen=True,
         claims=("pci:10000:3b:00.1", "usb:001/002"),

@@ -34,6 +34,8 @@ class FakeGuests:
         self.begin_error: ShimError | None = None
         self.begun: dict[ContainerId, list[GuestCommand]] = {}
         self.still_there = True
+        self.signals: list[int] = []
+        self.signal_error: ShimError | None = None
         self.gone = False
         self.users = {"root"}
         self.frozen: set[ContainerId] = set()
@@ -70,6 +72,19 @@ class FakeGuests:
 
     def entrypoint_exists(self, container: ContainerId) -> bool:
         self._reach()
+        return self.still_there
+
+    def signal_entrypoint(
+        self, container: ContainerId, number: int, timeout: float, cancelled: threading.Event
+    ) -> bool:
+        """The command runs for as long as `still_there` says so, whatever it is told."""
+        self._reach()
+        if cancelled.is_set():
+            raise Aborted("the caller gave up")
+        if self.signal_error is not None:
+            raise self.signal_error
+        if self.still_there and number:
+            self.signals.append(number)
         return self.still_there
 
     def run(

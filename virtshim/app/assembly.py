@@ -210,6 +210,7 @@ def _stop_container(a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: 
         termination_messages=TerminationMessages(a.records, a.guest_operations, a.termination_files),
         devices=devices,
         boots=BootProgress(a.readings, a.boot_output, a.clock),
+        guests=a.guests,
     )
 
 

@@ -117,7 +117,7 @@ class ContainerConfig:
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False
-    # CRI's number for it, 0 if unset; a guest gets its power button instead.
+    # CRI's number for it, 0 if unset. It is for the command; a guest without one gets its power button.
     stop_signal: int = 0
     resources: Resources = Resources()
     user: RunAs = RunAs()
@@ -190,6 +190,8 @@ class ContainerStatus:
     checkpointing: str = ""
     # The guest agent was told to run the command.
     command_begun: bool = False
+    # A caller wants it stopped, and gave its guest time to end by itself.
+    stop_asked: bool = False
     # Written before its VM is ended because its command has ended, or before its devices are taken from it: that is how the
     # container ended then, and the VM ends whatever happens.
     ending: Exit | None = None
@@ -346,3 +348,7 @@ class Container:
     def with_claims(self, claims: tuple[str, ...]) -> Container:
         """A VM that lacks one of those it was granted is off, and is not started."""
         return self._with(claims=claims)
+
+
+def asked_to_stop(container: Container) -> Container:
+    return dataclasses.replace(container, status=dataclasses.replace(container.status, stop_asked=True))

@@ -102,6 +102,11 @@ class AgentClients:
     def entrypoint_exists(self, container: ContainerId) -> bool:
         return self._entrypoint(container).entrypoint_exists()
 
+    def signal_entrypoint(
+        self, container: ContainerId, number: int, timeout: float, cancelled: threading.Event
+    ) -> bool:
+        return self._entrypoint(container).signal(number, CancellableDeadline.of(timeout, cancelled))
+
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         return ask_guest_info(self._vm(container).channel, CancellableDeadline.of(timeout))
 

@@ -66,6 +66,10 @@ class Entrypoint:
         deadline = CancellableDeadline.of(_SCRIPT_SECONDS)
         return self._vm.run_script(entrypoint_scripts.IS_KNOWN, (self._directory,), deadline) == 0
 
+    def signal(self, number: int, deadline: CancellableDeadline) -> bool:
+        """See `virtshim.ports.guests.GuestAgents.signal_entrypoint`."""
+        return self._vm.run_script(entrypoint_scripts.SIGNAL, (self._directory, str(number)), deadline) == 0
+
     def progress(self, read_to: OutputPosition) -> EntrypointProgress:
         """See `virtshim.ports.guests.GuestAgents.progress`."""
         files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))

@@ -4,6 +4,7 @@ The command outlives virtshim and the agent's memory of it, so all that is to be
 directory that is gone after a reboot of the guest:
 
     pid                   of the shell that waits for the command
+    command               its own pid
     stdout.N, stderr.N    pieces of output, at most 256 KiB each, numbered from 0; a piece is complete when the next is there
     stdout.end ...        there will be no more pieces
     stdin, over           pipes: its input, and what ends it, for a command that has one
@@ -69,7 +70,7 @@ if [ -n "$size" ]; then
     + r"""  rows=${size% *} columns=${size#* }
   inside="stty sane rows $rows cols $columns 2>/dev/null; tty >'$base/tty'"
   [ -z "$user" ] || inside="$inside; chown $user \"\$(tty)\" 2>/dev/null"
-  inside="$inside; exec$quoted"
+  inside="$inside; echo \$\$ >'$base/command'; exec$quoted"
   if command -v script >/dev/null; then
     set -- env SHELL=/bin/sh script -qefc "$inside" /dev/null
   elif command -v python3 >/dev/null; then
@@ -97,7 +98,7 @@ keep() {
 }
 {
   {
-    (exec "$@" <"$from" 2>&1 >&5 5>&-)
+    (exec sh -c 'echo $$ >"$0"; exec "$@"' "$base/command" "$@" <"$from" 2>&1 >&5 5>&-)
     conclude "exit $?"
     [ -z "$feeder" ] || kill "$feeder" 2>/dev/null
   } | keep stderr 5>&-
@@ -109,6 +110,16 @@ keep() {
 IS_KNOWN: Final = r"""
 [ ! -e "$1/exit" ] || exit 0
 read -r pid <"$1/pid" && kill -0 "$pid" 2>/dev/null
+"""
+
+# Arguments: directory, number of a signal, or 0. 0: the command runs, and has got it.
+SIGNAL: Final = r"""
+until [ -s "$1/command" ]; do
+  [ -e "$1/pid" ] && [ ! -e "$1/exit" ] || exit 1
+  sleep 0.2 2>/dev/null || sleep 1
+done
+[ ! -e "$1/exit" ] || exit 1
+read -r pid <"$1/command" && kill -"$2" "$pid" 2>/dev/null
 """
 
 # Argument: directory. What comes in goes to the command's input, which others may write to, too.

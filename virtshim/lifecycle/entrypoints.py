@@ -37,6 +37,8 @@ _SILENCE = 30.0
 # Processes that the command left behind may hold its streams: what was written before its end has come by then.
 _QUIET_AFTER_EXIT = 2.0
 _LONGEST_AFTER_EXIT = 30.0
+# The same for one that is being stopped: its exit is to be recorded before its grace is over.
+_QUIET_WHEN_STOPPED, _LONGEST_WHEN_STOPPED = 0.5, 2.0
 # A VM whose command has ended has nothing more to do than to shut down.
 _GRACE = 10.0
 
@@ -122,9 +124,11 @@ class EntrypointRunner:
     def _step(self, container: Container, state: _FollowState) -> float:
         """Seconds to wait before the next."""
         if container.status.ending is not None:
-            self._stop.stop(container, _GRACE)
+            self._stop.after_command(container, _GRACE)
             return _AGAIN
         if not container.status.command_begun:
+            if container.status.stop_asked:  # what is to end is not begun
+                return _AGAIN
             self._begin(container, state)
             return 0.0
         return self._listen(container, state)
@@ -159,8 +163,7 @@ class EntrypointRunner:
         if progress.ended and state.exited is None:
             state.exited = state.heard = now
         if state.exited is not None:
-            quiet = now - state.heard >= _QUIET_AFTER_EXIT or now - state.exited >= _LONGEST_AFTER_EXIT
-            if progress.read_to.over or quiet:
+            if progress.read_to.over or _is_quiet(container, now - state.heard, now - state.exited):
                 self._end(container, exit_of_entrypoint(progress, self._clock.now_ns()))
                 return 0.0
             return _SOONEST
@@ -172,7 +175,8 @@ class EntrypointRunner:
         if progress.output:  # a command that writes more than its log may grow is made to wait
             found = sum(len(piece.data) for piece in progress.output)
             return max(state.allowance.wait(now), state.pace.pause_after(found, now))
-        latest = _SOONEST if self._listeners.has_clients(container.id) else _LATEST
+        soon = container.status.stop_asked or self._listeners.has_clients(container.id)
+        latest = _SOONEST if soon else _LATEST
         state.pause = min(state.pause * 1.5, latest)
         return state.pause
 
@@ -194,3 +198,10 @@ class EntrypointRunner:
     def _running(self, container: ContainerId) -> Container | None:
         found = self._records.containers.get(container)
         return found if found is not None and found.is_running else None
+
+
+def _is_quiet(container: Container, silent: float, exited: float) -> bool:
+    """Whether a command that has ended has said all it had to say. Seconds since its last word, and since its exit. Pure."""
+    if container.status.stop_asked:
+        return silent >= _QUIET_WHEN_STOPPED or exited >= _LONGEST_WHEN_STOPPED
+    return silent >= _QUIET_AFTER_EXIT or exited >= _LONGEST_AFTER_EXIT

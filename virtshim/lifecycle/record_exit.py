@@ -71,7 +71,8 @@ class ExitRecorder:
             self.hypervisor.destroy(domain, container)
         self.finish_log(found)
         message = message or self.kill_reasons.get(container, "")
-        vm = exit_of(state, self.clock.now_ns(), message, oom_killed=self._oom_killed(found, state))
+        now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
+        vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
         how = how_it_ended(found, vm)
         how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.health.trouble(found)]))
         ended = found.exited(how)
@@ -143,8 +144,11 @@ def trouble_of(state: PowerState, granted: GrantedDevices) -> str:
             return "paused externally; virsh resume continues it"
 
 
-def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool = False) -> Exit:
-    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed for memory in its cgroup. Pure."""
+def exit_of(
+    state: PowerState, at: int, message: str = "", *, oom_killed: bool = False, stop_asked: bool = False
+) -> Exit:
+    """Exit code and reason of a VM that has ended. `oom_killed`: the kernel killed for memory in its cgroup. `stop_asked`: its
+    guest was told to end; what it was doing is not completed, and a Job must not count it as such. Pure."""
     if state.power is Power.ABSENT:
         return Exit(255, ExitReason.UNKNOWN, at, message or "the virtual machine is gone from libvirt")
     if state.power is Power.CRASHED:
@@ -152,6 +156,8 @@ def exit_of(state: PowerState, at: int, message: str = "", *, oom_killed: bool =
     if oom_killed and state.reason is OffReason.CRASHED:
         return Exit(137, ExitReason.OOM_KILLED, at, "QEMU was killed: the container's cgroup ran out of memory")
     match state.reason:
+        case OffReason.SHUTDOWN if stop_asked:
+            return Exit(143, ExitReason.ERROR, at, message or "the guest shut down because the container was stopped")
         case OffReason.SHUTDOWN:
             return Exit(0, ExitReason.COMPLETED, at, message)
         case OffReason.CRASHED:

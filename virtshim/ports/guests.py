@@ -42,6 +42,12 @@ class GuestAgents(Protocol):
     def entrypoint_exists(self, container: ContainerId) -> bool:
         """False if the command was begun, and the guest knows nothing of it (any more)."""
 
+    def signal_entrypoint(
+        self, container: ContainerId, number: int, timeout: float, cancelled: threading.Event
+    ) -> bool:
+        """Sends the container's own command that signal (Linux's number), or none if it is 0. False if it does not run (any
+        more). Waits `timeout` seconds for the agent's answer, or until `cancelled` is set (Aborted)."""
+
     def guest_info(self, container: ContainerId, timeout: float) -> Mapping[str, object]:
         """What the guest reports about itself, as JSON of a few KiB at most; what it does not say within `timeout`
         seconds is left out. Never raises."""

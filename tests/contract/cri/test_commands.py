@@ -63,6 +63,7 @@ def test_a_container_whose_command_goes_on_is_stopped_and_removed(client: Client
     assert client.status(made).state == pb.CONTAINER_RUNNING
     client.stop(made, 30)
     status = client.status(made)
-    assert (status.exit_code, status.reason) == (0, "Completed"), "as a guest that shut itself down"
+    assert (status.exit_code, status.reason) == (137, "Error"), "it did not listen to its signal"
+    assert world.outside.guests.signals == [15]
     client.remove_pod(sandbox)
     assert world.everything() == []

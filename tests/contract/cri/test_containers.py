@@ -458,7 +458,7 @@ def test_a_restart_of_the_daemon_changes_no_answer(tmp_path: Path) -> None:
     with served(tmp_path, outside) as (world, client, _):
         assert (client.pod_status(sandbox), client.status(made), client.pods(), client.containers()) == before
         client.stop(made, 30)
-        assert client.status(made).exit_code == 0
+        assert client.status(made).exit_code == 143
         client.remove_pod(sandbox)
         assert world.everything() == []
 

@@ -212,3 +212,37 @@ def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, r
     start_entrypoint(clients, shell("exit 0", termination_path=str(fifo)))
     assert reader.to_the_end().code == 0
     assert fifo.is_fifo()
+
+
+def signalled(clients: AgentClients, number: int) -> bool:
+    return clients.signal_entrypoint(CONTAINER, number, 20.0, threading.Event())
+
+
+def test_a_signal_reaches_the_command_itself_and_its_end_is_read(guest, clients, reader):
+    start_entrypoint(clients, shell("trap 'echo told; exit 9' USR1; echo up; while :; do sleep 0.05; done"))
+    reader.until(lambda: reader.seen[OUT] == b"up\n", "the command runs")
+    assert signalled(clients, 0)
+    assert not reader.last.ended
+    assert signalled(clients, 10)
+    assert reader.to_the_end().code == 9
+    assert reader.seen[OUT] == b"up\ntold\n"
+    assert not signalled(clients, 0)
+
+
+def test_a_command_that_knows_no_signals_ends_by_one(guest, clients, reader):
+    start_entrypoint(clients, shell("exec sleep 60"))
+    wait_until(lambda: signalled(clients, 15), 60, "it runs")
+    assert reader.to_the_end().code == 128 + 15
+
+
+def test_a_command_with_a_terminal_gets_its_signal_too(guest, clients, reader):
+    script = "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.05; done"
+    start_entrypoint(clients, shell(script, tty=True))
+    reader.until(lambda: b"up" in reader.seen[OUT], "the command runs")
+    assert signalled(clients, 15)
+    assert reader.to_the_end().code == 9
+    assert b"told" in reader.seen[OUT]
+
+
+def test_there_is_nobody_to_signal_without_a_command(guest, clients):
+    assert not signalled(clients, 15)

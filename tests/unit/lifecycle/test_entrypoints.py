@@ -247,8 +247,8 @@ def test_a_command_that_writes_more_than_its_log_may_grow_is_made_to_wait(
     world.outside.guests.tell(0, said(1, "flood\n"))
     world.outside.guests.tell(1, said(2, "more\n", code=0))
     container = with_command(world)
-    world.start(container)
     began = world.outside.clock.monotonic()
+    world.start(container)
     ended(world, container)
     assert world.outside.clock.monotonic() - began >= 10, "10 s' worth of log beyond what it may write at once"
 

@@ -3,6 +3,7 @@
 import pytest
 from fakes.background import Background
 from fakes.world import World, container_config
+from podclient import wait_until
 
 from virtshim.domain.container import ContainerPhase, Exit, ExitReason, Mount
 from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
@@ -17,11 +18,13 @@ def exit_of(world: World, container: ContainerId) -> Exit:
     return record.exit
 
 
-def test_a_guest_that_listens_to_its_power_button_ends_by_itself(world: World) -> None:
+def test_a_guest_that_listens_to_its_power_button_was_interrupted(world: World) -> None:
+    """What a Job did in it is not completed, and kubelet begins an OnFailure pod again."""
     _, container = world.running()
     world.stop(container, 30)
     ended = exit_of(world, container)
-    assert (ended.code, ended.reason, ended.message) == (0, ExitReason.COMPLETED, "")
+    assert (ended.code, ended.reason) == (143, ExitReason.ERROR)
+    assert "was stopped" in ended.message
     assert world.journal.count("vms.destroy") == 0
 
 
@@ -42,7 +45,7 @@ def test_a_stop_returns_as_soon_as_the_guest_is_off(world: World) -> None:
     before = world.outside.clock.monotonic()
     world.stop(container, 3600)
     assert world.outside.clock.monotonic() - before == 3
-    assert exit_of(world, container).code == 0
+    assert exit_of(world, container).code == 143
 
 
 def test_the_power_button_is_pressed_again_for_a_guest_that_is_still_booting(world: World) -> None:
@@ -50,7 +53,7 @@ def test_the_power_button_is_pressed_again_for_a_guest_that_is_still_booting(wor
     world.outside.vms.shuts_down_after = None
     world.outside.clock.at(12, lambda: setattr(world.outside.vms, "shuts_down_after", 0.0))
     world.stop(container, 60)
-    assert exit_of(world, container).code == 0
+    assert exit_of(world, container).code == 143
     begin = world.outside.vms.pressed[0][1]
     assert [at - begin for _, at in world.outside.vms.pressed] == [0, 5, 10, 15]
 
@@ -115,7 +118,7 @@ def test_a_console_that_cannot_be_written_does_not_keep_the_container_running(wo
     world.journal.fail("consoles.open", ResourceExhausted("disk full"))
     world.journal.fail("consoles.finish", ResourceExhausted("disk full"))
     world.stop(container, 30)
-    assert exit_of(world, container).code == 0
+    assert exit_of(world, container).code == 143
 
 
 # --- overlapping calls
@@ -143,13 +146,12 @@ def test_a_shorter_grace_counts_from_the_later_call(world: World) -> None:
     first = waiting_stop(world, container, 3600)
     world.outside.clock.advance(3)
     second = Background(lambda: world.stop(container, 2))
-    world.outside.clock.until_waiting()
-    while world.container(container).phase is ContainerPhase.RUNNING:
-        world.outside.clock.until_waiting()
+
+    def ended() -> bool:
         world.outside.clock.advance(1)
-        world.outside.vms.deliver()
-        if world.outside.clock.monotonic() > 1020:
-            break
+        return world.container(container).phase is ContainerPhase.EXITED
+
+    wait_until(ended, 60, "the shorter grace is over")
     first.done()
     second.done()
     assert "within 2 s" in exit_of(world, container).message
@@ -181,7 +183,7 @@ def test_a_power_event_ends_the_wait(world: World) -> None:
     stop = waiting_stop(world, container, 3600)
     world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
     stop.done()
-    assert exit_of(world, container).code == 0
+    assert exit_of(world, container).code == 143
 
 
 def test_an_event_that_ends_nothing_does_not_end_the_wait(world: World) -> None:

@@ -393,6 +393,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
+    assert vm.pop("stop_asked")  # came later: read as not asked
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     assert records.from_text(before) == (
@@ -403,6 +404,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             uid=0,
             image_config=ImageConfig(),
             beside_pod=False,
+            stop_asked=False,
         ),
     )
 
