@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a Debian 12 / Ubuntu machine ready to build, test and run virtshim: system packages, /dev/kvm's rights, .venv.
+# Makes a Debian 12 / Ubuntu machine ready to build, test and run virtshim: system packages, the images' reader, /dev/kvm's rights, .venv.
 # Safe to run again: each step looks first and does only what is missing. Run as root from the project's top directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -39,6 +39,12 @@ done
 [ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || install_packages virtiofsd
 # What the benchmark starts pods beside, in a directory of its own. Docker's packages have them too, and exclude the distribution's.
 if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then install_packages containerd runc; fi
+
+# Who reads images, as on a node that is installed.
+if ! getent passwd virtshim-parser >/dev/null; then
+  say "making the user virtshim-parser"
+  systemd-sysusers "$PWD/systemd/virtshim-sysusers.conf"
+fi
 
 # /dev/kvm as 0600 root:root makes libvirt probe QEMU anew at every look-up (4 s each); 0660 root:kvm is the distribution's own rule.
 if [ -e /dev/kvm ] && [ "$(stat -c '%a %G' /dev/kvm)" != "660 kvm" ]; then

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from virtshim.images.confinement import OWN_USER
+
 pytestmark = pytest.mark.operator
 
 SERVICES = ("virtshim.service", "tapmanager.service", "virtshim-device-plugin.service")
@@ -154,6 +156,25 @@ def test_the_group_of_the_kvm_device_is_made_where_it_is_missing(said: System, u
     (tmp_path / "etc").mkdir()
     out = said(["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(units / "virtshim-sysusers.conf")])
     assert "kvm" in out
+
+
+@pytest.mark.hostile
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root makes users")
+def test_who_reads_images_is_made_once_and_owns_nothing(said: System, units: Path, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for _ in range(2):
+        said(["systemd-sysusers", f"--root={tmp_path}", str(units / "virtshim-sysusers.conf")])
+    users = [line.split(":") for line in (tmp_path / "etc/passwd").read_text().splitlines()]
+    ((_, _, uid, _, _, home, shell),) = [user for user in users if user[0] == OWN_USER]
+    assert (uid != "0", home, shell) == (True, "/", "/usr/sbin/nologin")
+    groups = [line.split(":") for line in (tmp_path / "etc/group").read_text().splitlines()]
+    assert [name for name, _, _, members in groups if OWN_USER in members] == []
+
+
+def test_the_set_up_of_a_machine_makes_who_reads_images(units: Path) -> None:
+    steps = (units.parent / "deploy/setup.sh").read_text()
+    assert f"getent passwd {OWN_USER}" in steps
+    assert 'systemd-sysusers "$PWD/systemd/virtshim-sysusers.conf"' in steps
 
 
 @pytest.mark.hostile
