@@ -49,7 +49,12 @@ class Cri(_Section):
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = Field(
         "auto", description="what RuntimeConfig tells kubelet; auto: systemd where systemd runs the machine"
     )
-    max_calls: int = Field(160, ge=8, le=4096, description="calls served at once; a waiting StopContainer holds one")
+    max_calls: int = Field(
+        1024,
+        ge=8,
+        le=8192,
+        description="calls served at once, waiting ones included; lists and Status have their own 32",
+    )
     pod_commands: int = Field(16, ge=1, le=4096, description="commands of ExecSync that one pod may run at once")
     reconcile_interval: float = Field(
         300.0, ge=1, le=86400, description="seconds between two searches for leftovers; see When something dies"

@@ -1,11 +1,12 @@
-"""Around every call: log context, timing, and the mapping of errors to gRPC codes."""
+"""Around every call: on whose threads it runs, log context, timing, and the mapping of errors to gRPC codes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 import structlog
@@ -22,11 +23,14 @@ else:
 
 log = structlog.get_logger(__name__)
 
+_Call = Callable[[Any, grpc.ServicerContext], Any]
+
 # Bytes of an error message on the wire.
 _MESSAGE_ROOM = 6000
 
-# kubelet asks these every second or so; a line for each would drown the log.
-_QUIET = frozenset(
+# kubelet asks these every second or so, and they are answered from memory. A line for each would drown the log; and a node whose
+# Status has to wait for stops, hooks or pulls to end is taken for dead, so they have threads of their own.
+_FREQUENT: Final = frozenset(
     {
         "Version",
         "Status",
@@ -46,6 +50,10 @@ _QUIET = frozenset(
 class CallInterceptor(grpc.ServerInterceptor):
     """Requests are never logged: they hold secrets."""
 
+    def __init__(self, frequent: ThreadPoolExecutor) -> None:
+        """`frequent`: the threads of the calls that kubelet repeats all the time."""
+        self._frequent = frequent
+
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], _Handler | None],
@@ -58,20 +66,24 @@ class CallInterceptor(grpc.ServerInterceptor):
         if handler.unary_unary is None:
             assert handler.unary_stream is not None  # CRI has no streams towards the server
             return grpc.unary_stream_rpc_method_handler(
-                _guarded_stream(method, handler.unary_stream),
+                self._placed(method, _guarded_stream(method, handler.unary_stream)),
                 request_deserializer=handler.request_deserializer,
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            _guarded(method, handler.unary_unary),
+            self._placed(method, _guarded(method, handler.unary_unary)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
+    def _placed(self, method: str, call: _Call) -> _Call:
+        """The attribute is gRPC's way to say where a method runs; without it that is the server's own pool."""
+        if method in _FREQUENT:
+            call.experimental_thread_pool = self._frequent  # type: ignore[attr-defined]
+        return call
 
-def _guarded(
-    method: str, inner: Callable[[Any, grpc.ServicerContext], Any]
-) -> Callable[[Any, grpc.ServicerContext], Any]:
+
+def _guarded(method: str, inner: _Call) -> _Call:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         with _watched(method, context):
             return inner(request, context)
@@ -103,7 +115,7 @@ def _watched(method: str, context: grpc.ServicerContext) -> Iterator[None]:
         except Exception:
             log.exception("rpc.crashed", ms=_ms(started))
             _abort(context, Kind.INTERNAL, f"virtshim failed in {method}; its log has the details")
-        if method not in _QUIET:
+        if method not in _FREQUENT:
             log.info("rpc.done", ms=_ms(started))
 
 

@@ -1,4 +1,4 @@
-"""The CRI socket: who may serve it, its mode, the thread pool."""
+"""The CRI socket: who may serve it, its mode, the threads."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 # kubelet's and containerd's limit; gRPC's default of 4 MiB is too small for the lists of a big node.
 _MESSAGE_BYTES: Final = 16 << 20
+# Of the calls that kubelet repeats all the time, answered in milliseconds.
+_FREQUENT_CALLS: Final = 32
 
 
 class CriServer:
@@ -36,9 +38,10 @@ class CriServer:
     ) -> None:
         self._path = socket_path
         self._pool = ThreadPoolExecutor(max_calls, thread_name_prefix="cri")
+        self._frequent = ThreadPoolExecutor(_FREQUENT_CALLS, thread_name_prefix="cri-frequent")
         self._server = grpc.server(
             self._pool,
-            interceptors=[CallInterceptor()],
+            interceptors=[CallInterceptor(self._frequent)],
             options=(
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES),
                 ("grpc.max_send_message_length", _MESSAGE_BYTES),
@@ -61,4 +64,5 @@ class CriServer:
         stopped = self._server.stop(grace)
         self._runtime.end_streams()
         stopped.wait()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._frequent):
+            pool.shutdown(wait=False, cancel_futures=True)

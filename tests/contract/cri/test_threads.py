@@ -1,0 +1,59 @@
+"""Calls that wait leave threads for those that kubelet repeats all the time: a node whose Status is late counts as dead."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from fakes.cri import served
+from podclient import wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.guest.command import CommandResult
+
+PODS, STOPS, HOOKS = 10, 20, 10
+
+
+def busy() -> int:
+    """Threads of calls that are under way; those are made when they are needed."""
+    return sum(thread.name.startswith("cri_") for thread in threading.enumerate())
+
+
+def test_200_stops_and_100_hooks_that_wait_hold_up_neither_status_nor_lists(tmp_path: Path) -> None:
+    with served(tmp_path) as (world, client, _):
+        world.outside.clock.held = True
+        world.outside.vms.shuts_down_after = None
+        made = [world.running(f"pod-{number}")[1].value for number in range(PODS)]
+        begun, over = threading.Semaphore(0), threading.Event()
+
+        def hook(*_: object) -> CommandResult:
+            begun.release()
+            over.wait(120)
+            return CommandResult(0, b"drained", b"")
+
+        world.outside.guests.do = hook
+        hooks = [
+            client.runtime.ExecSync.future(pb.ExecSyncRequest(container_id=one, cmd=["drain"]))
+            for one in made
+            for _ in range(HOOKS)
+        ]
+        for _ in hooks:
+            assert begun.acquire(timeout=60), "a preStop hook waits for others"
+        stops = [
+            client.runtime.StopContainer.future(pb.StopContainerRequest(container_id=one, timeout=3600))
+            for one in made
+            for _ in range(STOPS)
+        ]
+        wait_until(lambda: busy() >= len(hooks) + len(stops), 60, "all of them wait")
+
+        assert client.Status(pb.StatusRequest()).status.conditions
+        assert len(client.containers()) == len(client.pods()) == PODS
+        assert client.status(made[0]).state == pb.CONTAINER_RUNNING
+        assert client.run("one-more"), "and pods come up beside them"
+
+        over.set()
+        assert {call.result(60).stdout for call in hooks} == {b"drained"}
+        for one in made:
+            client.stop(one, 0)
+        for call in stops:
+            call.result(60)
