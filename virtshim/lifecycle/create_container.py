@@ -12,6 +12,7 @@ from virtshim.domain.container import Container, ContainerConfig, ContainerName,
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.repeats import comparable
 from virtshim.lifecycle.creation.admission import Admission
 from virtshim.lifecycle.creation.record import ContainerRecords
 from virtshim.lifecycle.creation.step import Draft, Step
@@ -43,7 +44,8 @@ class CreateContainer:
         is AlreadyExists."""
         key = f"container {name} in sandbox {sandbox_id}"
         left = deadline.left(self.clock.monotonic())
-        return self.inflight.run(key, config, lambda: self._create(sandbox_id, name, config, deadline), timeout=left)
+        what = comparable(config)
+        return self.inflight.run(key, what, lambda: self._create(sandbox_id, name, config, deadline), timeout=left)
 
     def _create(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
@@ -75,7 +77,7 @@ class CreateContainer:
                 if other.was_never_created:
                     self._drop(other)  # not being created: we hold the pod's lock. Its rollback failed
                     continue
-                if other.phase is ContainerPhase.CREATED and other.config == config:
+                if other.phase is ContainerPhase.CREATED and comparable(other.config) == comparable(config):
                     return other.id
                 raise AlreadyExists(
                     f"container {name} already exists in sandbox {sandbox}: {other.id} ({other.phase.value}); "

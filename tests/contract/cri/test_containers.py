@@ -446,6 +446,36 @@ def test_a_repeat_of_a_slow_create_joins_it(client: Client, world: World) -> Non
     assert world.journal.count("disks.create") == 1
 
 
+def as_kubelet_sends_it(host_path: str, *names: str) -> pb.ContainerConfig:
+    """kubelet names its file for the termination message anew for each call, and variables come in the order of a Go map."""
+    config = container(annotations={"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"})
+    config.mounts.add(
+        container_path="/dev/termination-log", host_path=f"/var/lib/kubelet/pods/uid/containers/vm/{host_path}"
+    )
+    for name in names:
+        config.envs.add(key=name, value=f"of {name}".encode())
+    return config
+
+
+def test_a_repeat_as_kubelet_sends_it_joins_the_first_or_gets_its_result(client: Client, world: World) -> None:
+    sandbox = client.run()
+    gate = world.journal.hold("disks.create")
+    first = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=as_kubelet_sends_it("0a1b2c3d", "A", "B", "C"))
+    again = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=as_kubelet_sends_it("4e5f6a7b", "C", "A", "B"))
+    with refused(Code.DEADLINE_EXCEEDED):
+        client.CreateContainer(first, timeout=0.2)
+    gate.wait()
+    repeat = Background(lambda: client.CreateContainer(again).container_id)
+    gate.open()
+    made = repeat.done()
+    assert client.CreateContainer(again).container_id == made
+    (mount,) = client.status(str(made)).mounts
+    assert mount.host_path.endswith("/0a1b2c3d"), "where kubelet reads is what the status says"
+    different = as_kubelet_sends_it("0a1b2c3d", "A", "B")
+    with refused(Code.ALREADY_EXISTS):
+        client.CreateContainer(pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=different))
+
+
 def test_a_restart_of_the_daemon_changes_no_answer(tmp_path: Path) -> None:
     outside = Outside()
     with served(tmp_path, outside) as (world, client, _):
