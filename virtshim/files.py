@@ -24,13 +24,18 @@ def sync(path: str | os.PathLike[str]) -> None:
 def replace_text(path: str, text: str, mode: int = 0o600) -> None:
     """The file has this text and no other, or what it had before; on disk when it returns. `mode` for a new one, less the umask.
     Raises OSError."""
+    replace_bytes(path, text.encode(), mode)
+
+
+def replace_bytes(path: str, content: bytes, mode: int = 0o600) -> None:
+    """As `replace_text`."""
     new = f"{path}.new"
     # What a killed process left there goes; what somebody put there, a link maybe, is never written to.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(descriptor, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)

@@ -247,16 +247,24 @@ def _toml(path: str) -> dict[str, Any]:
 
 
 def to_toml(values: dict[str, Any]) -> str:
-    """Tables of plain values only: all that our settings have."""
+    """Tables of values; a table in a table, or in an array, is written inline."""
     lines: list[str] = []
     for table, content in values.items():
         if not isinstance(content, dict):
             raise InvalidRequest(f"--config: {table} must be a table, such as [{table}]")
         lines.append(f"[{table}]")
-        # JSON's strings, numbers, booleans and arrays are TOML's too.
-        lines.extend(f"{key} = {json.dumps(value)}" for key, value in content.items())
+        lines.extend(f"{key} = {_toml_value(value)}" for key, value in content.items())
         lines.append("")
     return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's strings, numbers and booleans are TOML's too."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(value)
 
 
 def _network_file(conf_dir: str) -> str:

@@ -1,4 +1,4 @@
-"""The one table from kinds of errors to gRPC codes."""
+"""The one table from kinds of errors to gRPC codes; how long a message may be on the wire."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Mapping
 import grpc
 
 from virtshim.domain.errors import Kind
+from virtshim.domain.printable import escaped
+
+# Bytes of an error message on the wire.
+_MESSAGE_ROOM = 6000
 
 GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
     Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -21,3 +25,15 @@ GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
     Kind.ABORTED: grpc.StatusCode.ABORTED,
     Kind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
+
+
+def on_the_wire(message: str) -> str:
+    """Trailers above 8 KiB never arrive, and gRPC writes every byte outside printable ASCII as three. A request's own words are
+    in it, which its caller prints."""
+    message = escaped(message.encode(errors="replace").decode(), _MESSAGE_ROOM)
+    room = _MESSAGE_ROOM
+    for place, char in enumerate(message):
+        room -= 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if room < 0:
+            return message[:place] + " ..."
+    return message

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import grpc
 import structlog
 
-from virtshim.cri.error_codes import GRPC_CODES
+from virtshim.cri.error_codes import GRPC_CODES, on_the_wire
 from virtshim.domain.errors import Kind, ShimError
-from virtshim.domain.printable import escaped
 
 if TYPE_CHECKING:
     # The stubs make the handler generic for the checker only.
@@ -24,9 +23,6 @@ else:
 log = structlog.get_logger(__name__)
 
 _Call = Callable[[Any, grpc.ServicerContext], Any]
-
-# Bytes of an error message on the wire.
-_MESSAGE_ROOM = 6000
 
 # kubelet asks these every second or so, and they are answered from memory. A line for each would drown the log; and a node whose
 # Status has to wait for stops, hooks or pulls to end is taken for dead, so they have threads of their own.
@@ -124,16 +120,4 @@ def _ms(started: float) -> float:
 
 
 def _abort(context: grpc.ServicerContext, kind: Kind, message: str) -> NoReturn:
-    context.abort(GRPC_CODES[kind], _bounded(message))
-
-
-def _bounded(message: str) -> str:
-    """Trailers above 8 KiB never arrive, and gRPC writes every byte outside printable ASCII as three. A request's own words are
-    in it, which its caller prints."""
-    message = escaped(message.encode(errors="replace").decode(), _MESSAGE_ROOM)
-    room = _MESSAGE_ROOM
-    for place, char in enumerate(message):
-        room -= 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
-        if room < 0:
-            return message[:place] + " ..."
-    return message
+    context.abort(GRPC_CODES[kind], on_the_wire(message))

@@ -92,7 +92,9 @@ def test_the_lock_names_its_holder_and_is_free_after_it(tmp_path: Path) -> None:
     os.close(take_lock(node))
 
 
-@pytest.mark.parametrize("value", ["/a b", 'q"uote', "back\\slash", "ünï", 3, True, ["a", "b"], [], 1.5])
+@pytest.mark.parametrize(
+    "value", ["/a b", 'q"uote', "back\\slash", "ünï", 3, True, ["a", "b"], [], 1.5, {"a": {"b": ["c"]}}, [{"a": 1}]]
+)
 def test_plain_values_survive_their_way_into_toml(value: object) -> None:
     assert tomllib.loads(to_toml({"t": {"k": value}})) == {"t": {"k": value}}
 

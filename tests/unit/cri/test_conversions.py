@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.cri import to_domain, to_proto
-from virtshim.cri.interceptors import _bounded
+from virtshim.cri.error_codes import on_the_wire
 from virtshim.domain.container import (
     Container,
     ContainerName,
@@ -154,17 +154,17 @@ def test_a_domain_value_does_not_change_with_its_message() -> None:
 
 @given(st.text())
 def test_an_error_message_fits_into_the_trailers_of_a_reply(text: str) -> None:
-    message = _bounded(text * 500)
-    on_the_wire = sum(1 if 32 <= byte < 127 and byte != 37 else 3 for byte in message.encode())
-    assert on_the_wire < 7000
+    message = on_the_wire(text * 500)
+    size = sum(1 if 32 <= byte < 127 and byte != 37 else 3 for byte in message.encode())
+    assert size < 7000
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=400))
 def test_an_ordinary_error_message_is_not_changed(text: str) -> None:
-    assert _bounded(text) == text or not text.isprintable()
+    assert on_the_wire(text) == text or not text.isprintable()
 
 
 @pytest.mark.hostile
 @given(st.text(max_size=400))
 def test_an_error_message_is_one_printable_line_whatever_the_request_had_in_it(text: str) -> None:
-    assert _bounded(text).isprintable()
+    assert on_the_wire(text).isprintable()
