@@ -8,7 +8,7 @@ demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
 
 # What needs a processor and nothing else of the machine.
-ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/streaming tests/contract/ports
+ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/proxy tests/contract/streaming tests/contract/ports
 
 test: vfio-machine     ## every test: two halves beside each other, each of two lanes, one after the other
 	@rm -rf build/failures

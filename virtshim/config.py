@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     ByteSize,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -23,13 +21,11 @@ from virtshim.domain.devices.pools import socket_of, variable_of
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import LONGEST_SOCKET_PATH, Layout
 from virtshim.domain.sizing import NodeLimits
+from virtshim.proxy_settings import Proxy
 from virtshim.setting_texts import HexId, NetworkText, PathText, PciText, ResourceName
+from virtshim.setting_texts import Section as _Section
 
 DEFAULT_FILE = "/etc/virtshim/config.toml"
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Paths(_Section):
@@ -297,6 +293,7 @@ class Settings(BaseSettings):
     vm: Vm = Vm()
     devices: Devices = Devices()
     device_plugin: DevicePluginSettings = DevicePluginSettings()
+    proxy: Proxy = Proxy()
     log: Log = Log()
 
     @field_validator("paths")
@@ -330,6 +327,10 @@ class Settings(BaseSettings):
     @property
     def cri_socket(self) -> str:
         return self.cri.socket or f"{self.paths.run_dir}/virtshim.sock"
+
+    @property
+    def proxy_socket(self) -> str:
+        return self.proxy.socket or f"{self.paths.run_dir}/proxy.sock"
 
 
 def load(file: str | None = None, overrides: dict[str, Any] | None = None) -> Settings:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
-
-import grpc
+from typing import Protocol
 
 from virtshim.domain.errors import WrongState
 from virtshim.files import FileLocked, lock_file
+
+
+class CanListen(Protocol):
+    """gRPC's servers, with threads or an event loop."""
+
+    def add_insecure_port(self, address: str) -> int: ...
 
 
 class SocketLock:
@@ -28,7 +33,7 @@ class SocketLock:
         os.close(self._descriptor)
 
 
-def listen(server: grpc.Server, path: str) -> None:
+def listen(server: CanListen, path: str) -> None:
     """Has the server listen on `path`, whose `SocketLock` the caller holds; a socket that is left there is removed. WrongState
     for anything else there, or if it cannot be listened on."""
     _remove_stale(path)

@@ -1,4 +1,4 @@
-"""What settings are written as, where text alone does not say: paths, PCI addresses and ids, networks, names of resources."""
+"""What settings are written as, where text alone does not say: tables, paths, PCI addresses and ids, networks, names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import ipaddress
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.errors import InvalidRequest
+
+
+class Section(BaseModel):
+    """A table of the file: a frozen value, in which unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
 
 PathText = Annotated[str, Field(pattern=r"^/", description="absolute path")]
 
 # An extended resource's name: a domain, not kubernetes.io, and a label's name.
 _RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _HEX_ID = re.compile(r"[0-9a-f]{4}")
+
+
+# It is part of a condition's type, and of a file's name.
+_RUNTIME_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 def _pci(text: str) -> str:
@@ -30,6 +41,14 @@ def _resource(name: str) -> str:
     if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
         raise ValueError(
             f"{name!r} is not a name that kubelet takes: domain/name, such as example.com/fast-nvme, and not kubernetes.io"
+        )
+    return name
+
+
+def _runtime(name: str) -> str:
+    if not _RUNTIME_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is not a runtime's name: letters, digits, and between them - _ . such as virtlet.cloud"
         )
     return name
 
@@ -53,3 +72,4 @@ HexId = Annotated[str, AfterValidator(_hex_id)]
 PciText = Annotated[str, AfterValidator(_pci)]
 NetworkText = Annotated[str, AfterValidator(_network)]
 ResourceName = Annotated[str, AfterValidator(_resource)]
+RuntimeName = Annotated[str, AfterValidator(_runtime)]

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from virtshim import config
+from virtshim.cli.node_dir import to_toml
 from virtshim.domain.errors import InvalidRequest
 
 
@@ -123,11 +124,7 @@ def test_the_longest_run_dir_that_is_allowed_has_room_for_every_socket() -> None
 
 def test_settings_as_shown_are_a_file_that_gives_them_again(file: Path) -> None:
     shown = json.loads(config.Settings().model_dump_json())
-    lines = []
-    for table, values in shown.items():
-        lines.append(f"[{table}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    file.write_text("\n".join(lines))
+    file.write_text(to_toml(shown))
     assert config.load(str(file)) == config.Settings()
 
 

@@ -86,6 +86,17 @@ def device_plugin(config: _ConfigFile = None) -> None:
 
 
 @app.command()
+def proxy(
+    config: _ConfigFile = None,
+    directory: Annotated[str | None, typer.Option("--dir", help="for the node that `up --dir` runs there")] = None,
+) -> None:
+    """Serve one CRI socket for kubelet, with containers on containerd or CRI-O and VMs on virtshim."""
+    from virtshim.cli.proxy import proxy_command
+
+    proxy_command(config, directory)
+
+
+@app.command()
 def ps(socket: _Socket = None, config: _ConfigFile = None) -> None:
     """List pods and their VMs, with addresses, states and ages."""
     from virtshim.cli.ps import ps as list_vms

@@ -220,6 +220,15 @@ def test_the_examples_agree_with_each_other_and_with_the_defaults(root: Path) ->
     assert (toleration["key"], toleration["effect"]) == (taint["key"], taint["effect"])
 
 
+def test_the_proxys_examples_agree_with_its_defaults(root: Path) -> None:
+    endpoint = f"unix://{Settings().proxy_socket}"
+    kubelet: Any = yaml.safe_load((root / "deploy/kubelet/91-virtshim-proxy.conf").read_text())
+    crictl: Any = yaml.safe_load((root / "deploy/crictl-proxy.yaml").read_text())
+    assert {kubelet["containerRuntimeEndpoint"], crictl["runtime-endpoint"], crictl["image-endpoint"]} == {endpoint}
+    shown = (root / "docs/proxy.md").read_text().split("<<'EOF'\n", 1)[1].split("    EOF", 1)[0]
+    assert Settings(proxy=tomllib.loads(shown)["proxy"]) == Settings()
+
+
 def test_the_example_pods_are_pods_of_the_runtime_class(root: Path) -> None:
     text = (root / "README.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE)

@@ -15,7 +15,7 @@ from virtshim.images.confinement import OWN_USER
 
 pytestmark = pytest.mark.operator
 
-SERVICES = ("virtshim.service", "tapmanager.service", "virtshim-device-plugin.service")
+SERVICES = ("virtshim.service", "tapmanager.service", "virtshim-device-plugin.service", "virtshim-proxy.service")
 # Each of these gives a service a mount namespace of its own (systemd.exec(5)).
 PRIVATE_MOUNTS = {
     "BindPaths",
@@ -95,7 +95,9 @@ def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[s
     assert said(["systemd-analyze", "verify", "--man=no", *copies]) == ""
 
 
-@pytest.mark.parametrize(("service", "most"), [("virtshim.service", 36), ("tapmanager.service", 70)])
+@pytest.mark.parametrize(
+    ("service", "most"), [("virtshim.service", 36), ("tapmanager.service", 70), ("virtshim-proxy.service", 20)]
+)
 def test_a_service_is_exposed_no_more_than_its_work_needs(
     said: System, copies: list[str], service: str, most: int
 ) -> None:

@@ -1,0 +1,55 @@
+"""One proxy for all tests of a file, before two fake runtimes that begin anew with each."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.cri import Client
+from fakes.proxy import Proxy
+from fakes.runtime import FakeRuntime
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    """A short one: sockets are in it."""
+    made = Path(tempfile.mkdtemp(prefix="vp-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def shared(directory: Path) -> Iterator[tuple[Proxy, FakeRuntime, FakeRuntime]]:
+    with (
+        FakeRuntime(f"{directory}/primary.sock", "primary") as primary,
+        FakeRuntime(f"{directory}/other.sock", "other") as other,
+        Proxy(directory, primary.socket, other.socket) as proxy,
+    ):
+        yield proxy, primary, other
+
+
+def _fresh(runtime: FakeRuntime) -> FakeRuntime:
+    for records in (runtime.calls, runtime.answers, runtime.pods, runtime.containers, runtime.images):
+        records.clear()
+    return runtime
+
+
+@pytest.fixture
+def proxy(shared: tuple[Proxy, FakeRuntime, FakeRuntime]) -> Proxy:
+    return shared[0]
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Client:
+    return proxy.client
+
+
+@pytest.fixture
+def primary(shared: tuple[Proxy, FakeRuntime, FakeRuntime]) -> FakeRuntime:
+    return _fresh(shared[1])
+
+
+@pytest.fixture
+def other(shared: tuple[Proxy, FakeRuntime, FakeRuntime]) -> FakeRuntime:
+    return _fresh(shared[2])

@@ -1,0 +1,300 @@
+"""Runtimes that are killed, stopped and started anew, and a proxy that is."""
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from fakes.background import Background
+from fakes.cri import Client, refused
+from fakes.journal import WAIT_LIMIT
+from fakes.proxy import Proxy
+from fakes.runtime import FakeRuntime
+from podclient import wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = pytest.mark.proxy
+
+PROJECT = Path(__file__).resolve().parents[3]
+DEGRADED = 'when_down = "degraded"'
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="vp-"))
+    yield made
+    shutil.rmtree(made)
+
+
+class Program:
+    """A fake runtime with one pod, as a process."""
+
+    def __init__(self, socket_path: str) -> None:
+        self.socket = socket_path
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fakes.runtime", self.socket, "program"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": f"{PROJECT}:{PROJECT}/tests"},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> None:
+        """It is there, and says nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def program(place: Path) -> Iterator[Program]:
+    made = Program(f"{place}/program.sock")
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def primary(place: Path) -> Iterator[FakeRuntime]:
+    with FakeRuntime(f"{place}/primary.sock", "primary") as runtime:
+        yield runtime
+
+
+def again(client: Client) -> None:
+    """When it returns, both runtimes are listed again."""
+
+    def both() -> bool:
+        try:
+            client.pods()
+        except grpc.RpcError:
+            return False
+        return True
+
+    wait_until(both, WAIT_LIMIT, "both runtimes are listed again")
+
+
+def test_lists_fail_while_a_runtime_is_down_and_are_complete_again_when_it_is_back(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    primary.add_pod()
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        assert len(proxy.client.pods()) == 2
+        program.kill()
+        for _ in range(3):
+            with refused(grpc.StatusCode.UNAVAILABLE, f"the runtime other at {program.socket} is not available"):
+                proxy.client.pods()
+        program.start()
+        again(proxy.client)
+        assert len(proxy.client.pods()) == 2
+
+
+def test_what_concerns_the_other_runtime_alone_goes_on_while_one_is_down(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        sandbox = proxy.client.run()
+        theirs = proxy.client.run("vm", handler="vm")
+        program.kill()
+        assert proxy.client.pod_status(sandbox).id == sandbox
+        assert proxy.client.run("second")
+        conditions = proxy.client.Status(pb.StatusRequest()).status.conditions
+        assert [(one.type, one.status, one.reason) for one in conditions] == [
+            ("RuntimeReady", True, ""), ("NetworkReady", True, ""), ("other/RuntimeReady", False, "Unavailable"),
+        ]  # fmt: skip
+        for call in (
+            lambda: proxy.client.pod_status(theirs),
+            lambda: proxy.client.run("vm", handler="vm"),
+            lambda: proxy.client.pod_status("0" * 64),
+            lambda: proxy.client.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image="anything"))),
+            lambda: next(proxy.client.runtime.GetContainerEvents(pb.GetEventsRequest(), timeout=20)),
+        ):
+            with refused(grpc.StatusCode.UNAVAILABLE, "not available"):
+                call()
+
+
+def test_a_killed_runtime_ends_its_calls_and_events_as_unavailable(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        theirs = proxy.client.run("vm", handler="vm")
+        events = proxy.client.runtime.GetContainerEvents(pb.GetEventsRequest(), timeout=WAIT_LIMIT)
+        wait_until(lambda: bool(primary.listeners), WAIT_LIMIT, "it listens")
+        program.stop()
+        call = Background(lambda: proxy.client.pod_status(theirs))
+        program.kill()
+        for waiting in (call.done, lambda: next(events)):
+            with refused(grpc.StatusCode.UNAVAILABLE):
+                waiting()
+
+
+def test_a_stopped_runtime_counts_as_down_until_it_answers_again(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    with Proxy(place, primary.socket, program.socket, settings="answer_timeout = 3") as proxy:
+        theirs = proxy.client.run("vm", handler="vm")
+        program.stop()
+        with refused(grpc.StatusCode.UNAVAILABLE, "other at .* is not available: no answer within 3.0 s"):
+            proxy.client.pods()
+        with refused(grpc.StatusCode.UNAVAILABLE, "no answer within"):
+            proxy.client.pod_status(theirs)
+        assert proxy.client.Version(pb.VersionRequest()).runtime_name == "primary"
+        program.go_on()
+        again(proxy.client)
+        assert proxy.client.pod_status(theirs).id == theirs
+        told = [event["event"] for event in proxy.events()]
+        assert told[-2:] == ["proxy.runtime.down", "proxy.runtime.back"]
+
+
+def test_a_runtime_that_is_down_costs_no_processor_time(place: Path, primary: FakeRuntime) -> None:
+    """It is tried again and again, with pauses between."""
+    with (
+        socket.socket(socket.AF_UNIX) as nobody,
+        Proxy(place, primary.socket, f"{place}/nobody.sock") as proxy,
+    ):
+        nobody.bind(f"{place}/nobody.sock")
+        nobody.listen()
+        nobody.settimeout(WAIT_LIMIT)
+        caller = Background(proxy.client.pods)
+        nobody.accept()[0].close()
+        with refused(grpc.StatusCode.UNAVAILABLE):
+            caller.done()
+        assert proxy.process is not None
+        before = _processor_seconds(proxy.process.pid)
+        for _ in range(4):
+            nobody.accept()[0].close()
+        assert _processor_seconds(proxy.process.pid) - before < 1
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_last_known_pods_of_one_that_may_be_down_stay_listed(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    with Proxy(place, primary.socket, program.socket, others=DEGRADED) as proxy:
+        mine = proxy.client.run()
+        theirs = proxy.client.run("vm", handler="vm")
+        container = proxy.client.create(theirs)
+        listed = {pod.id for pod in proxy.client.pods()}
+        assert {mine, theirs} < listed
+        assert [one.id for one in proxy.client.containers()] == [container]
+        program.kill()
+        for _ in range(2):
+            states = {pod.id: pod.state for pod in proxy.client.pods()}
+            assert set(states) == listed
+            assert (states[mine], states[theirs]) == (pb.SANDBOX_READY, pb.SANDBOX_NOTREADY)
+            assert [one.state for one in proxy.client.containers()] == [pb.CONTAINER_UNKNOWN]
+        assert [pod.id for pod in proxy.client.pods(id=theirs)] == [theirs]
+        assert proxy.client.pods(id="f00") == []
+        with refused(grpc.StatusCode.UNAVAILABLE):
+            proxy.client.pod_status(theirs)
+        with refused(grpc.StatusCode.NOT_FOUND, "primary has no sandbox"):
+            proxy.client.pod_status("f" * 64)
+        proxy.stop(signal.SIGKILL)
+        proxy.start()
+        wait_until(lambda: _answers(proxy.client), WAIT_LIMIT, "the proxy is reached again")
+        assert {pod.id for pod in proxy.client.pods()} == listed
+        with refused(grpc.StatusCode.UNAVAILABLE, "may be of the runtime other|is not available"):
+            proxy.client.pod_status(theirs)
+        program.start()  # with one pod of its own: the others have gone meanwhile
+        wait_until(lambda: len(proxy.client.pods()) == 2, WAIT_LIMIT, "the runtime is heard again")
+        assert {pod.state for pod in proxy.client.pods()} == {pb.SANDBOX_READY}
+
+
+def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: FakeRuntime, program: Program) -> None:
+    with Proxy(place, primary.socket, program.socket, others=DEGRADED) as proxy:
+        theirs = proxy.client.run("vm", handler="vm")
+        kept = place / "state/proxy/other.pods"
+        wait_until(lambda: kept.exists() and theirs.encode() in kept.read_bytes(), WAIT_LIMIT, "it is kept")
+        program.kill()
+        assert theirs in {pod.id for pod in proxy.client.pods()}
+
+
+def test_events_of_one_that_may_be_down_are_heard_again(place: Path, primary: FakeRuntime) -> None:
+    with (
+        FakeRuntime(f"{place}/other.sock", "other") as other,
+        Proxy(place, primary.socket, other.socket, others=DEGRADED) as proxy,
+    ):
+        events = proxy.client.runtime.GetContainerEvents(pb.GetEventsRequest(), timeout=2 * WAIT_LIMIT)
+        wait_until(lambda: bool(primary.listeners and other.listeners), WAIT_LIMIT, "it listens")
+        other.stop()
+        wait_until(lambda: not other.listeners, WAIT_LIMIT, "the other has gone")
+        primary.tell("of the primary")
+        assert next(events).container_id == "of the primary"
+        other.start()
+        wait_until(lambda: bool(other.listeners), WAIT_LIMIT, "it listens to the other again")
+        other.tell("of the other")
+        assert next(events).container_id == "of the other"
+        events.cancel()
+
+
+def test_a_killed_proxy_has_lost_nothing(place: Path, primary: FakeRuntime, program: Program) -> None:
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        mine, theirs = proxy.client.run(), proxy.client.run("vm", handler="vm")
+        before = proxy.client.pods()
+        proxy.stop(signal.SIGKILL)
+        proxy.start()
+        wait_until(lambda: _answers(proxy.client), WAIT_LIMIT, "the proxy is reached again")
+        assert [proxy.client.pod_status(id_).id for id_ in (mine, theirs)] == [mine, theirs]
+        assert proxy.client.pods() == before
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.Version(pb.VersionRequest())
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_the_socket_is_roots_alone_and_is_served_once(place: Path, primary: FakeRuntime, program: Program) -> None:
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        assert stat.S_IMODE(os.stat(proxy.socket).st_mode) == 0o600
+        first, proxy.log = proxy.process, place / "second.log"
+        assert not proxy.is_ready(proxy.launch())
+        assert proxy.stop() == 75
+        assert "another virtshim" in proxy.log.read_text()
+        proxy.process = first
+        assert _answers(proxy.client)
+
+
+def test_sigterm_ends_it_with_listeners_and_calls_under_way(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        events = proxy.client.runtime.GetContainerEvents(pb.GetEventsRequest(), timeout=WAIT_LIMIT)
+        wait_until(lambda: bool(primary.listeners), WAIT_LIMIT, "it listens")
+        assert proxy.stop() == 0
+        with refused(grpc.StatusCode.UNAVAILABLE):
+            next(events)
+
+
+def test_rubbish_on_the_socket_disturbs_nobody(place: Path, primary: FakeRuntime, program: Program) -> None:
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        for said in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(4096),
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(512),
+            b"",
+        ):
+            with socket.socket(socket.AF_UNIX) as rude:
+                rude.connect(proxy.socket)
+                rude.sendall(said)
+        assert _answers(proxy.client)

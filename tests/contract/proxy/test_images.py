@@ -1,0 +1,130 @@
+"""Which runtime an image call goes to."""
+
+import grpc
+import pytest
+from fakes.cri import Client, pod, refused
+from fakes.runtime import FakeRuntime, Refusal
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.proxy import images
+
+pytestmark = pytest.mark.proxy
+
+TARGET = "kubernetes.io/target-runtime"
+
+
+def pull(client: Client, image: str, sandbox: pb.PodSandboxConfig | None = None, handler: str = "") -> None:
+    spec = pb.ImageSpec(image=image, runtime_handler=handler)
+    client.PullImage(pb.PullImageRequest(image=spec, sandbox_config=sandbox))
+
+
+def image_of(client: Client, name: str, **fields: object) -> pb.Image | None:
+    answer = client.ImageStatus(pb.ImageStatusRequest(image=pb.ImageSpec(image=name, **fields)))
+    return answer.image if answer.HasField("image") else None
+
+
+def test_a_pull_goes_by_the_images_name(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+    pull(client, "virtlet.cloud/cirros")
+    pull(client, "docker.io/library/busybox")
+    assert [len(runtime.asked("PullImage")) for runtime in (primary, other)] == [1, 1]
+    assert pb.PullImageRequest.FromString(other.calls[0].request).image.image == "virtlet.cloud/cirros"
+
+
+def test_a_pull_goes_to_the_runtime_of_its_handler(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+    pull(client, "quay.io/disk", handler="vm")
+    assert other.images
+    assert not primary.images
+
+
+def test_a_pull_goes_to_the_runtime_of_its_pods_annotation(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    pull(client, "quay.io/disk", pod(annotations={TARGET: "other"}))
+    assert other.images
+    assert not primary.images
+
+
+def test_a_pull_goes_to_where_its_pod_runs(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+    """kubelet does not say the handler again."""
+    client.run("vm-pod", handler="vm")
+    pull(client, "quay.io/disk", pod("vm-pod"))
+    assert other.images
+    assert not primary.images
+
+
+def test_a_pull_goes_to_where_its_pod_runs_also_if_the_proxy_has_not_seen_it_start(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    other.add_pod(pod("older").metadata)
+    primary.add_pod(pod("another").metadata)
+    pull(client, "quay.io/disk", pod("older"))
+    assert other.images
+    assert not primary.images
+
+
+def test_a_pull_for_a_pod_that_is_nowhere_is_the_primarys(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    pull(client, "quay.io/disk", pod("nowhere"))
+    assert primary.images
+
+
+def test_an_image_of_one_runtime_for_a_pod_of_another_is_refused(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    client.run("plain")
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "give the pod the annotation kubernetes.io/target-runtime=other"):
+        pull(client, "virtlet.cloud/cirros", pod("plain"))
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "virtlet.cloud/cirros is of the runtime other by its name"):
+        pull(client, "virtlet.cloud/cirros", handler="runc")
+
+
+def test_an_images_status_is_that_of_whoever_has_it(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+    primary.add_image("sha256:1", "busybox")
+    other.add_image("sha256:2", "disk")
+    for name in ("busybox", "sha256:1", "disk", "sha256:2"):
+        assert image_of(client, name), name
+    assert image_of(client, "absent") is None
+
+
+def test_an_image_that_both_have_is_two_images(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+    primary.add_image("sha256:1", "same")
+    other.add_image("sha256:2", "same")
+    assert [one.id for one in client.ListImages(pb.ListImagesRequest()).images] == ["sha256:1", "sha256:2"]
+    status = image_of(client, "same")
+    assert status
+    assert status.id == "sha256:1"
+    status = image_of(client, "same", runtime_handler="vm")
+    assert status
+    assert status.id == "sha256:2"
+
+
+def test_a_runtime_that_does_not_take_it_for_a_name_does_not_have_the_image(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    primary.answers["ImageStatus"] = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "no reference: Upper/Case.qcow2")
+    assert image_of(client, "host/Upper/Case.qcow2") is None
+    other.answers["ImageStatus"] = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "no URL")
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "no reference"):
+        image_of(client, "host/Upper/Case.qcow2")
+
+
+@pytest.mark.parametrize("name", ["sha256:2", "disk"])
+def test_an_image_is_removed_where_it_is(client: Client, primary: FakeRuntime, other: FakeRuntime, name: str) -> None:
+    primary.add_image("sha256:1", "busybox")
+    other.add_image("sha256:2", "disk")
+    client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=name)))
+    assert (list(primary.images), list(other.images)) == (["sha256:1"], [])
+    client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=name)))
+
+
+def test_an_image_that_both_have_is_removed_from_both(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
+    for runtime in (primary, other):
+        runtime.add_image("sha256:1", "same")
+    client.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image="same")))
+    assert (primary.images, other.images) == ({}, {})
+
+
+def test_the_image_has_one_number_in_all_requests() -> None:
+    requests = (pb.PullImageRequest, pb.ImageStatusRequest, pb.RemoveImageRequest)
+    assert {one.DESCRIPTOR.fields_by_name["image"].number for one in requests} == {images._IMAGE}

@@ -1,0 +1,233 @@
+"""A small CRI runtime of records alone, for the proxy's tests: tells what it was asked, and answers what it is told to.
+
+As a program (`python -m fakes.runtime SOCKET NAME`) it can be stopped and killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+RUNTIME = "/runtime.v1.RuntimeService/"
+IMAGES = "/runtime.v1.ImageService/"
+_STREAMED = {"GetContainerEvents", "StreamPodSandboxes", "StreamContainers", "StreamImages", "MadeUpStream"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    method: str
+    request: bytes
+    metadata: dict[str, str | bytes]
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Answered instead."""
+
+    code: grpc.StatusCode
+    details: str = ""
+    trailing: Sequence[tuple[str, str | bytes]] = ()
+
+
+class FakeRuntime(grpc.GenericRpcHandler):
+    """`with FakeRuntime(socket, "name") as runtime`. `answers` by a method's name: bytes, a Refusal, or a function of request
+    and context."""
+
+    def __init__(self, socket: str, name: str) -> None:
+        self.socket = socket
+        self.name = name
+        self.calls: list[Call] = []
+        self.answers: dict[str, Any] = {}
+        self.pods: dict[str, pb.PodSandbox] = {}
+        self.containers: dict[str, pb.Container] = {}
+        self.images: dict[str, pb.Image] = {}
+        self.listeners: list[queue.Queue[bytes | None]] = []
+        self._server: grpc.Server | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket)
+        sizes = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", -1)]
+        self._server = grpc.server(ThreadPoolExecutor(256), options=sizes)
+        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server:
+            for listener in list(self.listeners):
+                listener.put(None)
+            self._server.stop(0).wait()
+            self._server = None
+
+    def asked(self, name: str) -> list[Call]:
+        return [call for call in self.calls if call.method.endswith(f"/{name}")]
+
+    def service(self, handler_call_details: Any) -> Any:
+        method = handler_call_details.method
+        name = method.rpartition("/")[2]
+        if name == "MadeUpTalk":
+            return grpc.stream_stream_rpc_method_handler(lambda requests, _: (b"heard " + one for one in requests))
+        streamed = name in _STREAMED
+
+        def answer(request: bytes, context: Any) -> Any:
+            metadata = {item.key: item.value for item in context.invocation_metadata()}
+            self.calls.append(Call(method, request, metadata, context.time_remaining()))
+            told: Any = self.answers.get(name) or getattr(self, f"_{name}", None)
+            if isinstance(told, Refusal):
+                context.set_trailing_metadata(tuple(told.trailing))
+                context.abort(told.code, told.details)
+            if told is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{self.name} does not know {name}")
+            return told if isinstance(told, bytes) else told(request, context)
+
+        if streamed:
+            return grpc.unary_stream_rpc_method_handler(lambda request, context: _pieces(answer(request, context)))
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    # --- what it does unless told otherwise
+
+    def _Version(self, _request: bytes, _context: Any) -> bytes:
+        return pb.VersionResponse(
+            version="0.1.0", runtime_name=self.name, runtime_version="1.0.0", runtime_api_version="v1"
+        ).SerializeToString()
+
+    def _Status(self, _request: bytes, _context: Any) -> bytes:
+        status = pb.StatusResponse(
+            runtime_handlers=[pb.RuntimeHandler(name=""), pb.RuntimeHandler(name=f"of-{self.name}")]
+        )
+        for kind in ("RuntimeReady", "NetworkReady"):
+            status.status.conditions.add(type=kind, status=True)
+        return status.SerializeToString()
+
+    def _RuntimeConfig(self, _request: bytes, _context: Any) -> bytes:
+        linux = pb.LinuxRuntimeConfiguration(cgroup_driver=pb.CGROUPFS)
+        return pb.RuntimeConfigResponse(linux=linux).SerializeToString()
+
+    def _UpdateRuntimeConfig(self, _request: bytes, _context: Any) -> bytes:
+        return b""
+
+    def _RunPodSandbox(self, request: bytes, _context: Any) -> bytes:
+        config = pb.RunPodSandboxRequest.FromString(request).config
+        return pb.RunPodSandboxResponse(pod_sandbox_id=self.add_pod(config.metadata)).SerializeToString()
+
+    def add_pod(self, metadata: pb.PodSandboxMetadata | None = None) -> str:
+        made = secrets.token_hex(32)
+        self.pods[made] = pb.PodSandbox(id=made, metadata=metadata, state=pb.SANDBOX_READY, created_at=1)
+        return made
+
+    def add_container(self, pod: str) -> str:
+        made = secrets.token_hex(32)
+        self.containers[made] = pb.Container(id=made, pod_sandbox_id=pod, state=pb.CONTAINER_RUNNING, created_at=1)
+        return made
+
+    def _CreateContainer(self, request: bytes, context: Any) -> bytes:
+        pod = pb.CreateContainerRequest.FromString(request).pod_sandbox_id
+        if pod not in self.pods:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no sandbox {pod}")
+        return pb.CreateContainerResponse(container_id=self.add_container(pod)).SerializeToString()
+
+    def _PodSandboxStatus(self, request: bytes, context: Any) -> bytes:
+        wanted = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
+        found = [one for one in self.pods if wanted and one.startswith(wanted)]
+        if len(found) != 1:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{self.name} has no sandbox {wanted}")
+        return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id=found[0])).SerializeToString()
+
+    def _ListPodSandbox(self, request: bytes, _context: Any) -> bytes:
+        wanted = pb.ListPodSandboxRequest.FromString(request).filter
+        found = [one for one in self.pods.values() if one.id.startswith(wanted.id)]
+        return pb.ListPodSandboxResponse(items=found).SerializeToString()
+
+    def _StreamPodSandboxes(self, request: bytes, _context: Any) -> list[bytes]:
+        return [pb.StreamPodSandboxesResponse(pod_sandboxes=[one]).SerializeToString() for one in self.pods.values()]
+
+    def _ListContainers(self, request: bytes, _context: Any) -> bytes:
+        wanted = pb.ListContainersRequest.FromString(request).filter
+        found = [
+            one
+            for one in self.containers.values()
+            if one.id.startswith(wanted.id) and one.pod_sandbox_id.startswith(wanted.pod_sandbox_id)
+        ]
+        return pb.ListContainersResponse(containers=found).SerializeToString()
+
+    def _Exec(self, _request: bytes, _context: Any) -> bytes:
+        return pb.ExecResponse(url=f"http://127.0.0.1:1/exec/{self.name}").SerializeToString()
+
+    def _StopContainer(self, _request: bytes, _context: Any) -> bytes:
+        return b""
+
+    def add_image(self, id_: str, *tags: str) -> None:
+        self.images[id_] = pb.Image(id=id_, repo_tags=tags, size=1)
+
+    def _image(self, request: bytes) -> pb.Image | None:
+        wanted = pb.ImageStatusRequest.FromString(request).image.image
+        return next((one for one in self.images.values() if wanted == one.id or wanted in one.repo_tags), None)
+
+    def _ImageStatus(self, request: bytes, _context: Any) -> bytes:
+        return pb.ImageStatusResponse(image=self._image(request)).SerializeToString()
+
+    def _PullImage(self, request: bytes, _context: Any) -> bytes:
+        name = pb.PullImageRequest.FromString(request).image.image
+        self.add_image(f"sha256:{self.name}", name)
+        return pb.PullImageResponse(image_ref=f"sha256:{self.name}").SerializeToString()
+
+    def _RemoveImage(self, request: bytes, _context: Any) -> bytes:
+        if image := self._image(request):
+            del self.images[image.id]
+        return b""
+
+    def _ListImages(self, _request: bytes, _context: Any) -> bytes:
+        return pb.ListImagesResponse(images=self.images.values()).SerializeToString()
+
+    def _ImageFsInfo(self, _request: bytes, _context: Any) -> bytes:
+        info = pb.ImageFsInfoResponse()
+        info.image_filesystems.add(fs_id=pb.FilesystemIdentifier(mountpoint=f"/{self.name}"))
+        return info.SerializeToString()
+
+    def _GetContainerEvents(self, _request: bytes, context: Any) -> Iterator[bytes]:
+        events: queue.Queue[bytes | None] = queue.Queue()
+        self.listeners.append(events)
+
+        def leave() -> None:
+            self.listeners.remove(events)
+            events.put(None)
+
+        context.add_callback(leave)
+        context.send_initial_metadata(())
+        return iter(events.get, None)
+
+    def tell(self, container: str) -> None:
+        """An event, to all that listen."""
+        for listener in list(self.listeners):
+            listener.put(pb.ContainerEventResponse(container_id=container).SerializeToString())
+
+
+def _pieces(answer: Any) -> Iterator[bytes]:
+    return iter([answer] if isinstance(answer, bytes) else answer)
+
+
+if __name__ == "__main__":
+    with FakeRuntime(sys.argv[1], sys.argv[2]) as alone:
+        alone.add_pod(pb.PodSandboxMetadata(name="first", namespace="default", uid="1"))
+        print("ready", flush=True)
+        sys.stdin.read()

@@ -1,0 +1,81 @@
+"""The proxy's settings, and what is made of them."""
+
+from pathlib import Path
+
+import pytest
+
+from virtshim import config
+from virtshim.cli.proxy import proxy_command, routes
+from virtshim.domain.errors import InvalidRequest
+
+PRIMARY = '[proxy.primary]\nsocket = "/run/crio/crio.sock"\nname = "crio"\n'
+
+
+def loaded(path: Path, text: str) -> config.Settings:
+    file = path / "config.toml"
+    file.write_text(text)
+    return config.load(str(file))
+
+
+def test_without_settings_containerd_and_this_nodes_virtshim_are_behind_it() -> None:
+    made = routes(config.Settings())
+    assert [(one.name, one.socket) for one in made.runtimes] == [
+        ("containerd", "/run/containerd/containerd.sock"), ("virtlet.cloud", "/run/virtshim/virtshim.sock"),
+    ]  # fmt: skip
+    assert made.for_pod("virtshim", {}).name == "virtlet.cloud"
+    assert made.for_image("virtlet.cloud/cirros", "", {}) is made.others[0]
+    assert config.Settings().proxy_socket == "/run/virtshim/proxy.sock"
+
+
+def test_any_number_of_runtimes_in_drop_ins(tmp_path: Path) -> None:
+    (tmp_path / "config.toml.d").mkdir()
+    (tmp_path / "config.toml.d/10.toml").write_text(
+        '[[proxy.others]]\nwhen_down = "degraded"\n'
+        '[[proxy.others]]\nname = "kata"\nsocket = "/run/kata.sock"\nhandlers = ["kata"]\nimage_prefixes = []\n'
+    )
+    made = routes(loaded(tmp_path, PRIMARY))
+    assert [(one.name, one.degraded) for one in made.runtimes] == [
+        ("crio", False),
+        ("virtlet.cloud", True),
+        ("kata", False),
+    ]
+
+
+def test_handlers_of_the_primary_that_are_listed_are_all_that_it_has(tmp_path: Path) -> None:
+    made = routes(loaded(tmp_path, PRIMARY + 'handlers = ["runc"]\n'))
+    assert made.for_pod("runc", {}).name == "crio"
+    with pytest.raises(
+        InvalidRequest, match="no runtime of this node has the RuntimeClass handler 'gvisor'; known are runc, virtshim"
+    ):
+        made.for_pod("gvisor", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[[proxy.others]]\nname = "containerd"', "two runtimes have the name containerd"),
+        (
+            '[[proxy.others]]\n[[proxy.others]]\nname = "b"\nhandlers = []\nimage_prefixes = []',
+            "two runtimes have the socket",
+        ),
+        ('[[proxy.others]]\nsocket = "/a"\n[[proxy.others]]\nname = "b"', "two runtimes have the handler virtshim"),
+        ('[proxy.primary]\nhandlers = ["virtshim"]', "two runtimes have the handler virtshim"),
+        ('[proxy]\nsocket = "/run/containerd/containerd.sock"', "cannot serve /run/containerd/containerd.sock"),
+        ('[[proxy.others]]\nname = "../x"', "'../x' is not a runtime's name"),
+        ('[[proxy.others]]\nwhen_down = "maybe"', "proxy.others.0.when_down"),
+        ('[proxy]\nprimray = "x"', "proxy.primray"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        loaded(tmp_path, text)
+
+
+def test_a_socket_that_is_two_things_by_default_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="must all be different"):
+        routes(loaded(tmp_path, '[proxy]\nsocket = "/run/virtshim/virtshim.sock"'))
+
+
+def test_a_directory_and_a_file_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="--dir and --config"):
+        proxy_command("file", "directory")

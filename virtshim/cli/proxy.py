@@ -1,0 +1,57 @@
+"""`virtshim proxy`: one CRI socket for containers on one runtime and VMs on this one."""
+
+from __future__ import annotations
+
+import sys
+
+from virtshim import config
+from virtshim.domain.errors import InvalidRequest
+from virtshim.proxy.routes import Routes, Runtime
+
+
+def proxy_command(file: str | None, directory: str | None) -> None:
+    if directory is not None and file is not None:
+        raise InvalidRequest("--dir and --config exclude each other: a node's settings are DIR/config.toml")
+    # structlog takes rich, where it is installed, for tracebacks in colour, which a daemon's log never shows: 6 MiB.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    from virtshim.logsetup import set_up_logging
+    from virtshim.proxy.serving import Plan, serve
+
+    settings = config.load(file if directory is None else f"{directory}/config.toml")
+    set_up_logging(settings.log.level, settings.log.format)
+    proxy = settings.proxy
+    serve(
+        Plan(
+            socket=settings.proxy_socket,
+            directory=f"{settings.paths.state_dir}/proxy",
+            routes=routes(settings),
+            patience=proxy.answer_timeout,
+            max_calls=proxy.max_calls,
+        )
+    )
+
+
+def routes(settings: config.Settings) -> Routes:
+    """Raises InvalidRequest if the proxy would be its own runtime."""
+    proxy = settings.proxy
+    found = Routes(
+        primary=Runtime(proxy.primary.name, proxy.primary.socket, proxy.primary.handlers),
+        others=tuple(
+            Runtime(
+                one.name,
+                one.socket or settings.cri_socket,
+                one.handlers,
+                one.image_prefixes,
+                one.when_down == "degraded",
+            )
+            for one in proxy.others
+        ),
+        annotation=proxy.annotation,
+    )
+    sockets = [runtime.socket for runtime in found.runtimes]
+    if settings.proxy_socket in sockets or len(set(sockets)) < len(sockets):
+        raise InvalidRequest(
+            f"configuration: proxy: the runtimes' sockets {', '.join(sockets)} and the proxy's own, {settings.proxy_socket}, "
+            "must all be different"
+        )
+    return found

@@ -1,0 +1,116 @@
+"""Which rule a method goes by. Answers and errors are passed on as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.proxy import methods
+from virtshim.proxy.asked import Asked
+from virtshim.proxy.backend import Answer, Backend, Told
+from virtshim.proxy.images import Images
+from virtshim.proxy.last_known import LastKnown
+from virtshim.proxy.lists import Lists
+from virtshim.proxy.methods import Method, Shape
+from virtshim.proxy.node import Node
+from virtshim.proxy.owners import Owners
+from virtshim.proxy.routes import Routes
+from virtshim.proxy.streams import Streams
+from virtshim.proxy.wire import message, text, text_map, texts
+
+_ANNOTATIONS: Final = methods.field(pb.PodSandboxConfig, "annotations")
+# The id of what was made, in RunPodSandboxResponse, RestorePodResponse and CreateContainerResponse.
+_MADE: Final = 1
+# An id of a pod or container as runtimes make them. In a method that nobody knows, this many texts may look like one.
+_ID_LENGTH: Final = 64
+_HEX: Final = frozenset("0123456789abcdef")
+_CANDIDATES: Final = 4
+
+Rule = Callable[[Asked], Awaitable[Answer]]
+
+
+class Dispatch:
+    def __init__(self, routes: Routes, backends: Sequence[Backend], last_known: LastKnown, patience: float) -> None:
+        self._routes = routes
+        self._primary = backends[0]
+        self._by_runtime = {backend.runtime: backend for backend in backends}
+        self._owners = Owners(backends, last_known, patience)
+        self._lists = Lists(backends, self._owners, last_known, patience)
+        self._images = Images(routes, backends, self._lists, patience)
+        self._streams = Streams(backends, last_known, patience)
+        self.node = Node(backends, patience)
+        self._refreshing: set[asyncio.Task[None]] = set()
+        self._rules: Mapping[str, Rule] = {
+            methods.STATUS: self.node.status,
+            methods.RUNTIME_CONFIG: self.node.runtime_config,
+            methods.UPDATE_RUNTIME_CONFIG: self.node.update,
+            methods.IMAGE_STATUS: self._images.status,
+            methods.PULL_IMAGE: self._images.pull,
+            methods.REMOVE_IMAGE: self._images.remove,
+            methods.LIST_IMAGES: self._images.list,
+        }
+
+    async def one(self, method: Method, asked: Asked) -> Answer:
+        """A call with one answer. Raises CallFailed, ShimError."""
+        if rule := self._rules.get(method.path):
+            return await rule(asked)
+        match method.shape:
+            case Shape.WITH_ID:
+                return await self._by_id(method, asked)
+            case Shape.NEW_POD:
+                return await self._new_pod(method, asked)
+            case Shape.LISTS:
+                return Answer(await self._lists.merged(asked))
+            case _:
+                return await _pass_on(self._primary, asked)
+
+    def many(self, method: Method, asked: Asked) -> AsyncGenerator[bytes, None]:
+        """A stream of answers. Raises CallFailed, ShimError."""
+        return self._streams.pieces(asked) if method.shape is Shape.LIST_STREAM else self._streams.events(asked)
+
+    async def unknown(self, asked: Asked, requests: AsyncIterator[bytes], told: Told) -> AsyncGenerator[bytes, None]:
+        """A method of a CRI to come, or of another service: of the runtime whose id it carries, else of the primary. `asked` has
+        its first message, `requests` all of them. Raises CallFailed, ShimError."""
+        owner = await self._owner_of_any(texts(asked.request), asked.remaining) or self._primary
+        async for answer in owner.converse(asked.method, requests, asked.remaining, asked.metadata, told):
+            yield answer
+
+    async def _by_id(self, method: Method, asked: Asked) -> Answer:
+        owner = await self._owners.of(text(asked.request, method.id_field), method.id, asked.remaining) or self._primary
+        answer = await _pass_on(owner, asked)
+        if method.path == methods.CREATE_CONTAINER:
+            self._made(answer, owner)
+        return answer
+
+    async def _new_pod(self, method: Method, asked: Asked) -> Answer:
+        config = message(asked.request, method.config_field)
+        handler = text(asked.request, method.handler_field)
+        owner = self._by_runtime[self._routes.for_pod(handler, text_map(config, _ANNOTATIONS))]
+        # Before the pod is there: its images may be pulled by a call that is quicker than this one's end.
+        self._images.remember_pod(config, owner)
+        answer = await _pass_on(owner, asked)
+        self._made(answer, owner)
+        return answer
+
+    def _made(self, answer: Answer, owner: Backend) -> None:
+        self._owners.remember(text(answer.body, _MADE), owner)
+        if owner.runtime.degraded:
+            task = asyncio.create_task(self._lists.refresh(owner))
+            self._refreshing.add(task)
+            task.add_done_callback(self._refreshing.discard)
+
+    async def _owner_of_any(self, candidates: Sequence[str], remaining: float | None) -> Backend | None:
+        for one in candidates:
+            if owner := self._owners.remembered(one):
+                return owner
+        ids = [one for one in candidates if len(one) == _ID_LENGTH and _HEX.issuperset(one)]
+        for one in ids[:_CANDIDATES]:
+            if owner := await self._owners.of(one, None, remaining):
+                return owner
+        return None
+
+
+async def _pass_on(backend: Backend, asked: Asked) -> Answer:
+    return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)

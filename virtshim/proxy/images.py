@@ -1,0 +1,136 @@
+"""Image calls: to the runtime that the image's name, its pod or its handler says; else to whoever has the image."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.proxy.asked import Asked, ask_all
+from virtshim.proxy.backend import Answer, Backend, CallFailed
+from virtshim.proxy.lists import Lists, refuse
+from virtshim.proxy.methods import IMAGE_STATUS, LIST_PODS, field
+from virtshim.proxy.routes import Routes, Runtime
+from virtshim.proxy.wire import message, text, text_map
+
+# In PullImageRequest, ImageStatusRequest and RemoveImageRequest alike; a test says so.
+_IMAGE: Final = field(pb.PullImageRequest, "image")
+_NAME: Final = field(pb.ImageSpec, "image")
+_IMAGE_ANNOTATIONS: Final = field(pb.ImageSpec, "annotations")
+_HANDLER: Final = field(pb.ImageSpec, "runtime_handler")
+_SANDBOX: Final = field(pb.PullImageRequest, "sandbox_config")
+_POD_ANNOTATIONS: Final = field(pb.PodSandboxConfig, "annotations")
+_POD_METADATA: Final = field(pb.PodSandboxConfig, "metadata")
+_POD_KEY: Final = tuple(field(pb.PodSandboxMetadata, name) for name in ("namespace", "name", "uid"))
+_FILTER: Final = field(pb.ListImagesRequest, "filter")
+_FILTER_IMAGE: Final = field(pb.ImageFilter, "image")
+_FOUND: Final = field(pb.ImageStatusResponse, "image")
+
+# Pods whose runtime is remembered for the pulls of their containers.
+_REMEMBERED: Final = 4096
+
+PodKey = tuple[str, ...]
+
+
+def pod_key(sandbox_config: bytes) -> PodKey:
+    metadata = message(sandbox_config, _POD_METADATA)
+    return tuple(text(metadata, number) for number in _POD_KEY)
+
+
+class Images:
+    def __init__(self, routes: Routes, backends: Sequence[Backend], lists: Lists, patience: float) -> None:
+        self._routes = routes
+        self._backends = backends
+        self._by_runtime = {backend.runtime: backend for backend in backends}
+        self._lists = lists
+        self._patience = patience
+        self._pods: OrderedDict[PodKey, Backend] = OrderedDict()
+
+    def remember_pod(self, sandbox_config: bytes, backend: Backend) -> None:
+        self._pods[pod_key(sandbox_config)] = backend
+        if len(self._pods) > _REMEMBERED:
+            self._pods.popitem(last=False)
+
+    async def pull(self, asked: Asked) -> Answer:
+        """To the runtime of the image's name, which must be that of its pod; else to the pod's. Raises CallFailed,
+        InvalidRequest."""
+        image, sandbox = message(asked.request, _IMAGE), message(asked.request, _SANDBOX)
+        named = self._named(image)
+        annotated = self._routes.by_annotation(text_map(sandbox, _POD_ANNOTATIONS))
+        pods = annotated or (await self._runtime_of(pod_key(sandbox), asked) if sandbox else None)
+        if named and pods:
+            self._routes.refuse_other(text(image, _NAME), named, pods)
+        backend = self._by_runtime[named or pods or self._routes.primary]
+        return await backend.call(asked.method, asked.request, asked.remaining, asked.metadata)
+
+    async def status(self, asked: Asked) -> Answer:
+        """Of the first runtime that has it, the primary first. Raises CallFailed, InvalidRequest."""
+        image = message(asked.request, _IMAGE)
+        if named := self._named(image):
+            return await self._by_runtime[named].call(asked.method, asked.request, asked.remaining, asked.metadata)
+        return Answer(next(iter((await self._having(asked)).values()), b""))
+
+    async def remove(self, asked: Asked) -> Answer:
+        """From every runtime that has it, unless its name or handler says which. Raises CallFailed, InvalidRequest."""
+        image = message(asked.request, _IMAGE)
+        if named := self._named(image):
+            owners = [self._by_runtime[named]]
+        else:
+            question = pb.ImageStatusRequest.FromString(b"")
+            question.image.MergeFromString(image)
+            status = Asked(IMAGE_STATUS, question.SerializeToString(), asked.remaining)
+            owners = list(await self._having(status, all_must_answer=True))
+        answer = Answer(b"")
+        for owner in owners:
+            answer = await owner.call(asked.method, asked.request, asked.remaining, asked.metadata)
+        return answer
+
+    async def list(self, asked: Asked) -> Answer:
+        """Of one runtime if the filter's image says which. Raises CallFailed, InvalidRequest."""
+        named = self._named(message(message(asked.request, _FILTER), _FILTER_IMAGE))
+        if named:
+            return await self._by_runtime[named].call(asked.method, asked.request, asked.remaining, asked.metadata)
+        return Answer(await self._lists.merged(asked))
+
+    def _named(self, image: bytes) -> Runtime | None:
+        return self._routes.for_image(text(image, _NAME), text(image, _HANDLER), text_map(image, _IMAGE_ANNOTATIONS))
+
+    async def _having(self, asked: Asked, *, all_must_answer: bool = False) -> dict[Backend, bytes]:
+        """Who has the image, and what each says of it. A runtime that does not answer may have it."""
+        outcomes = await ask_all(self._backends, asked, self._patience)
+        found: dict[Backend, bytes] = {}
+        failures: list[CallFailed] = []
+        some_answered = any(isinstance(outcome, bytes) for outcome in outcomes)
+        for backend, outcome in zip(self._backends, outcomes, strict=True):
+            if isinstance(outcome, bytes):
+                if message(outcome, _FOUND):
+                    found[backend] = outcome
+            # Names are refused that only another runtime takes for one.
+            elif backend.runtime.degraded if outcome.is_down else some_answered:
+                continue
+            else:
+                failures.append(outcome)
+        if all_must_answer or not found:
+            refuse(failures)
+        return found
+
+    async def _runtime_of(self, key: PodKey, asked: Asked) -> Runtime | None:
+        """Of a pod that has been started; after a start of the proxy its runtime is asked for. None if it is nobody's."""
+        if backend := self._pods.get(key):
+            return backend.runtime
+        question = Asked(LIST_PODS, b"", asked.remaining)
+        outcomes = await ask_all(self._backends, question, self._patience)
+        failures: list[CallFailed] = []
+        for backend, outcome in zip(self._backends, outcomes, strict=True):
+            if isinstance(outcome, CallFailed):
+                if not (outcome.is_down and backend.runtime.degraded):
+                    failures.append(outcome)
+            elif any(_key(pod) == key for pod in pb.ListPodSandboxResponse.FromString(outcome).items):
+                return backend.runtime
+        refuse(failures)
+        return None
+
+
+def _key(pod: pb.PodSandbox) -> PodKey:
+    return (pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)

@@ -1,0 +1,86 @@
+"""Lists of all runtimes as one. Messages that are nothing but lists are merged by writing them one behind the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.proxy.asked import Asked, ask_all
+from virtshim.proxy.backend import Backend, CallFailed
+from virtshim.proxy.last_known import LastKnown
+from virtshim.proxy.methods import LIST_CONTAINERS, LIST_METRICS_KNOWN, LIST_PODS, METHODS, field
+from virtshim.proxy.owners import Owners
+from virtshim.proxy.wire import message, text
+
+# In every request for a list; a test says so.
+_FILTER: Final = field(pb.ListContainersRequest, "filter")
+_ID_FIELDS: Final = {
+    "ListPodSandbox": (field(pb.PodSandboxFilter, "id"),),
+    "ListContainers": (field(pb.ContainerFilter, "id"), field(pb.ContainerFilter, "pod_sandbox_id")),
+    "ListContainerStats": (field(pb.ContainerStatsFilter, "id"), field(pb.ContainerStatsFilter, "pod_sandbox_id")),
+    "ListPodSandboxStats": (field(pb.PodSandboxStatsFilter, "id"),),
+}
+
+
+class Lists:
+    def __init__(self, backends: Sequence[Backend], owners: Owners, last_known: LastKnown, patience: float) -> None:
+        self._backends = backends
+        self._owners = owners
+        self._last_known = last_known
+        self._patience = patience
+
+    async def merged(self, asked: Asked) -> bytes:
+        """Complete, or CallFailed: UNIMPLEMENTED also if one runtime does not know the method, kubelet then asks otherwise."""
+        backends = self._backends
+        if owner := self._filtered_owner(asked):
+            backends = (owner,)
+        outcomes = await ask_all(backends, asked, self._patience)
+        parts: list[bytes] = []
+        failures: list[CallFailed] = []
+        for backend, outcome in zip(backends, outcomes, strict=True):
+            if not isinstance(outcome, CallFailed):
+                parts.append(outcome)
+                if not asked.request and self._last_known.keeps(backend.name, asked.method):
+                    self._last_known.keep(backend.name, asked.method, outcome)
+            elif outcome.is_down and backend.runtime.degraded:
+                parts.append(self._last_known.answer(backend.name, asked.method, asked.request))
+            else:
+                failures.append(outcome)
+        refuse(failures)
+        return _each_once(b"".join(parts)) if asked.method == LIST_METRICS_KNOWN else b"".join(parts)
+
+    async def refresh(self, backend: Backend) -> None:
+        """What is kept of a runtime that may be down has what was just made there, too."""
+        for method in (LIST_PODS, LIST_CONTAINERS):
+            if self._last_known.keeps(backend.name, method):
+                with contextlib.suppress(CallFailed):
+                    answer = await backend.call(method, b"", self._patience)
+                    self._last_known.keep(backend.name, method, answer.body)
+
+    def _filtered_owner(self, asked: Asked) -> Backend | None:
+        if not asked.request:
+            return None
+        wanted = message(asked.request, _FILTER)
+        for number in _ID_FIELDS.get(METHODS[asked.method].name, ()):
+            if owner := self._owners.remembered(text(wanted, number)):
+                return owner
+        return None
+
+
+def refuse(failures: Sequence[CallFailed]) -> None:
+    """Raises what is worth most to the caller: that there is another way, else what the first runtime said."""
+    unknown = [one for one in failures if one.code is grpc.StatusCode.UNIMPLEMENTED]
+    for failed in unknown or failures:
+        raise failed
+
+
+def _each_once(described: bytes) -> bytes:
+    """A metric that several runtimes describe is one metric."""
+    known: dict[str, pb.MetricDescriptor] = {}
+    for one in pb.ListMetricDescriptorsResponse.FromString(described).descriptors:
+        known.setdefault(one.name, one)
+    return pb.ListMetricDescriptorsResponse(descriptors=known.values()).SerializeToString()

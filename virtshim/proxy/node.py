@@ -1,0 +1,111 @@
+"""What kubelet hears about the node: the primary's word, and beside it how the others are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import WrongState
+from virtshim.proxy.asked import Asked, Outcome, ask_all
+from virtshim.proxy.backend import Answer, Backend, CallFailed
+from virtshim.proxy.lists import refuse
+from virtshim.proxy.methods import RUNTIME_CONFIG
+
+# kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary.
+_OTHERS_PATIENCE: Final = 2.0
+
+
+class Node:
+    def __init__(self, backends: Sequence[Backend], patience: float) -> None:
+        """The primary is the first."""
+        self._backends = backends
+        self._patience = patience
+
+    async def status(self, asked: Asked) -> Answer:
+        """The primary's, with the conditions of each other runtime under names of its own, and with its handlers: that one is
+        down, or not ready, is not the node's condition. Raises CallFailed."""
+        primary, *others = self._backends
+        own, told = await asyncio.gather(
+            primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
+            ask_all(others, asked, min(_OTHERS_PATIENCE, self._patience)),
+        )
+        status = pb.StatusResponse.FromString(own.body)
+        handlers = {handler.name: primary.name for handler in status.runtime_handlers}
+        for backend, outcome in zip(others, told, strict=True):
+            _add(status, backend, outcome, handlers)
+        if pb.StatusRequest.FromString(asked.request).verbose:
+            status.info["proxy"] = _info(self._backends, handlers)
+        return Answer(status.SerializeToString(), own.initial, own.trailing)
+
+    async def runtime_config(self, asked: Asked) -> Answer:
+        """The primary's. Raises CallFailed; WrongState if another runtime has another cgroup driver, for one kubelet has one."""
+        primary, *others = self._backends
+        own, told = await asyncio.gather(
+            primary.call(asked.method, asked.request, asked.remaining, asked.metadata),
+            ask_all(others, asked, min(_OTHERS_PATIENCE, self._patience)),
+        )
+        self._refuse_other_drivers([own.body, *told])
+        return own
+
+    async def check_drivers(self) -> None:
+        """At start; whoever does not answer is checked when kubelet asks. Raises WrongState."""
+        asked = Asked(RUNTIME_CONFIG, b"", None)
+        self._refuse_other_drivers(await ask_all(self._backends, asked, min(_OTHERS_PATIENCE, self._patience)))
+
+    def _refuse_other_drivers(self, outcomes: Sequence[Outcome]) -> None:
+        drivers = {
+            backend.name: driver
+            for backend, outcome in zip(self._backends, outcomes, strict=True)
+            if (driver := _driver(outcome))
+        }
+        if len(set(drivers.values())) > 1:
+            told = ", ".join(f"{name}: {driver}" for name, driver in drivers.items())
+            raise WrongState(
+                f"the runtimes of this node use different cgroup drivers ({told}); set them to the same one"
+            )
+
+    async def update(self, asked: Asked) -> Answer:
+        """To all, also if one refuses. Raises CallFailed."""
+        outcomes = await ask_all(self._backends, asked, self._patience)
+        refuse(
+            [
+                outcome
+                for backend, outcome in zip(self._backends, outcomes, strict=True)
+                if isinstance(outcome, CallFailed) and not (outcome.is_down and backend.runtime.degraded)
+            ]
+        )
+        return Answer(b"")
+
+
+def _driver(outcome: Outcome) -> str:
+    """ "" if it does not say."""
+    if isinstance(outcome, CallFailed):
+        return ""
+    answer = pb.RuntimeConfigResponse.FromString(outcome)
+    return pb.CgroupDriver.Name(answer.linux.cgroup_driver).lower() if answer.HasField("linux") else ""
+
+
+def _add(status: pb.StatusResponse, backend: Backend, outcome: Outcome, handlers: dict[str, str]) -> None:
+    conditions = status.status.conditions
+    if isinstance(outcome, CallFailed):
+        conditions.add(type=f"{backend.name}/RuntimeReady", status=False, reason="Unavailable", message=outcome.details)
+        theirs = pb.StatusResponse()
+    else:
+        theirs = pb.StatusResponse.FromString(outcome)
+    for condition in theirs.status.conditions:
+        condition.type = f"{backend.name}/{condition.type}"
+        conditions.append(condition)
+    told = {handler.name: handler for handler in theirs.runtime_handlers}
+    # "" is the primary's. A handler that its runtime says nothing about is there without features.
+    for name in [*backend.runtime.handlers, *told]:
+        if name and name not in handlers:
+            handlers[name] = backend.name
+            status.runtime_handlers.append(told.get(name) or pb.RuntimeHandler(name=name))
+
+
+def _info(backends: Sequence[Backend], handlers: dict[str, str]) -> str:
+    runtimes = [{"name": one.name, "socket": one.runtime.socket, "up": not one.is_down} for one in backends]
+    return json.dumps({"runtimes": runtimes, "handlers": handlers})

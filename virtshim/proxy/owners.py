@@ -1,0 +1,81 @@
+"""Whose a pod's or container's id is. The runtimes know: an id that is not remembered is asked of all of them, once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.proxy.asked import Asked, ask_all
+from virtshim.proxy.backend import Backend, CallFailed
+from virtshim.proxy.last_known import LastKnown
+from virtshim.proxy.methods import LIST_CONTAINERS, LIST_PODS, Id
+
+# Of the ids last used; each is some 200 bytes.
+_REMEMBERED: Final = 65536
+
+
+class Owners:
+    def __init__(self, backends: Sequence[Backend], last_known: LastKnown, patience: float) -> None:
+        self._backends = backends
+        self._last_known = last_known
+        self._patience = patience
+        self._owners: OrderedDict[str, Backend] = OrderedDict()
+
+    def remember(self, id_: str, owner: Backend) -> None:
+        """Ids are random, and no other runtime ever has the same one: what is gone need not be forgotten."""
+        self._owners[id_] = owner
+        self._owners.move_to_end(id_)
+        if len(self._owners) > _REMEMBERED:
+            self._owners.popitem(last=False)
+
+    def remembered(self, id_: str) -> Backend | None:
+        return self._owners.get(id_)
+
+    async def of(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
+        """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. Raises
+        Unavailable if it may be that of a runtime that is down, InvalidRequest if several have one that begins so."""
+        if not id_:
+            return None
+        if owner := self._owners.get(id_):
+            return owner
+        found: dict[str, Backend] = {}
+        silent: dict[str, Backend] = {}
+        for method, request in _questions(id_, kind):
+            answers = await ask_all(self._backends, Asked(method, request, remaining), self._patience)
+            for backend, answer in zip(self._backends, answers, strict=True):
+                if isinstance(answer, CallFailed):
+                    if not answer.is_down:
+                        raise answer
+                    silent[backend.name] = backend
+                else:
+                    found |= {one: backend for one in _ids(method, answer) if one.startswith(id_)}
+        for full, owner in found.items():
+            self.remember(full, owner)
+        owners = set(found.values())
+        if len(owners) > 1:
+            raise InvalidRequest(f"several runtimes have an id that begins with {id_!r}; write more of it")
+        if not owners:
+            self._refuse_if_of(silent.values(), id_, kind)
+        return next(iter(owners), None)
+
+    def _refuse_if_of(self, silent: Iterable[Backend], id_: str, kind: Id | None) -> None:
+        for backend in silent:
+            # Of a runtime that may be down, all pods are known that it had.
+            if not backend.runtime.degraded or self._last_known.has(backend.name, kind, id_):
+                raise Unavailable(f"{id_} may be of the runtime {backend.name}, which is not available; try again")
+
+
+def _questions(id_: str, kind: Id | None) -> Iterator[tuple[str, bytes]]:
+    if kind is not Id.CONTAINER:
+        yield LIST_PODS, pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(id=id_)).SerializeToString()
+    if kind is not Id.POD:
+        yield LIST_CONTAINERS, pb.ListContainersRequest(filter=pb.ContainerFilter(id=id_)).SerializeToString()
+
+
+def _ids(method: str, answer: bytes) -> list[str]:
+    if method == LIST_PODS:
+        return [pod.id for pod in pb.ListPodSandboxResponse.FromString(answer).items]
+    return [container.id for container in pb.ListContainersResponse.FromString(answer).containers]

@@ -1,0 +1,86 @@
+"""Which runtime a pod or an image asks for: by handler, by annotation, by the image's name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from virtshim.domain.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One runtime behind the proxy."""
+
+    name: str
+    socket: str
+    handlers: tuple[str, ...] = ()
+    """RuntimeClass handlers that are its own. The primary: all that it knows; none means that it judges them itself."""
+    image_prefixes: tuple[str, ...] = ()
+    degraded: bool = False
+    """While it is down its last known pods stay in the lists; otherwise lists fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    primary: Runtime
+    others: tuple[Runtime, ...]
+    annotation: str
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        """The primary first."""
+        return (self.primary, *self.others)
+
+    def for_pod(self, handler: str, annotations: Mapping[str, str]) -> Runtime:
+        """Raises InvalidRequest for an unknown name, and for two that contradict each other."""
+        by_handler = self.by_handler(handler)
+        by_annotation = self.by_annotation(annotations)
+        if by_handler and by_annotation and by_handler is not by_annotation:
+            raise InvalidRequest(
+                f"the pod's RuntimeClass handler {handler!r} is of the runtime {by_handler.name}, its annotation "
+                f"{self.annotation} asks for {by_annotation.name}; take one of them away"
+            )
+        return by_handler or by_annotation or self.primary
+
+    def for_image(self, name: str, handler: str, annotations: Mapping[str, str]) -> Runtime | None:
+        """None if nothing about the image says it. Raises InvalidRequest as `for_pod` does."""
+        by_name = self._by_prefix(name)
+        by_pod = self.by_handler(handler) or self.by_annotation(annotations)
+        if by_name and by_pod:
+            self.refuse_other(name, by_name, by_pod)
+        return by_name or by_pod
+
+    def refuse_other(self, image: str, by_name: Runtime, by_pod: Runtime) -> None:
+        """Raises InvalidRequest if an image and its pod belong to different runtimes."""
+        if by_name is not by_pod:
+            raise InvalidRequest(
+                f"the image {image} is of the runtime {by_name.name} by its name, and the pod runs on {by_pod.name}; give the "
+                f"pod the annotation {self.annotation}={by_name.name} or its RuntimeClass, or name another image"
+            )
+
+    def by_handler(self, handler: str) -> Runtime | None:
+        if not handler:
+            return None
+        for runtime in self.others:
+            if handler in runtime.handlers:
+                return runtime
+        if self.primary.handlers and handler not in self.primary.handlers:
+            known = ", ".join(name for runtime in self.runtimes for name in runtime.handlers)
+            raise InvalidRequest(f"no runtime of this node has the RuntimeClass handler {handler!r}; known are {known}")
+        return self.primary
+
+    def by_annotation(self, annotations: Mapping[str, str]) -> Runtime | None:
+        wanted = annotations.get(self.annotation)
+        if wanted is None:
+            return None
+        for runtime in self.runtimes:
+            if wanted == runtime.name:
+                return runtime
+        known = ", ".join(runtime.name for runtime in self.runtimes)
+        raise InvalidRequest(
+            f"annotation {self.annotation}: no runtime of this node is called {wanted!r}; known are {known}"
+        )
+
+    def _by_prefix(self, name: str) -> Runtime | None:
+        return next((one for one in self.runtimes if any(map(name.startswith, one.image_prefixes))), None)

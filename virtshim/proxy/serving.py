@@ -1,0 +1,91 @@
+"""The proxy's life: lock, runtimes, socket, stop. It holds nothing that a runtime does not know: killed, it loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from grpc import aio
+
+from virtshim import sdnotify
+from virtshim.grpc_socket import SocketLock, listen
+from virtshim.proxy.backend import MESSAGE_BYTES, Backend
+from virtshim.proxy.dispatch import Dispatch
+from virtshim.proxy.front import Front
+from virtshim.proxy.last_known import LastKnown
+from virtshim.proxy.routes import Routes
+
+log = structlog.get_logger(__name__)
+
+# For calls under way when it is told to stop. kubelet repeats what is cut off.
+_DRAIN: Final = 2.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 64 << 10),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the settings say."""
+
+    socket: str
+    directory: str
+    """For what outlives a start: the last known pods of runtimes that may be down."""
+    routes: Routes
+    patience: float
+    """Seconds that a runtime may take for an answer that is merged with others."""
+    max_calls: int
+
+
+def serve(plan: Plan) -> None:
+    """Runs until SIGTERM or SIGINT. Raises ShimError if it cannot start."""
+    os.makedirs(os.path.dirname(plan.socket), mode=0o711, exist_ok=True)
+    os.makedirs(plan.directory, mode=0o700, exist_ok=True)
+    lock = SocketLock(plan.socket)
+    try:
+        asyncio.run(_serve(plan))
+    finally:
+        lock.release()
+    log.info("proxy.stopped")
+
+
+async def _serve(plan: Plan) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    last_known = LastKnown(plan.directory, [one.name for one in plan.routes.others if one.degraded])
+    backends = [Backend(runtime) for runtime in plan.routes.runtimes]
+    dispatch = Dispatch(plan.routes, backends, last_known, plan.patience)
+    server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=plan.max_calls)
+    server.add_generic_rpc_handlers((Front(dispatch),))
+    try:
+        await dispatch.node.check_drivers()
+        listen(server, plan.socket)
+        await server.start()
+        log.info("proxy.serving", socket=plan.socket, runtimes=[one.name for one in plan.routes.runtimes])
+        sdnotify.notify("READY=1", "STATUS=serving")
+        await _wait(stopping)
+        sdnotify.notify("STOPPING=1")
+    finally:
+        await server.stop(_DRAIN)
+        await last_known.saved()
+        for backend in backends:
+            await backend.close()
+
+
+async def _wait(stopping: asyncio.Event) -> None:
+    """Feeds systemd's watchdog from the loop that serves; a stuck one stops feeding it."""
+    interval = sdnotify.watchdog_interval()
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(interval / 2 if interval else None):
+                await stopping.wait()
+        sdnotify.notify("WATCHDOG=1")
