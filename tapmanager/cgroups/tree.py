@@ -61,10 +61,15 @@ class VmCgroups:
     def make(self, path: str, limits: RequestedLimits) -> bool:
         """The group with these limits; one that is there already is given them. False if cgroups cannot be written here
         and no pod asked for the group: then the VM stays where libvirt starts it."""
+        # A pod's own cgroup says where it may have groups; of ours, limits do (cgroup v2 for huge pages alone, beside v1).
+        asked = (
+            {one.root for one, setting in settings(limits, self._found) if setting.field} if _is_own(path) else set()
+        )
         with self._lock:
             try:
                 for one in self._found:
-                    self._make_in(one, path)
+                    if one.is_needed or one.root in asked or os.path.isdir(one.root + os.path.dirname(path)):
+                        _make_in(one, path)
             except OSError as exc:
                 if _is_own(path) and exc.errno in _NOT_WRITABLE:
                     self._log_once(exc.errno, "cgroup.unavailable path=%s error=%s", path, exc)
@@ -157,21 +162,6 @@ class VmCgroups:
     def _places(self, path: str) -> Sequence[tuple[Hierarchy, str]]:
         return [(one, one.root + path) for one in self._found if os.path.isdir(one.root + path)]
 
-    def _make_in(self, one: Hierarchy, path: str) -> None:
-        parent = os.path.dirname(path)
-        if not (one.is_needed or os.path.isdir(one.root + parent)):
-            return
-        above = one.root
-        for part in path.strip("/").split("/"):
-            if one.is_v2:
-                _enable_controllers(above)
-            here = f"{above}/{part}"
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(here, 0o755)
-            if "cpuset" in one.controllers and not one.is_v2:
-                _inherit_cpuset(above, here)
-            above = here
-
     def _write_all(self, path: str, limits: RequestedLimits) -> None:
         planned = settings(limits, self._found)
         with contextlib.ExitStack() as undo:
@@ -199,6 +189,19 @@ class VmCgroups:
             words = "more than that is in use" if exc.errno == errno.EBUSY else exc.strerror
             raise TapmanagerError(kind, f"{setting.field}: {path} cannot be set to {setting.value}: {words}") from exc
         undo.callback(_restore, path, before)
+
+
+def _make_in(one: Hierarchy, path: str) -> None:
+    above = one.root
+    for part in path.strip("/").split("/"):
+        if one.is_v2:
+            _enable_controllers(above)
+        here = f"{above}/{part}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(here, 0o755)
+        if "cpuset" in one.controllers and not one.is_v2:
+            _inherit_cpuset(above, here)
+        above = here
 
 
 def _is_own(path: str) -> bool:

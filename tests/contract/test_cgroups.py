@@ -13,6 +13,7 @@ from fakes.cgroups import FakeVmCgroups
 from tap_node import TapNode, private_node
 
 from tapmanager.cgroups import tree as cgroups
+from tapmanager.cgroups.plan import RequestedLimits
 from virtshim.domain.cgroup import CgroupLimits, VmCgroup, vm_cgroup_path
 from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -258,6 +259,24 @@ def test_without_tapmanager_nothing_can_be_asked_but_what_was_killed(world: Worl
         with pytest.raises(Unavailable):
             ask(world)
     assert world.vm_cgroups.oom_kills(A, world.parent) == 0
+
+
+@pytest.mark.network
+def test_without_a_pods_cgroup_a_vm_has_its_limit_of_huge_pages_too() -> None:
+    """Their controller may be in a hierarchy where nothing else is."""
+    found = cgroups.hierarchies()
+    if not any("hugetlb" in one.controllers for one in found):
+        pytest.skip("NOT TO BE HAD HERE: no cgroup controller hugetlb on this machine")
+    path = f"/virtshim/virtshim-{A}"
+    groups = cgroups.VmCgroups(found)
+    assert groups.make(path, RequestedLimits(hugepages={2 << 20: 64 * MIB}))
+    try:
+        names = ("hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes")
+        limits = [Path(one.root + path, name) for one in found for name in names]
+        assert [int(limit.read_text()) for limit in limits if limit.exists()] == [64 * MIB]
+    finally:
+        groups.remove(path)
+    assert [one.root for one in found if Path(one.root + path).exists()] == []
 
 
 @pytest.mark.network

@@ -32,6 +32,8 @@ class OwnLibvirtd:
 
     def __init__(self, sockets: str = "", settings: str = "") -> None:
         mounts = "; ".join(f"mkdir -p {path}; mount -t tmpfs -o mode=755 virtshim-test {path}" for path in _PRIVATE)
+        # As systemd mounts it, where the kernel has such pages.
+        mounts += "; mkdir -p /dev/hugepages; mount -t hugetlbfs hugetlbfs /dev/hugepages || true"
         script = f"{mounts}; mkdir -p /run/libvirt/qemu; echo ready; exec sleep infinity"
         self._holder = subprocess.Popen(
             ["unshare", "-m", "sh", "-e", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from guest import BOOT, READY
+from hugepages import number, reserved
 from imageserver import serve_directory
 from leaks import Snapshot
 from libvirtd_node import LibvirtdNode
@@ -26,6 +27,8 @@ from criproto.runtime_v1 import api_pb2 as pb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
 
+# 128 MiB.
+PAGES = 64
 PLACES = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt")
 # Of the daemon itself, from its start on or with the first VM.
 LIBVIRTS_OWN = re.compile(r"/(libvirtd|driver|qemu/autostarted|virtlogd)[^/]*$|^/etc/libvirt/qemu$|/log/libvirt/qemu$")
@@ -174,6 +177,26 @@ def files(node: LibvirtdNode) -> set[str]:
     root = node.libvirtd.root
     found = {str(path).removeprefix(root) for place in PLACES for path in Path(root + place).rglob("*")}
     return node.left() | {path for path in found if not LIBVIRTS_OWN.search(path)}
+
+
+def test_a_vm_in_its_jail_has_memory_of_huge_pages_and_gives_them_back(node: LibvirtdNode) -> None:
+    with reserved(PAGES), node.client() as cri:
+        free, before = number("free_hugepages"), node.qemu_pids()
+        config = pod_config("huge", f"{node.directory}/logs/huge")
+        wanted = container_config(cri.pull(f"{node.image_url}/guest.qcow2"))
+        wanted.linux.resources.hugepage_limits.add(page_size="2MB", limit=PAGES << 21)
+        pod = cri.run_pod(config)
+        container = cri.create(pod, wanted, config)
+        cri.start(container)
+        wait_for_log(cri.status(container).log_path, READY, BOOT)
+        (pid,) = node.qemu_pids() - before
+        assert os.stat(f"/proc/{pid}").st_uid >= node.settings.libvirt.first_vm_uid
+        assert number("free_hugepages") == free - PAGES
+        (of_vm,) = Path(f"{node.libvirtd.root}/dev/hugepages/libvirt/qemu").glob(f"*virtshim-{container[:11]}*")
+        assert rights(of_vm) == (os.stat(f"/proc/{pid}").st_uid, "drwx------")
+        cri.remove_pod(pod)
+        assert not of_vm.exists()
+        assert number("free_hugepages") == free
 
 
 def test_a_pod_whose_vm_an_earlier_version_started_goes_on_and_its_next_vm_has_a_user_of_its_own(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+from hugepages import PAGES, number, reserved
 
 LIMITS = """
 from virtshim.domain.cgroup import CgroupLimits
@@ -29,19 +27,12 @@ UNLIMITED = (1 << 63) - 4096
 @pytest.fixture
 def huge_pages() -> Iterator[None]:
     """64 MiB of them, and their file system where libvirt looks for it."""
-    Path("/dev/hugepages").mkdir(exist_ok=True)
-    before = (PAGES / "nr_hugepages").read_text() if PAGES.exists() else ""
-    mounted = subprocess.run(["mount", "-t", "hugetlbfs", "none", "/dev/hugepages"], capture_output=True, check=False)
-    try:
-        with contextlib.suppress(OSError):
-            (PAGES / "nr_hugepages").write_text("32")
-        if mounted.returncode or not PAGES.exists() or int((PAGES / "free_hugepages").read_text()) < 32:
-            pytest.skip("NOT TO BE HAD HERE: this machine gives no huge pages")
-        yield
-    finally:
-        if before:
-            (PAGES / "nr_hugepages").write_text(before)
-        if not mounted.returncode:
+    with reserved(32):
+        Path("/dev/hugepages").mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "hugetlbfs", "none", "/dev/hugepages"], check=True)
+        try:
+            yield
+        finally:
             subprocess.run(["umount", "/dev/hugepages"], check=True)
 
 
@@ -68,7 +59,7 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
 
 @pytest.mark.usefixtures("huge_pages")
 def test_a_guests_memory_is_of_huge_pages(place):
-    free = int((PAGES / "free_hugepages").read_text())
+    free = number("free_hugepages")
     said = place.run(
         "boot(dataclasses.replace(SPEC, size=dataclasses.replace(SPEC.size, page_bytes=2 << 20))); "
         f"say(int(Path('{PAGES}/free_hugepages').read_text()))"
