@@ -20,7 +20,7 @@ from imageserver import serve_directory
 from leaks import Snapshot
 from libvirtd_node import LibvirtdNode
 from own_libvirtd import missing
-from podclient import container_config, pod_config, wait_for_log, wait_until
+from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 from work import Work
 
 from criproto.runtime_v1 import api_pb2 as pb
@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
 
 # 128 MiB.
 PAGES = 64
+# Of eight bytes, twice a raw log's size.
+LINES = 17_000
 PLACES = ("/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt")
 # Of the daemon itself, from its start on or with the first VM.
 LIBVIRTS_OWN = re.compile(r"/(libvirtd|driver|qemu/autostarted|virtlogd)[^/]*$|^/etc/libvirt/qemu$|/log/libvirt/qemu$")
@@ -155,6 +157,17 @@ def test_it_goes_on_and_runs_commands_when_a_daemon_was_killed(guest: Guest, dae
     assert guest.says("cat", "/proc/sys/kernel/random/boot_id") == before
     assert rights(guest.libvirts_own()) == (0, "drwxr-x---")
     assert rights(guest.files / "root.qcow2")[0] == guest.uid
+
+
+def test_a_console_whose_raw_log_is_rotated_comes_into_its_log_as_a_whole(guest: Guest) -> None:
+    """By virtlogd, in these tests each 64 KiB."""
+    with guest.node.client() as cri:
+        log = cri.status(guest.container).log_path
+    guest.says("sh", "-c", f"(echo; seq 100001 {100000 + LINES}) > /dev/console")
+    wait_for_log(log, str(100000 + LINES), 60)
+    said = [int(line) for line in log_lines(log) if re.fullmatch(r"1\d{5}", line)]
+    assert said == list(range(100001, 100001 + LINES))
+    assert (guest.files / "console.log.0").exists()
 
 
 def test_a_vm_that_was_stopped_and_removed_has_left_nothing(node: LibvirtdNode) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -171,20 +172,59 @@ class PositionFile(_OwnedFile):
 
 
 class RawLog(_OwnedFile):
-    """What QEMU appends to; it may not be there yet. May be opened again after `close`."""
+    """What QEMU appends to; it may not be there yet. May be opened again after `close`.
+
+    On the system's libvirt virtlogd writes it, and renames one that is full: to `.0`, that to `.1`, and so on; the last is
+    removed. A file is known by its inode then."""
 
     def __init__(self, path: str) -> None:
         super().__init__(-1)
         self.path = path
         self._freed_to = 0
 
-    def open(self) -> bool:
-        """True if it can be read now."""
-        if self._fd < 0:
-            with contextlib.suppress(FileNotFoundError):
-                self._fd = os.open(self.path, os.O_RDWR | _SAFE_FLAGS)
-                self._freed_to = 0
+    def open(self, inode: int = 0) -> bool:
+        """True if it can be read now: from the file `inode` on, or from the oldest if that is not there."""
+        if self._fd < 0 and (there := self._there()):
+            self._take(next((one for one in there if one[1] == inode), there[0]))
         return self._fd >= 0
+
+    def has_next(self) -> bool:
+        """Nobody writes to the open file any more: there is a later one."""
+        return self._next() is not None
+
+    def go_on(self) -> bool:
+        """From the open file to the next; False if that has no name just now, being renamed itself."""
+        later = self._next()
+        return later is not None and self._take(later)
+
+    def _take(self, wanted: tuple[str, int]) -> bool:
+        name, inode = wanted
+        try:
+            descriptor = os.open(name, os.O_RDWR | _SAFE_FLAGS)
+        except FileNotFoundError:
+            return False
+        if os.fstat(descriptor).st_ino != inode:
+            os.close(descriptor)
+            return False
+        self.close()
+        self._fd, self._freed_to = descriptor, 0
+        return True
+
+    def _next(self) -> tuple[str, int] | None:
+        mine, there = self.status().st_ino, self._there()
+        at = next((at for at, (_, inode) in enumerate(there) if inode == mine), -1)  # removed: before all that are left
+        return there[at + 1] if at + 1 < len(there) else None
+
+    def _there(self) -> list[tuple[str, int]]:
+        """Names and inodes, the oldest first."""
+        found: list[tuple[str, int]] = []
+        with contextlib.suppress(FileNotFoundError):
+            found.append((self.path, os.lstat(self.path).st_ino))
+        with contextlib.suppress(FileNotFoundError):
+            for number in itertools.count():
+                name = f"{self.path}.{number}"
+                found.append((name, os.lstat(name).st_ino))
+        return found[::-1]
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._fd, size, offset)

@@ -203,7 +203,7 @@ class Tail:
 
     def _copy(self, budget: int) -> bool:
         """True if the budget ended before the bytes did."""
-        if not self._raw.open():
+        if not self._raw.open(self._done.raw_inode):
             return False
         self._start_again_if_replaced()
         self._skip_hole()
@@ -211,8 +211,9 @@ class Tail:
         while budget > 0:
             data = self._raw.read(self._read_to, min(_PIECE, budget))
             if not data:
-                self._close_if_removed()
-                return False
+                if not self._goes_on():
+                    return False
+                continue
             budget -= max(len(data), self._take(data))
         return True
 
@@ -255,7 +256,7 @@ class Tail:
     def _drop_backlog(self, most: int, kept: int) -> None:
         """Of more than `most` bytes that wait, the last `kept` stay; the space of the others is given back at once, also
         while the log cannot be written. (A process killed before it could tell of them in the log will not.)"""
-        if not self._raw.open():
+        if not self._raw.open(self._done.raw_inode):
             return
         size = self._raw.status().st_size
         if size - self._read_to <= most:
@@ -285,6 +286,21 @@ class Tail:
         data_from = self._raw.data_from(self._read_to)
         if data_from > self._read_to and not self._cutter.held:
             self._read_to = data_from
+
+    def _goes_on(self) -> bool:
+        """In the file that came after this one, which is read to its end."""
+        if not self._raw.has_next():
+            self._close_if_removed()
+            return False
+        if self._raw.read(self._read_to, 1):  # said before it was renamed
+            return True
+        self._commit(self._cutter.end(self._stamp()))
+        if not self._raw.go_on():
+            return False
+        self._read_to = 0
+        self._record(dataclasses.replace(self._done, offset=0, raw_inode=self._raw.status().st_ino))
+        self._skip_hole()
+        return True
 
     def _close_if_removed(self) -> None:
         if self._raw.status().st_nlink == 0:

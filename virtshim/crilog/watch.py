@@ -1,7 +1,7 @@
 """Which raw logs have grown, as the kernel tells it (inotify). Used by one thread.
 
-The log itself is watched, never its directory, in which QEMU also writes the disk; only while the log is not there yet is
-the directory watched for new names.
+The log itself is watched, never its directory, in which QEMU also writes the disk; only while the log is not there yet, or not
+again after it was renamed, is the directory watched for new names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from virtshim.domain.ids import ContainerId
 
 log = structlog.get_logger(__name__)
 
-_GROWN = flags.MODIFY | flags.DONT_FOLLOW
+_GROWN = flags.MODIFY | flags.MOVE_SELF | flags.DONT_FOLLOW
 _APPEARED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
 
 
@@ -100,6 +100,8 @@ class RawLogWatch:
             touched.add(container)
             if event.mask & flags.IGNORED:
                 self._forget(container, event.wd)
+            elif event.mask & flags.MOVE_SELF:  # it was full: its name is another file's now
+                self._remove(self._files.pop(container, None))
         return None if lost else touched
 
     def _forget(self, container: ContainerId, watch: int) -> None:

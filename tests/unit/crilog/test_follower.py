@@ -60,6 +60,18 @@ def test_a_raw_log_that_appears_later_is_followed(machine: Any, opened: Any, eve
     eventually(lambda: machine.pieces(vm)[1:] == [("F", b"again")])
 
 
+def test_a_raw_log_that_was_rotated_is_followed_on(machine: Any, opened: Any, eventually: Eventually) -> None:
+    vm = opened()
+    raw = machine.layout.console_log(vm)
+    machine.says(vm, b"one\n")
+    eventually(lambda: machine.text(vm) == b"one\n")
+    for number in range(2, 6):
+        before = machine.text(vm)
+        os.replace(raw, f"{raw}.0")
+        machine.says(vm, b"%d\n" % number)
+        eventually(lambda before=before, number=number: machine.text(vm) == before + b"%d\n" % number)
+
+
 def test_a_prompt_appears_after_a_pause(machine: Any, opened: Any, eventually: Eventually) -> None:
     vm = opened()
     machine.says(vm, b"login: ")

@@ -185,6 +185,60 @@ def test_a_raw_log_that_is_replaced_is_read_from_its_start(machine: Any, opened:
     assert machine.text(vm) == b"first life\nunfinishedsecond life, which is longer than the first\n"
 
 
+def rotate(raw: str, most: int = 3) -> None:
+    """As virtlogd does it, which writes to a renamed file no more."""
+    for number in range(most - 1, 0, -1):
+        if os.path.exists(f"{raw}.{number - 1}"):
+            os.rename(f"{raw}.{number - 1}", f"{raw}.{number}")
+    os.rename(raw, f"{raw}.0")
+
+
+def test_a_raw_log_that_is_rotated_is_read_to_its_end_and_then_the_next(machine: Any, opened: Any, vm: Any) -> None:
+    raw = machine.layout.console_log(vm)
+    tail = opened()
+    machine.says(vm, b"one\n")
+    tail.turn()
+    machine.says(vm, b"two\nthr")
+    rotate(raw)
+    tail.turn()  # virtlogd has not made the new one yet
+    machine.says(vm, b"ee\nfour\n")
+    tail.turn()
+    assert machine.text(vm) == b"one\ntwo\nthree\nfour\n"
+    for number in range(5, 8):
+        machine.says(vm, b"%d" % number * 30)
+        rotate(raw)
+    machine.says(vm, b"8\n")
+    tail.finish()
+    assert machine.text(vm) == b"one\ntwo\nthree\nfour\n" + b"5" * 30 + b"6" * 30 + b"7" * 30 + b"8\n"
+
+
+def test_rotations_while_nobody_looked_lose_nothing_that_is_still_there(machine: Any, opened: Any, vm: Any) -> None:
+    raw = machine.layout.console_log(vm)
+    first = opened()
+    machine.says(vm, b"one\n")
+    first.turn()
+    first.close()
+    for number in range(2, 4):
+        machine.says(vm, b"%d\n" % number)
+        rotate(raw)
+    machine.says(vm, b"4\n")
+    opened().turn()
+    assert machine.text(vm) == b"one\n2\n3\n4\n"
+
+
+def test_rotations_beyond_what_is_kept_go_on_with_the_oldest(machine: Any, opened: Any, vm: Any) -> None:
+    raw = machine.layout.console_log(vm)
+    tail = opened()
+    machine.says(vm, b"one\n")
+    tail.turn()
+    for number in range(2, 9):
+        machine.says(vm, b"%d\n" % number)
+        rotate(raw)
+    machine.says(vm, b"9\n")
+    tail.turn()
+    assert machine.text(vm) == b"one\n2\n6\n7\n8\n9\n", "the second was in the file that was open"
+
+
 class FailingLog(LogFile):
     """Fails each write that would go over `room` bytes, after writing what fits."""
 
