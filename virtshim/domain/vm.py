@@ -18,11 +18,23 @@ class DiskBus(enum.Enum):
 
 
 class CpuModel(enum.Enum):
-    """DEFAULT leaves the choice to the node; HOST_MODEL is libvirt's host-model; HOST_PASSTHROUGH needs KVM."""
+    """DEFAULT leaves the choice to the node; HOST_MODEL is libvirt's host-model; HOST_PASSTHROUGH needs KVM; MAXIMUM is all that
+    can be had; CUSTOM is one of libvirt's own models, by name."""
 
     DEFAULT = ""
     HOST_MODEL = "host-model"
     HOST_PASSTHROUGH = "host-passthrough"
+    MAXIMUM = "maximum"
+    CUSTOM = "custom"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDetails:
+    """`name` of a CUSTOM model; `fallback`: libvirt may take one that is like it. `features`: name and libvirt's policy."""
+
+    name: str = ""
+    fallback: bool = True
+    features: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +114,7 @@ class VmSpec:
     # --- its processor, as the guest sees it
 
     cpu_model: CpuModel = CpuModel.DEFAULT
+    cpu_details: CpuDetails = CpuDetails()
 
     # --- its cgroup, for libvirts that manage cgroups
 

@@ -70,7 +70,7 @@ def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *,
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)
-    model = cpu.model(spec.cpu_model, profile.domain_type, _max_vcpus(spec))
+    model = cpu.model(spec.cpu_model, spec.cpu_details, profile.domain_type, _max_vcpus(spec))
     domain.append(model)
     domain.append(cpu.clock())
     _text(domain, "on_poweroff", "destroy")

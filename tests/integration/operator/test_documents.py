@@ -72,7 +72,6 @@ def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:
         ("VirtletCloudInitUserDataSourceEncoding", "plain"),
         ("VirtletSSHKeySource", "secret/x"),
         ("VirtletFilesFromDataSource", "secret/x"),
-        ("VirtletLibvirtCPUSetting", "mode: x"),
         ("VirtletChown9pfsMounts", "true"),
     ],
 )

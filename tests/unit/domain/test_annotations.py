@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import CpuModel, DiskBus
+from virtshim.domain.vm import CpuDetails, CpuModel, DiskBus
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz me@host"
@@ -179,7 +179,6 @@ def test_a_wrong_value_names_its_annotation(key: str, text: str) -> None:
         ("VirtletCloudInitUserDataSourceEncoding", "base64"),
         ("VirtletSSHKeySource", "configmap/keys/authorized_keys"),
         ("VirtletFilesFromDataSource", "configmap/files"),
-        ("VirtletLibvirtCPUSetting", "mode: custom"),
         ("VirtletChown9pfsMounts", "true"),
     ],
 )
@@ -190,13 +189,53 @@ def test_a_feature_that_is_not_there_is_refused_with_a_remedy(key: str, text: st
 
 
 @pytest.mark.parametrize(
+    ("text", "model", "details"),
+    [
+        ("mode: host-passthrough", CpuModel.HOST_PASSTHROUGH, CpuDetails()),
+        ("mode: host-model\n", CpuModel.HOST_MODEL, CpuDetails()),
+        ("model: Nehalem", CpuModel.CUSTOM, CpuDetails("Nehalem")),
+        (
+            "Mode: custom\nModel: {Value: core2duo, Fallback: forbid}\nFeatures: [{Name: vmx}, {name: sse4.1, policy: disable}]",
+            CpuModel.CUSTOM,
+            CpuDetails("core2duo", fallback=False, features=(("vmx", "require"), ("sse4.1", "disable"))),
+        ),
+        ("{mode: maximum, features: null}", CpuModel.MAXIMUM, CpuDetails()),
+    ],
+)
+def test_virtlets_cpu_setting_beats_its_cpu_model(text: str, model: CpuModel, details: CpuDetails) -> None:
+    options = parse_vm_options({"VirtletLibvirtCPUSetting": text, "VirtletCPUModel": "host-model"})
+    assert (options.cpu_model, options.cpu_details) == (model, details)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("- a", "mapping"),
+        ("mode: x", "mode 'x' is not one of host-model, host-passthrough, maximum, custom"),
+        ("{}", "mode '' is not one of"),
+        ("mode: [a]", "mode"),
+        ("mode: custom", "mode custom goes with a model"),
+        ("{mode: host-model, model: Nehalem}", "mode custom goes with a model"),
+        ("{mode: host-model, topology: {sockets: 2}}", "'topology' cannot be set; only mode, model, features can"),
+        ("model: {value: '</cpu>'}", "model is malformed"),
+        ("model: {value: Nehalem, vendorid: x}", "model is malformed"),
+        ("model: {value: Nehalem, fallback: maybe}", "model is malformed"),
+        ("{mode: host-model, features: vmx}", "features is not a list"),
+        ("{mode: host-model, features: [vmx]}", "a feature is malformed"),
+        ("{mode: host-model, features: [{name: vmx, policy: please}]}", "a feature is malformed"),
+    ],
+)
+def test_a_cpu_setting_that_libvirt_cannot_be_given_is_refused(text: str, why: str) -> None:
+    assert why in refusal(VirtletLibvirtCPUSetting=text)
+
+
+@pytest.mark.parametrize(
     ("key", "text"),
     [
         ("VirtletCloudInitUserDataSource", "vault/data"),
         ("VirtletCloudInitUserDataSource", "secret/a/b"),
         ("VirtletCloudInitUserDataSourceEncoding", "hex"),
         ("VirtletSSHKeySource", "secret/"),
-        ("VirtletLibvirtCPUSetting", "- a"),
     ],
 )
 def test_malformed_text_of_such_a_feature_is_said_to_be_malformed(key: str, text: str) -> None:

@@ -27,7 +27,7 @@ from virtshim.domain.devices.granted import (
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, CpuModel, Disk, DiskBus, VmSize, VmSpec
+from virtshim.domain.vm import Backing, CpuDetails, CpuModel, Disk, DiskBus, VmSize, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -111,6 +111,14 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
     "limits_cgroup_v2_host_model": (
         dataclasses.replace(PLAIN, size=sized(vcpus=4), limits=HIGH, cpu_model=CpuModel.HOST_MODEL),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
+    ),
+    "named_cpu": (
+        dataclasses.replace(
+            PLAIN,
+            cpu_model=CpuModel.CUSTOM,
+            cpu_details=CpuDetails("Nehalem", features=(("vmx", "require"), ("aes", "disable"))),
+        ),
+        NODE,
     ),
     "three_disks": (
         dataclasses.replace(

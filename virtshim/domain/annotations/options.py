@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from virtshim.domain.vm import CpuModel, DiskBus
+from virtshim.domain.vm import CpuDetails, CpuModel, DiskBus
 
 # Of a VM, what it starts with and what is plugged in later: 60 commands at once, 40 with input.
 MAX_EXEC_PORTS = 120
@@ -24,6 +24,7 @@ class VmOptions:
     # 0: the node's choice.
     max_memory_bytes: int = 0
     cpu_model: CpuModel = CpuModel.DEFAULT
+    cpu_details: CpuDetails = CpuDetails()
 
     # --- disks
 

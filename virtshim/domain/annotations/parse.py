@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from virtshim.domain.annotations.cpu_setting import parse_cpu_setting
 from virtshim.domain.annotations.options import MAX_EXEC_PORTS, VmOptions
 from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest
@@ -180,6 +181,14 @@ def _cpu_model(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, cpu_model=CpuModel(text))
 
 
+def _cpu_setting(options: VmOptions, text: str) -> VmOptions:
+    """It is read after VirtletCPUModel, and beats it."""
+    if not text:
+        return options
+    model, details = parse_cpu_setting(text)
+    return dataclasses.replace(options, cpu_model=model, cpu_details=details)
+
+
 def _root_size(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, root_volume_bytes=parse_bytes(text, _MAX_ROOT_BYTES))
 
@@ -292,6 +301,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,
     "VirtletCPUModel": _cpu_model,
+    "VirtletLibvirtCPUSetting": _cpu_setting,
     "VirtletRootVolumeSize": _root_size,
     "virtshim.io/root-disk": _root_disk,
     "VirtletSystemUUID": _system_uuid,
@@ -316,9 +326,6 @@ _READERS: Final[Mapping[str, _Reader]] = {
     ),
     "VirtletFilesFromDataSource": _refused(
         _source, "files from a Secret or ConfigMap", "remove it, or use write_files in VirtletCloudInitUserData"
-    ),
-    "VirtletLibvirtCPUSetting": _refused(
-        parse_mapping, "libvirt's own CPU settings", "remove it, or write host-model into VirtletCPUModel"
     ),
     "VirtletChown9pfsMounts": _refused(_flag, "changing the owner of shared directories", "remove it or write false"),
 }

@@ -8,7 +8,8 @@ from lxml import etree
 
 from virtshim.domain.cgroup import CgroupLimits, libvirt_partition
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import CpuModel
+from virtshim.domain.vm import CpuDetails, CpuModel
+from virtshim.hypervisor.xmltext import printable
 
 # More need an IOMMU with interrupt remapping on q35.
 MAX_VCPUS = 255
@@ -58,7 +59,7 @@ def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Elemen
     return element
 
 
-def model(wanted: CpuModel, domain_type: DomainType, count: int) -> etree._Element:
+def model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, count: int) -> etree._Element:
     """One socket with all cores: guests that limit sockets see them all. By default a guest gets all the node
     has: the host's own CPU under KVM, everything that QEMU can translate without it (distributions refuse to
     run on QEMU's plain qemu64)."""
@@ -68,11 +69,19 @@ def model(wanted: CpuModel, domain_type: DomainType, count: int) -> etree._Eleme
         )
     if wanted is CpuModel.HOST_MODEL:
         element = etree.Element("cpu", mode="host-model", check="partial")
+    elif wanted is CpuModel.CUSTOM:
+        element = etree.Element("cpu", mode="custom", match="exact", check="partial")
+        named = etree.SubElement(element, "model", fallback="allow" if details.fallback else "forbid")
+        named.text = printable(details.name, "CPU model")
+    elif wanted is CpuModel.MAXIMUM:
+        element = etree.Element("cpu", mode="maximum", check="none")
     elif domain_type is DomainType.KVM or wanted is CpuModel.HOST_PASSTHROUGH:
         element = etree.Element("cpu", mode="host-passthrough", check="none", migratable="on")
     else:
         element = etree.Element("cpu", mode="maximum", check="none")
     etree.SubElement(element, "topology", sockets="1", dies="1", cores=str(count), threads="1")
+    for name, policy in details.features:
+        etree.SubElement(element, "feature", policy=policy, name=printable(name, "CPU feature"))
     return element
 
 

@@ -51,6 +51,7 @@ class Domain:
             limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
             cgroup_parent=container.spec.cgroup_parent,
             cpu_model=options.cpu_model,
+            cpu_details=options.cpu_details,
             smbios_uuid=options.system_uuid is not None,
             title=f"{sandbox.key.namespace}/{sandbox.key.name}/{container.name.name}",
             fetch_key=network.fetch_key if network else "",
