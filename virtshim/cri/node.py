@@ -39,7 +39,7 @@ class NodeCalls(ServicerPart):
         response = pb.StatusResponse(
             status=pb.RuntimeStatus(conditions=conditions),
             runtime_handlers=handlers,
-            features=pb.RuntimeFeatures(),
+            features=pb.RuntimeFeatures(supplemental_groups_policy=True),
         )
         if request.verbose:
             response.info["config"] = json.dumps(self._services.node.facts())

@@ -12,6 +12,7 @@ from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Res
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest, Unimplemented
 from virtshim.domain.file_path import check_path
+from virtshim.domain.guest.capabilities import capability
 from virtshim.domain.image import Credentials
 from virtshim.domain.network import Dns
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, PodKey, PortMapping, SandboxConfig
@@ -216,7 +217,32 @@ def _run_as(context: pb.LinuxContainerSecurityContext, faults: _Faults) -> RunAs
     for number in (context.run_as_user.value, group or 0, *context.supplemental_groups):
         faults.require(0 <= number < 1 << 32, f"{where}: {number} is not a valid user or group ID")
     merged = context.supplemental_groups_policy == pb.Merge
-    return RunAs(user, group, tuple(context.supplemental_groups), own_groups=merged)
+    dropped, added = (
+        _capabilities(names, f"{where}.capabilities.{field}", faults)
+        for field, names in (
+            ("drop_capabilities", context.capabilities.drop_capabilities),
+            ("add_capabilities", context.capabilities.add_capabilities),
+        )
+    )
+    return RunAs(
+        user,
+        group,
+        tuple(context.supplemental_groups),
+        own_groups=merged,
+        dropped=() if context.privileged else dropped,
+        added=() if context.privileged else added,
+        no_new_privs=context.no_new_privs,
+    )
+
+
+def _capabilities(names: Iterable[str], where: str, faults: _Faults) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in names:
+        try:
+            found.append(capability(name))
+        except InvalidRequest as wrong:
+            faults.add(f"{where}: {wrong}")
+    return tuple(dict.fromkeys(found))
 
 
 def _mount(mount: pb.Mount, faults: _Faults) -> Mount:

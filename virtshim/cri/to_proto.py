@@ -8,6 +8,7 @@ from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
+from virtshim.domain.guest.command import known_ids
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.image_name import config_of
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
@@ -120,8 +121,17 @@ def container_status(container: Container) -> pb.ContainerStatus:
         log_path=container.spec.log_file,
         resources=pb.ContainerResources(linux=_resources(container.resources)),
         image_id=container.image.value,
+        user=_user(container),
         stop_signal=cast("pb.Signal.ValueType", container.config.stop_signal),
     )
+
+
+def _user(container: Container) -> pb.ContainerUser | None:
+    ids = known_ids(container)
+    if ids is None:
+        return None
+    uid, gid, groups = ids
+    return pb.ContainerUser(linux=pb.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups))
 
 
 def _resources(resources: Resources) -> pb.LinuxContainerResources:

@@ -95,6 +95,10 @@ class RunAs:
     supplementary: tuple[int, ...] = ()
     # Whether the groups that the guest's /etc/group gives the user come beside the `supplementary` ones.
     own_groups: bool = True
+    # Capabilities, in lower case and without "cap_", or "all": what commands must not have, and what is left of "all".
+    dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    no_new_privs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.guestagent import agent_files, entrypoint_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused
 from virtshim.guestagent.command_output import failure
+from virtshim.guestagent.exec_scripts import limits
 from virtshim.guestagent.guest_exec import GuestVm, environment
 from virtshim.guestagent.wait import CancellableDeadline
 
@@ -52,7 +53,7 @@ class Entrypoint:
             "1" if user.own_groups else "",
             command.termination_path,
         ]
-        words += ["1" if command.stdin or command.tty else "", _SIZE if command.tty else ""]
+        words += ["1" if command.stdin or command.tty else "", _SIZE if command.tty else "", limits(user)]
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         request = {
             "path": "/bin/sh",

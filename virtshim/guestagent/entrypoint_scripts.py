@@ -27,11 +27,14 @@ DIRECTORY: Final = "/run/virtshim-command"
 
 # Arguments: directory, working directory, user, group, supplementary groups (commas), whether the user's own groups are added
 # (1), the file for its termination message ("" for none), whether it has an input (1), the size of its terminal ("ROWS COLUMNS",
-# "" for none), then the command. It leaves the agent's cgroup, for a restart of the agent's service kills all that is in there.
+# "" for none), limits, then the command. It leaves the agent's cgroup, for a restart of the agent's service kills all that is in
+# there.
 START: Final = (
     r"""
 base=$1 dir=$2 user=$3 group=$4 groups=$5 own=$6 report=$7 feed=$8 size=$9
 shift 9
+limits=$1
+shift
 (umask 077 && mkdir "$base") 2>/dev/null || exit 82
 echo $$ >"$base/pid"
 conclude() {

@@ -2,7 +2,7 @@
 
 They need what every Linux image with the agent has: sh, cat, grep, printf, setsid (util-linux or busybox), /proc and
 /sys/class/virtio-ports. A terminal needs util-linux's `script`, or python3. Another user needs util-linux's `setpriv`,
-coreutils' `chroot`, or busybox's `start-stop-daemon`.
+coreutils' `chroot`, python3, or, with limits, busybox's `start-stop-daemon` or `setuidgid`, or `su`.
 
 RUN relays the command's streams between pipes and virtio-serial ports. The command never holds a port itself: a
 daemon that it leaves behind would keep the port, and a port can be open once. Records, `\\1TOKEN WORD [VALUE];`, are written
@@ -22,47 +22,78 @@ from __future__ import annotations
 
 from typing import Final
 
-# Turns the command, "$@", into one that runs as `user`, `group`, `groups`, `own` say. Needs a function `fail`.
+from virtshim.domain.container import RunAs
+
+# Turns the command, "$@", into one that runs as `user`, `group`, `groups`, `own` say, and within `limits` (the function's words)
+# where the guest has setpriv. Needs a function `fail`. The tools from the one that can do everything down: busybox's know only
+# users of /etc/passwd, and give them the groups that they have there, or none.
 AS_USER: Final = r"""become() {
-  name= home=
+  name= home= primary= mine= extra=$groups
   while IFS=: read -r n _ id gid _ h _; do
     [ "$n" = "$user" ] || [ "$id" = "$user" ] || continue
-    name=$n user=$id group=${group:-$gid} home=$h
+    name=$n user=$id primary=$gid home=$h
     break
   done </etc/passwd
   case $user in *[!0-9]*) fail "user $user" ;; esac
-  group=${group:-0}
+  group=${group:-${primary:-0}}
   [ -n "${HOME-}" ] || export HOME="${home:-/}"
-  if [ "$own" = 1 ] && [ -n "$name" ]; then
-    while IFS=: read -r _ _ id members; do
-      case ,$members, in *",$name,"*) groups=$groups${groups:+,}$id ;; esac
-    done </etc/group
-  fi
+  [ -z "$name" ] || while IFS=: read -r _ _ id members; do
+    case ,$members, in *",$name,"*) mine=$mine${mine:+,}$id ;; esac
+  done </etc/group
+  [ "$own" != 1 ] || groups=$extra${extra:+${mine:+,}}$mine
 }
+has() { command -v "$1" >/dev/null; }
+setpriv=
+if [ -n "$user$groups$limits" ]; then
+  case $(setpriv --help 2>&1) in *--reuid*) setpriv=1 ;; *) limits= ;; esac
+fi
 if [ -z "$user" ] && [ -n "$groups" ]; then
   # Root gets them where a tool can give them, and needs none to get at files.
-  case $(setpriv --help 2>&1; chroot --help 2>&1) in *--reuid* | *--userspec*) user=0 ;; esac
+  case $setpriv$(chroot --help 2>&1) in 1* | *--userspec*) user=0 ;; esac
 fi
 if [ -n "$user" ]; then
   become
-  case $(setpriv --help 2>&1) in
-    *--reuid*)
-      if [ -n "$groups" ]; then set -- --groups="$groups" "$@"; else set -- --clear-groups "$@"; fi
-      set -- setpriv --reuid="$user" --regid="$group" "$@"
-      ;;
-    *)
-      case $(chroot --help 2>&1) in
-        *--userspec*) set -- chroot --skip-chdir --userspec="$user:$group" --groups="$groups" / "$@" ;;
-        *)
-          [ -z "$groups" ] && [ -n "$name" ] || fail "tool setpriv"
-          command -v start-stop-daemon >/dev/null || fail "tool setpriv"
-          program=$(command -v "$1" || echo "$1")
-          shift
-          set -- start-stop-daemon -S -q -p /nonexistent/pid -c "$user:$group" -x "$program" -- "$@"
-          ;;
-      esac
-      ;;
-  esac
+  if [ -n "$setpriv" ]; then
+    if [ -n "$groups" ]; then set -- --groups="$groups" "$@"; else set -- --clear-groups "$@"; fi
+    set -- setpriv --reuid="$user" --regid="$group" $limits "$@"
+  else
+    case $(chroot --help 2>&1) in
+      *--userspec*) set -- chroot --skip-chdir --userspec="$user:$group" --groups="$groups" / "$@" ;;
+      *)
+        if has python3; then
+          set -- python3 -IS -c 'import os, sys
+user, group, groups = sys.argv[1:4]
+os.setgroups([int(one) for one in groups.split(",") if one])
+os.setgid(int(group))
+os.setuid(int(user))
+try:
+    os.execvp(sys.argv[4], sys.argv[4:])
+except OSError as exc:
+    sys.stderr.write(f"{sys.argv[4]}: {exc.strerror}\n")
+    sys.exit(127 if isinstance(exc, FileNotFoundError) else 126)' "$user" "$group" "$groups" "$@"
+        elif [ -z "$name" ] || [ -n "$extra" ]; then
+          fail "tool setpriv"
+        elif [ "$own" = 1 ] || [ -z "$mine" ]; then
+          case $(start-stop-daemon --help 2>&1) in
+            *BusyBox*)
+              program=$(command -v "$1" || echo "$1")
+              shift
+              set -- start-stop-daemon -S -q -p /nonexistent/pid -c "$user:$group" -x "$program" -- "$@"
+              ;;
+            *)
+              [ "$group" = "$primary" ] && has su || fail "tool setpriv"
+              set -- su -m -s /bin/sh -c 'exec "$@"' -- "$name" sh "$@"
+              ;;
+          esac
+        else
+          [ "$group" = "$primary" ] && has setuidgid || fail "tool setpriv"
+          set -- setuidgid "$name" "$@"
+        fi
+        ;;
+    esac
+  fi
+elif [ -n "$limits" ]; then
+  set -- setpriv $limits "$@"
 fi
 """
 
@@ -85,13 +116,13 @@ QUOTED: Final = r"""  quoted=
 
 # Arguments: token, ports for stdout, stderr ("" with a terminal) and stdin ("" for none),
 # working directory, user, group, supplementary groups (commas), whether the user's own groups are added (1),
-# terminal size ("ROWS COLUMNS", "" for no terminal), then the command.
+# terminal size ("ROWS COLUMNS", "" for no terminal), limits, then the command.
 _RUN: Final = (
     r"""
 token=$1 out=$2 err=$3 in=$4 dir=$5 user=$6 group=$7 groups=$8 own=$9
 shift 9
-size=$1
-shift
+size=$1 limits=$2
+shift 2
 port() {
   dev=/dev/virtio-ports/$1
   [ ! -c "$dev" ] || return 0
@@ -229,6 +260,19 @@ RESIZE: Final = 'stty rows "$2" cols "$3" <"$1"'
 
 # The same for the console, which is nobody's terminal: opening it must wait for no carrier.
 RESIZE_CONSOLE: Final = 'stty -F "$1" rows "$2" cols "$3"'
+
+
+def limits(user: RunAs) -> str:
+    """setpriv's words for what the command must not be able to gain. Guests' root has every capability, so adding one means
+    that it is not taken away."""
+    words = ["--no-new-privs"] if user.no_new_privs else []
+    single = [name for name in user.dropped if name != "all"]
+    taken = [f"-{name}" for name in single]
+    if "all" in user.dropped:
+        taken = ["-all", *(f"+{name}" for name in user.added if name not in ("all", *single))]
+    if taken:
+        words += [f"--bounding-set={','.join(taken)}", f"--inh-caps={','.join(taken)}"]
+    return " ".join(words)
 
 
 def tag(token: str = "") -> str:

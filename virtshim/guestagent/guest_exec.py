@@ -200,7 +200,7 @@ class GuestVm:
         group = "" if user.group is None else str(user.group)
         groups = ",".join(str(one) for one in user.supplementary)
         settings = (running.token, out, err, names[0] if names else "", command.working_dir)
-        become = (user.user, group, groups, "1" if user.own_groups else "", size)
+        become = (user.user, group, groups, "1" if user.own_groups else "", size, exec_scripts.limits(user))
         envs, odd = environment(command.envs)
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         script = exec_scripts.run_script(running.token)

@@ -12,6 +12,7 @@ from fakes.readings import process_usage
 from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.container import RunAs
 from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
@@ -276,7 +277,9 @@ def test_all_faults_of_a_config_are_told_at_once(client: Client) -> None:
         )
 
 
-def test_the_security_settings_of_an_ordinary_pod_are_accepted(client: Client) -> None:
+def test_the_security_settings_of_a_pod_of_the_restricted_policy_reach_its_commands(
+    client: Client, world: World
+) -> None:
     context = pb.LinuxContainerSecurityContext(
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
         run_as_user=pb.Int64Value(value=1000),
@@ -287,7 +290,41 @@ def test_the_security_settings_of_an_ordinary_pod_are_accepted(client: Client) -
         masked_paths=["/proc/kcore"],
         seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.RuntimeDefault),
     )
-    client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
+    made = client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
+    client.start(made)
+    client.ExecSync(pb.ExecSyncRequest(container_id=made, cmd=["true"]))
+    (command,) = world.outside.guests.commands
+    assert command.user == RunAs("1000", 1000, dropped=("all",), no_new_privs=True)
+
+
+@pytest.mark.parametrize(
+    ("context", "ids"),
+    [
+        ({}, (0, 0, ())),
+        ({"run_as_user": pb.Int64Value(value=0), "supplemental_groups": [8, 9]}, (0, 0, (8, 9))),
+        (
+            {"run_as_user": pb.Int64Value(value=7), "run_as_group": pb.Int64Value(value=3), "supplemental_groups": [8]},
+            (7, 3, (8,)),
+        ),
+        ({"run_as_user": pb.Int64Value(value=7)}, None),  # its group is in the guest's /etc/passwd
+        ({"run_as_username": "app"}, None),
+    ],
+)
+def test_the_status_tells_who_commands_run_as_where_that_is_known(
+    client: Client, context: dict[str, Any], ids: tuple[int, int, tuple[int, ...]] | None
+) -> None:
+    linux = pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(**context))
+    status = client.status(client.create(client.run(), linux=linux))
+    user = status.user.linux
+    told = (user.uid, user.gid, tuple(user.supplemental_groups)) if status.HasField("user") else None
+    assert told == ids
+
+
+def test_a_capability_that_there_is_not_is_refused(client: Client) -> None:
+    drop = pb.Capability(drop_capabilities=["CAP_NET_RAW", "net_admin", "FLY"], add_capabilities=["SWIM"])
+    linux = pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(capabilities=drop))
+    with refused(Code.INVALID_ARGUMENT, "drop_capabilities: 'FLY' is no capability.*add_capabilities: 'SWIM'"):
+        client.create(client.run(), linux=linux)
 
 
 def test_a_second_running_container_in_a_pod_is_refused_and_told_why(client: Client) -> None:

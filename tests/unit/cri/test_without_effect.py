@@ -48,7 +48,7 @@ def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: 
     assert validation.container_faults(ORDINARY) == []
     assert validation.unimplemented(ORDINARY) == ""
     taken = without_effect.of_container(ORDINARY)
-    assert {"seccomp", "apparmor", "capabilities", "kubelet_mounts", "no_new_privs"} <= set(taken)
+    assert {"seccomp", "apparmor", "capabilities", "kubelet_mounts", "readonly_rootfs"} <= set(taken)
     logged = without_effect.LogOnce()
     logged.log(taken)
     logged.log(taken)

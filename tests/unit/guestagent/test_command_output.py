@@ -49,7 +49,7 @@ def test_an_exit_code_that_is_none_is_an_error(code):
         ("directory /no/such", InvalidRequest, "/no/such"),
         ("user bob", InvalidRequest, "bob"),
         ("tool script", WrongState, "util-linux"),
-        ("tool setpriv", WrongState, "another user"),
+        ("tool setpriv", WrongState, r"util-linux \(Alpine: setpriv\), coreutils or python3"),
         ("gibberish", InternalError, "gave no reason"),
     ],
 )

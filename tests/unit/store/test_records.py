@@ -19,6 +19,7 @@ from virtshim.domain.container import (
     ContainerSpec,
     ContainerStatus,
     Resources,
+    RunAs,
 )
 from virtshim.domain.errors import AlreadyExists, InternalError, NotFound, ResourceExhausted, ShimError
 from virtshim.domain.ids import ContainerId, SandboxId
@@ -394,13 +395,15 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("stop_asked")  # came later: read as not asked
+    for limit in ("dropped", "added", "no_new_privs"):
+        assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     assert records.from_text(before) == (
         dataclasses.replace(SANDBOX, network=network, disk_bus=DiskBus.SCSI, sole_container=""),
         changed(
             CONTAINER,
-            config=dataclasses.replace(CONTAINER.config, envs=()),
+            config=dataclasses.replace(CONTAINER.config, envs=(), user=RunAs("app", 7, (8, 9), own_groups=False)),
             uid=0,
             image_config=ImageConfig(),
             beside_pod=False,
