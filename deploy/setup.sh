@@ -37,7 +37,7 @@ done
 [ "${#missing[@]}" = 0 ] || install_packages "${missing[@]}"
 # The passthrough tests' machine has its files by it. QEMU came with it up to 7.2; since then it is a package of its own.
 [ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || install_packages virtiofsd
-# What the benchmark starts pods beside, in a directory of its own. Docker's packages have them too, and exclude the distribution's.
+# What tests and benchmark start pods beside, in a directory of its own. Docker's packages have them too, and exclude the distribution's.
 if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then install_packages containerd runc; fi
 
 # Who reads images, as on a node that is installed.

@@ -68,13 +68,9 @@ class Containerd:
         os.makedirs(self._directory, mode=0o711)
         config = Path(f"{self._directory}/config.toml")
         config.write_text(_CONFIG.format(directory=self._directory, socket=self._socket, cni=self._cni, image=IMAGE))
-        with open(f"{self._directory}/log", "wb") as log:
-            self._process = subprocess.Popen(
-                ["containerd", "--config", str(config)], stdout=log, stderr=log, start_new_session=True
-            )
         try:
+            self.start()
             with PodClient(self._socket) as cri:
-                wait_until(lambda: self._answers(cri), 60, f"containerd serves; see {self._directory}/log")
                 archive = f"{self._directory}/image.tar"
                 Path(archive).write_bytes(_oci_archive())
                 subprocess.run(
@@ -92,6 +88,23 @@ class Containerd:
     def socket(self) -> str:
         return self._socket
 
+    def start(self) -> None:
+        """Also after a `kill`; returns when it serves."""
+        with open(f"{self._directory}/log", "ab") as log:
+            self._process = subprocess.Popen(
+                ["containerd", "--config", f"{self._directory}/config.toml"],
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        with PodClient(self._socket) as cri:
+            wait_until(lambda: self._answers(cri), 60, f"containerd serves; see {self._directory}/log")
+
+    def signal(self, number: int) -> None:
+        """After SIGKILL its containers run on."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait(30)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
     ) -> None:
@@ -101,7 +114,7 @@ class Containerd:
         try:
             if process.poll() is None:
                 with contextlib.suppress(Exception), PodClient(self._socket, timeout=20) as cri:
-                    for pod in cri.pods():  # a round failed
+                    for pod in cri.pods():  # of a round or test that failed
                         cri.stop_pod(pod.id)
                         cri.remove_pod(pod.id)
         finally:
