@@ -176,7 +176,9 @@ class Vm(_Section):
         description="a container's command and args: run in the guest by its agent, or ignored. A pod may override it",
     )
     agent_timeout: float = Field(
-        300.0, gt=0, description="seconds after its start for the agent of a guest that is to run a command to answer"
+        300.0,
+        gt=0,
+        description="seconds after its start for the agent of a guest that is to run a command, or a postStart hook, to answer",
     )
 
 

@@ -25,6 +25,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 Code = grpc.StatusCode
 
 
+# As kubelet writes a container's preStop hook into its annotations.
+PRE_STOP = {"io.kubernetes.container.preStopHandler": json.dumps({"exec": {"command": ["echo", "drained"]}})}
+
+
 @dataclass
 class Vm:
     cri: PodClient
@@ -51,6 +55,7 @@ def vm(node: Node, image_url: str) -> Iterator[Vm]:
         pod = cri.run_pod(config)
         wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"), memory=384 << 20)  # a port takes half a MiB
         wanted.working_dir = "/srv"
+        wanted.annotations.update(PRE_STOP)
         wanted.envs.add(key="GREETING", value=b"hello there")
         wanted.envs.add(key="odd.name", value=b"too")
         made = cri.create(pod, wanted, config)
@@ -74,6 +79,10 @@ class refused:  # noqa: N801  reads as a sentence
         assert error.code() is self._code, error.details()
         assert self._says in error.details()
         return True
+
+
+def test_a_pre_stop_hook_runs_where_an_agent_listens(vm: Vm):
+    assert vm.run("echo", "drained").stdout == b"drained\n"
 
 
 def test_exit_codes_and_both_streams_are_exact(vm: Vm):
@@ -235,12 +244,18 @@ def test_a_guest_without_an_agent_is_told_how_to_get_one(cri: PodClient, node: N
     vm = booted(cri, node, f"{image_url}/null.qcow2", lambda config: None)
     with refused(Code.DEADLINE_EXCEEDED, "install the package qemu-guest-agent"):
         vm.run("true", timeout=2)
+    began = time.monotonic()
+    with refused(Code.FAILED_PRECONDITION, "nothing in the guest listens"):
+        vm.run("echo", "drained")
+    assert time.monotonic() - began < 60, "a preStop hook does not eat the grace period, nor wait for a boot"
 
 
 def booted(cri: PodClient, node: Node, image: str, ready: Callable[[Vm], object] = Vm.comes_up) -> Vm:
     config = pod_config("exec-two", f"{node.directory}/logs/exec-two")
     pod = cri.run_pod(config)
-    made = cri.create(pod, container_config(cri.pull(image)), config)
+    wanted = container_config(cri.pull(image))
+    wanted.annotations.update(PRE_STOP)
+    made = cri.create(pod, wanted, config)
     cri.start(made)
     vm = Vm(cri, made)
     ready(vm)

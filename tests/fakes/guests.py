@@ -35,6 +35,7 @@ class FakeGuests:
         self.begun: dict[ContainerId, list[GuestCommand]] = {}
         self.still_there = True
         self.signals: list[int] = []
+        self.waits: list[float] = []
         self.signal_error: ShimError | None = None
         self.gone = False
         self.users = {"root"}
@@ -88,9 +89,15 @@ class FakeGuests:
         return self.still_there
 
     def run(
-        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+        self,
+        container: ContainerId,
+        command: GuestCommand,
+        timeout: float,
+        cancelled: threading.Event,
+        agent_within: float = 60.0,
     ) -> CommandResult:
         self._reach()
+        self.waits.append(agent_within)
         self.commands.append(command)
         if cancelled.is_set():
             raise Aborted("the command was given up")

@@ -27,6 +27,7 @@ from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import Layout
 from virtshim.guestagent.agents import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import qemu_process
@@ -43,7 +44,7 @@ from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.stats.vm_statistics import VmStatistics
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.kubelet.pod_resources import PodResourcesClient
-from virtshim.lifecycle.exec_ports import PlugExecPort
+from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
@@ -120,6 +121,10 @@ class RealParts:
         self.networks.await_answer(self.adapters.clock, _START_LIMIT)
 
 
+def _guests(layout: Layout, records: SqliteRecords, ports: LibvirtPorts) -> AgentClients:
+    return AgentClients(layout, PlugExecPort(records, ports, layout).plug, AgentPort(records, ports).is_open)
+
+
 def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     """All is closed with `stack`; VMs and pod networks stay."""
     layout = settings.layout()
@@ -138,9 +143,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     connection.start()
     consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
     entrypoint_logs = stack.enter_context(contextlib.closing(EntrypointLogFiles(layout, clock)))
-    guests = stack.enter_context(
-        contextlib.closing(AgentClients(layout, PlugExecPort(records, LibvirtPorts(connection, profile), layout).plug))
-    )
+    guests = stack.enter_context(contextlib.closing(_guests(layout, records, LibvirtPorts(connection, profile))))
     tapmanager = TapmanagerConnection(settings.tapmanager.socket)
     networks = PodNetworkClient(tapmanager)
     sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))

@@ -168,7 +168,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, commands),
+        exec_command=ExecCommand(a.records, a.guests, commands, a.clock, agent_timeout),
         reopen_container_log=ReopenContainerLog(logs),
         usage=_usage(a, devices, commands),
         streaming=a.streaming,

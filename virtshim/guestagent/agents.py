@@ -13,6 +13,7 @@ from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
+from virtshim.guestagent.channel import ABSENT
 from virtshim.guestagent.entrypoint import Entrypoint
 from virtshim.guestagent.entrypoint_input import EntrypointInput
 from virtshim.guestagent.exec_collector import Collector, OutputMemory
@@ -24,8 +25,10 @@ from virtshim.guestagent.vm_workers import VmWorkers
 from virtshim.guestagent.wait import CancellableDeadline
 from virtshim.ports.streaming import StreamSession
 
-# kubelet and critest run a command right after the start: the guest gets this long to boot.
+# kubectl and critest run a command right after the start: the guest gets this long to boot.
 _BOOT_SECONDS = 60.0
+# For an agent that has its port open, and may have something else to do.
+_BUSY_SECONDS = 10.0
 _FOR_EVER = 10 * 365 * 86400.0
 # Bytes of each stream, as other runtimes keep: an endless output must not end the node.
 OUTPUT_LIMIT = 16 << 20
@@ -35,10 +38,17 @@ _KILL_SECONDS = 5.0
 
 
 class AgentClients:
-    def __init__(self, layout: Layout, plug: Callable[[ContainerId, int], None]) -> None:
-        """`plug` brings one more serial port, by its number, into a running VM. Raises ShimError."""
+    def __init__(
+        self,
+        layout: Layout,
+        plug: Callable[[ContainerId, int], None],
+        listens: Callable[[ContainerId], bool] = lambda _container: True,
+    ) -> None:
+        """`plug` brings one more serial port, by its number, into a running VM. Raises ShimError. `listens`: whether the guest
+        has the agent's port open."""
         self._layout = layout
         self._plug = plug
+        self._listens = listens
         self._lock = threading.Lock()
         self._vms: dict[ContainerId, GuestVm] = {}
         self._workers = VmWorkers()
@@ -54,15 +64,22 @@ class AgentClients:
         self._workers.close()
 
     def run(
-        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+        self,
+        container: ContainerId,
+        command: GuestCommand,
+        timeout: float,
+        cancelled: threading.Event,
+        agent_within: float = _BOOT_SECONDS,
     ) -> CommandResult:
         vm = self._vm(container)
         whole = CancellableDeadline.of(timeout or _FOR_EVER, cancelled)
-        running = (
-            vm.start(command, CommandStreams(), whole)
-            if timeout
-            else _started(vm, command, CommandStreams(), CancellableDeadline.of(_BOOT_SECONDS, cancelled))
-        )
+        if timeout:
+            running = vm.start(command, CommandStreams(), whole)
+        elif agent_within or self._listens(container):
+            within = CancellableDeadline.of(max(agent_within, _BUSY_SECONDS), cancelled)
+            running = _started(vm, command, CommandStreams(), within)
+        else:
+            raise WrongState(f"nothing in the guest listens on the port of {ABSENT}")
         try:
             with Collector(vm, running, OUTPUT_LIMIT, self._output_memory) as collector:
                 result = collector.result(whole)

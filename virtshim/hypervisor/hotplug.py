@@ -27,7 +27,7 @@ from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices.hostdev import ON_PCI
-from virtshim.hypervisor.devices.serial import exec_port_element
+from virtshim.hypervisor.devices.serial import AGENT_ALIAS, exec_port_element
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.errors import message_of
 from virtshim.hypervisor.power import power_of
@@ -49,6 +49,13 @@ class LibvirtPorts:
             ownership.find(conn, domain, self._profile.node, container).attachDeviceFlags(
                 device, libvirt.VIR_DOMAIN_AFFECT_LIVE
             )
+
+    def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        """See the port. libvirt keeps the state of every port, whether or not it takes it for an agent's."""
+        with self._connection.using(f"read the agent's port of VM {domain}") as conn:
+            definition = ownership.find(conn, domain, self._profile.node, container).XMLDesc()
+        states = etree.fromstring(definition).xpath(f"devices/channel[alias/@name='{AGENT_ALIAS}']/target/@state")
+        return bool(states != ["disconnected"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from virtshim.domain.container import Container
 from virtshim.domain.errors import WrongState
 from virtshim.domain.guest.command import CommandResult, in_container
 from virtshim.domain.guest.dial import dial_command
+from virtshim.domain.guest.hooks import agent_may_take
 from virtshim.domain.guest.streaming import ExecRequest, Streams
 from virtshim.domain.ids import ContainerId
+from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import StreamSession
@@ -23,12 +25,17 @@ _FACTS_SECONDS = 1.0
 
 class ExecCommand:
     """Implements `virtshim.ports.streaming.Execs`. A call that waits for its command's end holds a thread of the
-    server, and commands may hang: there are fewer `places` than threads, and for one pod only some of them."""
+    server, and commands may hang: there are fewer `places` than threads, and for one pod only some of them. `agent_timeout`:
+    seconds from the container's start to the agent's first word."""
 
-    def __init__(self, records: Records, guests: GuestAgents, places: PodPlaces) -> None:
+    def __init__(
+        self, records: Records, guests: GuestAgents, places: PodPlaces, clock: Clock, agent_timeout: float
+    ) -> None:
         self._records = records
         self._guests = guests
         self._places = places
+        self._clock = clock
+        self._agent_timeout = agent_timeout
 
     def run(
         self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
@@ -38,7 +45,9 @@ class ExecCommand:
         _refuse_unless_running(container)
         command = in_container(container, argv)
         with self._places.held(pod_of(self._records, container)):
-            return self._guests.run(container.id, command, timeout, cancelled)
+            age = (self._clock.now_ns() - container.status.started_at) / 1e9
+            within = agent_may_take(container.config.annotations, argv, age, self._agent_timeout)
+            return self._guests.run(container.id, command, timeout, cancelled, within)
 
     async def start(self, request: ExecRequest) -> StreamSession:
         container = existing_container(self._records, request.container)

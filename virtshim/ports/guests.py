@@ -15,15 +15,21 @@ from virtshim.ports.streaming import StreamSession
 
 class GuestAgents(Protocol):
     """Running guests, asked from within by way of the QEMU guest agent. What a guest says may be false; it is limited in size
-    and time. Errors: WrongState (no agent has come up in a minute; the agent may not run commands), DeadlineExceeded,
+    and time. Errors: WrongState (no agent has come up; the agent may not run commands), DeadlineExceeded,
     Unavailable (the VM ended, the agent broke off), ResourceExhausted (all ports for commands are in use), InvalidRequest
     (no such directory or user in the guest), InternalError."""
 
     def run(
-        self, container: ContainerId, command: GuestCommand, timeout: float, cancelled: threading.Event
+        self,
+        container: ContainerId,
+        command: GuestCommand,
+        timeout: float,
+        cancelled: threading.Event,
+        agent_within: float = 60.0,
     ) -> CommandResult:
-        """Waits for the agent to come up, and for the command's end; `timeout` seconds in all, 0 for no limit. Then, or when
-        `cancelled` is set (Aborted), the command and its children are killed. At most 16 MiB of each stream are kept."""
+        """Waits for the agent to come up, and for the command's end; `timeout` seconds in all. With 0 the command may take as
+        long as it likes, and the agent `agent_within` seconds to come up; if those are 0, it must be there (WrongState). Then, or
+        when `cancelled` is set (Aborted), the command and its children are killed. At most 16 MiB of each stream are kept."""
 
     async def open(self, container: ContainerId, command: GuestCommand, streams: Streams) -> StreamSession:
         """As `run`, without a time limit; returns when the command is being started."""

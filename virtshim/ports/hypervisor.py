@@ -92,3 +92,6 @@ class VmPlugging(Protocol):
     def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
         """One more serial port for commands, as those of its VmSpec; it goes with the VM. WrongState if it is off; another
         error if it has room for no more. After an error a file may be at `socket`."""
+
+    def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        """Whether the guest has the agent's port open. Read from libvirt, which QEMU tells of each change."""

@@ -193,3 +193,43 @@ def test_verbose_status_has_what_the_guest_says_of_itself_marked_as_such(client:
     assert "liar" not in client.ContainerStatus(request).info["info"]
     client.stop(made)
     assert "guestInfo" not in client.ContainerStatus(request).info
+
+
+DRAIN = ("/bin/sh", "-c", "drain")
+
+
+def with_hooks(client: Client) -> str:
+    """As kubelet creates it: its annotation has the preStop handler as JSON."""
+    handler = json.dumps({"exec": {"command": DRAIN}})
+    made = client.create(client.run(), annotations={"io.kubernetes.container.preStopHandler": handler})
+    client.start(made)
+    return made
+
+
+def test_a_post_start_hook_waits_for_as_long_as_a_guest_may_take_to_boot(client: Client, world: World) -> None:
+    """kubelet sends hooks without a time limit, and a hook that fails kills the container."""
+    made = with_hooks(client)
+    run(client, made, "configure")
+    world.outside.clock.advance(100)
+    run(client, made, "configure")
+    assert world.outside.guests.waits == [pytest.approx(300, abs=1), pytest.approx(200, abs=1)]
+
+
+def test_a_pre_stop_hook_waits_for_no_agent_and_neither_does_a_command_after_the_boot(
+    client: Client, world: World
+) -> None:
+    made = with_hooks(client)
+    run(client, made, *DRAIN)
+    world.outside.clock.advance(301)
+    run(client, made, "true")
+    assert world.outside.guests.waits == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "handler", ["", "nonsense", "[]", "{}", '{"exec": null}', '{"exec": {"command": [1]}}', "[" * 9999]
+)
+def test_a_handler_that_is_none_is_nobodys(client: Client, world: World, handler: str) -> None:
+    made = client.create(client.run(), annotations={"io.kubernetes.container.preStopHandler": handler})
+    client.start(made)
+    run(client, made, "true")
+    assert world.outside.guests.waits == [pytest.approx(300, abs=1)]

@@ -111,6 +111,10 @@ def test_what_no_virtual_machine_can_be_is_refused_with_a_sentence(changes: dict
         assert refusals({**thing, "metadata": {}}, before=None) == [refusal]
 
 
+def test_the_pod_that_shows_hooks_and_probes_is_let_in() -> None:
+    assert refusals(yaml.safe_load((DEPLOY / "pod-with-hooks.yaml").read_text())) == []
+
+
 def test_every_rule_refuses_something() -> None:
     told = {refusal for changes, _ in REFUSED for refusal in refusals(pod(**changes))}
     assert told == {rule["message"] for rule in POLICY["spec"]["validations"]}

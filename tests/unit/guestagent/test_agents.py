@@ -300,3 +300,10 @@ def test_a_lie_about_the_process_is_an_error_and_frees_the_ports(make_guest, run
         run(shell("true"))
     guest.canned.clear()
     assert run(shell("echo fine")).stdout == b"fine\n"
+
+
+def test_a_hook_does_not_wait_for_an_agent_that_has_its_port_closed(layout) -> None:
+    clients = AgentClients(layout, lambda *_: None, lambda _container: False)
+    with pytest.raises(WrongState, match=r"nothing in the guest listens .* qemu-guest-agent"):
+        clients.run(CONTAINER, shell("true"), 0, threading.Event(), 0.0)
+    clients.close()

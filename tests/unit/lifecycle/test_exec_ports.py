@@ -7,10 +7,10 @@ import uuid
 import pytest
 from fakes.world import World
 
-from virtshim.domain.errors import NotFound
+from virtshim.domain.errors import NotFound, ShimError, Unavailable
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout
-from virtshim.lifecycle.exec_ports import PlugExecPort
+from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
 
 LAYOUT = Layout("/state", "/run/v")
 
@@ -18,9 +18,16 @@ LAYOUT = Layout("/state", "/run/v")
 class Plugs:
     def __init__(self) -> None:
         self.seen: list[tuple[uuid.UUID, ContainerId, int, str]] = []
+        self.listens = False
+        self.error: ShimError | None = None
 
     def plug_in(self, domain: uuid.UUID, container: ContainerId, number: int, socket: str) -> None:
         self.seen.append((domain, container, number, socket))
+
+    def agent_listens(self, domain: uuid.UUID, container: ContainerId) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.listens
 
 
 def test_a_port_goes_into_the_containers_own_vm_with_a_socket_beside_the_others(world: World):
@@ -36,3 +43,15 @@ def test_a_container_that_is_gone_gets_none(world: World):
     with pytest.raises(NotFound):
         PlugExecPort(world.records, plugs, LAYOUT).plug(ContainerId("a" * 64), 0)
     assert not plugs.seen
+
+
+def test_a_closed_port_of_the_agent_is_told_and_one_that_nobody_can_look_at_may_be_open(world: World):
+    _, container = world.running()
+    plugs = Plugs()
+    port = AgentPort(world.records, plugs)
+    assert not port.is_open(container)
+    plugs.listens = True
+    assert port.is_open(container)
+    plugs.error = Unavailable("libvirt is gone")
+    assert port.is_open(container)
+    assert port.is_open(ContainerId("a" * 64))
