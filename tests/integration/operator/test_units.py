@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from virtshim.images.confinement import OWN_USER
 
@@ -134,6 +136,34 @@ def test_virtshim_starts_after_tapmanager_and_libvirt_and_stops_with_neither(uni
     assert "tapmanager.service" in unit["Wants"].split()
     assert {"Requires", "BindsTo", "PartOf"} & set(unit) == set()
     assert "virtshim.service" in options(units / "tapmanager.service")["Unit"]["Before"].split()
+
+
+def test_at_a_shutdown_kubelet_ends_first_and_virtshim_before_the_vms_that_are_left(units: Path) -> None:
+    """systemd stops units in the reverse of their order."""
+    deploy = units.parent / "deploy"
+    assert "virtshim.service" in options(deploy / "kubelet/virtshim-systemd.conf")["Unit"]["After"].split()
+    assert "libvirt-guests.service" in options(units / "virtshim.service")["Unit"]["After"].split()
+    guests = dict(
+        line.split("=") for line in (deploy / "libvirt-guests.conf").read_text().splitlines() if line[0] != "#"
+    )
+    assert (guests["ON_SHUTDOWN"], guests["ON_BOOT"]) == ("shutdown", "ignore")
+    assert int(guests["PARALLEL_SHUTDOWN"]) > 0, "one after another"
+
+
+@pytest.mark.parametrize("name", ["90-virtshim.conf", "91-virtshim-proxy.conf"])
+def test_logind_waits_for_as_long_as_kubelet_stops_pods(said: System, units: Path, name: str) -> None:
+    deploy = units.parent / "deploy/kubelet"
+    kubelet = yaml.safe_load((deploy / name).read_text())
+    logind = options(deploy / "virtshim-logind.conf")["Login"]["InhibitDelayMaxSec"]
+    whole, critical = kubelet["shutdownGracePeriod"], kubelet["shutdownGracePeriodCriticalPods"]
+    assert seconds(said, critical) < seconds(said, whole) <= seconds(said, logind)
+
+
+def seconds(said: System, duration: str) -> float:
+    """As systemd reads it."""
+    found = re.search(r"μs: (\d+)", said(["systemd-analyze", "timespan", duration]))
+    assert found is not None
+    return int(found[1]) / 1e6
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make directories that belong to root")
