@@ -141,8 +141,14 @@ def confined(settings: Settings) -> Sequence[Finding]:
         confinement.core_scheduling(
             chosen, has_it=host_facts.core_scheduling(), has_siblings=host_facts.text(_SMT) == "1"
         ),
-        confinement.svirt(host_facts.security_modules(), embedded=is_embedded(settings.libvirt.uri)),
     ]
+
+
+def svirt(settings: Settings) -> Sequence[Finding]:
+    embedded, modules = is_embedded(settings.libvirt.uri), host_facts.security_modules()
+    said = _ask(settings, "labels") if modules and not embedded else None
+    labelled_by = said.text.split() if said is not None and not said.trouble else None
+    return [confinement.svirt(modules, labelled_by, embedded=embedded)]
 
 
 def state_dir(settings: Settings) -> Sequence[Finding]:
@@ -224,6 +230,7 @@ ALL: tuple[Check, ...] = (
     apparmor,
     vm_users,
     confined,
+    svirt,
     state_dir,
     run_dir,
     room,

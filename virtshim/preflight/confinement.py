@@ -102,8 +102,9 @@ def core_scheduling(chosen: Collection[str], *, has_it: bool, has_siblings: bool
     return ok(_CORES, "no two VMs on a core at the same time")
 
 
-def svirt(modules: Collection[str], *, embedded: bool) -> Finding:
-    """`modules`: those that are on, of AppArmor and SELinux."""
+def svirt(modules: Collection[str], labelled_by: Collection[str] | None, *, embedded: bool) -> Finding:
+    """`modules`: those that are on, of AppArmor and SELinux; `labelled_by`: which of them libvirt says it uses, None if it said
+    nothing."""
     if embedded:
         return ok(_SVIRT, "none with the embedded driver; users, Landlock and seccomp hold")
     if not modules:
@@ -111,6 +112,13 @@ def svirt(modules: Collection[str], *, embedded: bool) -> Finding:
             _SVIRT,
             "neither AppArmor nor SELinux is on: libvirt labels no VM",
             "turn one on, as the distribution has it; users, Landlock and seccomp hold without it",
+        )
+    used = {name.lower() for name in labelled_by} if labelled_by is not None else set()
+    if labelled_by is not None and not any(name.lower() in used for name in modules):
+        return warning(
+            _SVIRT,
+            f"{' and '.join(sorted(modules))} is on, but libvirt labels no VM for it",
+            'take security_driver = "none" out of libvirt\'s qemu.conf, or install libvirt with that driver; restart libvirt',
         )
     return ok(_SVIRT, f"libvirt labels VMs ({' and '.join(sorted(modules))})")
 

@@ -1,6 +1,6 @@
 """A program of its own, run by `host_facts.ask_libvirt`: asks libvirt one thing and prints the answer as JSON.
 
-    python -m virtshim.preflight.libvirt_child version|owner|emulator URI VMWRAPPER QEMU_USER QEMU_GROUP
+    python -m virtshim.preflight.libvirt_child version|owner|labels|emulator URI VMWRAPPER QEMU_USER QEMU_GROUP
 
 A process, because a libvirt that hangs can only be left by ending who called it, and because the embedded driver cannot be
 unloaded. A root that another process may have open is never opened: the embedded driver is tried below a directory of its
@@ -18,6 +18,7 @@ import libvirt
 
 from virtshim.domain.errors import ShimError
 from virtshim.hypervisor import cpu_query, embed
+from virtshim.hypervisor.devices import security_label
 from virtshim.logsetup import set_up_logging
 
 _BASELABEL = "host/secmodel[model='dac']/baselabel"
@@ -54,6 +55,8 @@ def _asked(conn: libvirt.virConnect, question: str, vmwrapper: str) -> str:
         return cpu_query.refusal(conn, vmwrapper, "qemu")
     if question == "owner":
         return _owner(conn.getCapabilities())
+    if question == "labels":
+        return " ".join(security_label.labelled_by(conn.getCapabilities()))
     number = conn.getLibVersion()
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 

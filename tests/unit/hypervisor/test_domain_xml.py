@@ -395,3 +395,11 @@ def test_host_passthrough_needs_kvm() -> None:
 def test_a_node_without_an_id_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="node id"):
         dataclasses.replace(NODE, node="")
+
+
+def test_no_definition_turns_the_labels_of_apparmor_or_selinux_off() -> None:
+    """A label without a model would be one of any, and `none` is none."""
+    files = sorted(GOLDEN.glob("*.xml"))
+    labels = [label for file in files for label in etree.parse(file).getroot().iter("seclabel")]
+    assert {label.get("model") for label in labels} == {"dac"}
+    assert "none" not in {label.get("type") for label in labels}

@@ -3,6 +3,7 @@
 import pytest
 
 from virtshim.config import Libvirt
+from virtshim.hypervisor.devices import security_label
 from virtshim.preflight import confinement
 from virtshim.preflight.confinement import UidRange
 from virtshim.preflight.finding import Level
@@ -68,6 +69,34 @@ def test_what_the_settings_leave_out_is_said() -> None:
 
 
 def test_a_node_without_labels_is_told_so_unless_libvirt_is_embedded() -> None:
-    assert confinement.svirt([], embedded=False).level is Level.WARNING
-    assert confinement.svirt(["AppArmor"], embedded=False).level is Level.OK
-    assert confinement.svirt([], embedded=True).level is Level.OK
+    assert confinement.svirt([], [], embedded=False).level is Level.WARNING
+    assert confinement.svirt([], None, embedded=True).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("modules", "labelled_by", "level"),
+    [
+        (["AppArmor"], ["apparmor"], Level.OK),
+        (["SELinux"], ["selinux"], Level.OK),
+        (["AppArmor"], None, Level.OK),
+        (["AppArmor"], [], Level.WARNING),
+        (["SELinux"], ["apparmor"], Level.WARNING),
+    ],
+)
+def test_a_libvirt_that_does_not_use_them_is_told(
+    modules: list[str], labelled_by: list[str] | None, level: Level
+) -> None:
+    assert confinement.svirt(modules, labelled_by, embedded=False).level is level
+
+
+CAPABILITIES = """<capabilities><host><uuid>x</uuid>{}<secmodel><model>dac</model><doi>0</doi>
+<baselabel type='kvm'>+64055:+64055</baselabel></secmodel></host><guest><secmodel><model>apparmor</model></secmodel></guest>
+</capabilities>"""
+
+
+@pytest.mark.parametrize(
+    ("models", "labelled_by"), [([], []), (["apparmor"], ["apparmor"]), (["selinux"], ["selinux"]), (["none"], [])]
+)
+def test_what_libvirt_labels_vms_for_is_in_its_capabilities(models: list[str], labelled_by: list[str]) -> None:
+    text = "".join(f"<secmodel><model>{model}</model><doi>0</doi></secmodel>" for model in models)
+    assert security_label.labelled_by(CAPABILITIES.format(text)) == labelled_by

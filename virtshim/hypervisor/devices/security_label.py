@@ -2,7 +2,7 @@
 
 A label of libvirt's DAC driver: QEMU runs as that user, and what libvirt gives the VM (its directories, device nodes, huge pages)
 is that user's while the VM runs. The user has no name, so its only group is the label's: the one that all QEMUs have, which
-/dev/kvm and tapmanager's socket belong to.
+/dev/kvm and tapmanager's socket belong to. No other driver is named: those label the VM by themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ def of_device(qemu: QemuIds) -> etree._Element:
     element = etree.Element("seclabel", model="dac", relabel="yes")
     etree.SubElement(element, "label").text = f"+{qemu.uid}:+{qemu.uid}"
     return element
+
+
+def labelled_by(capabilities: str) -> list[str]:
+    """What libvirt labels VMs for by itself (sVirt): of `apparmor` and `selinux` those in its capabilities. A definition that
+    says nothing of one gets a label of it."""
+    models = [element.text for element in etree.fromstring(capabilities.encode()).iterfind("host/secmodel/model")]
+    return [model for model in models if model in ("apparmor", "selinux")]
 
 
 def uid_in(definition: str) -> int:
