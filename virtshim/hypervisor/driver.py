@@ -233,8 +233,20 @@ class LibvirtHypervisor:
             for domain in self.owned():
                 if domain.state.is_on:
                     self._exits.follow(domain.uuid, domain.name)
+                    self._take_back(domain)
                     self._output.follow(domain.name, domain.uuid)
         self._events.events_were_lost()
+
+    def _take_back(self, domain: OwnedDomain) -> None:
+        """Again: a virtshim that was killed in the middle of a start has not."""
+        if not self._state_directory:
+            return
+        try:
+            with self._connection.using(f"take back the directories of VM {domain.name}") as conn:
+                number = conn.lookupByUUID(domain.uuid.bytes).ID()
+            take_back_vms(self._state_directory, number, domain.name)
+        except ShimError as exc:
+            log.warning("security.not_taken_back", name=domain.name, error=str(exc))
 
     def _on_lifecycle(
         self, _conn: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, *_: object

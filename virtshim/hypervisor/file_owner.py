@@ -134,10 +134,16 @@ def take_back_libvirts(state: str, running: str) -> None:
 
 
 def take_back_vms(state: str, number: int, name: str) -> None:
-    """Those of a VM that has just been started; they are named by libvirt's convention. Raises InternalError."""
+    """Those of a VM that runs; they are named by libvirt's convention. Raises InternalError, also if its monitor's socket is none
+    of libvirt's any more: QEMU may have put another VM's in its place, as long as it could."""
     short = f"domain-{number}-{name[:20]}"
     for directory in (f"{state}/{short}", f"{state}/channel/target/{short}"):
         _take_back(directory)
+    monitor = f"{state}/{short}/monitor.sock"
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(monitor)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+            raise InternalError(f"{monitor} is not the socket that libvirt has made: QEMU has replaced it")
 
 
 def _take_back(directory: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from contextlib import nullcontext
 from pathlib import Path
@@ -146,6 +147,26 @@ def test_libvirts_directories_are_qemus_to_pass_and_not_to_write(tmp_path: Path)
     assert [(one.st_uid, one.st_gid, stat.S_IMODE(one.st_mode)) for one in found] == [(0, NOBODY.gid, 0o750)] * 3
 
 
+@AS_ROOT
+@pytest.mark.parametrize("lure", ["link", "file", "socket"])
+def test_a_monitors_socket_that_is_not_libvirts_is_told(tmp_path: Path, lure: str) -> None:
+    own = tmp_path / "domain-7-vm"
+    own.mkdir()
+    monitor = own / "monitor.sock"
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "libvirts"))
+        os.link(tmp_path / "libvirts", monitor)
+        take_back_vms(str(tmp_path), 7, "vm")
+        if lure == "socket":
+            os.chown(monitor, OWN, -1)
+        else:
+            monitor.unlink()
+            monitor.symlink_to(tmp_path / "libvirts") if lure == "link" else monitor.touch()
+        with pytest.raises(InternalError, match="QEMU has replaced it"):
+            take_back_vms(str(tmp_path), 7, "vm")
+
+
+@AS_ROOT
 def test_of_a_vm_that_was_started_its_own_directories_are_taken_and_no_link_is_followed(tmp_path: Path) -> None:
     name = "virtshim-abcdefghijklmno"
     (tmp_path / "channel/target").mkdir(parents=True)
