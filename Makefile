@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-half-one test-half-two test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup lock guest vfio-machine up down lint clean
+.PHONY: demo test test-half-one test-half-two test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup lock guest debian-guest vfio-machine up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -10,7 +10,7 @@ demo: guest            ## a VM pod through the CRI socket, step by step
 # What needs a processor and nothing else of the machine.
 ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/proxy tests/contract/streaming tests/contract/ports
 
-test: vfio-machine     ## every test: two halves beside each other, each of two lanes, one after the other
+test: vfio-machine debian-guest  ## every test: two halves beside each other, each of two lanes, one after the other
 	@rm -rf build/failures
 	+@status=0; $(MAKE) -j 2 --output-sync=line test-half-one test-half-two || status=$$?; \
 	  cat build/failures/* 2>/dev/null; exit $$status
@@ -65,6 +65,9 @@ setup:                 ## system packages, machine preparation, .venv
 guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2
 	deploy/guest/build.sh build/guest.qcow2
 	deploy/guest/build-null.sh build/null.qcow2
+
+debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2
+	tests/e2e/debian/build.sh build/debian.qcow2
 
 vfio-machine: guest    ## what test-vfio boots: build/vfio
 	tests/vfio/machine/build.sh build/vfio

@@ -18,6 +18,8 @@ PACKAGES=(
   python3 python3-venv python3-dev libvirt-dev pkg-config gcc libc6-dev make
   # the demo guest
   busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils zstd kmod
+  # the Debian guest
+  mmdebstrap debian-archive-keyring fdisk e2fsprogs
   # real neighbours for tests and the demo
   docker-registry skopeo openssh-client curl iputils-ping systemd dbus genisoimage libfaketime
 )
