@@ -54,6 +54,15 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
         *_profiles(context.seccomp, context.seccomp_profile_path, context.apparmor, context.apparmor_profile),
         *_group_alone(context.HasField("run_as_group"), has_user),
         *(fault for mount in config.mounts for fault in _mount(mount)),
+        *(
+            f"config.{name} has a NUL character, which no program can be given; remove it"
+            for name, words in (
+                ("command", config.command),
+                ("args", config.args),
+                ("working_dir", (config.working_dir,)),
+            )
+            if any("\0" in word for word in words)
+        ),
     ]
 
 

@@ -36,9 +36,9 @@ class GuestCommand:
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
-            raise InvalidRequest("the command is empty")
+            raise InvalidRequest("the command is empty: name a program in cmd")
         if any("\0" in word for word in (*self.argv, self.working_dir, self.user.user)):
-            raise InvalidRequest("the command, its directory or its user contains a NUL character")
+            raise InvalidRequest("the command (cmd), its directory or its user contains a NUL character: remove it")
 
     def __repr__(self) -> str:  # arguments and variables may hold passwords
         return f"GuestCommand({self.argv[0][:80]!r}, {len(self.argv) - 1} arguments)"

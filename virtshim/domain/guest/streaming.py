@@ -43,7 +43,7 @@ class ExecRequest:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise InvalidRequest("the command is empty")
+            raise InvalidRequest("the command is empty: name a program in cmd")
 
     def __repr__(self) -> str:  # commands may hold passwords
         return f"ExecRequest(container={self.container.short!r}, streams={self.streams!r})"
