@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from guest import READY, boot, console_of_pod, ping
+from guest import BOOT, READY, boot, console_of_pod, ping
 from node import Node
 from podclient import container_config, log_lines, pod_config, wait_for_log, wait_until
 
@@ -84,19 +84,36 @@ def test_a_log_that_was_renamed_goes_on_in_a_new_file(cri, node, image_url):
     assert not os.path.exists(log), "kubelet renames it back"
 
 
-def test_cloud_init_sets_hostname_ssh_keys_user_data_and_static_address(cri, node, image_url):
+def test_cloud_init_sets_hostname_ssh_keys_user_data_variables_hosts_and_static_address(cri, node, image_url):
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGxvY2FsaG9zdGxvY2FsaG9zdGxvY2FsaG9zdDEy tester"
     annotations = {
         "VirtletSSHKeys": key,
         "VirtletCloudInitUserData": "write_files:\n- path: /tmp/hello\n  content: |\n    from user-data\n",
     }
-    pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "seeded", annotations=annotations)
+    config = pod_config("seeded", f"{node.directory}/logs/seeded", annotations=annotations)
+    hosts = Path(f"{node.directory}/kubelet/pods/{config.metadata.uid}/etc-hosts")
+    hosts.parent.mkdir(parents=True)
+    hosts.write_text("127.0.0.1\tlocalhost\n10.88.0.2\tseeded.db.ns.svc.cluster.local\tseeded\n10.1.2.3\tfoo.local\n")
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.mounts.add(container_path="/etc/hosts", host_path=str(hosts))
+    wanted.envs.add(key="GREETING", value=b"hello, guest")
+    pod = cri.run_pod(config)
+    container = cri.create(pod, wanted, config)
+    cri.start(container)
+    log = cri.status(container).log_path
+    wait_for_log(log, READY, BOOT)
     console = console_of_pod(cri, node, pod)
-    console.type("cat /tmp/hello /root/.ssh/authorized_keys; hostname; ip addr show | grep inet; echo '<'done'>'")
+    console.type(
+        "cat /tmp/hello /root/.ssh/authorized_keys /etc/cloud/environment /etc/hosts; hostname; "
+        "ip addr show | grep inet; echo '<'done'>'"
+    )
     wait_for_log(log, "<done>", 60)
     text = "\n".join(log_lines(log))
     assert "from user-data" in text
     assert key in text
+    assert "GREETING=hello, guest" in text
+    assert "foo.local" in text
+    assert "127.0.1.1" not in text
     assert cri.pod_ip(pod) in text
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.volumes.pod_mounts import Origin, origins
+from virtshim.domain.volumes.pod_mounts import SERVICE_ACCOUNT, Origin, origins
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,9 @@ def of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
         "capabilities": context.HasField("capabilities") or context.no_new_privs,
         "masked_paths": len(context.masked_paths) > 0 or len(context.readonly_paths) > 0,
         "readonly_rootfs": context.readonly_rootfs,
-        "kubelet_mounts": any(origin is Origin.KUBELETS for _, origin in mounts),
+        "kubelet_mounts": any(
+            origin is Origin.KUBELETS and mount.container_path == SERVICE_ACCOUNT for mount, origin in mounts
+        ),
     }
     return {kind: _WHY[kind] for kind, there in found.items() if there}
 
@@ -60,7 +62,7 @@ _WHY: Final[Mapping[str, str]] = {
     "capabilities": "commands cannot gain them where the guest has setpriv; what its init starts can. QEMU has none",
     "masked_paths": "the guest's /proc is its own",
     "readonly_rootfs": "the disk is writable, but it is this container's own copy-on-write disk: the image never changes",
-    "kubelet_mounts": "the service account token and /etc/hosts are not passed to the guest",
+    "kubelet_mounts": "the service account token is not passed to the guest",
 }
 
 

@@ -5,6 +5,7 @@ meta-data and network-config are JSON, which is also YAML: cloud-init reads both
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ _MAX_HOSTNAME: Final = 63
 _MOUNT_TOKEN: Final = "@virtlet-mount-script@"  # noqa: S105 (a placeholder in a text)
 _MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
 
+# Virtlet's place for the container's variables.
+_ENVIRONMENT: Final = "/etc/cloud/environment"
+_HOSTS: Final = "/etc/hosts"
+
 # In user-data: what /etc/resolv.conf is to be.
 _RESOLVER_KEYS: Final = ("manage_resolv_conf", "resolv_conf")
 
@@ -40,17 +45,19 @@ class SeedDocuments:
     network_config: str | None
 
 
-def seed_documents(request: SeedRequest) -> SeedDocuments:
-    """InvalidRequest if a document would be too large."""
+def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
+    """`hosts`: what /etc/hosts is to be, nothing for the guest's own. InvalidRequest if a document would be too large."""
     network = None if request.options.force_dhcp else network_config(request.interfaces, request.dns)
     documents = SeedDocuments(
         meta_data=_json(_meta_data(request)),
-        user_data=_user_data(request),
+        user_data=_user_data(request, hosts),
         network_config=None if network is None else _json(network),
     )
     for name, text in (("meta-data", documents.meta_data), ("user-data", documents.user_data)):
         if len(text.encode()) > _MAX_BYTES:
-            raise InvalidRequest(f"cloud-init {name} is larger than {_MAX_BYTES} bytes; shorten the annotations")
+            raise InvalidRequest(
+                f"cloud-init {name} is larger than {_MAX_BYTES} bytes; shorten the annotations, or env"
+            )
     return documents
 
 
@@ -75,20 +82,43 @@ def _hostname(request: SeedRequest) -> str:
     return (request.hostname or request.pod.name)[:_MAX_HOSTNAME].rstrip("-.")
 
 
-def _user_data(request: SeedRequest) -> str:
+def _user_data(request: SeedRequest, hosts: bytes) -> str:
     """A script replaces everything that is generated."""
     options = request.options
     if options.user_data_script:
         return options.user_data_script.replace(_MOUNT_TOKEN, _MOUNT_SCRIPT)
-    generated = {} if options.user_data_overwrite else _generated_user_data(request)
+    generated = {} if options.user_data_overwrite else _generated_user_data(request, hosts)
     document = merged(options.user_data, generated)
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
 
 
-def _generated_user_data(request: SeedRequest) -> dict[str, Any]:
+def _generated_user_data(request: SeedRequest, hosts: bytes) -> dict[str, Any]:
     """What the pod asks of the guest besides its annotations."""
-    return _resolver_settings(request.dns, request.options.user_data)
+    asked = request.options.user_data
+    generated = _resolver_settings(request.dns, asked)
+    files = []
+    if request.envs:
+        lines = b"".join(name.encode() + b"=" + value + b"\n" for name, value in request.envs)
+        files.append(_file(_ENVIRONMENT, lines))
+    if hosts and not _writes_hosts(asked):
+        files.append(_file(_HOSTS, hosts))
+        generated["manage_etc_hosts"] = False  # images that have it on would write theirs over it
+    if files:
+        generated["write_files"] = files
+    return generated
+
+
+def _file(path: str, content: bytes) -> dict[str, str]:
+    """An entry of write_files. Base64, for neither the lines of variables nor what kubelet writes need be text."""
+    return {"path": path, "permissions": "0644", "encoding": "b64", "content": base64.b64encode(content).decode()}
+
+
+def _writes_hosts(user_data: Mapping[str, Any]) -> bool:
+    """Whether the pod's own user-data says what /etc/hosts is to be."""
+    files = user_data.get("write_files")
+    paths = [file.get("path") for file in files if isinstance(file, Mapping)] if isinstance(files, list) else []
+    return "manage_etc_hosts" in user_data or _HOSTS in paths
 
 
 def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from virtshim.domain.image import DiskFormat
 from virtshim.domain.layout import Layout
 from virtshim.domain.vm import Disk
 from virtshim.guestinit.documents import SeedDocuments, seed_documents
+from virtshim.guestinit.hosts_file import read_hosts_file
 from virtshim.ports.seeds import SeedRequest
 
 _LABEL: Final = "cidata"
@@ -33,7 +34,8 @@ class SeedStore:
 
     def create(self, request: SeedRequest) -> Disk:
         """A repeated call replaces the file; a reader never sees half of it."""
-        image = _iso(seed_documents(request))
+        hosts = read_hosts_file(request.hosts_file, request.pod.uid)
+        image = _iso(seed_documents(request, hosts))
         path = self._layout.seed_iso(request.container)
         with _writing(path):
             _make_directory(self._layout.container_dir(request.container))

@@ -14,7 +14,8 @@ from virtshim.domain.vm import Disk
 
 @dataclass(frozen=True, slots=True)
 class SeedRequest:
-    """What cloud-init is told. `interfaces` empty, or `options.force_dhcp`, leaves network-config out."""
+    """What cloud-init is told. `interfaces` empty, or `options.force_dhcp`, leaves network-config out. `hosts_file` is kubelet's,
+    "" for none; `envs` the container's variables."""
 
     container: ContainerId
     pod: PodKey
@@ -22,6 +23,8 @@ class SeedRequest:
     options: VmOptions
     interfaces: tuple[Interface, ...]
     dns: Dns
+    hosts_file: str = ""
+    envs: tuple[tuple[str, bytes], ...] = ()
 
 
 class GuestSeeds(Protocol):

@@ -1,5 +1,6 @@
 """cloud-init documents, compared with files: GOLDEN_UPDATE=1 rewrites those, the diff is the review."""
 
+import base64
 import copy
 import dataclasses
 import json
@@ -162,7 +163,61 @@ def test_a_pod_that_writes_its_own_resolver_settings_keeps_them(options: dict[st
     assert yaml.safe_load(seed_documents(request).user_data) == options["user_data"]
 
 
+def user_data(request: SeedRequest, hosts: bytes = b"") -> Any:
+    return yaml.safe_load(seed_documents(request, hosts).user_data)
+
+
+def written(document: Any) -> dict[str, bytes]:
+    """Path -> content."""
+    assert all(file["permissions"] == "0644" for file in document["write_files"])
+    return {file["path"]: base64.b64decode(file["content"]) for file in document["write_files"]}
+
+
+ENVS = (("A", b"one two"), ("KUBERNETES_SERVICE_HOST", b"10.96.0.1"), ("BYTES", b"\xff"), ("EMPTY", b""))
+HOSTS = b"# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n10.88.0.5\tweb-0.db.ns.svc.cluster.local\tweb-0\n"
+
+
+def test_variables_are_in_virtlets_file() -> None:
+    files = written(user_data(dataclasses.replace(PLAIN, envs=ENVS)))
+    assert files == {"/etc/cloud/environment": b"A=one two\nKUBERNETES_SERVICE_HOST=10.96.0.1\nBYTES=\xff\nEMPTY=\n"}
+
+
+def test_kubelets_hosts_file_is_the_guests_and_stays_so() -> None:
+    document = user_data(PLAIN, HOSTS)
+    assert written(document) == {"/etc/hosts": HOSTS}
+    assert document["manage_etc_hosts"] is False
+
+
+def test_files_of_the_pods_own_come_first() -> None:
+    own = {"path": "/etc/x", "content": "x"}
+    request = dataclasses.replace(with_options(user_data={"write_files": [own]}), envs=ENVS)
+    first, *others = user_data(request, HOSTS)["write_files"]
+    assert first == own
+    assert [file["path"] for file in others] == ["/etc/cloud/environment", "/etc/hosts"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"manage_etc_hosts": True},
+        {"manage_etc_hosts": "localhost"},
+        {"write_files": [{"path": "/etc/hosts", "content": "x"}]},
+    ],
+)
+def test_a_pod_that_writes_its_own_hosts_file_keeps_it(own: dict[str, Any]) -> None:
+    assert user_data(with_options(user_data=own), HOSTS) == own
+
+
+def test_scripts_and_what_replaces_all_get_neither() -> None:
+    script = dataclasses.replace(with_options(user_data_script="#!/bin/sh\n"), envs=ENVS)
+    assert seed_documents(script, HOSTS).user_data == "#!/bin/sh\n"
+    replaced = dataclasses.replace(with_options(user_data={"a": 1}, user_data_overwrite=True), envs=ENVS)
+    assert user_data(replaced, HOSTS) == {"a": 1}
+
+
 def test_documents_are_bounded() -> None:
+    with pytest.raises(InvalidRequest, match="or env"):
+        seed_documents(dataclasses.replace(PLAIN, envs=(("A", b"x" * 2_000_000),)))
     with pytest.raises(InvalidRequest, match="user-data"):
         seed_documents(with_options(user_data={"a": ["x" * 1000] * 2000}))
     with pytest.raises(InvalidRequest, match="meta-data"):

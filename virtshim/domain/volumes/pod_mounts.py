@@ -87,6 +87,12 @@ def there(mounts: Iterable[M], annotations: Mapping[str, str]) -> list[M]:
     return [mount for mount, origin in origins(mounts, annotations) if origin is Origin.TERMINATION]
 
 
+def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
+    """The path of the hosts file that kubelet wrote for the pod; "" if there is none."""
+    kubelets = (mount for mount, origin in origins(mounts, annotations) if origin is Origin.KUBELETS)
+    return next((mount.host_path for mount in kubelets if _normal(mount.container_path) == HOSTS), "")
+
+
 def why_not(mount: Mounted) -> str:
     """Why the guest cannot have a volume, and what to do instead."""
     found = _VOLUME.search(mount.host_path)

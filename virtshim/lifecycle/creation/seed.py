@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
+from virtshim.domain.devices import guest_view
 from virtshim.domain.network import Dns, nics_of
+from virtshim.domain.volumes.pod_mounts import hosts_file
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.ports.seeds import GuestSeeds, SeedRequest
 
@@ -30,4 +32,6 @@ def _request(draft: Draft) -> SeedRequest:
         options=draft.options,
         interfaces=nics_of(network, container.granted),
         dns=network.dns if network else Dns(),
+        hosts_file=hosts_file(container.config.mounts, container.config.annotations),
+        envs=guest_view.environment(container.config.envs, container.granted),
     )
