@@ -130,6 +130,17 @@ def test_pods_of_other_runtimes_are_none_of_its_business(changes: dict[str, Any]
     assert refusals(workload("CronJob", other)) == []
 
 
+@pytest.mark.parametrize(("runtime", "is_ours"), [("virtlet.cloud", True), ("other.runtime", False)])
+def test_virtlets_annotation_means_a_virtual_machine_too(runtime: str, is_ours: bool) -> None:
+    thing = pod(**TWO)
+    del thing["spec"]["runtimeClassName"]
+    thing["metadata"]["annotations"] = {"kubernetes.io/target-runtime": runtime}
+    template = workload("Deployment", thing)
+    template["spec"]["template"]["metadata"] = thing["metadata"]
+    assert bool(refusals(thing)) is bool(refusals(template)) is is_ours
+    assert refusals({**thing, "spec": {**thing["spec"], "runtimeClassName": "gvisor"}}) == []
+
+
 def test_what_was_there_before_may_be_scaled_and_deleted_and_corrected() -> None:
     for kind in ("Deployment", "CronJob"):
         before = workload(kind, pod(**TWO))
