@@ -123,3 +123,35 @@ def test_a_command_that_is_stopped_gets_its_signal_says_its_last_and_its_code_co
     assert (status.exit_code, status.reason) == (7, "Error")
     assert lines(log) == ["stdout F up", "stdout F draining", "stdout F drained"]
     cri.remove_pod(pod)
+
+
+DRAINING = """
+trap 'echo draining; sleep 4; echo drained; exit 7' TERM
+echo up
+while :; do sleep 0.2; done
+"""
+
+
+def test_virtshim_killed_while_a_command_ends_loses_neither_its_words_nor_its_code(
+    cri: PodClient, node: Node, image_url: str
+):
+    config = pod_config("drained", f"{node.directory}/logs/drained")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.command.extend(["sh", "-c", DRAINING])
+    made = cri.create(pod, wanted, config)
+    log = Path(config.log_directory, wanted.log_path)
+    cri.start(made)
+    wait_until(lambda: "stdout F up" in lines(log), BOOT, "the command runs")
+    stop = cri.runtime.StopContainer.future(pb.StopContainerRequest(container_id=made, timeout=120))
+    wait_until(lambda: "stdout F draining" in lines(log), 60, "it has its signal")
+    victim = node.daemons()["virtshim"]
+    os.kill(victim, signal.SIGKILL)
+    assert stop.exception(60) is not None
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 60, "virtshim runs again")
+    wait_until(lambda: answers(cri), 60, "the CRI socket serves")
+    wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, 60, "it has ended, though nobody asks again")
+    assert cri.status(made).exit_code == 7
+    assert lines(log) == ["stdout F up", "stdout F draining", "stdout F drained"]
+    cri.stop(made, 30)
+    cri.remove_pod(pod)

@@ -483,6 +483,21 @@ def test_a_repeat_of_a_slow_create_joins_it(client: Client, world: World) -> Non
     assert world.journal.count("disks.create") == 1
 
 
+def test_a_pod_whose_liveness_probe_has_it_killed_is_begun_again_on_failure(client: Client, world: World) -> None:
+    """kubelet's calls: StopContainer with the grace, ContainerStatus; with restartPolicy OnFailure another attempt unless the
+    exit code is 0, which is also what a Job counts as done."""
+    sandbox, made = client.running()
+    client.stop(made, 30)
+    status = client.status(made)
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 143, "Error")
+    again = client.create(sandbox, attempt=1)
+    client.start(again)
+    world.outside.vms.end(domain(world, again), OffReason.SHUTDOWN)  # now it powers itself off
+    world.deliver()
+    status = client.status(again)
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 0, "Completed")
+
+
 def as_kubelet_sends_it(host_path: str, *names: str) -> pb.ContainerConfig:
     """kubelet names its file for the termination message anew for each call, and variables come in the order of a Go map."""
     config = container(annotations={"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"})

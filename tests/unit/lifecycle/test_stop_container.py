@@ -189,7 +189,7 @@ def test_a_power_event_ends_the_wait(world: World) -> None:
 def test_an_event_that_ends_nothing_does_not_end_the_wait(world: World) -> None:
     _, container = world.running()
     stop = waiting_stop(world, container, 3600)
-    world.outside.clock.advance(6)  # sets the event, as a guest's reboot does
+    world.outside.vms.halt(world.domain(container))  # its disk is full: an event, and it is still there
     world.outside.clock.until_waiting()
     assert world.container(container).phase is ContainerPhase.RUNNING
     world.stop(container, 0)
