@@ -14,7 +14,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before grpc is imported: the embedded libvirt forks
 # Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
-sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one in ("e2e", "bench", "faults"))]
+sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one in ("", "e2e", "bench", "faults"))]
 
 from bare import BareLibvirt  # noqa: E402
 from boot import boot_round  # noqa: E402
@@ -26,6 +26,7 @@ from many_pods import pods_rounds  # noqa: E402
 from node import Node, free_cidr  # noqa: E402
 from pod_start import one_round, vmwrapper_round  # noqa: E402
 from podclient import PodClient  # noqa: E402
+from proxy import proxy_rounds  # noqa: E402
 from pull import pull_rounds  # noqa: E402
 from recover import recover_rounds  # noqa: E402
 from scale import scale_round  # noqa: E402
@@ -63,6 +64,7 @@ def main() -> None:
                     pull_rounds(cri, Path(big), server.removeprefix("http://"), options.rounds, figures)
                 scale_round(node, figures)
                 recover_rounds(5, figures)
+                proxy_rounds(40 * options.rounds, figures)
                 guest = f"{url.removeprefix('http://')}/{GUEST.name}"
                 for number in range(1, options.rounds + 1):
                     boot_round(cri, node, guest, GUEST, figures, number)

@@ -1,6 +1,6 @@
 """A small CRI runtime of records alone, for the proxy's tests: tells what it was asked, and answers what it is told to.
 
-As a program (`python -m fakes.runtime SOCKET NAME`) it can be stopped and killed.
+As a program (`python -m fakes.runtime SOCKET NAME PODS`) it can be stopped and killed.
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ def _pieces(answer: Any) -> Iterator[bytes]:
 
 if __name__ == "__main__":
     with FakeRuntime(sys.argv[1], sys.argv[2]) as alone:
-        alone.add_pod(pb.PodSandboxMetadata(name="first", namespace="default", uid="1"))
+        for number in range(int(sys.argv[3])):
+            alone.add_pod(pb.PodSandboxMetadata(name=f"pod-{number}", namespace="default", uid=str(number)))
         print("ready", flush=True)
         sys.stdin.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from virtshim.config import Settings
 from virtshim.domain.errors import ShimError
@@ -14,7 +15,7 @@ from virtshim.hypervisor.kvm import probe
 from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.images.confinement import Bounds, account, command
 from virtshim.machine import systemd_runs
-from virtshim.preflight import confinement, host_facts, machine, network, parsers, virtualization
+from virtshim.preflight import confinement, host_facts, machine, network, parsers, runtimes, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
 
@@ -209,6 +210,17 @@ def cgroups(settings: Settings) -> Sequence[Finding]:
     return found
 
 
+def proxy(settings: Settings) -> Sequence[Finding]:
+    """Of a node that has, or had, one: its lock stays when it ends, or cannot start."""
+    if host_facts.node(f"{settings.proxy_socket}.lock") is None:
+        return []
+    mine = settings.proxy
+    asked = [(mine.primary.name, mine.primary.socket)]
+    asked += [(one.name, one.socket or settings.cri_socket) for one in mine.others]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return runtimes.findings(list(pool.map(lambda one: runtimes.ask(*one), asked)))
+
+
 def _ask(settings: Settings, question: str) -> virtualization.ProgramOutput:
     mine = settings.libvirt
     return host_facts.ask_libvirt(question, mine.uri, mine.vmwrapper, mine.qemu_user, mine.qemu_group)
@@ -240,4 +252,5 @@ ALL: tuple[Check, ...] = (
     cni,
     tapmanager,
     cgroups,
+    proxy,
 )

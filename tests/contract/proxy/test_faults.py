@@ -44,7 +44,7 @@ class Program:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fakes.runtime", self.socket, "program"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "fakes.runtime", self.socket, "program", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": f"{PROJECT}:{PROJECT}/tests"},
         )  # fmt: skip
         assert self.process.stdout is not None
