@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import subprocess
 import sys
+import time
 from typing import Self
 
 import pytest
@@ -85,6 +87,23 @@ def test_a_key_that_a_vms_process_has_used_opens_nothing_to_another_one(tap_node
         tap_node.start()
         assert refused(thief.ask())
         assert qemu.ask() == "taps 1", "its connection may have broken: the same process may ask again"
+    with Asker(tap_node, which, key) as thief:
+        assert refused(thief.ask())
+    tap_node.release(which)
+
+
+def test_a_key_that_nobody_used_opens_nothing_when_two_minutes_are_over(tap_node: TapNode) -> None:
+    """Nobody closed it: virtshim was killed in the middle of its start."""
+    which = sandbox()
+    key = tap_node.attach(which)["fetch_key"]
+    tap_node.arm(which)
+    tap_node.stop()
+    ledger = tap_node.ledger / f"{which}.json"
+    entry = json.loads(ledger.read_text())
+    assert 0 < entry["placement"]["open_until"] - time.clock_gettime(time.CLOCK_BOOTTIME) <= 120
+    entry["placement"]["open_until"] = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+    ledger.write_text(json.dumps(entry))
+    tap_node.start()
     with Asker(tap_node, which, key) as thief:
         assert refused(thief.ask())
     tap_node.release(which)

@@ -51,6 +51,23 @@ def test_every_setting_is_listed_with_its_default(operator: str) -> None:
     assert listed == {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
 
 
+def test_every_test_that_a_document_names_is_there(root: Path) -> None:
+    """`file: test`; a test that is named alone is of the file named before it."""
+    tests, named, absent = root / "tests", 0, []
+    for document in documents(root):
+        of_files: dict[str, str] = {}
+        file = ""
+        for path, name in re.findall(r"`(?:([\w/]+\.py):\s+)?(test_\w+)`", document.read_text()):
+            file = path or file
+            if file not in of_files:
+                of_files[file] = (tests / file).read_text() if file and (tests / file).is_file() else ""
+            named += 1
+            if f"def {name}(" not in of_files[file]:
+                absent.append(f"{document.name}: {file}: {name}")
+    assert named > 100
+    assert absent == []
+
+
 def test_every_annotation_is_listed(operator: str) -> None:
     listed = [name for name, _, _ in ROW.findall(section(operator, "Annotations"))]
     assert sorted(listed) == sorted(_READERS)

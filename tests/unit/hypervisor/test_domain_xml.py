@@ -397,6 +397,12 @@ def test_a_node_without_an_id_is_refused() -> None:
         dataclasses.replace(NODE, node="")
 
 
+def test_no_definition_lets_the_kernel_merge_a_vms_memory_with_others() -> None:
+    files = sorted(GOLDEN.glob("*.xml"))
+    assert files
+    assert [file.name for file in files if etree.parse(file).find("memoryBacking/nosharepages") is None] == []
+
+
 def test_no_definition_turns_the_labels_of_apparmor_or_selinux_off() -> None:
     """A label without a model would be one of any, and `none` is none."""
     files = sorted(GOLDEN.glob("*.xml"))
