@@ -28,6 +28,9 @@ Read = Callable[[Collection[uuid.UUID]], Mapping[uuid.UUID, Stats]]
 # libvirtd works on 5 calls of one client at a time (max_client_requests): calls left behind must leave room for the others.
 _MAX_CALLS: Final = 3
 
+# While guests boot, a call is late and the next is not, each second. It is over when none was late for so long, seconds.
+_CALM: Final = 60.0
+
 
 @dataclass(eq=False)
 class _Call:
@@ -41,11 +44,16 @@ class _Call:
 
 
 class BulkStats:
-    """`timeout` in seconds is for each attempt; an answer takes three attempts at most. Calls in flight, those left behind
+    """`timeout` in seconds is for each attempt; an answer takes three attempts at most. That calls are late is over when none
+    was for `calm` seconds. Calls in flight, those left behind
     included, are few. Thread-safe."""
 
-    def __init__(self, read: Read, timeout: float = 1.0, now: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, read: Read, timeout: float = 1.0, now: Callable[[], int] = time.time_ns, calm: float = _CALM
+    ) -> None:
         self._read = read
+        self._calm = calm
+        self._late_until = 0.0
         self._timeout = timeout
         self._now = now
         self._limit = timeout * _MAX_CALLS
@@ -63,6 +71,7 @@ class BulkStats:
                 # A call that is only slow may still be the first to come back.
                 call = finished.get(timeout=min(left, self._timeout))
             except queue.Empty:
+                self._late_until = time.monotonic() + self._calm
                 self._trouble.met("libvirt.statistics.late", seconds=self._timeout)
             else:
                 return call.taken_at, call.rows
@@ -88,7 +97,7 @@ class BulkStats:
     def _run(self, call: _Call) -> None:
         try:
             call.rows = self._read(call.wanted)
-            if time.monotonic() - call.started < self._timeout:
+            if time.monotonic() - call.started < self._timeout and time.monotonic() > self._late_until:
                 self._trouble.over()
         except ShimError as exc:
             self._trouble.met("libvirt.statistics.failed", error=str(exc))
