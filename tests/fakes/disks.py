@@ -52,12 +52,15 @@ class FakeRootDisks:
     def pods_with_disks(self) -> frozenset[str]:
         return frozenset(name.split("/")[0] for name in self.pod_disks)
 
-    def delete(self, container: ContainerId) -> None:
+    def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
+        if disk_alone:
+            self.directories.get(container, set()).discard("root.qcow2")
+            return
         self.directories.pop(container, None)
         self.sizes.pop(container, None)
 
-    def half_delete(self, container: ContainerId) -> None:
-        if container in self.directories:
+    def half_delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
+        if not disk_alone and container in self.directories:
             self.directories[container].clear()
 
     def free_bytes(self) -> int:

@@ -178,9 +178,9 @@ def test_a_vm_that_was_stopped_and_removed_has_left_nothing(node: LibvirtdNode) 
         for step in (work.pull, work.run, work.create, work.start):
             step()
         assert {path for path in files(node) - before if path.startswith("/var/log/libvirt/qemu/")}
-        work.stop()
         disk = Path(node.directory, "state/containers", work.container, "root.qcow2")
         assert [note for note in os.listxattr(disk) if "libvirt" in note] == [], "libvirt never owned it"
+        work.stop()
         work.remove_pod()
     wait_until(lambda: files(node) <= before, 15, "all is gone")
     assert list(Path("/sys/fs/cgroup").rglob(f"*{work.container}*")) == []

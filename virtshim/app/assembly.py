@@ -133,7 +133,9 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     sizes = settings.sizes()
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
-    exits = ExitRecorder(a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices)
+    exits = ExitRecorder(
+        a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks
+    )
     stop_container = _stop_container(a, exits, locks, devices)
     agent_timeout = settings.vm.agent_timeout
     entrypoints = EntrypointRunner(

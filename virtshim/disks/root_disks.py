@@ -124,8 +124,11 @@ class RootDiskStore:
         with contextlib.suppress(OSError):  # the next one is qemu-img's, too
             self._templates.learn(key, disk)
 
-    def delete(self, container: ContainerId) -> None:
+    def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
         try:
+            if disk_alone:
+                Path(self._layout.root_disk(container)).unlink(missing_ok=True)
+                return
             _remove(Path(self._layout.containers), container.value)
             _remove(Path(self._layout.sockets), container.short)
             _remove(Path(self._layout.vnc_sockets), container.short)

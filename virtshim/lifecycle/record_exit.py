@@ -18,6 +18,7 @@ from virtshim.passthrough.assembly import DeviceServices
 from virtshim.passthrough.health import with_devices
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
+from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
@@ -40,6 +41,7 @@ class ExitRecorder:
     cgroups: VmCgroups
     timeout: float
     devices: DeviceServices
+    disks: RootDisks
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
     def note_kill(self, container: ContainerId, message: str) -> None:
@@ -79,6 +81,8 @@ class ExitRecorder:
         self.records.containers.replace(ended)
         self.streaming.end_container(container)
         self._drop_group(ended)
+        if state.power is not Power.ABSENT:  # whoever took it from libvirt may have the VM
+            self.drop_disk(ended)
         log.info(
             "container.exited",
             container=container.short,
@@ -101,6 +105,16 @@ class ExitRecorder:
             self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout)
         except ShimError as exc:
             log.warning("cgroup.unremoved", container=container.id.short, error=str(exc))
+
+    def drop_disk(self, container: Container) -> None:
+        """Of a VM that is off: it is not started again, and kubelet keeps ended containers for as long as it likes. The pod's
+        disk stays. RemoveContainer repeats it."""
+        if container.spec.pod_disk:
+            return
+        try:
+            self.disks.delete(container.id, disk_alone=True)
+        except ShimError as exc:
+            log.warning("disk.unremoved", container=container.id.short, error=str(exc))
 
     def _standing(self, container: Container, trouble: str) -> Container:
         """Records why a running container makes no progress; written on change only."""

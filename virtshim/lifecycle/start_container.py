@@ -97,6 +97,7 @@ class StartContainer:
         log.warning("container.start.failed", container=container.id.short, error=str(error))
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out
+            undo.add("disk", lambda: self.exits.drop_disk(container) if undo.clean else None)
             # Once its VM is certainly off, its devices are free.
             undo.add("record", lambda: self.records.containers.replace(ended.with_claims(()) if undo.clean else ended))
             undo.add("console", lambda: self.logs.finish(container))

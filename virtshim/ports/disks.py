@@ -17,8 +17,9 @@ class RootDisks(Protocol):
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         """A qcow2 on top of the image, guest-visible size max(image, size_bytes). Replaces a half-made one."""
 
-    def delete(self, container: ContainerId) -> None:
-        """Removes the container's whole state directory: disk, seed, raw console log; no disk of the pod."""
+    def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
+        """Removes the container's whole state directory: disk, seed, raw console log; or its root disk alone, of a VM that is
+        off. No disk of the pod."""
 
     def make_directory(self, container: ContainerId) -> None:
         """The container's directories, for one whose root disk is the pod's. `create` makes them too."""

@@ -84,7 +84,7 @@ class NodeStatus:
             "phase": container.phase.value,
             "cgroupParent": container.spec.cgroup_parent,
             "trouble": container.status.trouble,
-            "rootDisk": root_disk_of(self.layout, container),
+            "rootDisk": "" if container.exit and not container.spec.pod_disk else root_disk_of(self.layout, container),
             "consoleLog": self.layout.console_log(container.id),
             "consoleSocket": self.layout.console_socket(container.id),
             "agentSocket": self.layout.agent_socket(container.id),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.domain.container import ContainerPhase
 from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.releases import DeviceReleases
 from virtshim.passthrough.resets import DeviceResets
@@ -84,6 +85,8 @@ class Recover:
         if not (lost or found.in_doubt):  # a VM that could not be read may have them
             for repair in self.repairs.idle_devices():
                 left = self.repair_runner.make(repair, left)
+        if not found.in_doubt:
+            self._drop_spent_disks()
         if rebooted:
             self.resets.forget()
         self.releases.begin_all()  # not waited for: the claims keep the devices
@@ -96,6 +99,12 @@ class Recover:
             unreadable=list(self.survey.records.unreadable()),
             unfinished=list(self.repair_runner.unfinished()),
         )
+
+    def _drop_spent_disks(self) -> None:
+        """Of containers that ended just before we did."""
+        for container in self.survey.records.containers.all():
+            if container.phase is ContainerPhase.EXITED and not container.may_be_running:
+                self.repairs.exits.drop_disk(container)
 
 
 def _log_unknown_pods(todo: Plan) -> None:

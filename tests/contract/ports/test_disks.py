@@ -117,6 +117,21 @@ def test_a_deleted_container_is_gone_and_may_be_deleted_again(world: World) -> N
         assert world.disks.existing() == {B}
 
 
+def test_a_disk_that_goes_alone_gives_its_room_back_and_the_rest_stays(world: World) -> None:
+    world.create(A)
+    disk = world.create_pod_disk()
+    before = world.disks.use(A)
+    for _ in range(2):
+        world.disks.delete(A, disk_alone=True)
+    after = world.disks.use(A)
+    assert before is not None
+    assert after is not None
+    assert after.used_bytes < before.used_bytes
+    assert world.disks.existing() == {A}
+    assert world.disks.pod_disk(POD_DISK) == disk
+    world.disks.delete(B, disk_alone=True)
+
+
 # --- a pod's
 
 

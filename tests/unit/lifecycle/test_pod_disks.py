@@ -211,3 +211,56 @@ def test_a_uuid_is_not_taken_from_a_vm_that_may_still_need_it(world: World, othe
     with pytest.raises(AlreadyExists, match="names one VM on a node"):
         world.create(sandbox, "vm", 1, dataclasses.replace(container_config(), log_path="vm/1.log"))
     assert [d.name for d in world.outside.vms.domains.values()] == [world.outside.vms.domains[world.domain(first)].name]
+
+
+# --- the room of ended containers
+
+
+def files(world: World, container: ContainerId) -> set[str]:
+    return world.outside.disks.directories[container]
+
+
+def test_an_ended_container_gives_its_disks_room_back_at_once(world: World) -> None:
+    """kubelet keeps ended containers until its garbage collection; the log and the records are what it wants of them."""
+    container = ran(world, world.run())
+    assert world.container(container).phase is ContainerPhase.EXITED
+    assert files(world, container) == {"seed.iso", "record.json"}
+    assert world.do.node.container_facts(world.container(container))["rootDisk"] == ""
+
+
+def test_a_kept_disk_stays_when_its_container_ends(world: World) -> None:
+    container = ran(world, world.run(config=KEEP))
+    assert len(world.outside.disks.pod_disks) == 1
+    assert world.do.node.container_facts(world.container(container))["rootDisk"] != ""
+
+
+def test_an_end_is_recorded_also_if_the_disk_cannot_go_and_the_next_start_removes_it(world: World) -> None:
+    world.journal.fail("disks.delete", InternalError("read-only file system"))
+    container = ran(world, world.run())
+    assert world.container(container).phase is ContainerPhase.EXITED
+    assert "root.qcow2" in files(world, container)
+    after = world.recovered()
+    assert "root.qcow2" not in files(after, container)
+    after.close()
+
+
+def test_a_vm_that_somebody_took_from_libvirt_keeps_its_disk(world: World) -> None:
+    sandbox, container = world.running()
+    del world.outside.vms.domains[world.domain(container)]
+    world.app.events.exits.record_if_ended(container)
+    assert world.container(container).phase is ContainerPhase.EXITED
+    assert "root.qcow2" in files(world, container)
+    world.remove(container)
+    world.remove_sandbox(sandbox)
+    assert world.everything() == []
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_disk_of_a_failed_start_goes_if_its_vm_is_certainly_off(world: World, clean: bool) -> None:
+    container = world.create(world.run())
+    world.journal.fail("vms.start", InternalError("no"))
+    if not clean:
+        world.journal.fail("vms.destroy", InternalError("libvirt is gone"))
+    with pytest.raises(InternalError):
+        world.start(container)
+    assert ("root.qcow2" in files(world, container)) is not clean

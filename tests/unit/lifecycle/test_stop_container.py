@@ -70,7 +70,8 @@ def test_the_log_is_finished_before_the_container_is_seen_to_have_ended(world: W
     _, container = world.running()
     world.journal.calls.clear()
     world.stop(container)
-    assert world.journal.calls[-3:] == ["consoles.finish", "records.containers.replace", "cgroups.remove"]
+    last = ["consoles.finish", "records.containers.replace", "cgroups.remove", "disks.delete"]
+    assert world.journal.calls[-4:] == last
 
 
 def test_stopping_twice_is_no_error_and_keeps_the_first_end(world: World) -> None:
