@@ -24,8 +24,10 @@ class KubeletCgroups:
         self._made: list[str] = []
 
     def make_classes(self) -> None:
-        for path in (self.root, *(self.root + qos.value for qos in Qos)):
-            self._make(path, RequestedLimits())
+        """Their pods together have the weight of eight busy processes: others may be at work on this machine, too."""
+        self._make(self.root, RequestedLimits(shares=8192))
+        for qos in Qos:
+            self._make(self.root + qos.value, RequestedLimits())
 
     def make_pod(self, uid: str, asked: Asked) -> str:
         """Its path."""

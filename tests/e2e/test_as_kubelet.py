@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from fakes.kubelet_requests import Asked, container_linux, sandbox_linux
+from fakes.kubelet_requests import (
+    NO_MEMORY_LIMIT_V1,
+    NO_MEMORY_LIMIT_V2,
+    Asked,
+    Qos,
+    container_linux,
+    resize_steps,
+    sandbox_linux,
+    update_linux,
+)
 from guest import BOOT, READY
 from kubelet_cgroups import KubeletCgroups, kubelet_cgroups
 from podclient import PodClient, container_config, pod_config, wait_for_log
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.machine import has_cgroup_v2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
@@ -26,9 +39,9 @@ def groups() -> Iterator[KubeletCgroups]:
         yield made
 
 
-def room(guest_memory: int) -> int:
-    """The memory of the cgroup of a guest with that much, in a pod without an overhead."""
-    return (guest_memory + OVERHEAD + guest_memory // 64) // 4096 * 4096
+def room(guest_memory: int, overhead: int = OVERHEAD) -> int:
+    """The memory of the cgroup of a guest with that much."""
+    return (guest_memory + overhead + guest_memory // 64) // 4096 * 4096
 
 
 def use_all_memory(cri: PodClient, container: str) -> int:
@@ -83,3 +96,141 @@ def test_a_guest_uses_all_of_a_memory_limit_that_has_no_overhead_beside_it(group
     assert f"virtshim-{container}" not in groups.children(own.rpartition("/")[0])
     groups.remove_pod(own)
     cri.remove_pod(pod)
+
+
+# --- every class
+
+
+ROOM = {"virtshim.io/max-vcpus": "2", "virtshim.io/max-memory": "256Mi"}
+# Before and after a resize. Without limits there is nothing to resize.
+CLASSES = {
+    Qos.GUARANTEED: (
+        Asked(cpu=1000, cpu_limit=1000, memory=128 * MIB, memory_limit=128 * MIB),
+        Asked(cpu=2000, cpu_limit=2000, memory=160 * MIB, memory_limit=160 * MIB),
+    ),
+    Qos.BURSTABLE: (  # limited in part
+        Asked(cpu=200, memory=64 * MIB, memory_limit=128 * MIB),
+        Asked(cpu=300, memory=64 * MIB, memory_limit=160 * MIB),
+    ),
+    Qos.BEST_EFFORT: (Asked(), Asked()),
+}
+# A RuntimeClass's, other than the node's.
+DECLARED = {"overhead_cpu": 100, "overhead_memory": 200 * MIB}
+
+
+@dataclass
+class Pod:
+    """One of kubelet's."""
+
+    cri: PodClient
+    groups: KubeletCgroups
+    asked: Asked
+    config: pb.PodSandboxConfig
+    own: str
+    sandbox: str
+    container: str = ""
+    attempt: int = 0
+
+    def start(self, image: str) -> None:
+        wanted = container_config(image, attempt=self.attempt)
+        wanted.linux.resources.CopyFrom(container_linux(self.asked))
+        self.container = self.cri.create(self.sandbox, wanted, self.config)
+        self.cri.start(self.container)
+
+    def wait_until_up(self) -> None:
+        wait_for_log(self.cri.status(self.container).log_path, READY, BOOT)
+
+    @property
+    def group(self) -> str:
+        """Its VM's."""
+        parent = self.own if self.asked.overhead_memory else self.own.rpartition("/")[0]
+        return f"{parent}/virtshim-{self.container}"
+
+    def facts(self) -> dict[str, object]:
+        request = pb.ContainerStatusRequest(container_id=self.container, verbose=True)
+        found: dict[str, object] = json.loads(self.cri.runtime.ContainerStatus(request, timeout=60).info["info"])
+        return found
+
+    def check(self) -> None:
+        """Its VM is where it belongs, with what it may use."""
+        assert self.groups.holds(self.group, int(str(self.facts()["qemuPid"])))
+        linux = self.cri.status(self.container).resources.linux
+        wanted = update_linux(self.asked)
+        assert (linux.cpu_quota, linux.cpu_shares) == (wanted.cpu_quota, wanted.cpu_shares)
+        assert linux.memory_limit_in_bytes == self.asked.memory_limit
+        overhead = self.asked.overhead_memory
+        if self.asked.memory_limit:
+            assert self.groups.memory_limit(self.group) == room(self.asked.memory_limit, overhead or OVERHEAD)
+        milli = self.asked.cpu_limit and self.asked.cpu_limit + self.asked.overhead_cpu
+        assert self.groups.quota(self.group) == (milli * 100 or -1)
+
+    def resize(self, after: Asked) -> None:
+        """The pod's own group follows the runtime's consent, as kubelet writes it."""
+        none = NO_MEMORY_LIMIT_V2 if has_cgroup_v2() else NO_MEMORY_LIMIT_V1
+        for step in resize_steps(self.asked, after, none):
+            if isinstance(step, pb.UpdateContainerResourcesRequest):
+                step.container_id = self.container
+                self.cri.runtime.UpdateContainerResources(step, timeout=60)
+            else:
+                step.pod_sandbox_id = self.sandbox
+                self.cri.runtime.UpdatePodSandboxResources(step, timeout=60)
+                self.groups.limit_pod(self.own, after)
+        self.asked = after
+
+    def restart(self, image: str) -> None:
+        """The container has ended: its next attempt, in the same sandbox. The last one stays for its log."""
+        ended, disk, group = self.container, str(self.facts()["rootDisk"]), self.group
+        assert os.path.exists(disk)
+        self.cri.stop(ended, 0)
+        assert self.cri.status(ended).state == pb.CONTAINER_EXITED
+        assert not os.path.exists(disk), "an ended container gives its room back"
+        assert group.rpartition("/")[2] not in self.groups.children(group.rpartition("/")[0])
+        self.attempt += 1
+        self.start(image)
+
+    def delete(self) -> None:
+        """The pod's own group goes before the sandbox does."""
+        self.cri.stop(self.container, 0)
+        self.cri.stop_pod(self.sandbox)
+        self.groups.remove_pod(self.own)
+        self.cri.remove_pod(self.sandbox)
+
+
+def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, node, image_url):
+    image = cri.pull(f"{image_url}/guest.qcow2")
+    pods = []
+    for qos, (before, _) in CLASSES.items():
+        for overhead in ({}, DECLARED):
+            asked = dataclasses.replace(before, **overhead)
+            assert asked.qos is qos
+            name = f"{qos.name.lower().replace('_', '-')}-{len(pods)}"
+            config = pod_config(name, f"{node.directory}/logs/{name}", annotations=ROOM)
+            own = groups.make_pod(config.metadata.uid, asked)
+            config.linux.CopyFrom(sandbox_linux(asked, own))
+            pods.append(Pod(cri, groups, asked, config, own, cri.run_pod(config)))
+            pods[-1].start(image)
+    for pod in pods:
+        pod.wait_until_up()
+        pod.check()
+    # kubelet finds its pods, and nothing else that it would take for one and kill.
+    assert groups.taken_for_pods() == {pod.config.metadata.uid for pod in pods}
+
+    for pod in pods:
+        after = CLASSES[pod.asked.qos][1]
+        if pod.asked.qos is not Qos.BEST_EFFORT:
+            pod.resize(dataclasses.replace(after, **(DECLARED if pod.asked.overhead_memory else {})))
+        pod.check()
+
+    # One of each class; what it was resized to is what it is begun with.
+    again = [pods[0], pods[3], pods[4]]
+    for pod in again:
+        pod.restart(image)
+    for pod in again:
+        pod.wait_until_up()
+        pod.check()
+
+    for pod in pods:
+        pod.delete()
+    assert groups.taken_for_pods() == set()
+    for qos in Qos:
+        assert {name for name in groups.children(groups.root + qos.value) if name.startswith("virtshim-")} == set()
