@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -134,9 +135,12 @@ class AgentChannel:
         while True:
             now = time.monotonic()
             if now >= again:
-                number, again = secrets.randbelow(_ID_RANGE), now + _SYNC_AGAIN
-                connected.settimeout(1.0)
-                connected.sendall(sync_line(number))
+                again = now + _SYNC_AGAIN
+                # QEMU reads nothing before the guest has opened the port: after some minutes of asking the socket is full.
+                if _has_room(connected):
+                    number = secrets.randbelow(_ID_RANGE)
+                    connected.settimeout(1.0)
+                    connected.sendall(sync_line(number))
             data = self._received(connected, deadline, ABSENT)
             if not data:
                 continue
@@ -176,6 +180,12 @@ class AgentChannel:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _has_room(connected: socket.socket) -> bool:
+    waiting = select.poll()
+    waiting.register(connected, select.POLLOUT)
+    return bool(waiting.poll(0))
 
 
 def _refusal(command: str, refusal: ErrorReply) -> ShimError:

@@ -100,6 +100,19 @@ def test_an_agent_that_does_not_come_up_is_waited_for_no_longer_than_the_caller_
         ask(channel, 0.2)
 
 
+def test_a_guest_that_takes_long_to_read_anything_is_waited_for(agent, monkeypatch: pytest.MonkeyPatch):
+    """What it is asked meanwhile fills the socket: QEMU reads nothing before the guest has opened the port."""
+    monkeypatch.setattr("virtshim.guestagent.channel._SYNC_AGAIN", 0.0)
+    monkeypatch.setattr("virtshim.guestagent.wait._SLICE", 0.001)
+    over = threading.Event()
+    _, channel = agent(lambda _connected, _seen: over.wait(60))
+    try:
+        with pytest.raises(DeadlineExceeded, match="install the package qemu-guest-agent"):
+            ask(channel, 4.0)
+    finally:
+        over.set()
+
+
 def test_a_caller_that_gives_up_is_let_go(agent):
     def silent(connected, seen):
         for _ in requests_of(connected, seen):
