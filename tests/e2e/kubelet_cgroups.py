@@ -81,8 +81,9 @@ class KubeletCgroups:
         return all(str(pid) in place.read_text().split() for place in places)
 
     def remove_all(self) -> None:
-        for path in reversed(self._made):
-            self._tree.remove(path)
+        with contextlib.ExitStack() as last_in_first_out:  # one that cannot go keeps no other
+            for path in self._made:
+                last_in_first_out.callback(self._tree.remove, path)
         self._made.clear()
 
     def _make(self, path: str, limits: RequestedLimits) -> None:
