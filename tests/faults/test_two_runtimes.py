@@ -158,6 +158,12 @@ def test_a_container_and_a_vm_run_side_by_side_on_one_network(both: Both) -> Non
     assert to_container.exit_code == 0, to_container
 
 
+def test_the_beginning_of_an_id_is_enough_on_either_runtime(both: Both) -> None:
+    for pod, container in ((both.container_pod, both.container), (both.vm_pod, both.vm)):
+        assert both.cri.pod_status(pod[:13]).id == pod
+        assert both.cri.status(container[:13]).id == container
+
+
 def test_their_logs_are_where_kubelet_looks_for_them(both: Both) -> None:
     assert log_lines(both.cri.status(both.container).log_path) == ["a container speaks"]
     assert any(READY in line for line in log_lines(both.vm_log))

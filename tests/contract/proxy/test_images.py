@@ -36,6 +36,15 @@ def test_a_pull_goes_to_the_runtime_of_its_handler(client: Client, primary: Fake
     assert not primary.images
 
 
+def test_a_pull_by_hand_goes_to_the_runtime_of_the_images_own_annotation(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    spec = pb.ImageSpec(image="quay.io/disk", annotations={TARGET: "other"})
+    client.PullImage(pb.PullImageRequest(image=spec))
+    assert other.images
+    assert not primary.images
+
+
 def test_a_pull_goes_to_the_runtime_of_its_pods_annotation(
     client: Client, primary: FakeRuntime, other: FakeRuntime
 ) -> None:
