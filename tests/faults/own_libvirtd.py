@@ -56,11 +56,15 @@ class OwnLibvirtd:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Returns when it answers. In /run, which is not its own, another one's process number would end it."""
         if self._logd is None:
-            self._logd = subprocess.Popen([*self.enter, "virtlogd"], start_new_session=True)
+            self._logd = subprocess.Popen(
+                [*self.enter, "virtlogd", "-p", "/run/libvirt/virtlogd.pid"], start_new_session=True
+            )
             self._wait(lambda: self._inside("test", "-S", "/run/libvirt/virtlogd-sock").returncode == 0)
-        self._process = subprocess.Popen([*self.enter, "libvirtd"], start_new_session=True)
+        self._process = subprocess.Popen(
+            [*self.enter, "libvirtd", "-p", "/run/libvirt/libvirtd.pid"], start_new_session=True
+        )
         Path(self.pid_file).write_text(str(self._process.pid))
         self._wait(lambda: self._inside("virsh", "-c", self._uri, "version").returncode == 0)
 
