@@ -170,10 +170,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 # ---- images ---------------------------------------------------------------------------------------------------------
 
 
-def write_container_disk(directory: Path, disk: Path, tag: str = "latest") -> str:
+def write_container_disk(
+    directory: Path, disk: Path, tag: str = "latest", says: Mapping[str, Any] | None = None
+) -> str:
     """Writes an OCI image layout whose one layer holds ``disk/NAME``, and nothing else. Gives the manifest's digest.
 
-    The same disk gives the same digests.
+    The same disk gives the same digests. ``says``: of containers made of it (Entrypoint, Env ...).
     """
     blobs = directory / "blobs" / "sha256"
     blobs.mkdir(parents=True)
@@ -183,7 +185,7 @@ def write_container_disk(directory: Path, disk: Path, tag: str = "latest") -> st
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {},
+            "config": dict(says or {}),
             "rootfs": {"type": "layers", "diff_ids": [diff_id]},
             "history": [{"created_by": f"ADD {disk.name} /disk/"}],
         },
@@ -258,14 +260,15 @@ def push_container_disk(
     tag: str = "latest",
     credentials: tuple[str, str] | None = None,
     docker_format: bool = False,
+    says: Mapping[str, Any] | None = None,
 ) -> str:
-    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types.
+    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types. ``says``: of its containers.
 
     Gives the digest of the manifest that the registry now has.
     """
     with tempfile.TemporaryDirectory(prefix="containerdisk-") as scratch:
         work = Path(scratch)
-        write_container_disk(work / "layout", disk, tag)
+        write_container_disk(work / "layout", disk, tag, says)
         login = base64.b64encode(":".join(credentials).encode()).decode() if credentials else None
         (work / "auth.json").write_text(json.dumps({"auths": {server: {"auth": login}} if login else {}}))
         # Without --insecure-policy skopeo wants a policy file that a minimal installation lacks.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fakes.spdy import close_all, spdy
 from guest import BOOT, answers
+from imageserver import Registry, push_container_disk
 from node import Node
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -67,6 +68,27 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
         f"{number}\n" for number in range(1, 5001)
     )
     assert lines(log).count("stderr F trouble") == 1
+    cri.remove_pod(pod)
+
+
+def test_an_image_with_an_entrypoint_runs_it_as_a_container_does(
+    cri: PodClient, node: Node, oci_registry: Registry, guest_image: Path
+):
+    """Beside a plain one of the same disk, which stays a VM."""
+    script = "echo $MODE from $(pwd) with $*; [ $# = 1 ] || exit 9; exit 5"
+    says = {"Entrypoint": ["sh", "-c", script, "x"], "Cmd": ["one", "two"], "Env": ["MODE=image"], "WorkingDir": "/srv"}
+    push_container_disk(oci_registry.address, "vms/server", guest_image, says=says)
+    name = f"{oci_registry.address}/vms/server"
+    config = pod_config("entrypoint", f"{node.directory}/logs/entrypoint")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(name))
+    wanted.image.user_specified_image = name
+    wanted.args.append("args")
+    made = cri.create(pod, wanted, config)
+    cri.start(made)
+    wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, BOOT, "the entrypoint has ended")
+    assert cri.status(made).exit_code == 5
+    assert lines(Path(config.log_directory, wanted.log_path)) == ["stdout F image from /srv with args"]
     cri.remove_pod(pod)
 
 
