@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from vmwrapper.confine.seccomp import Case
 
-# Of every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, what the machine looks like.
+# Of every QEMU: libraries and modules, firmware and keymaps, what libc, glib and GnuTLS read, what the machine looks like. Of its
+# own process no more than that: its mounts and its network are the node's.
 _READ = (
     "/lib",
     "/lib64",
@@ -40,7 +41,10 @@ _READ = (
     "/etc/ld.so.cache",
     "/etc/ld.so.preload",
     "/etc/localtime",
-    "/proc/self",
+    "/proc/self/cmdline",
+    "/proc/self/maps",
+    "/proc/self/stat",
+    "/proc/self/status",
     "/proc/cpuinfo",
     "/proc/filesystems",
     "/sys/devices/system",
@@ -52,7 +56,8 @@ _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-musl-x86_64.so.1")
 
 # Of a QEMU that has a device of the host on PCI, or on USB: where and what it is.
 _READ_FOR_PCI = ("/sys/bus/pci", "/sys/bus/mdev", "/sys/devices", "/sys/class", "/sys/kernel/iommu_groups")
-_READ_FOR_USB = ("/sys/bus/usb", "/sys/class", "/sys/devices", "/sys/dev", "/run/udev")
+# libudev looks for a mount of /dev before it tells libusb of devices.
+_READ_FOR_USB = ("/sys/bus/usb", "/sys/class", "/sys/devices", "/sys/dev", "/run/udev", "/proc/self")
 
 
 def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple[str, int]]:

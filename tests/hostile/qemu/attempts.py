@@ -110,6 +110,15 @@ def processes(node: Any, vm: Any) -> Iterator[str]:
             yield f"read /proc/{pid}/{name}"
         for name in ("fd", "task", "root", "cwd"):
             yield f"list /proc/{pid}/{name}"
+    for name in (
+        "mountinfo",
+        "net/tcp",
+        "net/unix",
+        "net/route",
+        "cgroup",
+        "task/1/stat",
+    ):  # of the node, or its other programs
+        yield f"read /proc/self/{name}"
     address = Path(f"/proc/{vm.pid}/maps").read_text().split("-")[0]
     yield f"memory {vm.pid} {address}"
 

@@ -79,7 +79,12 @@ class Said:
         with contextlib.suppress(BlockingIOError):
             while self._pipe >= 0 and (more := os.read(self._pipe, 1 << 16)):
                 self._read += more
-        return (self._read + b"".join(log.read_bytes() for log in self.logs())).decode(errors="replace")
+        return (self._read + self._logged()).decode(errors="replace")
+
+    def _logged(self) -> bytes:
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # virtlogd has renamed one just now
+                return b"".join(log.read_bytes() for log in self.logs())
 
     def close(self) -> None:
         if self._pipe >= 0:

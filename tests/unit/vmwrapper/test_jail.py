@@ -154,7 +154,7 @@ def started(tmp_path: Path, **environment: str) -> str:
         env={
             "PATH": os.defpath,
             "VIRTSHIM_EMULATOR": str(emulator),
-            "VIRTSHIM_PARTS": "/usr/bin:/usr/lib",
+            "VIRTSHIM_PARTS": "/usr/bin:/usr/lib:/proc/self",
             **environment,
         },
         capture_output=True,
