@@ -67,7 +67,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-_PROGRAMS = ("qemu-system", "tapmanager", "virtshim", "vmwrapper", "docker-registry", "qemu-img")
+_PROGRAMS = ("qemu-system", "tapmanager", "virtshim", "vmwrapper", "docker-registry", "qemu-img", "virtiofsd")
 
 
 def _processes() -> list[str]:

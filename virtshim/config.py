@@ -122,6 +122,15 @@ class Tapmanager(_Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class Shares(_Section):
+    """[shares]: the share program reads the same table of the same file; a test holds names and defaults together."""
+
+    socket: PathText = Field(
+        "/run/virtshim/shares.sock", description="socket of the program that serves volumes to VMs"
+    )
+    virtiofsd: str = Field("", description="the virtiofsd that it starts; default: where distributions have it")
+
+
 class Images(_Section):
     """[images]"""
 
@@ -291,6 +300,7 @@ class Settings(BaseSettings):
     streaming: Streaming = Streaming()
     libvirt: Libvirt = Libvirt()
     tapmanager: Tapmanager = Tapmanager()
+    shares: Shares = Shares()
     images: Images = Images()
     vm: Vm = Vm()
     devices: Devices = Devices()

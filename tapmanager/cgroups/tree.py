@@ -119,6 +119,10 @@ class VmCgroups:
                     os.rmdir(directory)
             self._remove_own_parent(path)
 
+    def directories(self, path: str) -> Sequence[str]:
+        """Where it is, in each hierarchy that has it."""
+        return [directory for _, directory in self._places(path)]
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _remove_own_parent(self, path: str) -> None:

@@ -43,6 +43,7 @@ from virtshim.domain.sandbox import (
     SandboxPhase,
 )
 from virtshim.domain.vm import DiskBus, VmSize
+from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.store.records import SqliteRecords
 
 RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
@@ -123,6 +124,7 @@ CONTAINER = Container(
             ),
             (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True),),
         ),
+        volumes=(SharedVolume("/a", "/b", readonly=True, follows=True),),
         image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
     ),
     ContainerStatus(

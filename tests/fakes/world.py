@@ -24,6 +24,7 @@ from fakes.journal import Journal, watched
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
+from fakes.shares import FakeVmShares
 from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
 
@@ -70,6 +71,7 @@ class Outside:
     clock: FakeClock = field(default_factory=FakeClock)
     networks: FakePodNetworks = field(default_factory=FakePodNetworks)
     cgroups: FakeVmCgroups = field(default_factory=FakeVmCgroups)
+    shares: FakeVmShares = field(default_factory=FakeVmShares)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     archives: FakeArchives = field(default_factory=FakeArchives)
@@ -124,6 +126,7 @@ class World:
             unplugging=watched("vms", out.vms, journal),
             resizing=watched("resizing", out.resizing, journal, ("memory_in_use",)),
             cgroups=watched("cgroups", out.cgroups, journal),
+            shares=watched("shares", out.shares, journal),
             files=watched("files", out.files, journal, ("path", "format_of")),
             disks=watched("disks", out.disks, journal),
             copies=watched("copies", out.copies, journal),
@@ -158,6 +161,7 @@ class World:
             self.outside.vms.reboot_host()
             self.outside.networks.lose()
             self.outside.cgroups.cgroups.clear()
+            self.outside.shares.shares.clear()
         return World(self.directory, self.outside, **self.sections)
 
     def recovered(self, *, rebooted: bool = False) -> World:
@@ -241,6 +245,7 @@ class World:
             *(f"address of {s.short}" for s in out.networks.leases),
             *(f"VM {domain.name}" for domain in out.vms.owned()),
             *(f"cgroup {path}" for path in out.cgroups.cgroups),
+            *(f"volumes of {name}" for name in out.shares.shares),
             *(f"directory of {c.short}" for c in out.disks.directories),
             *(f"pod disk {name}" for name in out.disks.pod_disks),
             *(f"unfinished checkpoint {path}" for path in out.archives.directories),

@@ -21,7 +21,7 @@ from node import VIRTSHIM, free_cidr
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cli.daemons import Daemon
+from virtshim.cli.daemons import Daemon, shares_daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from vmwrapper import bundle
 
@@ -86,7 +86,8 @@ class MortalNode:
         self._node = NodeDir.of(directory)
         self._enter = enter
         self.programs, self.plugins = Path(f"{directory}.programs"), Path(f"{directory}.plugins")
-        for folder in (self.programs, self.plugins):
+        self.volume = f"{directory}.volume"
+        for folder in (self.programs, self.plugins, Path(self.volume)):
             folder.mkdir()
         overlay = Path(f"{directory}.toml")
         overlay.write_text(
@@ -100,11 +101,14 @@ class MortalNode:
         self.killers = {name: Killer(f"{directory}/{name}.order") for name in ("tapmanager", "virtshim")}
         self.environment: dict[str, dict[str, str]] = {name: {} for name in self.killers}
         self._daemons = {name: Daemon(name, ()) for name in self.killers}
+        self._shares = shares_daemon(self._node.config_file)
         self.bystander: Bystander | None = None
         self._undertaker = _Undertaker()
 
     def up(self) -> None:
         """Starts what does not run; returns when the CRI socket serves."""
+        if not self._shares.is_running:
+            self._shares.start()
         for name in ("tapmanager", "virtshim"):
             if not self._daemons[name].is_running:
                 self.start(name)
@@ -144,6 +148,13 @@ class MortalNode:
             process.kill()
             process.wait()
 
+    def kill_shares(self) -> None:
+        """As `kill`, of the program that serves volumes. The next `up` starts it."""
+        process = self._shares.process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Resident memory in KiB and number of descriptors of each daemon."""
         found = {}
@@ -166,7 +177,7 @@ class MortalNode:
 
     def stop(self) -> None:
         """As a shutdown of the machine does it: SIGTERM, virtshim first."""
-        for daemon in reversed(self._daemons.values()):
+        for daemon in (*reversed(self._daemons.values()), self._shares):
             daemon.stop()
 
     def end(self) -> None:
@@ -174,7 +185,7 @@ class MortalNode:
         for killer in self.killers.values():
             killer.disarm()
         self.stop()
-        for folder in (self.programs, self.plugins):
+        for folder in (self.programs, self.plugins, Path(self.volume)):
             shutil.rmtree(folder)
         done = subprocess.run(
             [*self._enter, *VIRTSHIM, "down", "--dir", self._node.path, "--all"],
@@ -232,9 +243,9 @@ class MortalNode:
 
     def left(self) -> set[str]:
         """Everything that belongs to pods other than the bystander."""
-        found = {f"qemu {pid}" for pid in self.qemu_pids()}
+        found = {f"qemu {pid}" for pid in self.qemu_pids()} | {f"virtiofsd {pid}" for pid in self.virtiofsd_pids()}
         state, run = self.settings.paths.state_dir, self.settings.paths.run_dir
-        for directory in (f"{state}/containers", f"{run}/vm", self.settings.tapmanager.state_dir,
+        for directory in (f"{state}/containers", f"{run}/vm", f"{run}/shares", self.settings.tapmanager.state_dir,
                           f"{self._node.cni}/leases", "/run/netns", f"{self._node.libvirt}/etc/qemu"):  # fmt: skip
             for path in Path(directory).rglob("*") if os.path.isdir(directory) else ():
                 found.add(str(path))
@@ -243,6 +254,16 @@ class MortalNode:
 
     def qemu_pids(self) -> set[int]:
         return qemu_pids(self._node.path)
+
+    def virtiofsd_pids(self) -> set[int]:
+        """Processes that serve volumes of this node's VMs."""
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if words[0].endswith(b"virtiofsd") and any(self.directory.encode() in word for word in words):
+                    found.add(int(path.parent.name))
+        return found
 
     @contextlib.contextmanager
     def armed(self, name: str, number: int, when: str, *spared: int) -> Iterator[None]:

@@ -50,9 +50,10 @@ def reboot(node: MortalNode, sandboxes: list[str], boot: str) -> None:
     """All that a power cut takes, of this node: another one may stand beside it."""
     for name in ("virtshim", "tapmanager"):
         node.kill(name)
+    node.kill_shares()
     for pid in node.qemu_pids():
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not node.qemu_pids(), SOON, "no QEMU runs")
+    wait_until(lambda: not node.qemu_pids() | node.virtiofsd_pids(), SOON, "no QEMU runs, and no virtiofsd")
     for sandbox in sandboxes:
         subprocess.run(["ip", "netns", "delete", f"virtshim-{sandbox[:20]}"], check=True)
     shutil.rmtree(node.settings.paths.run_dir)

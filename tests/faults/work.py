@@ -43,6 +43,7 @@ class Work:
 
     def create(self) -> None:
         config = container_config(self.image, 64 << 20, attempt=self.attempt)
+        config.mounts.add(container_path="/data", host_path=self.node.volume)
         self.container = self.cri.create(self.pod, config, self.config)
 
     def start(self) -> None:

@@ -27,7 +27,7 @@ from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import Layout, share_dir
 from virtshim.guestagent.agents import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import qemu_process
@@ -55,6 +55,7 @@ from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnpl
 from virtshim.ports.pause import CheckpointFiles, VmPausing
 from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, RecordCopies, VmInventory
 from virtshim.ports.seeds import GuestSeeds
+from virtshim.ports.shares import VmShares
 from virtshim.ports.streaming import Streaming
 from virtshim.primitives.clock import SystemClock
 from virtshim.store.opening import open_records
@@ -63,9 +64,10 @@ from virtshim.store.records import SqliteRecords
 from virtshim.streaming.room import StreamLimits
 from virtshim.streaming.server import StreamingServer
 from virtshim.tapclient.cgroups import VmCgroupClient
-from virtshim.tapclient.connection import TapmanagerConnection
+from virtshim.tapclient.connection import SHARES, TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
+from virtshim.tapclient.shares import VmShareClient
 
 # Seconds that libvirt and tapmanager get to answer at start.
 _START_LIMIT = 90.0
@@ -84,6 +86,7 @@ class Adapters:
     pausing: VmPausing
     networks: KnownNetworks
     cgroups: VmCgroups
+    shares: VmShares
     files: KnownImageFiles
     disks: RootDisks
     copies: RecordCopies
@@ -162,6 +165,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         pausing=LibvirtPausing(connection, profile),
         networks=networks,
         cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
+        shares=_shares(settings, connection),
         files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
         disks=RootDiskStore(layout),
         copies=RecordCopyFiles(layout),
@@ -188,6 +192,15 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
 def _readers(connection: Connection) -> int | None:
     qemu = connection.qemu_ids()
     return None if qemu is None else qemu.readers
+
+
+def _shares(settings: Settings, connection: Connection) -> VmShareClient:
+    def qemu_user() -> int:
+        qemu = connection.qemu_ids()
+        return 0 if qemu is None else qemu.uid
+
+    program = TapmanagerConnection(settings.shares.socket, SHARES)
+    return VmShareClient(program, share_dir(settings.layout()), qemu_user)
 
 
 def _qemu_of(records: SqliteRecords, directory: str, container: ContainerId) -> int | None:

@@ -46,6 +46,8 @@ from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.lifecycle.update_container_resources import UpdateContainerResources
 from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
+from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
 from virtshim.passthrough.inspection import FunctionInspection
@@ -80,6 +82,7 @@ class App:
     entrypoints: EntrypointRunner
     freezer: GuestFreezer
     devices: DeviceServices
+    guest_mounts: GuestMounts
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -93,6 +96,7 @@ class App:
         records = self.adapters.records
         boot = machine.boot_id()
         before = records.node_fact("boot")
+        self.adapters.hypervisor.on_power_event(self.guest_mounts.changed)
         self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
         if before is None:  # new, or set aside and not recovered yet: VMs may be there all the same
             self.recovery.recover.run(rebooted=False, lost=True)
@@ -101,7 +105,7 @@ class App:
         records.set_node_fact("boot", boot)
 
     def close(self) -> None:
-        for part in (self.devices.releases, self.entrypoints, self.freezer):
+        for part in (self.devices.releases, self.guest_mounts, self.entrypoints, self.freezer):
             part.close()
 
     @contextlib.contextmanager
@@ -133,24 +137,16 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     sizes = settings.sizes()
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
+    volumes = PodVolumes(a.records, a.shares, timeout)
+    guest_mounts = GuestMounts(a.records, a.guests, volumes, a.clock, settings.vm.agent_timeout)
     exits = ExitRecorder(
-        a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks
+        a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks, volumes
     )
     stop_container = _stop_container(a, exits, locks, devices)
-    agent_timeout = settings.vm.agent_timeout
-    entrypoints = EntrypointRunner(
-        a.records,
-        a.guests,
-        a.entrypoint_logs,
-        stop_container,
-        a.clock,
-        locks,
-        agent_timeout,
-        entrypoint_listeners=a.entrypoint_listeners,
-    )
+    entrypoints = _entrypoints(settings, a, stop_container, locks, guest_mounts)
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices)
     remove_container = RemoveContainer(
-        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout
+        a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout, volumes
     )
     freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
     checkpoints = CheckpointContainer(a.records, a.pausing, a.archives, settings.layout(), a.clock, locks, freezer)
@@ -163,14 +159,12 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         run_sandbox=_run_sandbox(settings, a, stamps, locks),
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
-        create_container=_create_container(settings, a, images, stamps, locks, devices),
-        start_container=StartContainer(
-            a.records, a.hypervisor, logs, exits, a.clock, locks, a.cgroups, sizes, timeout, entrypoints, devices.claims
-        ),
+        create_container=_create_container(settings, a, images, stamps, locks, devices, volumes),
+        start_container=_start_container(settings, a, exits, entrypoints, guest_mounts),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, commands, a.clock, agent_timeout),
+        exec_command=ExecCommand(a.records, a.guests, commands, a.clock, settings.vm.agent_timeout),
         reopen_container_log=ReopenContainerLog(logs),
         usage=_usage(a, devices, commands),
         streaming=a.streaming,
@@ -179,10 +173,49 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         update_sandbox_resources=UpdateSandboxResources(a.records, locks, sizes),
     )
     ending = (exits, remove_container, checkpoints, entrypoints)
-    repairs = Repairs(a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout)
+    repairs = Repairs(
+        a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, guest_mounts
+    )
     recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
-    return App(a, services, images, recovering, VmEvents(a.records, exits), watch, entrypoints, freezer, devices)
+    events = VmEvents(a.records, exits)
+    return App(a, services, images, recovering, events, watch, entrypoints, freezer, devices, guest_mounts)
+
+
+def _start_container(
+    settings: Settings, a: Adapters, exits: ExitRecorder, entrypoints: EntrypointRunner, guest_mounts: GuestMounts
+) -> StartContainer:
+    return StartContainer(
+        records=a.records,
+        hypervisor=a.hypervisor,
+        logs=exits.logs,
+        exits=exits,
+        clock=a.clock,
+        locks=exits.locks,
+        cgroups=a.cgroups,
+        sizes=settings.sizes(),
+        timeout=exits.timeout,
+        entrypoints=entrypoints,
+        claims=exits.devices.claims,
+        volumes=exits.volumes,
+        guest_mounts=guest_mounts,
+    )
+
+
+def _entrypoints(
+    settings: Settings, a: Adapters, stop: StopContainer, locks: PodLocks, guest_mounts: GuestMounts
+) -> EntrypointRunner:
+    return EntrypointRunner(
+        a.records,
+        a.guests,
+        a.entrypoint_logs,
+        stop,
+        a.clock,
+        locks,
+        settings.vm.agent_timeout,
+        entrypoint_listeners=a.entrypoint_listeners,
+        guest_mounts=guest_mounts,
+    )
 
 
 def _commands(settings: Settings) -> Places:
@@ -253,6 +286,7 @@ def _watch(
         locks=locks,
         freezer=freezer,
         devices=exits.devices,
+        volumes=exits.volumes,
         timeout=timeout,
     )
 
@@ -271,7 +305,13 @@ def _run_sandbox(settings: Settings, a: Adapters, stamps: Stamps, locks: PodLock
 
 
 def _create_container(
-    settings: Settings, a: Adapters, images: ImageService, stamps: Stamps, locks: PodLocks, devices: DeviceServices
+    settings: Settings,
+    a: Adapters,
+    images: ImageService,
+    stamps: Stamps,
+    locks: PodLocks,
+    devices: DeviceServices,
+    volumes: PodVolumes,
 ) -> CreateContainer:
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
@@ -284,7 +324,7 @@ def _create_container(
         clock=a.clock,
         locks=locks,
         inflight=Inflight[ContainerId](),
-        admission=Admission(a.records, devices.claims, settings.sizes(), machine.free_hugepages),
+        admission=Admission(a.records, devices.claims, settings.sizes(), machine.free_hugepages, volumes),
         new_records=ContainerRecords(
             records=a.records,
             images=images,

@@ -86,6 +86,11 @@ def tapmanager_daemon(config_file: str, orphans: Orphans | None = None) -> Daemo
     return Daemon("tapmanager", argv, orphans or Orphans())
 
 
+def shares_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
+    argv = (*_ENDS_WITH_US, sys.executable, "-m", "tapmanager.shares", "--config", config_file)
+    return Daemon("virtshim-shares", argv, orphans or Orphans())
+
+
 def virtshim_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
     argv = (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "serve", "--config", config_file)
     return Daemon("virtshim", argv, orphans or Orphans())

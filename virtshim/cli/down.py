@@ -13,7 +13,7 @@ from rich.console import Console
 
 from virtshim import config
 from virtshim.app import assembly
-from virtshim.cli.daemons import need_root, tapmanager_daemon
+from virtshim.cli.daemons import need_root, shares_daemon, tapmanager_daemon
 from virtshim.cli.node_dir import NodeDir, drop_path_variables, make_directory, refuse_drop_ins, remove_unstarted
 from virtshim.cli.own_path import refuse_strangers
 from virtshim.cli.up import take_lock
@@ -97,9 +97,10 @@ def _tell_to_stop(node: NodeDir, console: Console) -> bool:
 def _remove_pods(node: NodeDir, console: Console) -> None:
     settings = config.load(node.config_file)
     set_up_logging("warning", "text")
-    tapmanager = tapmanager_daemon(node.config_file)
-    tapmanager.start()
+    helpers = (tapmanager_daemon(node.config_file), shares_daemon(node.config_file))
     try:
+        for helper in helpers:
+            helper.start()
         with assembly.open_app(settings) as app:
             app.recover()
             clock = SystemClock()
@@ -115,7 +116,8 @@ def _remove_pods(node: NodeDir, console: Console) -> None:
             if failures:
                 raise WrongState("could not remove " + "; ".join(failures) + ". Repeat `virtshim down`")
     finally:
-        tapmanager.stop()
+        for helper in helpers:
+            helper.stop()
 
 
 def _remove_bridge(node: NodeDir) -> None:

@@ -27,7 +27,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.files import replace_text
 
 # Settings as the environment names them; a whole table may be given as JSON.
-_OWN_TABLES = ("PATHS", "TAPMANAGER")
+_OWN_TABLES = ("PATHS", "SHARES", "TAPMANAGER")
 _OWN_KEYS = ("CRI", "CRI__SOCKET", "LIBVIRT", "LIBVIRT__URI", "LIBVIRT__VMWRAPPER")
 
 
@@ -230,6 +230,7 @@ def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[st
             "state_dir": f"{node.state}/tapmanager",
             "cni_conf_dir": conf_dir,
         },
+        "shares": {"socket": f"{node.run}/shares.sock"},
         "log": {"format": "text"},
     }
     if options.cni_bin_dir is not None:

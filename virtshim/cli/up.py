@@ -9,7 +9,7 @@ import time
 
 from rich.console import Console
 
-from virtshim.cli.daemons import Daemon, need_root, tapmanager_daemon, virtshim_daemon
+from virtshim.cli.daemons import Daemon, need_root, shares_daemon, tapmanager_daemon, virtshim_daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.orphans import Orphans
 from virtshim.cli.own_path import refuse_strangers
@@ -42,7 +42,8 @@ def up_command(options: NodeOptions) -> int:
         bundle.write(node.vmwrapper)
         stopping = stop_event()
         orphans = Orphans()
-        daemons = (tapmanager_daemon(node.config_file, orphans), virtshim_daemon(node.config_file, orphans))
+        file = node.config_file
+        daemons = (tapmanager_daemon(file, orphans), shares_daemon(file, orphans), virtshim_daemon(file, orphans))
         orphans.adopt()
         try:
             for daemon in daemons:

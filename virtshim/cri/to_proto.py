@@ -115,8 +115,13 @@ def container_status(container: Container) -> pb.ContainerStatus:
         labels=container.config.labels,
         annotations=container.config.annotations,
         mounts=[
-            pb.Mount(container_path=m.container_path, host_path=m.host_path, readonly=m.readonly)
-            for m in there(container.config.mounts, container.config.annotations)
+            pb.Mount(
+                container_path=m.container_path,
+                host_path=m.host_path,
+                readonly=m.readonly,
+                propagation=pb.PROPAGATION_HOST_TO_CONTAINER if m.follows else pb.PROPAGATION_PRIVATE,
+            )
+            for m in there(container.config.mounts, container.config.annotations, container.spec.volumes)
         ],
         log_path=container.spec.log_file,
         resources=pb.ContainerResources(linux=_resources(container.resources)),

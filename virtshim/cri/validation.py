@@ -13,7 +13,7 @@ from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.printable import escaped
-from virtshim.domain.volumes.pod_mounts import Origin, origins, why_not
+from virtshim.domain.volumes.pod_mounts import Origin, origins, why_not_yet
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
@@ -69,16 +69,20 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
 def unimplemented(config: pb.ContainerConfig) -> str:
     """What is asked for and may come, "" if nothing: to be told apart from what no VM can have."""
     found = origins(config.mounts, config.annotations)
-    faults = [_not_there(mount) for mount, origin in found if origin is Origin.VOLUME]
+    faults = [_not_there(mount) for mount, origin in found if origin is Origin.NOT_YET or _is_image(mount)]
     more = [f"and {len(faults) - _MOST_TOLD} more"] if len(faults) > _MOST_TOLD else []
     return "; ".join(faults[:_MOST_TOLD] + more)
 
 
+def _is_image(mount: pb.Mount) -> bool:
+    return mount.image.image != "" or mount.image_sub_path != ""
+
+
 def _not_there(mount: pb.Mount) -> str:
     where = f"config.mounts[{escaped(mount.container_path, 200)}]"
-    if mount.image.image or mount.image_sub_path:
+    if _is_image(mount):
         return f"{where}.image: image volumes are not supported yet; put the files into the VM's image"
-    return f"{where}: {why_not(mount)}"
+    return f"{where}: {why_not_yet(mount)}"
 
 
 def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:
@@ -117,8 +121,8 @@ def _group_alone(group: bool, user: bool) -> Iterator[str]:
 
 def _mount(mount: pb.Mount) -> Iterator[str]:
     where = f"config.mounts[{mount.container_path[:200]}]"
-    if mount.propagation != pb.PROPAGATION_PRIVATE:
-        yield f"{where}.propagation: mounts do not propagate into or out of a virtual machine; set mountPropagation: None"
+    if mount.propagation == pb.PROPAGATION_BIDIRECTIONAL:
+        yield f"{where}.propagation: mounts do not propagate out of a virtual machine; set mountPropagation: HostToContainer"
     if mount.uidMappings or mount.gidMappings:
         yield f"{where}.uidMappings: user namespaces do not apply to a virtual machine; remove hostUsers: false"
     if mount.recursive_read_only:

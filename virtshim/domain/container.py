@@ -16,6 +16,7 @@ from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.vm import VmSize
+from virtshim.domain.volumes.shares import SharedVolume
 
 
 class ContainerPhase(enum.Enum):
@@ -82,6 +83,8 @@ class Mount:
     container_path: str
     host_path: str
     readonly: bool = False
+    # What the node mounts below it later is seen, too.
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,8 @@ class ContainerSpec:
     granted: GrantedDevices = GrantedDevices()
     # The user id that its QEMU runs as, and no other VM's; 0: the one that libvirt runs all as.
     uid: int = 0
+    # The volumes that its guest has, as they are numbered there.
+    volumes: tuple[SharedVolume, ...] = ()
     # What its image says and the pod may leave out; nothing if the pod does not want it.
     image_config: ImageConfig = ImageConfig()
     # Its VM's cgroup lies beside the pod's own, where kubelet looks at names.

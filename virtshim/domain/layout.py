@@ -12,6 +12,7 @@ run_dir/                         gone after a reboot
   tapmanager.sock
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
   vnc/<short id>/                vnc.sock, if the pod asks for a screen
+  shares/<short id>/             fs.sock, if the pod has volumes: the share program's
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ class Layout:
 
     def exec_socket(self, container: ContainerId, number: int) -> str:
         return f"{self.socket_dir(container)}/exec-{number}.sock"
+
+
+def share_dir(layout: Layout) -> str:
+    """It has a directory for each VM with volumes, by the short id."""
+    return f"{layout.run_dir}/shares"
+
+
+def share_socket(layout: Layout, container: ContainerId) -> str:
+    """What QEMU reaches its volumes by."""
+    return f"{share_dir(layout)}/{container.short}/fs.sock"
 
 
 def vnc_socket(layout: Layout, container: ContainerId) -> str:

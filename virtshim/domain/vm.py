@@ -106,6 +106,9 @@ class VmSpec:
     # Of the VNC server, in a directory of its own; "" for a VM without a video card.
     vnc_socket: str = ""
 
+    # Of the daemon that serves its volumes; "" for a VM without any.
+    shares_socket: str = ""
+
     # --- who its QEMU is
 
     # Its user id, and no other VM's; 0: libvirt's own choice for all.

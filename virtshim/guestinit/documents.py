@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,13 +16,14 @@ import yaml
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.network import Dns
+from virtshim.domain.volumes.guest_script import command
 from virtshim.guestinit.network_config import network_config
 from virtshim.ports.seeds import SeedRequest
 
 _MAX_BYTES: Final = 1024 * 1024
 _MAX_HOSTNAME: Final = 63
 
-# Virtlet's users put it on a line of its own, where the script wants its volumes mounted. There are none to mount yet.
+# Virtlet's users put it on a line of its own, where the script wants its volumes mounted.
 _MOUNT_TOKEN: Final = "@virtlet-mount-script@"  # noqa: S105 (a placeholder in a text)
 _MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
 
@@ -86,11 +88,22 @@ def _user_data(request: SeedRequest, hosts: bytes) -> str:
     """A script replaces everything that is generated."""
     options = request.options
     if options.user_data_script:
-        return options.user_data_script.replace(_MOUNT_TOKEN, _MOUNT_SCRIPT)
+        return options.user_data_script.replace(_MOUNT_TOKEN, _mount_script(request))
     generated = {} if options.user_data_overwrite else _generated_user_data(request, hosts)
     document = merged(options.user_data, generated)
+    if request.volumes and not options.user_data_overwrite:
+        document["bootcmd"] = [list(command(request.volumes)), *_listed(document.get("bootcmd"))]
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
+
+
+def _mount_script(request: SeedRequest) -> str:
+    return shlex.join(command(request.volumes)) if request.volumes else _MOUNT_SCRIPT
+
+
+def _listed(found: Any) -> list[Any]:
+    """Of a document that cloud-init would not take either, nothing."""
+    return found if isinstance(found, list) else []
 
 
 def _generated_user_data(request: SeedRequest, hosts: bytes) -> dict[str, Any]:

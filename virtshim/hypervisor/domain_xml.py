@@ -14,7 +14,7 @@ from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.vm import DiskBus, VmSpec
 from virtshim.hypervisor import cpu_query, ownership
-from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, security_label, serial, vnc
+from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, security_label, serial, shares, vnc
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.file_owner import QemuIds
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
@@ -105,8 +105,9 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     if spec.size.page_bytes:
         pages = etree.SubElement(backing, "hugepages")
         etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
-    if any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough):
-        # A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else.
+    if spec.shares_socket or any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough):
+        # A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else; the
+        # daemon that serves volumes is one.
         etree.SubElement(backing, "source", type="memfd")
         etree.SubElement(backing, "access", mode="shared")
     domain.append(backing)
@@ -166,6 +167,8 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
     gets_images = runs_as is not None and runs_as.gets_images
     devices.extend(disk.build(spec.disks, spec.disk_bus, profile.disk_rates, gets_images=gets_images))
     devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0, runs_as))
+    if spec.shares_socket:
+        devices.append(shares.build(spec.shares_socket))
     devices.extend(hostdev.root_ports(granted.passthrough))
     devices.append(platform.virtio_serial())
     devices.append(hostdev.usb_controller() if has_usb else platform.no_usb())

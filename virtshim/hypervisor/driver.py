@@ -215,6 +215,7 @@ class LibvirtHypervisor:
             take_back_libvirts(self._state_directory, self._embedded_running)
         self._warm_up(conn)
         conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None)
+        conn.domainEventRegisterAny(None, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, self._on_reboot, None)
         for event in (
             libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED,
             libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVAL_FAILED,
@@ -258,6 +259,10 @@ class LibvirtHypervisor:
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
             self._exits.stopped(which)
         self._events.happened(which)
+
+    def _on_reboot(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
+        """libvirt's event thread: hands over."""
+        self._events.happened(uuid.UUID(domain.UUIDString()))
 
     def _on_device(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
         """libvirt's event thread: hands over, to who waits for a guest to let go of a device."""

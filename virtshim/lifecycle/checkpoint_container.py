@@ -118,6 +118,10 @@ class CheckpointContainer:
                     f"container {container.id} has host devices ({', '.join(container.granted.claims)}), whose state "
                     "cannot be saved"
                 )
+            if container.spec.volumes:
+                raise WrongState(
+                    f"container {container.id} has volumes ({container.spec.volumes[0].guest}), whose state cannot be saved"
+                )
             container = container.with_checkpoint(location)
             self._records.containers.replace(container)
             return container

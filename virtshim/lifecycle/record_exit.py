@@ -14,6 +14,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.lifecycle.container_logs import ContainerLogs
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.passthrough.health import with_devices
 from virtshim.ports.cgroups import VmCgroups
@@ -42,6 +43,7 @@ class ExitRecorder:
     timeout: float
     devices: DeviceServices
     disks: RootDisks
+    volumes: PodVolumes
     kill_reasons: dict[ContainerId, str] = field(default_factory=dict)
 
     def note_kill(self, container: ContainerId, message: str) -> None:
@@ -66,11 +68,11 @@ class ExitRecorder:
         domain = found.domain_uuid
         state = self.hypervisor.power(domain)
         if not state.has_ended:
-            return self._standing(
-                found, with_devices(trouble_of(state, found.granted), [self.devices.health.trouble(found)])
-            )
+            wrong = [self.devices.health.trouble(found), self.volumes.trouble(found)]
+            return self._standing(found, with_devices(trouble_of(state, found.granted), wrong))
         if state.is_on:  # it panicked, and its QEMU waits
             self.hypervisor.destroy(domain, container)
+        self.volumes.end(found)
         self.finish_log(found)
         message = message or self.kill_reasons.get(container, "")
         now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)

@@ -10,6 +10,7 @@ from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.errors import ShimError
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.images import ImageService
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
@@ -37,6 +38,7 @@ class RemoveContainer:
     cgroups: VmCgroups
     devices: DeviceServices
     timeout: float
+    volumes: PodVolumes
 
     def remove(self, wanted: Container) -> None:
         """Force, idempotent, and repeatable after a crash at any step: the record goes last, and with it the claims. Must not be
@@ -61,6 +63,7 @@ class RemoveContainer:
         self.records.containers.replace(removing)
         self.devices.unplug.before_removal(container)
         self.hypervisor.destroy(domain, container.id)
+        self.volumes.end(container)
         self.guests.forget(container.id)
         try:
             self.logs.finish(container)

@@ -14,6 +14,8 @@ from virtshim.domain.sizing import NodeLimits, cgroup_of
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.record_exit import ExitRecorder
+from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
@@ -41,6 +43,8 @@ class StartContainer:
     timeout: float
     entrypoints: EntrypointRunner
     claims: DeviceClaims
+    volumes: PodVolumes
+    guest_mounts: GuestMounts
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
@@ -55,6 +59,7 @@ class StartContainer:
                 self.claims.check(container.granted, container.status.size)
                 group = cgroup_of(container, sandbox, container.resources, container.status.size, self.sizes)
                 self.cgroups.make(group, self.timeout)
+                self.volumes.start(container, sandbox)
                 self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
             except ShimError as exc:
@@ -67,6 +72,7 @@ class StartContainer:
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
         self.entrypoints.follow(container)
+        self.guest_mounts.follow(container)
 
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
         """Its sandbox."""
@@ -103,6 +109,7 @@ class StartContainer:
             undo.add("console", lambda: self.logs.finish(container))
             undo.add("cgroup", lambda: self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout))
             undo.add("network", lambda: self.cgroups.start_failed(container.sandbox_id, self.timeout))
+            undo.add("volumes", lambda: self.volumes.end(container))
             undo.add("domain", lambda: self.hypervisor.destroy(domain, container.id))
 
 

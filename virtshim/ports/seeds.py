@@ -10,6 +10,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.shares import SharedVolume
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class SeedRequest:
     dns: Dns
     hosts_file: str = ""
     envs: tuple[tuple[str, bytes], ...] = ()
+    # As they are numbered in the guest.
+    volumes: tuple[SharedVolume, ...] = ()
 
 
 class GuestSeeds(Protocol):

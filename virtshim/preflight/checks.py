@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tapmanager.shares.plan import PROGRAMS
 from virtshim.config import Settings
 from virtshim.domain.errors import ShimError
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.layout import share_dir
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.embed import is_embedded
 from virtshim.hypervisor.kvm import probe
@@ -55,6 +57,11 @@ def qemu(settings: Settings) -> Sequence[Finding]:
 
 def qemu_img(_settings: Settings) -> Sequence[Finding]:
     return [virtualization.qemu_img(host_facts.program_output(["qemu-img", "--version"]))]
+
+
+def volumes(settings: Settings) -> Sequence[Finding]:
+    places = (settings.shares.virtiofsd,) if settings.shares.virtiofsd else PROGRAMS
+    return [virtualization.volumes(places, next((one for one in places if os.access(one, os.X_OK)), ""))]
 
 
 def image_parsers(settings: Settings) -> Sequence[Finding]:
@@ -125,7 +132,8 @@ def boot(settings: Settings) -> Sequence[Finding]:
 
 
 def apparmor(settings: Settings) -> Sequence[Finding]:
-    return [virtualization.apparmor(host_facts.apparmor(), settings.libvirt.vmwrapper, settings.tapmanager.socket)]
+    sockets = (settings.tapmanager.socket, f"{share_dir(settings.layout())}/*/fs.sock")
+    return [virtualization.apparmor(host_facts.apparmor(), settings.libvirt.vmwrapper, *sockets)]
 
 
 def vm_users(settings: Settings) -> Sequence[Finding]:
@@ -172,7 +180,7 @@ def room(settings: Settings) -> Sequence[Finding]:
 
 def sockets(settings: Settings) -> Sequence[Finding]:
     console = settings.layout().console_socket(_SOME_CONTAINER)
-    return [machine.sockets((settings.cri_socket, settings.tapmanager.socket, console))]
+    return [machine.sockets((settings.cri_socket, settings.tapmanager.socket, settings.shares.socket, console))]
 
 
 def tun(_settings: Settings) -> Sequence[Finding]:
@@ -230,6 +238,7 @@ ALL: tuple[Check, ...] = (
     root,
     qemu,
     qemu_img,
+    volumes,
     image_parsers,
     qemu_user,
     libvirt,

@@ -49,6 +49,14 @@ def qemu_img(program_output: ProgramOutput) -> Finding:
     return ok("qemu-img", f"version {found[1]}.{found[2]}" if found else "runs")
 
 
+def volumes(places: Sequence[str], there: str) -> Finding:
+    """`there`: the first of those places that has a virtiofsd, "" for none."""
+    if there:
+        return ok("volumes", f"served by {there}")
+    remedy = "apt-get install qemu-system-common (Debian 12) or virtiofsd, or set shares.virtiofsd"
+    return warning("volumes", f"no virtiofsd at {', '.join(places)}: pods with volumes are refused", remedy)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Whom tapmanager serves: `who`, and VMs' users if its socket is of the `group` that they have."""
@@ -224,13 +232,13 @@ class AppArmor:
     guests: AppArmorProfile
 
 
-def apparmor(facts: AppArmor, wrapper: str, tapmanager_socket: str) -> Finding:
+def apparmor(facts: AppArmor, wrapper: str, *sockets: str) -> Finding:
     """libvirt's profiles list every program it may run and QEMU may be; vmwrapper is not among them by itself."""
     if not facts.enabled:
         return ok("AppArmor", "not enabled")
     wanted = (
         (facts.daemon, rules_of_daemon(wrapper)),
-        (facts.guests, rules_of_guests(wrapper, tapmanager_socket)),
+        (facts.guests, rules_of_guests(wrapper, *sockets)),
     )
     additions = [
         f"to {profile.additions}: {' '.join(missing)}"
@@ -250,11 +258,12 @@ def rules_of_daemon(wrapper: str) -> tuple[str, ...]:
     return (f"{wrapper} PUx,",)
 
 
-def rules_of_guests(wrapper: str, tapmanager_socket: str) -> tuple[str, ...]:
-    """What vmwrapper does before it becomes QEMU: itself, its interpreter, its call to tapmanager."""
+def rules_of_guests(wrapper: str, *sockets: str) -> tuple[str, ...]:
+    """What vmwrapper does before it becomes QEMU: itself, its interpreter, its call to tapmanager; and QEMU's call to who serves
+    its volumes."""
     return (
         f"{wrapper} rmix,",
         "/usr/bin/python3* rmix,",
         "/usr/lib/python3*/** rm,",
-        f"{tapmanager_socket} rw,",
+        *(f"{socket} rw," for socket in sockets),
     )

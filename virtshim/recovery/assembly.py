@@ -38,7 +38,7 @@ def recovery(
     interval: float,
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
-    survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout)
+    survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout, repairs.shares)
     devices = repairs.remove_container.devices
     rebuild = Rebuild(repairs.records, inventory, copies, repairs.networks, repairs.timeout)
     return Recovery(

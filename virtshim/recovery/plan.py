@@ -16,7 +16,8 @@ from virtshim.domain.vm import OwnedDomain
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """What was read. Each part was read without error, or there is no plan at all. `in_doubt`: single records or domains
-    could not be read, so what seems to be without a record may have one."""
+    could not be read, so what seems to be without a record may have one. `shares`: short ids of containers whose volumes are
+    served."""
 
     sandboxes: Sequence[Sandbox]
     containers: Sequence[Container]
@@ -25,6 +26,7 @@ class NodeState:
     directories: frozenset[ContainerId]
     pods_with_disks: frozenset[str]
     rebooted: bool
+    shares: frozenset[str] = frozenset()
     in_doubt: bool = False
 
 
@@ -47,10 +49,13 @@ class Plan:
     stray_directories: tuple[ContainerId, ...]
     stray_pod_disks: tuple[str, ...]
     checkpoints: tuple[Container, ...]
+    stray_shares: tuple[str, ...] = ()
 
     def without_deletions(self) -> Plan:
         """Nothing goes that has no record, and no VM ends."""
-        return dataclasses.replace(self, stray_domains=(), stray_networks=(), stray_directories=(), stray_pod_disks=())
+        return dataclasses.replace(
+            self, stray_domains=(), stray_networks=(), stray_directories=(), stray_pod_disks=(), stray_shares=()
+        )
 
 
 def plan(found: NodeState) -> Plan:
@@ -78,8 +83,14 @@ def plan(found: NodeState) -> Plan:
         stray_directories=tuple(sorted(d for d in found.directories if d not in known)),
         stray_pod_disks=tuple(sorted(found.pods_with_disks - {pod_hash(s.key) for s in found.sandboxes})),
         checkpoints=tuple(c for c in found.containers if c.status.checkpointing or c.status.frozen),
+        stray_shares=tuple(sorted(found.shares - {c.id.short for c in found.containers if _may_need_volumes(c, on)})),
     )
     return todo.without_deletions() if found.in_doubt else todo
+
+
+def _may_need_volumes(container: Container, on: set[ContainerId]) -> bool:
+    """Its VM may be running, or be about to."""
+    return container.phase is not ContainerPhase.EXITED or container.may_be_running or container.id in on
 
 
 def _is_orphan(container: Container, sandboxes: set[SandboxId], found: NodeState) -> bool:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import ContainerPhase
+from virtshim.domain.errors import Unavailable
 from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.releases import DeviceReleases
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords, VmInventory
+from virtshim.ports.shares import VmShares
 from virtshim.recovery.plan import NodeState, Plan, plan
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.repairs import RepairRunner, Repairs
@@ -29,6 +31,7 @@ class Survey:
     networks: PodNetworks
     disks: RootDisks
     timeout: float
+    shares: VmShares
 
     def take(self, rebuild: Rebuild | None = None, *, lost: bool = False, rebooted: bool = False) -> NodeState:
         """The world first, then the records: a record is written before anything is made, so what was seen in the world and
@@ -37,6 +40,7 @@ class Survey:
         networks = self.networks.attached(self.timeout)
         directories = self.disks.existing()
         pods_with_disks = self.disks.pods_with_disks()
+        shares = self._shares()
         if rebuild is not None:
             rebuild.run(there.owned, lost=lost)
         containers = self.records.containers.all()
@@ -52,8 +56,17 @@ class Survey:
             directories=directories - (there.other_nodes or {}).keys(),
             pods_with_disks=pods_with_disks,
             rebooted=rebooted,
+            shares=shares,
             in_doubt=bool(there.unreadable or self.records.unreadable()),
         )
+
+    def _shares(self) -> frozenset[str]:
+        """None where the share program does not answer: a node without volumes does without it, and the next look comes."""
+        try:
+            return frozenset(self.shares.served(self.timeout))
+        except Unavailable as exc:
+            log.info("shares.unknown", why=str(exc))
+            return frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,12 @@ from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.record_exit import ExitRecorder, how_it_ended
 from virtshim.lifecycle.remove_container import RemoveContainer
+from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.recovery import KnownNetworks, StateRecords
+from virtshim.ports.shares import VmShares
 from virtshim.recovery.plan import Plan
 
 log = structlog.get_logger(__name__)
@@ -78,6 +80,8 @@ class Repairs:
     entrypoints: EntrypointRunner
     clock: Clock
     timeout: float
+    shares: VmShares
+    guest_mounts: GuestMounts
 
     def of(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
         """In the order in which they are to be made."""
@@ -87,6 +91,7 @@ class Repairs:
             yield dataclasses.replace(half, takes_lock=True)
         yield from self._each("stray directory", todo.stray_directories, self.disks.delete)
         yield from self._each("stray disks of a pod", todo.stray_pod_disks, self.disks.delete_pod_disks)
+        yield from self._each("stray share", todo.stray_shares, self._drop_share)
         yield from self._each("started container", todo.adopt, self._adopt)
         yield from self._each(FOLLOW, todo.follow, self._follow)
         yield from self._each("ended container", todo.settle, self._settle_rebooted if rebooted else self._settle)
@@ -137,10 +142,12 @@ class Repairs:
         running = container.running(self.clock.now_ns())
         self.records.containers.replace(running)
         self.entrypoints.follow(running)
+        self.guest_mounts.follow(running)
 
     def _follow(self, container: Container) -> None:
         self.logs.open(container)
         self.entrypoints.follow(container)
+        self.guest_mounts.follow(container)
 
     def _settle(self, container: Container) -> None:
         self.exits.record_if_ended(container.id)
@@ -158,6 +165,9 @@ class Repairs:
     def _lost_network(self, sandbox: Sandbox) -> None:
         """kubelet replaces a sandbox that is not ready; its own StopPodSandbox releases what CNI still holds."""
         self.records.sandboxes.replace(sandbox.not_ready("its network is gone (the node or tapmanager was restarted)"))
+
+    def _drop_share(self, name: str) -> None:
+        self.shares.end(name, self.timeout)
 
     def _drop_network(self, sandbox: SandboxId) -> None:
         self.networks.release(sandbox, self.timeout)

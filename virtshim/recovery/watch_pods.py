@@ -17,6 +17,7 @@ from virtshim.domain.vm import OwnedDomain, PauseReason, Power
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.record_exit import ExitRecorder
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
@@ -49,6 +50,7 @@ class WatchPods:
     locks: PodLocks
     freezer: GuestFreezer
     devices: DeviceServices
+    volumes: PodVolumes
     timeout: float
 
     def run(self, stopping: threading.Event) -> None:
@@ -59,7 +61,13 @@ class WatchPods:
 
     def look(self) -> None:
         """One round. A part that cannot be read now is left to the next round."""
-        for part in (self.devices.health.look, self._machines, self._networks, self.devices.releases.begin_all):
+        for part in (
+            self.devices.health.look,
+            self.volumes.look,
+            self._machines,
+            self._networks,
+            self.devices.releases.begin_all,
+        ):
             self._try(part)
 
     def _try(self, part: Callable[[], None]) -> None:
@@ -80,7 +88,9 @@ class WatchPods:
             if container.status.checkpointing or container.status.frozen:  # no harm if it is under way
                 self._try(lambda one=container: self.checkpoints.finish_leftover(one))  # type: ignore[misc]
             domain = domains.get(container.id)
-            troubled = container.status.trouble or self.devices.health.trouble(container)
+            troubled = (
+                container.status.trouble or self.devices.health.trouble(container) or self.volumes.trouble(container)
+            )
             if domain is None or domain.state.has_ended or troubled or domain.state.power is Power.PAUSED:
                 self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
 

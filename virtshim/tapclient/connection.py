@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from tapmanager import protocol
 from tapmanager.fields import BadField, Json
@@ -49,11 +50,25 @@ _ERRORS: Mapping[Kind, type[ShimError]] = {
 _ALIVE_TIMEOUT = 5.0
 
 
-class TapmanagerConnection:
-    """Stateless but for the socket's path, thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Who answers, for messages. `keeps`: what its restart does no harm to."""
 
-    def __init__(self, socket_path: str) -> None:
+    name: str
+    unit: str
+    keeps: str
+
+
+TAPMANAGER: Final = Program("tapmanager", "tapmanager", "pods keep their network")
+SHARES: Final = Program("the share program", "virtshim-shares", "VMs keep their volumes")
+
+
+class TapmanagerConnection:
+    """Stateless but for the socket's path, thread-safe. `program`: the share program speaks the same protocol."""
+
+    def __init__(self, socket_path: str, program: Program = TAPMANAGER) -> None:
         self._path = socket_path
+        self._program = program
 
     def ask(self, verb: str, args: Mapping[str, object], timeout: float, doing: str, read: Callable[[Json], T]) -> T:
         """One request; `doing` says what for, in errors. `read` makes a value of the answer, and raises BadField where it
@@ -81,7 +96,8 @@ class TapmanagerConnection:
             _, fds = protocol.call(self._path, "list", {}, _ALIVE_TIMEOUT)
         except TimeoutError as exc:
             raise Unavailable(
-                f"tapmanager at {self._path} does not answer; restart it (systemctl restart tapmanager), pods keep their network"
+                f"{self._program.name} at {self._path} does not answer; restart it (systemctl restart {self._program.unit}), "
+                f"{self._program.keeps}"
             ) from exc
         except protocol.RemoteError:  # an answer
             return
@@ -95,10 +111,14 @@ class TapmanagerConnection:
         except protocol.RemoteError as exc:
             raise _ERRORS[Kind(exc.kind)](str(exc)) from exc
         except (protocol.FrameError, BadField) as exc:
-            raise InternalError(f"{doing}: tapmanager's answer cannot be used: {exc}") from exc
+            raise InternalError(f"{doing}: {self._program.name}'s answer cannot be used: {exc}") from exc
         except TimeoutError as exc:
-            raise DeadlineExceeded(f"{doing}: tapmanager did not finish in time; it continues; try again") from exc
+            raise DeadlineExceeded(
+                f"{doing}: {self._program.name} did not finish in time; it continues; try again"
+            ) from exc
         except OSError as exc:
             why = exc.strerror or str(exc)
-            remedy = "check whether it is running: systemctl status tapmanager"
-            raise Unavailable(f"{doing}: tapmanager at {self._path} cannot be reached: {why}; {remedy}") from exc
+            remedy = f"check whether it is running: systemctl status {self._program.unit}"
+            raise Unavailable(
+                f"{doing}: {self._program.name} at {self._path} cannot be reached: {why}; {remedy}"
+            ) from exc

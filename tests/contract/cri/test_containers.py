@@ -221,12 +221,31 @@ def test_image_volumes_are_told_apart_from_what_no_vm_can_have(client: Client) -
 def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(client: Client, world: World) -> None:
     sandbox = client.run()
     before = world.everything()
-    claim = pb.Mount(
-        container_path="/var/lib/mysql", host_path="/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/p/mount"
-    )
-    with refused(Code.UNIMPLEMENTED, r"mounts\[/var/lib/mysql\]: .* not passed .*; ask for a raw block volume"):
-        client.create(sandbox, mounts=[claim])
+    texts = pb.Mount(container_path="/t", host_path="/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/c")
+    with refused(Code.UNIMPLEMENTED, r"mounts\[/t\]: a configMap volume is not passed"):
+        client.create(sandbox, mounts=[texts])
+    world.outside.shares.missing.add("/srv/gone")
+    with refused(Code.NOT_FOUND, "/srv/gone is not there"):
+        client.create(sandbox, mounts=[pb.Mount(container_path="/data", host_path="/srv/gone")])
+    with refused(Code.INVALID_ARGUMENT, r"mounts\[/\]: the guest's own root directory"):
+        client.create(sandbox, mounts=[pb.Mount(container_path="/", host_path="/srv")])
+    world.outside.shares.gone = True
+    with refused(Code.UNAVAILABLE, "share program"):
+        client.create(sandbox, mounts=[pb.Mount(container_path="/data", host_path="/srv")])
     assert world.everything() == before
+
+
+def test_volumes_are_served_from_start_to_end_and_shown(client: Client, world: World) -> None:
+    data = pb.Mount(
+        container_path="/data", host_path="/srv", readonly=True, propagation=pb.PROPAGATION_HOST_TO_CONTAINER
+    )
+    made = client.create(client.run(), mounts=[data])
+    shares = world.outside.shares.shares
+    assert (list(client.status(made).mounts), shares) == ([data], {})
+    client.StartContainer(pb.StartContainerRequest(container_id=made))
+    assert list(shares) == [made[:20]]
+    client.stop(made, 0)
+    assert shares == {}
 
 
 def test_status_shows_no_mount_that_the_guest_does_not_have(client: Client) -> None:

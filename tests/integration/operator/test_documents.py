@@ -20,6 +20,7 @@ from virtshim.devices.host_files import NodeKind
 from virtshim.domain.annotations.parse import _READERS, parse_vm_options
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.layout import share_dir
 from virtshim.preflight import network, virtualization
 
 pytestmark = pytest.mark.operator
@@ -104,7 +105,9 @@ def test_the_apparmor_rules_are_those_that_check_asks_for(operator: str) -> None
     wrapper = settings.libvirt.vmwrapper
     rules = (
         *virtualization.rules_of_daemon(wrapper),
-        *virtualization.rules_of_guests(wrapper, settings.tapmanager.socket),
+        *virtualization.rules_of_guests(
+            wrapper, settings.tapmanager.socket, f"{share_dir(settings.layout())}/*/fs.sock"
+        ),
     )
     for rule in rules:
         assert f"    {rule}\n" in operator

@@ -17,7 +17,13 @@ from virtshim.images.confinement import OWN_USER
 
 pytestmark = pytest.mark.operator
 
-SERVICES = ("virtshim.service", "tapmanager.service", "virtshim-device-plugin.service", "virtshim-proxy.service")
+SERVICES = (
+    "virtshim.service",
+    "tapmanager.service",
+    "virtshim-shares.service",
+    "virtshim-device-plugin.service",
+    "virtshim-proxy.service",
+)
 # Each of these gives a service a mount namespace of its own (systemd.exec(5)).
 PRIVATE_MOUNTS = {
     "BindPaths",
@@ -79,7 +85,7 @@ def copies(units: Path, tmp_path: Path) -> list[str]:
     out = []
     for name in SERVICES:
         text = (units / name).read_text()
-        for program in ("virtshim", "tapmanager"):
+        for program in ("virtshim", "tapmanager", "virtshim-shares"):
             text = text.replace(f"ExecStart=/usr/local/bin/{program} ", f"ExecStart={shutil.which('true')} ")
         (tmp_path / name).write_text(text)
         out.append(str(tmp_path / name))
@@ -98,7 +104,13 @@ def test_systemd_finds_nothing_wrong_with_the_units(said: System, copies: list[s
 
 
 @pytest.mark.parametrize(
-    ("service", "most"), [("virtshim.service", 36), ("tapmanager.service", 70), ("virtshim-proxy.service", 20)]
+    ("service", "most"),
+    [
+        ("virtshim.service", 36),
+        ("tapmanager.service", 70),
+        ("virtshim-shares.service", 75),
+        ("virtshim-proxy.service", 20),
+    ],
 )
 def test_a_service_is_exposed_no_more_than_its_work_needs(
     said: System, copies: list[str], service: str, most: int
@@ -128,6 +140,14 @@ def test_a_service_tells_systemd_how_it_does_and_is_started_again_for_ever(units
 
 def test_tapmanager_shares_the_hosts_mounts_so_that_others_see_its_network_namespaces(units: Path) -> None:
     assert PRIVATE_MOUNTS & set(options(units / "tapmanager.service")["Service"]) == set()
+
+
+def test_the_share_program_sees_the_hosts_mounts_and_guests_may_make_setgid_directories(units: Path) -> None:
+    service = options(units / "virtshim-shares.service")["Service"]
+    assert PRIVATE_MOUNTS & set(service) == set()
+    assert "RestrictSUIDSGID" not in service
+    assert {"mnt", "pid", "net"} == set(service["RestrictNamespaces"].split())
+    assert not {"CAP_MKNOD", "CAP_SETFCAP"} & set(service["CapabilityBoundingSet"].split())
 
 
 def test_virtshim_starts_after_tapmanager_and_libvirt_and_stops_with_neither(units: Path) -> None:
@@ -177,6 +197,7 @@ def test_the_directories_let_qemu_pass_and_not_look(said: System, units: Path, t
     assert modes == {
         "run/virtshim": 0o711,
         "run/virtshim/vm": 0o711,
+        "run/virtshim/shares": 0o711,
         "var/lib/virtshim": 0o711,
         "var/lib/virtshim/images": 0o711,
         "var/lib/virtshim/containers": 0o711,

@@ -147,6 +147,7 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
         dataclasses.replace(PLAIN, granted=GRANTED, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
     ),
+    "volumes": (dataclasses.replace(PLAIN, shares_socket="/run/virtshim/shares/c/fs.sock"), NODE),
     "vdpa_and_huge_pages": (
         dataclasses.replace(
             PLAIN,

@@ -185,3 +185,11 @@ def test_it_is_told_how_that_socket_is_closed() -> None:
 
 def test_no_read_only_socket_is_a_closed_one() -> None:
     assert virtualization.read_only_sockets([]).level is Level.OK
+
+
+def test_a_node_without_virtiofsd_is_warned_of_pods_with_volumes() -> None:
+    told = virtualization.volumes(("/usr/libexec/virtiofsd",), "")
+    assert told.level is Level.WARNING
+    assert "/usr/libexec/virtiofsd" in told.text
+    assert "shares.virtiofsd" in told.remedy
+    assert virtualization.volumes(("/a", "/b"), "/b").level is Level.OK

@@ -150,7 +150,7 @@ def test_a_start_that_dies_while_it_rebuilds_is_made_good_by_the_next(world: Wor
         path.unlink()
     half = world.restarted()
     half.records.node_id()
-    half.journal.crash(6)
+    half.journal.crash(7)
     with pytest.raises(BaseException, match=r"vms\.domain_metadata"):
         half.app.recover()
     after = half.restarted()

@@ -392,6 +392,8 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
     assert pod.pop("sole_container") == "vm"  # came later: not sure yet
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
+    assert len(vm.pop("volumes")) == 1  # came later: read as none
+    assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("stop_asked")  # came later: read as not asked
@@ -405,6 +407,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             CONTAINER,
             config=dataclasses.replace(CONTAINER.config, envs=(), user=RunAs("app", 7, (8, 9), own_groups=False)),
             uid=0,
+            volumes=(),
             image_config=ImageConfig(),
             beside_pod=False,
             stop_asked=False,

@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol, TypeVar
 
+from virtshim.domain.container import Mount
 from virtshim.domain.guest.termination_message import termination_file
+from virtshim.domain.volumes.shares import SharedVolume
 
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 HOSTS: Final = "/etc/hosts"
@@ -46,8 +48,10 @@ M = TypeVar("M", bound=Mounted)
 
 
 class Origin(enum.Enum):
-    # Asked for by the pod's author.
+    # Asked for by the pod's author: a directory or a file of the node.
     VOLUME = "volume"
+    # Asked for by the pod's author, and kubelet writes what is in it; or an image. The guest cannot have it yet.
+    NOT_YET = "not yet"
     # kubelet adds them to every pod. The guest does not have them.
     KUBELETS = "kubelet's"
     # The file whose text is carried over from the guest when the container ends.
@@ -69,11 +73,14 @@ def _origin(mount: Mounted) -> Origin:
     is_token = inside == SERVICE_ACCOUNT and mount.readonly and _is_kubelets(_TOKEN, host)
     is_hosts = inside == HOSTS and _is_kubelets(_HOSTS_FILE, host)
     is_message = _is_kubelets(_MESSAGE_FILE, host)
-    return Origin.KUBELETS if is_token or is_hosts or is_message else Origin.VOLUME
+    if is_token or is_hosts or is_message:
+        return Origin.KUBELETS
+    return Origin.VOLUME if host and not _kubelet_writes(host) else Origin.NOT_YET
 
 
 def _normal(path: str) -> str:
-    return posixpath.normpath(path)
+    """Two slashes at the beginning mean one here."""
+    return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)
 
 
 def _is_kubelets(form: re.Pattern[str], path: str) -> bool:
@@ -82,9 +89,14 @@ def _is_kubelets(form: re.Pattern[str], path: str) -> bool:
     return at >= 0 and form.fullmatch(path, at) is not None
 
 
-def there(mounts: Iterable[M], annotations: Mapping[str, str]) -> list[M]:
-    """What the guest really has."""
-    return [mount for mount, origin in origins(mounts, annotations) if origin is Origin.TERMINATION]
+def volumes_of(mounts: Iterable[Mount], annotations: Mapping[str, str]) -> tuple[SharedVolume, ...]:
+    """Those that the guest gets, as they are numbered and mounted there: what is below another one comes after it."""
+    volumes = [
+        SharedVolume(_normal(mount.container_path), mount.host_path, mount.readonly, mount.follows)
+        for mount, origin in origins(mounts, annotations)
+        if origin is Origin.VOLUME
+    ]
+    return tuple(sorted(volumes, key=lambda volume: volume.guest.count("/")))
 
 
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
@@ -93,10 +105,22 @@ def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
     return next((mount.host_path for mount in kubelets if _normal(mount.container_path) == HOSTS), "")
 
 
-def why_not(mount: Mounted) -> str:
-    """Why the guest cannot have a volume, and what to do instead."""
-    found = _VOLUME.search(mount.host_path)
-    written = _WRITTEN_BY_KUBELET.get(found[1]) if found else None
-    if written:
-        return f"{written} is not passed to virtual machines yet; {_TEXTS}"
-    return f"directories and files of the node are not passed to virtual machines yet; {_BLOCKS}"
+def there(mounts: Iterable[Mount], annotations: Mapping[str, str], volumes: Iterable[SharedVolume]) -> list[Mount]:
+    """What the guest really has. `volumes`: those that its VM was made with."""
+    has = {(volume.guest, volume.host) for volume in volumes}
+    return [
+        mount
+        for mount, origin in origins(mounts, annotations)
+        if origin is Origin.TERMINATION or (_normal(mount.container_path), mount.host_path) in has
+    ]
+
+
+def why_not_yet(mount: Mounted) -> str:
+    """Why the guest cannot have such a volume, and what to do instead."""
+    return f"{_kubelet_writes(mount.host_path)} is not passed to virtual machines yet; {_TEXTS}"
+
+
+def _kubelet_writes(host: str) -> str:
+    """The kind of a volume whose files kubelet writes; "" for others."""
+    found = _VOLUME.search(host)
+    return _WRITTEN_BY_KUBELET.get(found[1], "") if found else ""

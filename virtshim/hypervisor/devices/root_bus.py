@@ -33,6 +33,7 @@ class Own(enum.IntEnum):
     BALLOON = 1
     ENTROPY = 2
     SCSI = 3
+    VOLUMES = 4
 
 
 def own(device: Own) -> etree._Element:

@@ -19,7 +19,9 @@ from virtshim.domain.network import nics_of
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
+from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_sandbox
@@ -39,6 +41,7 @@ class Admitted:
     size: VmSize
     # Absolute path of the CRI log, "" if none is wanted.
     log_file: str
+    volumes: tuple[SharedVolume, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Admission:
     sizes: NodeLimits
     # Page size -> bytes that are free in such pages.
     free_hugepages: Callable[[int], int]
+    volumes: PodVolumes
 
     def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
         sandbox = existing_sandbox(self.records, sandbox_id)
@@ -65,7 +69,9 @@ class Admission:
         size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
         self.claims.check(granted, size)
         self._refuse_without_hugepages(size)
-        return Admitted(sandbox, name, config, options, granted, size, log_file=_log_file(sandbox, config))
+        log_file = _log_file(sandbox, config)
+        volumes = self.volumes.admit(config)
+        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes)
 
     def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
         """Remembered before anything is refused for it. Raises WrongState for another one, and beside an attempt that runs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
-from virtshim.domain.layout import Layout, vnc_socket
+from virtshim.domain.layout import Layout, share_socket, vnc_socket
 from virtshim.domain.sizing import NodeLimits, limits_for
 from virtshim.domain.vm import VmSpec
 from virtshim.lifecycle.creation.step import Draft
@@ -47,6 +47,7 @@ class Domain:
             console_log=self.layout.console_log(container.id),
             agent_socket=self.layout.agent_socket(container.id),
             exec_sockets=tuple(self.layout.exec_socket(container.id, n) for n in range(options.exec_ports)),
+            shares_socket=share_socket(self.layout, container.id) if container.spec.volumes else "",
             vnc_socket=vnc_socket(self.layout, container.id) if options.vnc else "",
             limits=limits_for(container.resources, sandbox.overhead, size, self.sizes),
             cgroup_parent=container.spec.cgroup_parent,

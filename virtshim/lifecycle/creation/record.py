@@ -77,6 +77,7 @@ class ContainerRecords:
             uid=uid,
             image_config=image_config,
             beside_pod=sandbox.vms_lie_beside,
+            volumes=admitted.volumes,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

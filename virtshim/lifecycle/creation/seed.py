@@ -34,4 +34,5 @@ def _request(draft: Draft) -> SeedRequest:
         dns=network.dns if network else Dns(),
         hosts_file=hosts_file(container.config.mounts, container.config.annotations),
         envs=guest_view.environment(container.config.envs, container.granted),
+        volumes=container.spec.volumes,
     )

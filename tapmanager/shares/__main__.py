@@ -1,0 +1,97 @@
+"""The program that gives VMs their volumes: starts and ends virtiofsd, one a VM. They outlive this process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import logging
+import os
+import signal
+import sys
+import threading
+import tomllib
+from dataclasses import dataclass
+from functools import partial
+
+from tapmanager import log_lines, sdnotify, server
+from tapmanager.cgroups.tree import VmCgroups, hierarchies
+from tapmanager.errors import TapmanagerError, invalid
+from tapmanager.shares import verbs
+from tapmanager.shares.daemons import ShareDaemons
+
+log = logging.getLogger("tapmanager.shares")
+
+_DRAIN = 20.0
+_HEALTH_INTERVAL = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSettings:
+    """The `[shares]` table. `virtiofsd` "": looked for where distributions have it."""
+
+    socket: str = "/run/virtshim/shares.sock"
+    virtiofsd: str = ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0 after SIGTERM or SIGINT, 1 for what an operator must correct."""
+    parser = argparse.ArgumentParser("virtshim-shares", description="Gives virtual machines their pods' volumes.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; its [shares] table is read")
+    try:
+        chosen = load(parser.parse_args(argv).config)
+        log_lines.set_up("info")
+        if os.geteuid() != 0:
+            raise TapmanagerError("permission", "virtshim-shares must run as root")  # noqa: TRY301  told like all other trouble
+        os.umask(0o022)
+        return _run(chosen)
+    except TapmanagerError as exc:
+        print(f"virtshim-shares: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it
+    except OSError as exc:
+        print(f"virtshim-shares: cannot start: {exc}", file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def load(config: str | None) -> ShareSettings:
+    """The file, then its drop-ins. Raises TapmanagerError."""
+    values: dict[str, str] = {}
+    for path in [config, *sorted(glob.glob(f"{glob.escape(config)}.d/*.toml"))] if config else []:
+        try:
+            with open(path, "rb") as file:
+                table = tomllib.load(file).get("shares", {})
+            values |= {key: str(value) for key, value in table.items()}
+            ShareSettings(**values)
+        except (OSError, ValueError, TypeError, AttributeError) as exc:
+            raise invalid(f"{path}: shares: {exc}") from exc
+    return ShareSettings(**values)
+
+
+def _run(chosen: ShareSettings) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    os.makedirs(os.path.dirname(chosen.socket), mode=0o755, exist_ok=True)
+    lock = server.lock_file(f"{chosen.socket}.lock")
+    try:
+        daemons = ShareDaemons(VmCgroups(hierarchies()), chosen.virtiofsd)
+        listener = server.listen(chosen.socket, 0)
+        serving = server.Server(listener, partial(verbs.perform, daemons), None)
+        serving.start()
+        log.info("shares.ready socket=%s", chosen.socket)
+        sdnotify.notify(os.environ, "READY=1")
+        every = sdnotify.watchdog_seconds(os.environ, os.getpid())
+        while not stop.wait(every or _HEALTH_INTERVAL):
+            if not serving.is_alive():
+                return 1
+            sdnotify.notify(os.environ, "WATCHDOG=1")
+        sdnotify.notify(os.environ, "STOPPING=1")
+        serving.stop(_DRAIN)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(chosen.socket)
+        return 0
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What a VM's share daemon is given: requests read, and virtiofsd's command line, for its C and its Rust version. Pure."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tapmanager.fields import BadField, Json, objects, refuse_unknown, text
+
+# Where distributions have virtiofsd: the Rust one, or QEMU's own of old.
+PROGRAMS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
+MOST_MOUNTS = 256
+_LONGEST_PATH = 4095
+# In the directory of a share: the socket that QEMU calls; where, in the daemon's own mounts, the volumes are; the path of its
+# cgroup.
+SOCKET, ROOT, GROUP = "fs.sock", "root", "group"
+_NAME = re.compile(r"[0-9a-f]{20}")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMount:
+    """`follows`: what the node mounts below it later is seen by the guest."""
+
+    host_path: str
+    readonly: bool = False
+    follows: bool = False
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> SharedMount:
+        refuse_unknown(obj, ("host_path", "readonly", "follows"), where)
+        path = text(obj, "host_path", where)
+        if not path.startswith("/") or len(path.encode()) > _LONGEST_PATH:
+            raise BadField(f"{where}.host_path: must be an absolute path of at most {_LONGEST_PATH} bytes")
+        return cls(path, _flag(obj, "readonly", where), _flag(obj, "follows", where))
+
+    def to_json(self) -> Json:
+        return {"host_path": self.host_path, "readonly": self.readonly, "follows": self.follows}
+
+
+def mounts_of(args: Json) -> Sequence[SharedMount]:
+    """Raises BadField."""
+    found = objects(args, "mounts", "args")
+    if len(found) > MOST_MOUNTS:
+        raise BadField(f"args.mounts: {len(found)} volumes; a virtual machine has at most {MOST_MOUNTS}")
+    return [SharedMount.from_json(one, f"args.mounts[{at}]") for at, one in enumerate(found)]
+
+
+def parent_of(args: Json) -> str:
+    """The directory that has one for each share. Raises BadField."""
+    path = text(args, "directory", "args")
+    if not path.startswith("/") or os.path.normpath(path) != path or path == "/" or not path.isprintable():
+        raise BadField(f"args.directory: not a plain absolute path: {path[:200]!r}")
+    return path
+
+
+def name_of(args: Json) -> str:
+    """Raises BadField."""
+    name = text(args, "name", "args")
+    if not is_name(name):
+        raise BadField(f"args.name: must be 20 hex digits: {name[:80]!r}")
+    return name
+
+
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def is_rust(version: str) -> bool:
+    """By what `virtiofsd --version` prints: `virtiofsd version 7.2.22 (...)` of QEMU's own, `virtiofsd 1.10.0` of the other."""
+    return re.match(r"virtiofsd \d", version) is not None
+
+
+def command_line(program: str, socket: int, root: str, *, rust: bool) -> Sequence[str]:
+    """It serves `root` to the first that calls `socket`, a listening one, and ends with that call. It runs as root, so that
+    chown, 0600 files and setgid directories mean in the guest what they mean in a container; the rest is taken away."""
+    if rust:
+        return (
+            program,
+            f"--fd={socket}",
+            f"--shared-dir={root}",
+            "--sandbox=namespace",
+            "--seccomp=kill",
+            "--modcaps=-mknod:-setfcap",
+            "--announce-submounts",
+            "--cache=auto",
+        )
+    options = ("sandbox=namespace", "modcaps=-mknod:-setfcap", "announce_submounts", "cache=auto")
+    return (program, f"--fd={socket}", "-o", f"source={root}", *(word for option in options for word in ("-o", option)))
+
+
+def serves(command: Sequence[str], root: str) -> bool:
+    """Whether a process with this command line is the daemon of the share with that root, or what becomes it."""
+    return any(word in (root, f"source={root}", f"--shared-dir={root}") for word in command)
+
+
+def _flag(obj: Json, name: str, where: str) -> bool:
+    value = obj.get(name, False)
+    if not isinstance(value, bool):
+        raise BadField(f"{where}.{name}: must be true or false")
+    return value

@@ -1,0 +1,80 @@
+"""Share daemons: the fake, and virtiofsd by way of the share program, keep the same promises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fakes.changed import changed
+from fakes.full_records import CONTAINER
+from fakes.shares import FakeVmShares
+
+from tapmanager import server
+from tapmanager.cgroups.tree import VmCgroups
+from tapmanager.shares import verbs
+from tapmanager.shares.daemons import ShareDaemons
+from virtshim.domain.container import Container
+from virtshim.domain.errors import NotFound, Unavailable
+from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.ports.shares import VmShares
+from virtshim.tapclient.connection import SHARES, TapmanagerConnection
+from virtshim.tapclient.shares import VmShareClient
+
+pytestmark = pytest.mark.volumes
+LIMIT = 60.0
+
+
+@pytest.fixture(params=["fake", "real"])
+def shares(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VmShares]:
+    if request.param == "fake":
+        fake = FakeVmShares()
+        fake.missing.add(str(tmp_path / "gone"))
+        yield fake
+        return
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: only root can mount")
+    serving = server.Server(
+        server.listen(f"{tmp_path}/s", 0), partial(verbs.perform, ShareDaemons(VmCgroups([]))), None
+    )
+    serving.start()
+    client = VmShareClient(TapmanagerConnection(f"{tmp_path}/s", SHARES), f"{tmp_path}/shares", lambda: 1)
+    try:
+        yield client
+        for name in client.served(LIMIT):
+            client.end(name, LIMIT)
+    finally:
+        serving.stop(5.0)
+
+
+def container(*hosts: Path) -> Container:
+    volumes = tuple(SharedVolume(f"/{number}", str(host)) for number, host in enumerate(hosts))
+    return changed(CONTAINER, volumes=volumes)
+
+
+def test_a_share_is_served_from_its_start_to_its_end(shares: VmShares, tmp_path: Path) -> None:
+    made = container(tmp_path)
+    assert shares.served(LIMIT) == {}
+    shares.start(made, "", LIMIT)
+    assert shares.served(LIMIT) == {made.id.short: True}
+    shares.start(made, "", LIMIT)
+    shares.end(made.id.short, LIMIT)
+    shares.end(made.id.short, LIMIT)
+    assert shares.served(LIMIT) == {}
+
+
+def test_a_volume_that_is_not_there_is_named_and_leaves_nothing(shares: VmShares, tmp_path: Path) -> None:
+    gone = container(tmp_path, tmp_path / "gone")
+    for ask in (lambda: shares.check(gone.spec.volumes, LIMIT), lambda: shares.start(gone, "", LIMIT)):
+        with pytest.raises(NotFound, match=f"{tmp_path}/gone is not there"):
+            ask()
+    shares.check(container(tmp_path).spec.volumes, LIMIT)
+    assert shares.served(LIMIT) == {}
+
+
+def test_a_share_program_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+    client = VmShareClient(TapmanagerConnection(f"{tmp_path}/s", SHARES), f"{tmp_path}/shares", lambda: 1)
+    with pytest.raises(Unavailable, match="systemctl status virtshim-shares"):
+        client.served(LIMIT)

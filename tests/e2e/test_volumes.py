@@ -1,0 +1,141 @@
+"""Directories and files of the node in a guest, and nothing of them left when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from guest import BOOT, READY
+from node import Node
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes]
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Iterator[Path]:
+    """Below it a tmpfs of its own, as kubelet makes for a volume: it can be unmounted as soon as nobody holds it."""
+    claim = tmp_path / "claim"
+    claim.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "virtshim-test", claim], check=True)
+    yield tmp_path
+    if os.path.ismount(claim):
+        subprocess.run(["umount", "-l", claim], check=True)
+
+
+def daemons(node: Node) -> set[int]:
+    """Processes that serve volumes of this node's VMs."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"virtiofsd" in command and f"{node.directory}/run/shares/".encode() in command:
+                found.add(int(entry.name))
+    return found
+
+
+def run(cri: PodClient, container: str, script: str) -> str:
+    done = cri.exec_sync(container, "sh", "-c", script)
+    assert done.exit_code == 0, (done.stdout + done.stderr).decode()
+    return done.stdout.decode()
+
+
+def test_a_guest_has_its_pods_volumes(cri: PodClient, node: Node, image_url: str, volumes: Path) -> None:
+    claim, config_file, shared = volumes / "claim", volumes / "my.cnf", volumes / "shared"
+    config_file.write_text("[mysqld]\n")
+    shared.mkdir()
+    (shared / "seen").write_text("by the guest")
+    os.symlink(shared, volumes / "link")
+    (claim / "owned").write_text("")
+    os.chown(claim / "owned", 1234, 5678)
+    os.chmod(claim / "owned", 0o600)
+    config = pod_config("volumes", f"{node.directory}/logs/volumes")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.command.extend(["sh", "-c", "cat '/srv/it,s here/seen' > /data/first; sync; while :; do sleep 1; done"])
+    for path, host, readonly in (
+        ("/data/sub", shared, False),
+        ("/data", claim, False),
+        ("/srv/it,s here", volumes / "link", True),
+        ("/etc/my.cnf", config_file, True),
+    ):
+        wanted.mounts.add(container_path=path, host_path=str(host), readonly=readonly)
+    made = cri.create(pod, wanted, config)
+    cri.start(made)
+    first = claim / "first"
+    wait_until(lambda: first.exists() and first.read_text(), BOOT, "the command sees its volumes")
+
+    assert first.read_text() == "by the guest"
+    assert run(cri, made, "cat /etc/my.cnf; stat -c '%u %g %a' /data/owned") == "[mysqld]\n1234 5678 600\n"
+    (shared / "later").write_text("from the node")
+    wait_until(lambda: "from the node" in run(cri, made, "cat /data/sub/later 2>&1 || true"), 10, "the guest sees it")
+    run(cri, made, "touch /data/mine && chown 42:43 /data/mine && chmod 2750 /data/mine")
+    mine = (claim / "mine").stat()
+    assert (mine.st_uid, mine.st_gid, mine.st_mode & 0o7777) == (42, 43, 0o2750)
+    lifted = cri.exec_sync(made, "sh", "-c", "mount -o remount,rw '/srv/it,s here'; echo > '/srv/it,s here/x'")
+    assert lifted.exit_code != 0
+    assert not (shared / "x").exists()
+    assert len({mount.container_path for mount in cri.status(made).mounts}) == 4
+    assert daemons(node)
+
+    victim = node.daemons()["virtshim"]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: node.daemons().get("virtshim", victim) != victim, 60, "virtshim runs again")
+    wait_until(lambda: _running(cri, made), 60, "the container is known again")
+    assert run(cri, made, "cat /data/first") == "by the guest"
+
+    cri.stop(made, 0)
+    assert cri.status(made).state == pb.CONTAINER_EXITED
+    subprocess.run(["umount", claim], check=True)  # as kubelet does now; not -l
+    assert daemons(node) == set()
+    assert os.listdir(f"{node.directory}/run/shares") == []
+    cri.remove_pod(pod)
+
+
+def _running(cri: PodClient, container: str) -> bool:
+    try:
+        return cri.status(container).state == pb.CONTAINER_RUNNING
+    except grpc.RpcError:  # it does not serve yet
+        return False
+
+
+def test_a_guest_that_restarts_has_them_again_and_a_daemon_that_dies_is_told(
+    cri: PodClient, node: Node, image_url: str, volumes: Path
+) -> None:
+    (volumes / "claim" / "text").write_text("here")
+    config = pod_config("restarts", f"{node.directory}/logs/restarts")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.mounts.add(container_path="/data", host_path=str(volumes / "claim"))
+    made = cri.create(pod, wanted, config)
+    cri.start(made)
+    log = cri.status(made).log_path
+    wait_for_log(log, READY, BOOT)
+    assert _reads(cri, made) == "here"
+
+    cri.exec_sync(made, "sh", "-c", "(sleep 1; echo b >/proc/sysrq-trigger) >/dev/null 2>&1 &")
+    wait_until(lambda: sum(READY in line for line in log_lines(log)) == 2, BOOT, "the guest is up again")
+    wait_until(lambda: _reads(cri, made) == "here", 60, "it has its volume again")
+
+    for pid in daemons(node):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "virtiofsd" in cri.status(made).message, 60, "the container says so")
+    cri.stop(made, 0)
+    subprocess.run(["umount", volumes / "claim"], check=True)
+    cri.remove_pod(pod)
+
+
+def _reads(cri: PodClient, container: str) -> str:
+    return cri.exec_sync(container, "cat", "/data/text").stdout.decode()

@@ -1,0 +1,68 @@
+"""The script that mounts volumes in a guest, run in mounts of its own with a directory in place of virtiofs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from virtshim.domain.volumes.guest_script import NO_MODULE, NOT_MOUNTED, command
+from virtshim.domain.volumes.shares import SharedVolume
+
+pytestmark = [
+    pytest.mark.volumes,
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount"),
+]
+
+
+def run(
+    tmp_path: Path, volumes: list[SharedVolume], before: str = "", after: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`before` and `after`: shell, around two runs of the script. `mount -t virtiofs` binds `device`."""
+    programs, device = tmp_path / "bin", tmp_path / "device"
+    for directory in (programs, device, tmp_path / "guest"):
+        directory.mkdir(exist_ok=True)
+    (programs / "mount").write_text(
+        '#!/bin/sh\n[ "$2" = virtiofs ] || exec /bin/mount "$@"\n'
+        f'[ -d "{device}" ] && exec /bin/mount -o bind "{device}" "$4"\necho no such device >&2\nexit 32\n'
+    )
+    (programs / "modprobe").write_text("#!/bin/sh\nexit 1\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    script = f"{shlex.join(command(volumes))} || exit $?"
+    start = f"mount -t tmpfs none /run && PATH={programs}:$PATH && {before or ':'}"
+    whole = "\n".join((start, script, script, after or ":"))
+    words = ["unshare", "--mount", "sh", "-c", whole]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_each_volume_is_in_its_place_once_also_below_another_one_and_with_an_odd_name(tmp_path: Path) -> None:
+    for number in (0, 1):
+        (tmp_path / "device" / str(number)).mkdir(parents=True)
+    (tmp_path / "device" / "2").write_text("a file")
+    (tmp_path / "device" / "1" / "x").write_text("inner")
+    top = str(tmp_path / "guest" / "a ,\n$(exit 7)'")
+    volumes = [SharedVolume(top, "/"), SharedVolume(f"{top}/sub", "/", readonly=True), SharedVolume(f"{top}.cnf", "/")]
+    look = f"cat {shlex.quote(top)}/sub/x {shlex.quote(top)}.cnf; grep -c guest/ /proc/self/mountinfo"
+    after = f"{look}; ls /run/virtshim-volumes.*"
+    done = run(tmp_path, volumes, after=after)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["innera file3", "0", "1", "2", ""]
+
+
+def test_a_run_that_was_killed_holds_up_no_other(tmp_path: Path) -> None:
+    (tmp_path / "device" / "0").mkdir(parents=True)
+    before = "state=/run/virtshim-volumes.$(cat /proc/sys/kernel/random/boot_id); mkdir $state; sh -c 'echo $$' > $state/lock"
+    done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], before)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_mounted_is_told(tmp_path: Path) -> None:
+    """The device is not there; a kernel without virtiofs is told apart from that."""
+    done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], f"rmdir {tmp_path}/device")
+    has = any(line.split()[-1] == "virtiofs" for line in Path("/proc/filesystems").read_text().splitlines())
+    assert done.returncode == (NOT_MOUNTED if has else NO_MODULE)
+    assert ("no such device" if has else "module virtiofs") in done.stderr

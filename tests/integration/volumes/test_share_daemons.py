@@ -1,0 +1,225 @@
+"""The real virtiofsd: what it is given, what nobody else sees of it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from podclient import wait_until
+
+from tapmanager.cgroups.tree import VmCgroups, hierarchies
+from tapmanager.errors import TapmanagerError
+from tapmanager.shares.daemons import Place, ShareDaemons
+from tapmanager.shares.plan import SharedMount
+
+pytestmark = [
+    pytest.mark.volumes,
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount"),
+]
+NAME = "0123456789abcdef0123"
+UID = 2130706433
+
+
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+@pytest.fixture
+def daemons() -> ShareDaemons:
+    return ShareDaemons(VmCgroups(hierarchies()))
+
+
+@pytest.fixture
+def place(daemons: ShareDaemons, tmp_path: Path) -> Iterator[Place]:
+    place = Place(f"{tmp_path}/shares/{NAME}")
+    yield place
+    daemons.end(place, soon())
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    directory = tmp_path / "claim"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "virtshim-test", directory], check=True)
+    yield directory
+    if os.path.ismount(directory):
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+def serving(place: Place) -> list[int]:
+    """Those that serve it: one until QEMU calls, two then."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(place.root.encode() in word for word in command) and b"virtiofsd" in command[0]:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def started(daemons: ShareDaemons, place: Place, *mounts: SharedMount, group: str = "") -> int:
+    daemons.start(place, UID, mounts, soon(), group)
+    (pid,) = serving(place)
+    return pid
+
+
+def mounts_of(pid: int) -> dict[str, list[str]]:
+    """Mount point -> the words of mountinfo, as that process sees them."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return {line.split()[4]: line.split() for line in lines}
+
+
+def test_volumes_are_bound_where_nobody_else_sees_them_and_only_the_vms_user_may_call(
+    daemons: ShareDaemons, place: Place, claim: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    os.symlink(claim, tmp_path / "link")
+    mounts = (SharedMount(str(tmp_path / "link")), SharedMount(str(tmp_path / "file"), readonly=True))
+    before = Path("/proc/self/mountinfo").read_text()
+    parent = started(daemons, place, *mounts)
+    seen = mounts_of(parent)
+    assert Path("/proc/self/mountinfo").read_text() == before
+    assert "rw" in seen[f"{place.root}/0"][5].split(",")
+    assert "ro" in seen[f"{place.root}/1"][5].split(",")
+    assert os.listdir(place.root) == []
+    status = os.stat(place.socket)
+    assert (status.st_uid, status.st_mode & 0o777) == (UID, 0o600)
+    assert daemons.all(os.path.dirname(place.directory)) == {NAME: True}
+
+
+def test_its_end_leaves_nothing_and_lets_go_of_the_volumes(daemons: ShareDaemons, place: Place, claim: Path) -> None:
+    started(daemons, place, SharedMount(str(claim)))
+    daemons.end(place, soon())
+    assert serving(place) == []
+    subprocess.run(["umount", claim], check=True)
+    assert not os.path.lexists(place.directory)
+    assert daemons.all(os.path.dirname(place.directory)) == {}
+    daemons.end(place, soon())
+
+
+def test_another_process_ends_what_one_that_was_killed_has_left(place: Place, claim: Path) -> None:
+    second = ShareDaemons(VmCgroups(hierarchies()))
+    script = (
+        "import sys, time; from tapmanager.shares.daemons import *; from tapmanager.shares.plan import SharedMount\n"
+        "ShareDaemons(VmCgroups([])).start(Place(sys.argv[1]), 1, [SharedMount(sys.argv[2])], time.monotonic() + 60)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, place.directory, str(claim)], check=True)
+    assert len(serving(place)) == 1
+    assert second.all(os.path.dirname(place.directory)) == {NAME: True}
+    started(second, place, SharedMount(str(claim)))
+    second.end(place, soon())
+    assert serving(place) == []
+
+
+@pytest.mark.parametrize("made", [(), ("root",), ("root", "group"), ("root", "group", "fs.sock")])
+def test_half_of_a_share_is_ended_like_a_whole_one(
+    daemons: ShareDaemons, place: Place, claim: Path, made: tuple[str, ...]
+) -> None:
+    Path(place.directory).mkdir(parents=True)
+    for name in made:
+        path = Path(place.directory, name)
+        path.mkdir() if name == "root" else path.touch()
+    assert daemons.all(os.path.dirname(place.directory)) == {NAME: False}
+    started(daemons, place, SharedMount(str(claim)))
+    daemons.end(place, soon())
+    assert not os.path.lexists(place.directory)
+
+
+def test_a_daemon_that_was_killed_is_told_and_its_volumes_are_free(
+    daemons: ShareDaemons, place: Place, claim: Path
+) -> None:
+    os.kill(started(daemons, place, SharedMount(str(claim))), signal.SIGKILL)
+    wait_until(lambda: serving(place) == [], 60, "it has ended")
+    assert daemons.all(os.path.dirname(place.directory)) == {NAME: False}
+    subprocess.run(["umount", claim], check=True)
+
+
+def test_it_has_a_cgroup_of_its_own_that_goes_with_it(daemons: ShareDaemons, place: Place, claim: Path) -> None:
+    group = f"/virtshim-test-{os.getpid()}/virtshim-{NAME}-volumes"
+    groups = VmCgroups(hierarchies())
+    try:
+        pid = started(daemons, place, SharedMount(str(claim)), group=group)
+        assert group in Path(f"/proc/{pid}/cgroup").read_text()
+        assert groups.directories(group)
+        ShareDaemons(groups).end(place, soon())
+        assert not groups.directories(group)
+    finally:
+        groups.remove(os.path.dirname(group))
+
+
+def test_what_is_mounted_below_a_volume_later_is_seen_if_that_is_wanted(
+    daemons: ShareDaemons, place: Place, claim: Path
+) -> None:
+    subprocess.run(["mount", "--make-shared", claim], check=True)
+    (claim / "later").mkdir()
+    parent = started(daemons, place, SharedMount(str(claim), follows=True), SharedMount(str(claim)))
+    subprocess.run(["mount", "-t", "tmpfs", "virtshim-test", claim / "later"], check=True)
+    try:
+        assert f"{place.root}/0/later" in mounts_of(parent)
+        assert f"{place.root}/1/later" not in mounts_of(parent)
+    finally:
+        subprocess.run(["umount", claim / "later"], check=True)
+
+
+def test_what_is_no_directory_and_no_file_is_refused_by_name(daemons: ShareDaemons, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/sock")
+        for name, says in (("fifo", "a FIFO"), ("sock", "a socket"), ("gone", "is not there"), ("fifo/x", "not there")):
+            with pytest.raises(TapmanagerError, match=f"{tmp_path}/{name} .*{says}"):
+                daemons.check([SharedMount(f"{tmp_path}/{name}")], soon())
+    with pytest.raises(TapmanagerError, match="/dev/null is a device node"):
+        daemons.check([SharedMount("/dev/null")], soon())
+    daemons.check([SharedMount(str(tmp_path))], soon())
+
+
+def test_a_share_that_cannot_be_started_leaves_nothing(daemons: ShareDaemons, place: Place, tmp_path: Path) -> None:
+    with pytest.raises(TapmanagerError, match="is not there"):
+        daemons.start(place, UID, [SharedMount(str(tmp_path)), SharedMount(f"{tmp_path}/gone")], soon())
+    assert not os.path.lexists(place.directory)
+
+
+def test_two_hundred_volumes_with_odd_names_are_bound_each_to_its_own(
+    daemons: ShareDaemons, place: Place, tmp_path: Path
+) -> None:
+    mounts = []
+    for number in range(200):
+        directory = tmp_path / f"a,b={number}\n"
+        directory.mkdir()
+        mounts.append(SharedMount(str(directory), readonly=number % 2 == 1))
+    parent = started(daemons, place, *mounts)
+    assert sum(point.startswith(f"{place.root}/") for point in mounts_of(parent)) == 200
+
+
+def test_a_volume_whose_server_is_gone_hangs_nobody(daemons: ShareDaemons, place: Place, tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)  # it mounts, and never answers
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"virtshim-test", str(dead).encode(), b"fuse", 0, options.encode()) != 0:
+        os.close(server)
+        pytest.skip(f"NOT TO BE HAD HERE: a FUSE mount ({os.strerror(ctypes.get_errno())})")
+    try:
+        inside = f"{dead}/volume"
+        with pytest.raises(TapmanagerError, match="does not answer in time"):
+            daemons.check([SharedMount(inside)], time.monotonic() + 0.5)
+        with pytest.raises(TapmanagerError, match="does not answer in time"):
+            daemons.start(place, UID, [SharedMount(inside)], time.monotonic() + 1.5)
+        daemons.check([SharedMount(str(tmp_path))], soon())
+        assert not os.path.lexists(place.directory)
+    finally:
+        os.close(server)
+        subprocess.run(["umount", "-l", dead], check=True)

@@ -1,0 +1,158 @@
+"""A container's volumes over its life: served before its VM starts, let go before its end is told, never silently gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.waiting import eventually
+from fakes.world import World, container_config
+
+from virtshim.domain.container import ContainerPhase, Mount
+from virtshim.domain.errors import ShimError, Unavailable, WrongState
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import OffReason
+from virtshim.domain.volumes.guest_script import NO_MODULE
+
+DATA = container_config(mounts=(Mount("/data", "/srv"), Mount("/data/sub", "/srv/sub", readonly=True)))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.pull()
+    yield world
+    world.close()
+
+
+def running(world: World) -> ContainerId:
+    made = world.create(world.run(), config=DATA)
+    world.start(made)
+    return made
+
+
+def mount_scripts(world: World) -> list[GuestCommand]:
+    return [command for command in world.outside.guests.commands if "virtshim-volumes" in command.argv]
+
+
+def test_they_are_served_before_the_vm_starts_and_its_memory_is_shared(world: World) -> None:
+    made = world.create(world.run(), config=DATA)
+    world.journal.calls.clear()
+    world.start(made)
+    assert world.journal.calls.index("shares.start") < world.journal.calls.index("vms.start")
+    (spec,) = world.outside.vms.running()
+    assert spec.shares_socket == f"/run/virtshim/shares/{made.short}/fs.sock"
+
+
+def test_a_container_without_volumes_has_no_daemon(world: World) -> None:
+    world.running()
+    assert world.outside.shares.shares == {}
+    (spec,) = world.outside.vms.running()
+    assert spec.shares_socket == ""
+
+
+def test_they_are_let_go_before_the_end_is_told(world: World) -> None:
+    made = running(world)
+    ended_before = []
+    world.records.containers.on_change(
+        lambda _before, now: (
+            ended_before.append(dict(world.outside.shares.shares))
+            if now is not None and now.phase is ContainerPhase.EXITED
+            else None
+        )
+    )
+    world.outside.vms.end(world.domain(made), OffReason.SHUTDOWN)
+    world.deliver()
+    assert ended_before == [{}]
+
+
+def test_an_end_is_not_told_while_they_are_held(world: World) -> None:
+    made = running(world)
+    world.outside.shares.error = WrongState("process 7, which serves volumes to a VM, does not end")
+    with pytest.raises(ShimError, match="does not end"):
+        world.stop(made)
+    assert world.container(made).is_running
+    world.outside.shares.error = None
+    world.stop(made)
+    assert world.container(made).phase is ContainerPhase.EXITED
+    assert world.outside.shares.shares == {}
+
+
+def test_a_start_that_fails_leaves_none(world: World) -> None:
+    made = world.create(world.run(), config=DATA)
+    world.outside.shares.missing.add("/srv/sub")
+    with pytest.raises(ShimError, match="/srv/sub"):
+        world.start(made)
+    assert world.container(made).phase is ContainerPhase.EXITED
+    assert world.outside.shares.shares == {}
+
+
+def test_a_daemon_that_has_ended_is_told_until_the_container_ends(world: World) -> None:
+    made = running(world)
+    world.app.watch.look()
+    assert world.container(made).status.trouble == ""
+    world.outside.shares.dead.add(made.short)
+    world.app.watch.look()
+    assert "virtiofsd" in world.container(made).status.trouble
+    assert "restart the container" in world.container(made).status.trouble
+
+
+def test_a_guest_without_virtiofs_is_told_in_the_message(world: World) -> None:
+    world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(
+        NO_MODULE, b"", b"its kernel has no virtiofs (module virtiofs, Linux 5.4)\n"
+    )
+    made = running(world)
+    eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
+    assert "module virtiofs" in world.container(made).status.trouble
+
+
+def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
+    made = running(world)
+    eventually(lambda: len(mount_scripts(world)) == 1)
+    assert mount_scripts(world)[0].argv[-6:] == ("0", "/data", "rw", "1", "/data/sub", "ro")
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("volumes-")])
+    world.app.guest_mounts.changed(world.domain(made))
+    eventually(lambda: len(mount_scripts(world)) == 2)
+
+
+def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: World) -> None:
+    def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        raise WrongState("the agent may not run commands")
+
+    world.outside.guests.do = refuses
+    made = running(world)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("volumes-")])
+    world.app.watch.look()
+    assert world.container(made).status.trouble == ""
+
+
+def test_such_a_vm_cannot_be_checkpointed(world: World) -> None:
+    made = running(world)
+    with pytest.raises(WrongState, match=r"volumes .*/data"):
+        world.do.checkpoint_container.checkpoint(world.container(made), "/var/x.tar", world.deadline())
+
+
+def test_daemons_of_nobody_and_of_the_ended_are_ended_by_the_next_start_and_others_are_not(world: World) -> None:
+    made = running(world)
+    volumes = world.container(made).spec.volumes
+    world.outside.shares.shares["f" * 20] = volumes
+    world = world.recovered()
+    try:
+        assert set(world.outside.shares.shares) == {made.short}
+    finally:
+        world.close()
+
+
+def test_a_node_whose_share_program_is_away_starts_and_ends_nothing(world: World) -> None:
+    made = running(world)
+    world.outside.shares.gone = True
+    world = world.recovered()
+    try:
+        assert world.container(made).is_running
+        with pytest.raises(Unavailable):
+            world.create(world.run("other"), config=DATA)
+    finally:
+        world.close()

@@ -1,0 +1,128 @@
+"""What the share program reads, and how virtiofsd is called; its work is in tests/integration/volumes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapmanager.errors import TapmanagerError
+from tapmanager.peer import Peer
+from tapmanager.shares import plan, verbs
+from tapmanager.shares.__main__ import ShareSettings, load
+from tapmanager.shares.daemons import Place, ShareDaemons
+from tapmanager.shares.plan import SharedMount
+from virtshim.config import Shares
+
+ROOT, QEMU = Peer(0, 1), Peer(2130706433, 2)
+ID = "0123456789abcdef" * 4
+
+
+class Recorded(ShareDaemons):
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def check(self, *args: Any) -> None:
+        self.calls.append(("check", *args[:-1]))
+
+    def start(self, place: Place, uid: int, mounts: Any, until: float, group: str = "") -> None:
+        self.calls.append(("start", place.directory, uid, tuple(mounts), group))
+
+    def end(self, place: Place, until: float) -> None:
+        self.calls.append(("end", place.directory))
+
+
+def ask(daemons: ShareDaemons, verb: str, args: dict[str, Any], peer: Peer = ROOT) -> Any:
+    return verbs.perform(daemons, {"verb": verb, "args": args, "timeout": 5.0}, peer, time.monotonic() + 5).ok
+
+
+def share(**changes: Any) -> dict[str, Any]:
+    args = {"directory": "/run/shares", "container": ID, "uid": 7, "parent": "/kubepods/pod1", "mounts": []}
+    return args | changes
+
+
+def test_a_share_is_named_by_its_container_and_its_cgroup_is_below_its_pods() -> None:
+    daemons = Recorded()
+    mount = {"host_path": "/srv", "readonly": True, "follows": True}
+    ask(daemons, "share", share(mounts=[mount]))
+    ask(daemons, "share", share(parent=""))
+    ask(daemons, "unshare", {"directory": "/run/shares", "name": ID[:20]})
+    group = f"/kubepods/pod1/virtshim-{ID}-volumes"
+    assert daemons.calls == [
+        ("start", f"/run/shares/{ID[:20]}", 7, (SharedMount("/srv", readonly=True, follows=True),), group),
+        ("start", f"/run/shares/{ID[:20]}", 7, (), ""),
+        ("end", f"/run/shares/{ID[:20]}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        ("share", share(container="../../etc")),
+        ("share", share(directory="/run/../etc")),
+        ("share", share(directory="run")),
+        ("share", share(directory="/")),
+        ("share", share(parent="/a/../b")),
+        ("share", share(uid=-1)),
+        ("share", share(mounts=[{"host_path": "srv"}])),
+        ("share", share(mounts=[{"host_path": "/srv", "readonly": "yes"}])),
+        ("share", share(mounts=[{"host_path": "/srv"}] * 257)),
+        ("share", share(more=1)),
+        ("unshare", {"directory": "/run", "name": "../etc"}),
+        ("unshare", {"directory": "/run", "name": ID}),
+        ("check", {"mounts": [{"host_path": "/a\0b"}]}),
+        ("list", {"directory": "/run/"}),
+        ("mount", {}),
+    ],
+)
+def test_a_request_that_could_lead_elsewhere_is_refused(verb: str, args: dict[str, Any]) -> None:
+    daemons = Recorded()
+    with pytest.raises(TapmanagerError) as refused:
+        ask(daemons, verb, args)
+    assert (refused.value.kind, daemons.calls) == ("invalid", [])
+
+
+@pytest.mark.hostile
+def test_qemu_may_ask_for_nothing() -> None:
+    for verb in ("check", "share", "unshare", "list"):
+        with pytest.raises(TapmanagerError, match="root only"):
+            ask(Recorded(), verb, {}, QEMU)
+
+
+def test_both_virtiofsds_are_told_by_their_version_and_get_the_same_in_their_own_words() -> None:
+    assert not plan.is_rust(
+        "virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7)\nusing FUSE kernel interface version 7.36\n"
+    )
+    assert plan.is_rust("virtiofsd 1.10.1\n")
+    ours = plan.command_line("/v", 3, "/run/shares/x/root", rust=False)
+    rust = plan.command_line("/v", 3, "/run/shares/x/root", rust=True)
+    assert ours[:4] == ("/v", "--fd=3", "-o", "source=/run/shares/x/root")
+    assert rust[:3] == ("/v", "--fd=3", "--shared-dir=/run/shares/x/root")
+    for words in (" ".join(ours), " ".join(rust)):
+        assert "sandbox=namespace" in words
+        assert "modcaps=-mknod:-setfcap" in words
+        assert "submounts" in words
+    for command in (ours, rust, ("python", "launcher.py", "serve", "/run/shares/x/root")):
+        assert plan.serves(command, "/run/shares/x/root")
+        assert not plan.serves(command, "/run/shares/y/root")
+
+
+def test_its_settings_are_virtshims_and_come_from_the_same_files(tmp_path: Path) -> None:
+    assert ShareSettings() == ShareSettings(**Shares().model_dump()) == load(None)
+    file = tmp_path / "config.toml"
+    file.write_text('[shares]\nsocket = "/a"\nvirtiofsd = "/v"\n[other]\nx = 1\n')
+    (tmp_path / "config.toml.d").mkdir()
+    (tmp_path / "config.toml.d" / "10.toml").write_text('[shares]\nsocket = "/b"\n')
+    assert load(str(file)) == ShareSettings("/b", "/v")
+    file.write_text("[shares]\ncolour = 1\n")
+    with pytest.raises(TapmanagerError, match="colour"):
+        load(str(file))
+
+
+def test_no_virtiofsd_is_told_with_the_remedy() -> None:
+    missing = ShareDaemons(None, "/nowhere/virtiofsd")  # type: ignore[arg-type]  # not asked for
+    with pytest.raises(TapmanagerError, match="no virtiofsd at /nowhere/virtiofsd; install it") as refused:
+        missing.check([], time.monotonic() + 5)
+    assert refused.value.kind == "unavailable"

@@ -1,0 +1,71 @@
+"""The volumes of containers, on the node's side: whether they can be had; served as long as the VM is there."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+from virtshim.domain.container import Container, ContainerConfig
+from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.volumes.pod_mounts import volumes_of
+from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
+from virtshim.ports.records import Records
+from virtshim.ports.shares import VmShares
+
+_DAEMON_ENDED: Final = (
+    "its volumes are gone: the daemon that served them (virtiofsd) has ended, and a guest cannot be given another one; restart "
+    "the container"
+)
+
+
+@dataclass(slots=True)
+class PodVolumes:
+    """`timeout`: seconds for a call to the share program. Nothing is asked for containers without volumes."""
+
+    records: Records
+    shares: VmShares
+    timeout: float
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _unserved: frozenset[str] = frozenset()
+    _in_guest: dict[str, str] = field(default_factory=dict)
+
+    def admit(self, config: ContainerConfig) -> tuple[SharedVolume, ...]:
+        """As they will be numbered in the guest. Raises ShimError for those that it cannot have."""
+        volumes = volumes_of(config.mounts, config.annotations)
+        if volumes:
+            refuse_odd(volumes)
+            self.shares.check(volumes, self.timeout)
+        return volumes
+
+    def start(self, container: Container, sandbox: Sandbox) -> None:
+        """Before its VM starts."""
+        if container.spec.volumes:
+            self.shares.start(container, sandbox.config.cgroup_parent, self.timeout)
+
+    def end(self, container: Container) -> None:
+        """When its VM is off, and before anybody is told: kubelet unmounts them then."""
+        if container.spec.volumes:
+            self.shares.end(container.id.short, self.timeout)
+            self.note(container, "")
+
+    def look(self) -> None:
+        """Whether those of running containers are served."""
+        running = [c.id.short for c in self.records.containers.all() if c.is_running and c.spec.volumes]
+        served = self.shares.served(self.timeout) if running else {}
+        with self._lock:
+            self._unserved = frozenset(name for name in running if not served.get(name))
+
+    def note(self, container: Container, trouble: str) -> None:
+        """What is wrong with them in the guest; "" for nothing."""
+        with self._lock:
+            if trouble:
+                self._in_guest[container.id.short] = trouble
+            else:
+                self._in_guest.pop(container.id.short, None)
+
+    def trouble(self, container: Container) -> str:
+        """For display; "" if there is none. From memory."""
+        name = container.id.short
+        with self._lock:
+            return _DAEMON_ENDED if name in self._unserved else self._in_guest.get(name, "")
