@@ -19,6 +19,7 @@ from podclient import wait_until
 from work import Work, working
 
 from criproto.runtime_v1 import api_pb2 as pb
+from tapmanager.cgroups.tree import VmCgroups, hierarchies
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults]
 
@@ -56,6 +57,9 @@ def reboot(node: MortalNode, sandboxes: list[str], boot: str) -> None:
     wait_until(lambda: not node.qemu_pids() | node.virtiofsd_pids(), SOON, "no QEMU runs, and no virtiofsd")
     for sandbox in sandboxes:
         subprocess.run(["ip", "netns", "delete", f"virtshim-{sandbox[:20]}"], check=True)
+    groups = VmCgroups(hierarchies())
+    for written in Path(node.settings.paths.run_dir).glob("shares/*/group"):
+        groups.remove(written.read_text())
     shutil.rmtree(node.settings.paths.run_dir)
     shutil.rmtree(f"{node.directory}/libvirt/run", ignore_errors=True)
     os.makedirs(node.settings.paths.run_dir, mode=0o711)
