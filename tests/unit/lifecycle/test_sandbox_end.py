@@ -119,7 +119,9 @@ STEPS += ["records.sandboxes.replace", "records.sandboxes.delete"]
 def test_a_removal_that_failed_forgets_nothing_and_the_next_finishes_it(world: World, step: str, after: bool) -> None:
     sandbox, _ = world.running()
     record = world.sandbox(sandbox)
-    world.journal.fail(step, Unavailable("not now"), after=after)
+    # A disk is deleted when its container ends, where a failure holds up nothing, and by the removal again.
+    times = 2 if step == "disks.delete" else 1
+    world.journal.fail(step, Unavailable("not now"), times=times, after=after)
     with pytest.raises(Unavailable):
         world.remove_sandbox(sandbox)
     assert world.leftovers() == []
