@@ -108,7 +108,7 @@ def test_no_harm_is_done_by(node: tuple[World, Client], attempt: Harmless) -> No
     made = client.create(sandbox, **attempt.container)
     assert definition(world, made) == wanted
     client.start(made)
-    assert client.status(made).state == pb.CONTAINER_RUNNING
+    assert client.status(made).started_at  # one whose command ends at once may have exited by now
     documents = seed_documents(world.outside.seeds.requests[ContainerId(made)])
     assert documents.user_data.splitlines()[0] == "#cloud-config"
     paths = [there.spec.log_file for there in world.records.containers.all()]
