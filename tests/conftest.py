@@ -30,6 +30,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 # Areas that touch the machine: their tests are followed by a leak check.
 _OUTSIDE = ("network", "guest", "e2e", "faults", "images", "devices")
+# Fixtures that start what serves many tests come first, so that it is part of the picture on both sides.
+_SHARED = ("node", "debian")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +53,8 @@ def missing_for(area: str) -> str:
                 return f"needs {program}; run make setup"
         if not (PROJECT / "build" / "guest.qcow2").exists():
             return "needs build/guest.qcow2; run make guest"
+    if area == "debian" and not (PROJECT / "build" / "debian.qcow2").exists():
+        return "needs build/debian.qcow2; run make debian-guest"
     if area == "network" and not Path("/usr/lib/cni/bridge").exists():
         return "needs the CNI plugins; run make setup"
     return ""
@@ -121,8 +125,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if not any(request.node.get_closest_marker(area) for area in _OUTSIDE):
         yield
         return
-    # Session fixtures (a running node) come first, so that they are part of the picture on both sides.
-    for name in ("node",):
+    for name in _SHARED:
         if name in request.fixturenames:
             request.getfixturevalue(name)
     before = Snapshot.take()

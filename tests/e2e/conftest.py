@@ -32,6 +32,7 @@ def node(node_root: str) -> Iterator[Node]:
     # CNI plugins of our own, beside the distribution's.
     config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
     config += "[cri]\npod_commands = 60\n"  # one test runs more at once than a pod should
+    config += "[vm]\nagent_timeout = 900\n"  # a real distribution boots for minutes under emulation
     node = Node(f"{node_root}/n", pod_cidr=free_cidr(), config=config)
     try:
         node.up()

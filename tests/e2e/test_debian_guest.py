@@ -1,0 +1,229 @@
+"""A real Debian as a pod: systemd, udev, cloud-init with netplan, the QEMU guest agent, OpenSSH. What we write for guests is
+read here by what reads it at users'. One VM serves all tests; the last one stops it, and boots its disk once more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.spdy import close_all, spdy
+from guest import ping
+from node import Node
+from podclient import PodClient, container_config, log_lines, pod_config, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+# Under emulation, and beside other tests, it boots for minutes.
+PATIENCE = 900
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.debian, pytest.mark.timeout(2 * PATIENCE)]
+
+GIB = 1 << 30
+USER_DATA = """
+write_files:
+- path: /etc/from-user-data
+  content: written
+runcmd:
+- echo ran on $(hostname) >> /var/lib/boots
+"""
+JOB = """
+until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done
+id -un; pwd; echo $GREETING; hostname
+cat /var/lib/cloud/data/instance-id /var/lib/boots
+df --output=size -B1 / | tail -n 1
+echo trouble >&2
+exit 3
+"""
+
+
+class Debian:
+    """A pod whose root disk lives as long as it does, and the container that runs in it now."""
+
+    def __init__(self, cri: PodClient, node: Node, image: str, key: Path) -> None:
+        self.cri = cri
+        self._image = cri.pull(image)
+        public = key.with_suffix(".pub").read_text()
+        annotations = {
+            "VirtletRootVolumeSize": "3Gi",
+            "VirtletSSHKeys": public,
+            "VirtletCloudInitUserData": USER_DATA,
+            "virtshim.io/root-disk": "pod",
+            "virtshim.io/forward": "agent",
+        }
+        self._config = pod_config("debian-pod", f"{node.directory}/logs/debian", annotations=annotations)
+        self.pod = cri.run_pod(self._config)
+        self.address = cri.pod_ip(self.pod)
+        self.containers: list[str] = []
+
+    def begin(self, *command: str) -> str:
+        """Another container on the pod's disk: its id."""
+        wanted = container_config(self._image, memory=512 << 20, attempt=len(self.containers))
+        wanted.linux.security_context.run_as_user.value = 1000  # whom cloud-init makes
+        wanted.working_dir = "/var/lib/cloud"
+        wanted.envs.add(key="GREETING", value=b"hello there")
+        wanted.command.extend(command)
+        self.containers.append(self.cri.create(self.pod, wanted, self._config))
+        self.cri.start(self.containers[-1])
+        return self.containers[-1]
+
+    def comes_up(self) -> None:
+        """Returns when cloud-init has done all that it does at a boot."""
+        done = self.run("until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done", PATIENCE)
+        assert done.exit_code == 0, done.stderr
+
+    def run(self, script: str, timeout: int = 0) -> pb.ExecSyncResponse:
+        return self.cri.exec_sync(self.containers[-1], "sh", "-c", script, timeout=timeout)
+
+    def says(self, script: str) -> str:
+        done = self.run(script)
+        assert done.exit_code == 0, (done.stdout, done.stderr)
+        return done.stdout.decode().strip()
+
+    def is_running(self) -> bool:
+        return bool(self.containers) and self.cri.status(self.containers[-1]).state == pb.CONTAINER_RUNNING
+
+    def log_of(self, container: str) -> str:
+        return "\n".join(log_lines(self.cri.status(container).log_path))
+
+
+@pytest.fixture(scope="module")
+def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    key = tmp_path_factory.mktemp("ssh") / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    return key
+
+
+@pytest.fixture(scope="module")
+def debian_pod(node: Node, image_url: str, ssh_key: Path) -> Iterator[Debian]:
+    with PodClient(node.socket) as cri:
+        made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key)
+        yield made
+        cri.remove_pod(made.pod)
+
+
+@pytest.fixture
+def debian(debian_pod: Debian) -> Debian:
+    """It runs, and cloud-init has ended."""
+    if not debian_pod.is_running():
+        debian_pod.begin()
+    debian_pod.comes_up()
+    return debian_pod
+
+
+def test_the_root_disk_is_vda_and_has_grown_to_what_the_pod_asks_for(debian: Debian):
+    assert debian.says("findmnt --noheadings --output SOURCE /") == "/dev/vda1"
+    assert int(debian.says("cat /sys/class/block/vda/size")) * 512 == 3 * GIB
+    assert int(debian.says("df --output=size -B1 / | tail -n 1")) > 2.8 * GIB, "partition and file system too"
+    assert debian.says("ls /dev/disk/by-id | grep virtio-root") == "virtio-root\nvirtio-root-part1\nvirtio-root-part14"
+
+
+def test_cloud_init_found_the_seed_and_no_fault_in_it(debian: Debian):
+    result = json.loads(debian.says("cat /run/cloud-init/result.json"))["v1"]
+    assert result["errors"] == []
+    assert result["datasource"].startswith("DataSourceNoCloud [seed=/dev/vdb]")
+    assert debian.says("cat /run/cloud-init/status.json | grep -c Warning || true") == "0"
+    assert debian.says("sudo grep -h WARNING /var/log/cloud-init.log || true") == ""
+
+
+def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
+    assert debian.says("hostname; cat /etc/hostname /etc/from-user-data").split() == [
+        "debian-pod",
+        "debian-pod",
+        "written",
+    ]
+    assert debian.says("cat /var/lib/boots").splitlines()[-1] == "ran on debian-pod"
+
+
+def test_netplan_gives_the_nic_the_pods_address_routes_and_name_servers(debian: Debian, node: Node):
+    (nic,) = json.loads(debian.says("ip -json -4 address show dev eth0"))
+    assert [one["local"] for one in nic["addr_info"]] == [debian.address]
+    (default,) = json.loads(debian.says("ip -json route show default"))
+    assert default["gateway"] == f"{node.pod_cidr.removesuffix('0/16')}1"
+    resolver = debian.says("cat /run/systemd/resolve/resolv.conf").splitlines()
+    assert {"nameserver 10.96.0.10", "search default.svc.cluster.local"} <= set(resolver)
+    assert ping(debian.address)
+    assert "1 received" in debian.says(f"sudo ping -c 1 -W 10 {default['gateway']}")
+    assert debian.says("networkctl --no-pager status eth0 | grep -c 'State: routable' || true") == "1"
+
+
+def test_a_person_with_the_pods_key_logs_in_over_the_network(debian: Debian, ssh_key: Path):
+    options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "BatchMode=yes", "ConnectTimeout=60"]
+    done = subprocess.run(
+        ["ssh", "-i", ssh_key, *(word for one in options for word in ("-o", one)), f"debian@{debian.address}",
+         "hostname; sudo --non-interactive id -un; exit 7"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (7, ["debian-pod", "root"]), done.stderr
+
+
+def test_commands_run_as_the_containers_user_in_its_directory_with_its_environment(debian: Debian):
+    assert debian.says("id -un; id -u; pwd; echo $HOME; echo $GREETING").splitlines() == [
+        "debian", "1000", "/var/lib/cloud", "/home/debian", "hello there",
+    ]  # fmt: skip
+    assert "sudo" in debian.says("id -Gn").split(), "the groups that /etc/group gives the user"
+    done = debian.run("echo out; echo err >&2; exit 9")
+    assert (done.exit_code, done.stdout, done.stderr) == (9, b"out\n", b"err\n")
+    assert debian.run("kill -9 $$").exit_code == 137
+    assert debian.cri.exec_sync(debian.containers[-1], "no-such-program").exit_code == 127
+    assert len(debian.run("head -c 3000000 /dev/zero").stdout) == 3_000_000
+
+
+def test_a_command_has_a_terminal_that_is_its_users(debian: Debian):
+    words = ["sh", "-c", "stty size; test -O $(tty) && echo mine; read word; echo said $word; exit 4"]
+    request = pb.ExecRequest(container_id=debian.containers[-1], cmd=words, tty=True, stdin=True, stdout=True)
+    client = spdy(debian.cri.runtime.Exec(request, timeout=60).url)
+    streams = {name: client.open(streamtype=name) for name in ("error", "stdin", "stdout", "resize")}
+    client.until(lambda: client.replied >= set(streams.values()))
+    client.write(streams["stdin"], b"hello\r")
+    client.until(lambda: b"said hello\r\n" in client.received[streams["stdout"]])
+    assert b"mine\r\n" in client.received[streams["stdout"]]
+    assert b'"4"' in client.read_all(streams["error"])
+    close_all()
+
+
+def test_port_forward_reaches_what_listens_on_the_guests_own_loopback(debian: Debian):
+    """Dialed by what Debian has for it."""
+    request = pb.PortForwardRequest(pod_sandbox_id=debian.pod)
+    client = spdy(debian.cri.runtime.PortForward(request, timeout=60).url, "portforward.k8s.io")
+    client.open(streamtype="error", fin=True, port="22", requestid="0")
+    data = client.open(streamtype="data", port="22", requestid="0")
+    client.until(lambda: b"SSH-2.0-OpenSSH" in client.received[data])
+    close_all()
+
+
+def test_the_console_is_the_containers_log(debian: Debian):
+    log = debian.log_of(debian.containers[0])
+    assert "Linux version" in log
+    assert "Welcome to" in log
+    assert "debian-pod login:" in log
+
+
+def test_the_guest_agent_tells_what_runs(debian: Debian):
+    request = pb.ContainerStatusRequest(container_id=debian.containers[-1], verbose=True)
+    told = json.loads(debian.cri.runtime.ContainerStatus(request, timeout=60).info["guestInfo"])
+    assert told["system"]["pretty-name"] == "Debian GNU/Linux 12 (bookworm)"
+    assert told["hostname"] == "debian-pod"
+
+
+def test_systemd_hears_the_power_button_and_the_next_container_is_a_new_instance_on_the_same_disk(debian: Debian):
+    instance = debian.says("cat /var/lib/cloud/data/instance-id")
+    first = debian.containers[-1]
+    boots = debian.says("cat /var/lib/boots").splitlines()
+    debian.cri.stop(first, PATIENCE)
+    status = debian.cri.status(first)
+    assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 143, "Error")
+    assert "Reached target" in (log := debian.log_of(first))
+    assert "Power down" in log, "systemd went through all of its shut-down"
+
+    second = debian.begin("sh", "-c", JOB)
+    wait_until(lambda: not debian.is_running(), PATIENCE, "the container's command has ended")
+    status = debian.cri.status(second)
+    assert (status.exit_code, status.reason) == (3, "Error")
+    *said, size = [line for line in debian.log_of(second).splitlines() if line != "trouble"]
+    assert said[:4] == ["debian", "/var/lib/cloud", "hello there", "debian-pod"]
+    assert said[4].startswith("i-")
+    assert said[4] != instance
+    assert said[5:] == [*boots, "ran on debian-pod"], "what is done for each new instance was done again"
+    assert int(size) > 2.8 * GIB
