@@ -21,7 +21,7 @@ from fakes.kubelet_requests import (
 )
 from guest import BOOT, READY
 from kubelet_cgroups import KubeletCgroups, kubelet_cgroups
-from podclient import PodClient, container_config, pod_config, wait_for_log
+from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.machine import has_cgroup_v2
@@ -234,3 +234,51 @@ def test_pods_of_every_class_are_run_resized_restarted_and_deleted(groups, cri, 
     assert groups.taken_for_pods() == set()
     for qos in Qos:
         assert {name for name in groups.children(groups.root + qos.value) if name.startswith("virtshim-")} == set()
+
+
+# --- every restart policy
+
+
+def begins_again(policy: str, status: pb.ContainerStatus) -> bool:
+    """kubelet's rule (ShouldContainerBeRestarted) for a container that has ended."""
+    assert status.state == pb.CONTAINER_EXITED
+    return policy == "Always" or (policy == "OnFailure" and status.exit_code != 0)
+
+
+def test_what_has_ended_is_begun_again_as_the_restart_policy_says(groups, cri, node, image_url):
+    image = cri.pull(f"{image_url}/guest.qcow2")
+    asked = Asked(cpu=100, memory=128 * MIB, memory_limit=128 * MIB)
+    config = pod_config("policies", f"{node.directory}/logs/policies")
+    own = groups.make_pod(config.metadata.uid, asked)
+    config.linux.CopyFrom(sandbox_linux(asked, own))
+    pod = Pod(cri, groups, asked, config, own, cri.run_pod(config))
+
+    # A guest that shuts itself down has done what it was for.
+    pod.start(image)
+    pod.wait_until_up()
+    cri.exec_sync(pod.container, "poweroff")
+    wait_until(lambda: cri.status(pod.container).state == pb.CONTAINER_EXITED, BOOT, "the guest has shut down")
+    done = cri.status(pod.container)
+    assert (done.exit_code, done.reason) == (0, "Completed")
+    assert [begins_again(policy, done) for policy in ("Always", "OnFailure", "Never")] == [True, False, False]
+
+    # One that its liveness probe killed has not: a Job begins it again.
+    pod.attempt += 1
+    pod.start(image)
+    pod.wait_until_up()
+    cri.stop(pod.container, 30)
+    killed = cri.status(pod.container)
+    assert (killed.exit_code, killed.reason) == (143, "Error")
+    assert [begins_again(policy, killed) for policy in ("Always", "OnFailure", "Never")] == [True, True, False]
+
+    # Nor has one whose node was drained: nobody takes it for a success.
+    pod.attempt += 1
+    pod.start(image)
+    pod.wait_until_up()
+    cri.stop(pod.container, 30)
+    cri.stop_pod(pod.sandbox)
+    drained = cri.status(pod.container)
+    assert (drained.exit_code, drained.reason) == (143, "Error")
+    groups.remove_pod(own)
+    cri.remove_pod(pod.sandbox)
+    assert groups.taken_for_pods() == set()

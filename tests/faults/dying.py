@@ -32,38 +32,63 @@ class Steps:
         self._spared: list[int] = []
 
     def take(self, name: str, do: Callable[[], R]) -> R:
-        dies = self._next(name)
+        dies, order = self._next(name)
         if dies == "before":
-            self._strike()
+            self._strike(order)
         result = do()
         if dies == "after":
-            self._strike()
+            self._strike(order)
         return result
 
-    def _strike(self) -> None:
+    def _strike(self, order: object) -> None:
         if not self._spared:
             self._die()
             return
-        for pid in qemu_pids(os.path.dirname(self._order)):
-            if pid not in self._spared:
-                os.kill(pid, signal.SIGKILL)
-                with open(f"{self._order}.killed", "a") as killed:
-                    killed.write(f"{pid}\n")
+        if not self._claim(order):
+            return
+        try:
+            for pid in qemu_pids(os.path.dirname(self._order)):
+                if pid not in self._spared:
+                    os.kill(pid, signal.SIGKILL)
+                    with open(f"{self._order}.killed", "a") as killed:
+                        killed.write(f"{pid}\n")
+        finally:
+            _claimed(self._order).unlink()
 
-    def _next(self, name: str) -> str:
+    def _claim(self, order: object) -> bool:
+        """False if it was withdrawn meanwhile: the step may be a thread's whose call has returned long since. What is claimed
+        the test waits for."""
         with self._lock:
             try:
-                status, text = self._order.stat(), self._order.read_text()
+                if self._read() != order:
+                    return False
+                self._order.rename(_claimed(self._order))
             except FileNotFoundError:
-                return ""
-            if (status.st_mtime_ns, text) != self._known:
-                self._known = (status.st_mtime_ns, text)
-                number, self._when, *spared = text.split()
+                return False
+            return True
+
+    def _next(self, name: str) -> tuple[str, object]:
+        """Whether anything dies at this step, "before" or "after" it, and by which order."""
+        with self._lock:
+            try:
+                order = self._read()
+            except FileNotFoundError:
+                return "", None
+            if order != self._known:
+                self._known = order
+                number, self._when, *spared = order[1].split()
                 self._at, self._count, self._spared = int(number), 0, [int(pid) for pid in spared]
             self._count += 1
             with open(f"{self._order}.steps", "a") as steps:
                 steps.write(f"{name}\n")
-            return self._when if self._count == self._at else ""
+            return self._when if self._count == self._at else "", order
+
+    def _read(self) -> tuple[int, str]:
+        return self._order.stat().st_mtime_ns, self._order.read_text()
+
+
+def _claimed(order: Path) -> Path:
+    return Path(f"{order}.claimed")
 
 
 def qemu_pids(path: str = "") -> set[int]:
@@ -115,6 +140,10 @@ class Killer:
 
     def disarm(self) -> None:
         Path(self.order).unlink(missing_ok=True)
+
+    def is_striking(self) -> bool:
+        """Nothing dies any more once the killer is disarmed and this is false."""
+        return _claimed(Path(self.order)).exists()
 
     def steps(self) -> list[str]:
         return Path(f"{self.order}.steps").read_text().split()

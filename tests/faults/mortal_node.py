@@ -273,6 +273,7 @@ class MortalNode:
             yield
         finally:
             self.killers[name].disarm()
+            wait_until(lambda: not self.killers[name].is_striking(), 30, "the strike is over")
 
 
 def _answers(cri: PodClient) -> bool:
