@@ -96,4 +96,5 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     cri.stop(container, 30)
     stopped = stats(cri, container)
     assert not stopped.HasField("cpu")
-    assert stopped.writable_layer.used_bytes.value >= 12 * MIB
+    # An ended container has given its disk's room back.
+    assert 0 < stopped.writable_layer.used_bytes.value < 12 * MIB
