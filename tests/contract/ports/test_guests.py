@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import tempfile
 import threading
@@ -152,10 +151,12 @@ class OnThisMachine(World):
         self._guest.close()
 
     def lose_command(self) -> None:
+        """Its last shell may still be about to write."""
         self._guest.restart_agent()
-        for path in sorted(self._guest.run.rglob("*"), reverse=True):
-            with contextlib.suppress(FileNotFoundError):
-                path.rmdir() if path.is_dir() else path.unlink()
+        lost = self._guest.run.with_name("lost")
+        lost.mkdir()
+        for path in self._guest.run.iterdir():
+            path.rename(lost / path.name)
 
     def call_guest(self, name: str) -> None:
         self._guest.canned["guest-get-host-name"] = {"host-name": name}
