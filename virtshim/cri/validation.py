@@ -35,7 +35,7 @@ def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
     context = linux.security_context
     return [
         *_namespaces(context.namespace_options),
-        *_profiles(context.seccomp, context.seccomp_profile_path, context.apparmor, ""),
+        *_profiles(context.privileged, context.seccomp, context.seccomp_profile_path, context.apparmor, ""),
         *_group_alone(context.HasField("run_as_group"), context.HasField("run_as_user")),
         *(
             f"config.linux.sysctls[{name}] cannot be set from outside a virtual machine; remove it from "
@@ -51,7 +51,13 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
     has_user = context.HasField("run_as_user") or context.run_as_username != ""
     return [
         *_namespaces(context.namespace_options),
-        *_profiles(context.seccomp, context.seccomp_profile_path, context.apparmor, context.apparmor_profile),
+        *_profiles(
+            context.privileged,
+            context.seccomp,
+            context.seccomp_profile_path,
+            context.apparmor,
+            context.apparmor_profile,
+        ),
         *_group_alone(context.HasField("run_as_group"), has_user),
         *(fault for mount in config.mounts for fault in _mount(mount)),
         *(
@@ -104,7 +110,16 @@ def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:
         )
 
 
-def _profiles(seccomp: pb.SecurityProfile, seccomp_path: str, apparmor: pb.SecurityProfile, path: str) -> Iterator[str]:
+def _profiles(
+    privileged: bool,
+    seccomp: pb.SecurityProfile,
+    seccomp_path: str,
+    apparmor: pb.SecurityProfile,
+    path: str,
+) -> Iterator[str]:
+    """None holds for what is privileged (CRI, `privileged` of both security contexts)."""
+    if privileged:
+        return
     for kind, profile, old in (("seccomp", seccomp, seccomp_path), ("apparmor", apparmor, path)):
         if profile.profile_type == pb.SecurityProfile.Localhost or old.startswith("localhost/"):
             name = profile.localhost_ref or old.removeprefix("localhost/")

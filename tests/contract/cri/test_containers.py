@@ -319,11 +319,11 @@ def test_the_security_settings_of_a_pod_of_the_restricted_policy_reach_its_comma
 @pytest.mark.parametrize(
     ("context", "ids"),
     [
-        ({}, (0, 0, ())),
-        ({"run_as_user": pb.Int64Value(value=0), "supplemental_groups": [8, 9]}, (0, 0, (8, 9))),
+        ({}, (0, 0, (0,))),
+        ({"run_as_user": pb.Int64Value(value=0), "supplemental_groups": [8, 9]}, (0, 0, (0, 8, 9))),
         (
             {"run_as_user": pb.Int64Value(value=7), "run_as_group": pb.Int64Value(value=3), "supplemental_groups": [8]},
-            (7, 3, (8,)),
+            (7, 3, (3, 8)),
         ),
         ({"run_as_user": pb.Int64Value(value=7)}, None),  # its group is in the guest's /etc/passwd
         ({"run_as_username": "app"}, None),

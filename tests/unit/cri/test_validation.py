@@ -41,6 +41,12 @@ BAD_CONTEXTS = [
 ]
 
 
+def test_a_profile_of_the_node_is_no_fault_of_what_is_privileged() -> None:
+    assert len(validation.container_faults(of_container(seccomp=LOCALHOST, apparmor=LOCALHOST))) == 2
+    assert validation.container_faults(of_container(seccomp=LOCALHOST, apparmor=LOCALHOST, privileged=True)) == []
+    assert validation.sandbox_faults(sandbox(seccomp=LOCALHOST, privileged=True)) == []
+
+
 @pytest.mark.parametrize(("context", "field", "remedy"), BAD_CONTEXTS)
 def test_a_context_that_a_vm_cannot_honour_is_one_fault_of_sandbox_and_container(
     context: dict[str, object], field: str, remedy: str
