@@ -57,15 +57,17 @@ fi
 """
     + AS_USER
     + r"""
-from=/dev/null feeder=
+feeder=
+exec 7</dev/null
 if [ -n "$feed" ]; then
   mkfifo "$base/new.over" "$base/stdin" || fail "tool mkfifo"
-  from=$base/stdin
-  exec 4<>"$base/new.over"
-  mv "$base/new.over" "$base/over"  # open by now: what is written into a pipe that nobody has open is lost
-  (exec 6<>"$from"; read -r _ <&4) </dev/null >/dev/null 2>&1 &
+  # Open before the end can come: what is written into a pipe that nobody has open is lost, and a pipe whose last writer has gone
+  # could not be opened to be read.
+  exec 4<>"$base/new.over" 6<>"$base/stdin" 7<"$base/stdin"
+  mv "$base/new.over" "$base/over"
+  (read -r _ <&4) </dev/null >/dev/null 2>&1 7<&- &
   feeder=$!
-  exec 4<&-
+  exec 4<&- 6<&-
 fi
 if [ -n "$size" ]; then
 """
@@ -101,11 +103,11 @@ keep() {
 }
 {
   {
-    (exec sh -c 'echo $$ >"$0"; exec "$@"' "$base/command" "$@" <"$from" 2>&1 >&5 5>&-)
+    (exec sh -c 'echo $$ >"$0"; exec "$@"' "$base/command" "$@" <&7 2>&1 >&5 5>&- 7<&-)
     conclude "exit $?"
     [ -z "$feeder" ] || kill "$feeder" 2>/dev/null
-  } | keep stderr 5>&-
-} 5>&1 | keep stdout
+  } | keep stderr 5>&- 7<&-
+} 5>&1 | keep stdout 7<&-
 """
 )
 

@@ -117,9 +117,10 @@ def test_a_terminal_has_a_size_that_clients_change_and_signals(guest, clients):
     assert running.to_the_end() == 130
 
 
-def test_an_end_that_comes_while_the_pipes_are_made_is_not_lost(guest, clients, tmp_path):
-    slow = tmp_path / "mkfifo"
-    slow.write_text('#!/bin/sh\n/usr/bin/mkfifo "$@" && exec sleep 1\n')
+@pytest.mark.parametrize("step", ["mkfifo", "mv"])
+def test_an_end_that_comes_while_the_pipes_are_made_is_not_lost(guest, clients, tmp_path, step):
+    slow = tmp_path / step
+    slow.write_text(f'#!/bin/sh\n/usr/bin/{step} "$@" && exec sleep 1\n')
     slow.chmod(0o755)
     running = Running(clients, "cat", envs=(("PATH", f"{tmp_path}:/usr/bin:/bin".encode()),))
     clients.entrypoint_input.end(CONTAINER, 10)
