@@ -123,6 +123,16 @@ def test_another_process_ends_what_one_that_was_killed_has_left(place: Place, cl
     assert serving(place) == []
 
 
+@pytest.mark.hostile
+def test_what_another_user_calls_his_process_is_not_ended_and_holds_nobody_up(
+    daemons: ShareDaemons, place: Place
+) -> None:
+    words = ["/bin/sh", "-c", "read _", "virtiofsd", "-o", f"source={place.root}"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, user=65534) as stranger:
+        daemons.end(place, time.monotonic() + 1)
+        assert stranger.poll() is None
+
+
 @pytest.mark.parametrize("made", [(), ("root",), ("root", "group"), ("root", "group", "fs.sock")])
 def test_half_of_a_share_is_ended_like_a_whole_one(
     daemons: ShareDaemons, place: Place, claim: Path, made: tuple[str, ...]

@@ -118,6 +118,14 @@ def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(w
     eventually(lambda: len(mount_scripts(world)) == 2)
 
 
+def test_of_a_container_with_a_command_they_are_mounted_once_before_it_begins(world: World) -> None:
+    made = world.create(world.run(), config=container_config(mounts=DATA.mounts, command=("serve",)))
+    world.start(made)
+    eventually(lambda: world.container(made).status.command_begun)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("volumes-")])
+    assert len(mount_scripts(world)) == 1
+
+
 def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: World) -> None:
     def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         raise WrongState("the agent may not run commands")

@@ -58,7 +58,7 @@ class GuestMounts:
     def follow(self, container: Container) -> None:
         """They are put in their places as soon as the guest can do it; also again, after it was restarted. Returns at once. A
         container with a command is left to whoever begins that."""
-        if container.spec.volumes:
+        if container.spec.volumes and not container.spec.command:
             self._threads.start(container.id, lambda: self._follow(container.id))
 
     def changed(self, domain: uuid.UUID) -> None:
