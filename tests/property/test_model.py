@@ -171,7 +171,7 @@ class Node:
         self.client.stop(container, grace)
         vm = self.vms.get(container)
         if vm is not None and vm.state == RUNNING:
-            vm.state, vm.exit_code = EXITED, 0 if grace else 137
+            vm.state, vm.exit_code = EXITED, 143 if grace else 137
 
     def remove(self, pick: int, this: bool, that: bool) -> None:
         container = self.vm(pick)
