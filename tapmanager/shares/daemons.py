@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -174,7 +173,7 @@ class ShareDaemons:
         if group := _text(place.group_file):
             self._groups.remove(group)
         if os.path.lexists(place.directory):
-            shutil.rmtree(place.directory)
+            _remove(place.directory)
             log.info("share.ended directory=%s", place.directory)
 
     def _of(self, place: Place) -> list[int]:
@@ -263,6 +262,15 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 def _is_roots(entry: str) -> bool:
     """By its real user: the owner of its directory in /proc is root's also for a process that hides from dumps."""
     return re.search(r"^Uid:\t0\t", _text(f"/proc/{entry}/status"), re.MULTILINE) is not None
+
+
+def _remove(directory: str) -> None:
+    """What is made there is files, and one directory that is empty here. All else is a volume's, and stays. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                (os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
+        os.rmdir(directory)
 
 
 def _kill(pid: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -23,6 +22,7 @@ from virtshim.files import lock_holder
 from virtshim.logsetup import set_up_logging
 from virtshim.primitives.clock import SystemClock
 from virtshim.process import run
+from virtshim.removal import remove_tree
 
 _STOP_LIMIT = 60.0
 _POD_LIMIT = 120.0
@@ -53,10 +53,17 @@ def down_command(directory: str, *, everything: bool) -> None:
     finally:
         os.close(lock)
     for path in (node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     if everything:
-        shutil.rmtree(node.path)
+        _remove(node.path)
     console.print("down: nothing is left" + ("" if everything else f" but images and settings in {node.path}"))
+
+
+def _remove(path: str) -> None:
+    try:
+        remove_tree(*os.path.split(path))
+    except OSError as exc:
+        raise WrongState(f"{path} cannot be removed: {exc.strerror}. Repeat `virtshim down` after that") from exc
 
 
 def _stop_node(node: NodeDir, console: Console) -> None:

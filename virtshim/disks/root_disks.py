@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import stat
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.files import free_bytes, space_taken, sync
 from virtshim.process import run
+from virtshim.removal import remove_tree
 
 SERIAL = "root"
 
@@ -27,7 +26,6 @@ _SECTOR = 512
 _MAX_BYTES = 1 << 46
 # With less than this left, a failed qemu-img has met a full disk: it needs 200 KiB.
 _ROOM_WANTED = 1 << 20
-_ATTEMPTS = 5
 _HALF = ".half"
 _POD = re.compile(r"[0-9a-f]{64}")
 
@@ -86,7 +84,7 @@ class RootDiskStore:
 
     def delete_pod_disks(self, pod: str) -> None:
         try:
-            _remove(Path(self._layout.pod_disks), pod)
+            remove_tree(self._layout.pod_disks, pod)
         except OSError as exc:
             raise InternalError(f"the disks of pod {pod} cannot be removed: {exc.strerror}") from exc
 
@@ -129,9 +127,9 @@ class RootDiskStore:
             if disk_alone:
                 Path(self._layout.root_disk(container)).unlink(missing_ok=True)
                 return
-            _remove(Path(self._layout.containers), container.value)
-            _remove(Path(self._layout.sockets), container.short)
-            _remove(Path(self._layout.vnc_sockets), container.short)
+            remove_tree(self._layout.containers, container.value)
+            remove_tree(self._layout.sockets, container.short)
+            remove_tree(self._layout.vnc_sockets, container.short)
         except OSError as exc:
             raise InternalError(f"container {container}: its files cannot be removed: {exc.strerror}") from exc
 
@@ -199,41 +197,3 @@ def _make_directory(path: str, mode: int) -> None:
     directory.mkdir(mode=mode, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o777 != mode:
         directory.chmod(mode)
-
-
-def _remove(parent: Path, name: str) -> None:
-    """Removes `parent/name` and all below it. Nothing outside is touched: a symbolic link is removed, never followed, and
-    another file system is not entered. Others (QEMU, libvirt) may be adding and removing files of their own meanwhile."""
-    try:
-        directory = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        for attempt in range(_ATTEMPTS):
-            try:
-                _remove_entry(name, directory)
-            except OSError as exc:
-                if exc.errno != errno.ENOTEMPTY or attempt == _ATTEMPTS - 1:
-                    raise
-            else:
-                return
-    finally:
-        os.close(directory)
-
-
-def _remove_entry(name: str, directory: int) -> None:
-    """`name` in the open directory, with all below it; no error for what is gone already."""
-    with contextlib.suppress(FileNotFoundError):
-        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if not stat.S_ISDIR(found.st_mode):
-            os.unlink(name, dir_fd=directory)
-            return
-        if found.st_dev != os.fstat(directory).st_dev:
-            raise OSError(errno.EXDEV, f"{name} is a mount point; unmount it")
-        inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            for entry in os.listdir(inside):
-                _remove_entry(entry, inside)
-        finally:
-            os.close(inside)
-        os.rmdir(name, dir_fd=directory)

@@ -206,23 +206,6 @@ def test_existing_lists_directories_with_ids_only(disks, layout, base) -> None:
     assert disks.existing() == {ID}
 
 
-def test_a_mount_below_a_container_is_not_emptied(disks, layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounted = Path(layout.container_dir(ID), "mounted")
-    mounted.mkdir(parents=True)
-    (mounted / "precious").write_text("x")
-    real = os.stat
-
-    def on_another_device(path: Any, **options: Any) -> os.stat_result:
-        found = real(path, **options)
-        return found if path != "mounted" else os.stat_result((*found[:2], found.st_dev + 1, *found[3:]))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "stat", on_another_device)
-        with pytest.raises(InternalError, match="mount point"):
-            disks.delete(ID)
-    assert (mounted / "precious").exists()
-
-
 def test_the_use_of_a_container_is_what_its_files_take_without_holes(disks: RootDiskStore, layout: Layout) -> None:
     assert disks.use(ID) is None
     directory = Path(layout.container_dir(ID))
