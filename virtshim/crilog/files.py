@@ -34,6 +34,8 @@ _SAFE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 # Space of the raw log is given back in pieces of this size (bytes).
 _HOLE: Final = 1024 * 1024
+# Names of rotated raw logs that may be free before one that is taken.
+_GAPS: Final = 2
 # For fallocate(2), of which the standard library has only the form that allocates.
 _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
@@ -216,15 +218,20 @@ class RawLog(_OwnedFile):
         return there[at + 1] if at + 1 < len(there) else None
 
     def _there(self) -> list[tuple[str, int]]:
-        """Names and inodes, the oldest first."""
-        found: list[tuple[str, int]] = []
-        with contextlib.suppress(FileNotFoundError):
-            found.append((self.path, os.lstat(self.path).st_ino))
-        with contextlib.suppress(FileNotFoundError):
-            for number in itertools.count():
-                name = f"{self.path}.{number}"
-                found.append((name, os.lstat(name).st_ino))
-        return found[::-1]
+        """Names and inodes, the oldest first. virtlogd renames the oldest first and leaves a gap meanwhile; files go to higher
+        numbers as this look does, so it may meet one twice, the later time under its newer name, and misses none."""
+        found: dict[int, str] = {}
+        absent = 0
+        for number in itertools.count(-1):
+            name = self.path if number < 0 else f"{self.path}.{number}"
+            try:
+                found[os.lstat(name).st_ino] = name
+                absent = 0
+            except FileNotFoundError:
+                absent += 1
+            if absent > _GAPS:
+                break
+        return [(name, inode) for inode, name in reversed(found.items())]
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._fd, size, offset)

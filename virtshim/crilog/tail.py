@@ -294,7 +294,7 @@ class Tail:
             return False
         if self._raw.read(self._read_to, 1):  # said before it was renamed
             return True
-        self._commit(self._cutter.end(self._stamp()))
+        self._commit(self._cutter.flush(self._stamp()))  # the next file may begin with the newline of a carriage return
         if not self._raw.go_on():
             return False
         self._read_to = 0

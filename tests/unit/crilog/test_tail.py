@@ -226,6 +226,33 @@ def test_rotations_while_nobody_looked_lose_nothing_that_is_still_there(machine:
     assert machine.text(vm) == b"one\n2\n3\n4\n"
 
 
+def test_a_line_whose_end_is_cut_by_a_rotation_has_no_carriage_return(machine: Any, opened: Any, vm: Any) -> None:
+    tail = opened()
+    machine.says(vm, b"one\r")
+    rotate(machine.layout.console_log(vm))
+    machine.says(vm, b"\ntwo\r\n")
+    tail.turn()
+    assert machine.text(vm) == b"one\ntwo\n"
+
+
+def test_a_look_in_the_middle_of_a_rotation_skips_no_file(machine: Any, opened: Any, vm: Any) -> None:
+    raw = machine.layout.console_log(vm)
+    tail = opened()
+    machine.says(vm, b"one\n")
+    tail.turn()
+    rotate(raw)
+    machine.says(vm, b"two\n")
+    rotate(raw)
+    machine.says(vm, b"three\n")
+    os.rename(f"{raw}.1", f"{raw}.2")
+    os.rename(f"{raw}.0", f"{raw}.1")
+    tail.turn()
+    os.rename(raw, f"{raw}.0")
+    machine.says(vm, b"four\n")
+    tail.turn()
+    assert machine.text(vm) == b"one\ntwo\nthree\nfour\n"
+
+
 def test_rotations_beyond_what_is_kept_go_on_with_the_oldest(machine: Any, opened: Any, vm: Any) -> None:
     raw = machine.layout.console_log(vm)
     tail = opened()
