@@ -15,6 +15,7 @@ from virtshim.domain.container import (
     Exit,
     ExitReason,
     Mount,
+    ProcessUser,
     Resources,
     RunAs,
 )
@@ -136,6 +137,7 @@ CONTAINER = Container(
         trouble="paused",
         checkpointing="/var/lib/kubelet/checkpoints/x.tar",
         command_begun=True,
+        user=ProcessUser(7, 8, (8, 2**32 - 1)),
         stop_asked=True,
         ending=Exit(3, ExitReason.ERROR, 8, "why"),
         frozen=True,

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from virtshim.domain.container import ProcessUser
 from virtshim.domain.errors import Aborted, InternalError, NotFound, ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
@@ -34,6 +35,7 @@ class FakeGuests:
         self.begin_error: ShimError | None = None
         self.begun: dict[ContainerId, list[GuestCommand]] = {}
         self.still_there = True
+        self.process_user: ProcessUser | None = None
         self.signals: list[int] = []
         self.waits: list[float] = []
         self.signal_error: ShimError | None = None
@@ -70,6 +72,10 @@ class FakeGuests:
                 if told.ended and read_to.over and told.read_to == read_to:  # all is read: the end comes again
                     return dataclasses.replace(told, output=())
             return self._progress.get(read_to.out.piece, EntrypointProgress((), read_to))
+
+    def entrypoint_user(self, container: ContainerId) -> ProcessUser | None:
+        self._reach()
+        return self.process_user if container in self.begun else None
 
     def entrypoint_exists(self, container: ContainerId) -> bool:
         self._reach()

@@ -8,7 +8,6 @@ from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
-from virtshim.domain.guest.command import known_ids
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.image_name import config_of
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
@@ -132,11 +131,11 @@ def container_status(container: Container) -> pb.ContainerStatus:
 
 
 def _user(container: Container) -> pb.ContainerUser | None:
-    ids = known_ids(container)
-    if ids is None:
+    """Absent for a guest without a command: which users its own system has nobody outside knows."""
+    user = container.status.user
+    if user is None:
         return None
-    uid, gid, groups = ids
-    return pb.ContainerUser(linux=pb.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups))
+    return pb.ContainerUser(linux=pb.LinuxContainerUser(uid=user.uid, gid=user.gid, supplemental_groups=user.groups))
 
 
 def _resources(resources: Resources) -> pb.LinuxContainerResources:

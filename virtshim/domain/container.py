@@ -105,6 +105,15 @@ class RunAs:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessUser:
+    """Who a process in the guest is, in the guest's own numbers. The groups begin with the group: a process is in it, too."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerConfig:
     """ContainerConfig as kubelet sent it, without what the other records hold."""
 
@@ -199,6 +208,8 @@ class ContainerStatus:
     checkpointing: str = ""
     # The guest agent was told to run the command.
     command_begun: bool = False
+    # Who the command began as; None while that is not known.
+    user: ProcessUser | None = None
     # A caller wants it stopped, and gave its guest time to end by itself.
     stop_asked: bool = False
     # Written before its VM is ended because its command has ended, or before its devices are taken from it: that is how the
@@ -361,3 +372,7 @@ class Container:
 
 def asked_to_stop(container: Container) -> Container:
     return dataclasses.replace(container, status=dataclasses.replace(container.status, stop_asked=True))
+
+
+def began_as(container: Container, user: ProcessUser) -> Container:
+    return dataclasses.replace(container, status=dataclasses.replace(container.status, user=user))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from virtshim.domain.container import ProcessUser
 from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
@@ -115,6 +116,9 @@ class AgentClients:
 
     def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
         return self._entrypoint(container).progress(read_to)
+
+    def entrypoint_user(self, container: ContainerId) -> ProcessUser | None:
+        return self._entrypoint(container).user()
 
     def entrypoint_exists(self, container: ContainerId) -> bool:
         return self._entrypoint(container).entrypoint_exists()

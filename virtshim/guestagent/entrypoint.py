@@ -9,6 +9,7 @@ import re
 from contextlib import suppress
 from typing import Final
 
+from virtshim.domain.container import ProcessUser
 from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
 from virtshim.domain.guest.streaming import Output, OutStream
@@ -28,6 +29,13 @@ _LOOK_SECONDS: Final = 30.0
 _SCRIPT_SECONDS: Final = 10.0
 # Of a terminal, until a client tells its own.
 _SIZE: Final = "24 80"
+# Bytes: more than a thousand groups.
+_USER_MOST: Final = 1 << 14
+_HIGHEST_ID: Final = (1 << 32) - 1
+# Of user and group the second, effective one of four.
+_USER = re.compile(
+    rb"Uid:\s+[0-9]+\s+([0-9]{1,10})[\s0-9]*;Gid:\s+[0-9]+\s+([0-9]{1,10})[\s0-9]*;Groups:((?:\s+[0-9]{1,10})*)\s*\n"
+)
 _EXIT = re.compile(r"exit ([0-9]{1,3})")
 
 
@@ -61,6 +69,11 @@ class Entrypoint:
             "env": envs,
         }
         channel.ask("guest-exec", request, deadline)
+
+    def user(self) -> ProcessUser | None:
+        """See `virtshim.ports.guests.GuestAgents.entrypoint_user`."""
+        files = _Files(self._vm.channel, self._directory, CancellableDeadline.of(_LOOK_SECONDS))
+        return _process_user(files.read("user", 0, _USER_MOST))
 
     def entrypoint_exists(self) -> bool:
         """False for a command that is neither running nor ended."""
@@ -143,6 +156,17 @@ class _Files:
 
     def _close(self, handle: int) -> None:
         agent_files.close_file(self._channel, handle, self._deadline)
+
+
+def _process_user(text: bytes) -> ProcessUser | None:
+    """Of the lines of /proc/PID/status; None if they are not (all) there."""
+    found = _USER.fullmatch(text)
+    if found is None:
+        return None
+    uid, gid, groups = int(found[1]), int(found[2]), [int(one) for one in found[3].split()]
+    if max(uid, gid, *groups) > _HIGHEST_ID:
+        return None
+    return ProcessUser(uid, gid, tuple(dict.fromkeys((gid, *groups))))
 
 
 def _result(text: bytes) -> tuple[int | None, str]:

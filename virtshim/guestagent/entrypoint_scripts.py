@@ -5,6 +5,7 @@ directory that is gone after a reboot of the guest:
 
     pid                   of the shell that waits for the command
     command               its own pid
+    user                  who it begins as: three lines of its /proc/PID/status, as one
     stdout.N, stderr.N    pieces of output, at most 256 KiB each, numbered from 0; a piece is complete when the next is there
     stdout.end ...        there will be no more pieces
     stdin, over           pipes: its input, and what ends it, for a command that has one
@@ -24,6 +25,21 @@ from virtshim.guestagent.exec_scripts import AS_USER, QUOTED
 
 # The directory must not be there: making it is what lets a command run once only. It lies on a tmpfs.
 DIRECTORY: Final = "/run/virtshim-command"
+
+# The command, "$@", becomes one that first writes into descriptor 8 who it is. A root's file stays open for another user.
+_TELL_USER: Final = r"""
+set -- /bin/sh -c '
+  {
+    told=
+    while read -r line; do
+      case $line in
+        Uid:* | Gid:*) told="$told$line;" ;;
+        Groups:*) echo "$told$line" >&8 && break ;;
+      esac
+    done </proc/$$/status
+  } 2>/dev/null
+  exec "$@" 8>&-' sh "$@"
+"""
 
 # Arguments: directory, working directory, user, group, supplementary groups (commas), whether the user's own groups are added
 # (1), the file for its termination message ("" for none), whether it has an input (1), the size of its terminal ("ROWS COLUMNS",
@@ -55,6 +71,7 @@ if [ -n "$report" ]; then
 fi
 [ -z "$dir" ] || cd "$dir" 2>/dev/null || fail "directory $dir"
 """
+    + _TELL_USER
     + AS_USER
     + r"""
 feeder=
@@ -75,7 +92,7 @@ if [ -n "$size" ]; then
     + r"""  rows=${size% *} columns=${size#* }
   inside="stty sane rows $rows cols $columns 2>/dev/null; tty >'$base/tty'"
   [ -z "$user" ] || inside="$inside; chown $user \"\$(tty)\" 2>/dev/null"
-  inside="$inside; echo \$\$ >'$base/command'; exec$quoted"
+  inside="$inside; echo \$\$ >'$base/command'; exec$quoted 8>'$base/user'"
   if command -v script >/dev/null; then
     set -- env SHELL=/bin/sh script -qefc "$inside" /dev/null
   elif command -v python3 >/dev/null; then
@@ -103,7 +120,7 @@ keep() {
 }
 {
   {
-    (exec sh -c 'echo $$ >"$0"; exec "$@"' "$base/command" "$@" <&7 2>&1 >&5 5>&- 7<&-)
+    (exec sh -c 'echo $$ >"$0/command"; exec "$@" 8>"$0/user"' "$base" "$@" <&7 2>&1 >&5 5>&- 7<&-)
     conclude "exit $?"
     [ -z "$feeder" ] || kill "$feeder" 2>/dev/null
   } | keep stderr 5>&- 7<&-

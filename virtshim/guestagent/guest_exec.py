@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ShimError
 from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.streaming import OutStream
-from virtshim.guestagent import exec_scripts
+from virtshim.guestagent import entrypoint_scripts, exec_scripts
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled, VmEnded, mapping, whole_number
 from virtshim.guestagent.command_output import CommandOutput
 from virtshim.guestagent.exec_ports import ExecPort, ExecPorts
@@ -37,6 +37,7 @@ _SETTLE_PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 _NO_PORT = 81
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SCRIPTS_WORDS: Final = frozenset(re.findall(r"\b[a-z_]+\b", exec_scripts.run_script("") + entrypoint_scripts.START))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +252,8 @@ class GuestVm:
 
 
 def environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]]:
-    """What the agent sets, and what only `env` can: a shell drops names that are not its own. Raises InvalidRequest for bytes
-    that JSON cannot carry."""
+    """What the agent sets, and what only `env` can: a shell drops names that are not its own, and what is called as a variable of
+    the scripts would be changed by them. Raises InvalidRequest for bytes that JSON cannot carry."""
     plain: list[str] = []
     odd: list[str] = []
     for name, value in envs:
@@ -262,5 +263,5 @@ def environment(envs: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[str]
             raise InvalidRequest(
                 f"environment variable {name} is not UTF-8; the guest agent cannot pass it on"
             ) from exc
-        (plain if _NAME.fullmatch(name) else odd).append(setting)
+        (plain if _NAME.fullmatch(name) and name not in _SCRIPTS_WORDS else odd).append(setting)
     return plain, odd

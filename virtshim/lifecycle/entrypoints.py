@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from virtshim.domain.container import Container, Exit
+from virtshim.domain.container import Container, Exit, began_as
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable
 from virtshim.domain.guest.command import entrypoint_command
 from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
@@ -166,6 +166,8 @@ class EntrypointRunner:
             state.allowance.spend(self._logs.write(container.id, progress.output, progress.read_to), now)
             state.heard, state.pause = now, _SOONEST
             self._listeners.publish(container.id, progress.output)
+        if container.status.user is None and (user := self._guests.entrypoint_user(container.id)) is not None:
+            self._write(container.id, lambda found: began_as(found, user))
         if progress.ended and state.exited is None:
             state.exited = state.heard = now
         if state.exited is not None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from virtshim.domain.container import ProcessUser
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Output, Streams
@@ -44,6 +45,9 @@ class GuestAgents(Protocol):
     def progress(self, container: ContainerId, read_to: OutputPosition) -> EntrypointProgress:
         """What the container's own command has written behind `read_to`, a piece of each stream, and whether it has ended.
         What is before `read_to` is not needed any more and may be dropped. After any error it may be tried again."""
+
+    def entrypoint_user(self, container: ContainerId) -> ProcessUser | None:
+        """Who the container's own command began as. None if it has not begun, or the guest does not tell (yet)."""
 
     def entrypoint_exists(self, container: ContainerId) -> bool:
         """False if the command was begun, and the guest knows nothing of it (any more)."""

@@ -9,10 +9,11 @@ import pytest
 from fakes.background import Background
 from fakes.cri import Client, container, pod, refused, served
 from fakes.readings import process_usage
+from fakes.waiting import eventually
 from fakes.world import IMAGE, LOG_DIRECTORY, Outside, World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.container import RunAs
+from virtshim.domain.container import ProcessUser, RunAs
 from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
@@ -316,27 +317,24 @@ def test_the_security_settings_of_a_pod_of_the_restricted_policy_reach_its_comma
     assert command.user == RunAs("1000", 1000, dropped=("all",), no_new_privs=True)
 
 
-@pytest.mark.parametrize(
-    ("context", "ids"),
-    [
-        ({}, (0, 0, (0,))),
-        ({"run_as_user": pb.Int64Value(value=0), "supplemental_groups": [8, 9]}, (0, 0, (0, 8, 9))),
-        (
-            {"run_as_user": pb.Int64Value(value=7), "run_as_group": pb.Int64Value(value=3), "supplemental_groups": [8]},
-            (7, 3, (3, 8)),
-        ),
-        ({"run_as_user": pb.Int64Value(value=7)}, None),  # its group is in the guest's /etc/passwd
-        ({"run_as_username": "app"}, None),
-    ],
-)
-def test_the_status_tells_who_commands_run_as_where_that_is_known(
-    client: Client, context: dict[str, Any], ids: tuple[int, int, tuple[int, ...]] | None
-) -> None:
-    linux = pb.LinuxContainerConfig(security_context=pb.LinuxContainerSecurityContext(**context))
-    status = client.status(client.create(client.run(), linux=linux))
-    user = status.user.linux
-    told = (user.uid, user.gid, tuple(user.supplemental_groups)) if status.HasField("user") else None
-    assert told == ids
+def test_the_status_tells_who_the_command_began_as(client: Client, world: World) -> None:
+    context = pb.LinuxContainerSecurityContext(run_as_user=pb.Int64Value(value=7), supplemental_groups=[8])
+    linux = pb.LinuxContainerConfig(security_context=context)
+    made = client.create(client.run(), command=["/bin/job"], linux=linux)
+    client.start(made)
+    eventually(lambda: world.outside.guests.begun)
+    assert not client.status(made).HasField("user"), "the guest's own files say which group, and which groups"
+    world.outside.guests.process_user = ProcessUser(7, 3, (3, 8, 50000))
+    eventually(lambda: client.status(made).HasField("user"))
+    user = pb.LinuxContainerUser(uid=7, gid=3, supplemental_groups=[3, 8, 50000])
+    assert client.status(made).user == pb.ContainerUser(linux=user)
+
+
+def test_of_a_guest_without_a_command_nobody_knows_who_its_programs_run_as(client: Client) -> None:
+    context = pb.LinuxContainerSecurityContext(run_as_user=pb.Int64Value(value=7), run_as_group=pb.Int64Value(value=3))
+    made = client.create(client.run(), linux=pb.LinuxContainerConfig(security_context=context))
+    client.start(made)
+    assert not client.status(made).HasField("user")
 
 
 def test_a_capability_that_there_is_not_is_refused(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from fakes.guests import FakeGuests
 from fakes.sessions import FakeSession, echo
 from fakes.waiting import eventually
 
+from virtshim.domain.container import ProcessUser
 from virtshim.domain.errors import Aborted, NotFound, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
@@ -96,6 +98,7 @@ class InMemory(World):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.guests = self.operations = self._fake = FakeGuests()
+        self._fake.process_user = ProcessUser(os.geteuid(), os.getegid(), (os.getegid(),))
         self._fake.do = lambda *_: CommandResult(3, b"out\n", b"err\n")
         self._ended = asyncio.Event()
         end = OutputPosition(StreamPosition(0, 4, over=True), StreamPosition(0, 4, over=True))
@@ -304,6 +307,16 @@ def test_the_progress_of_a_command_is_all_that_it_said_and_how_it_ended(world: W
     )
 
 
+def test_who_a_command_began_as_is_known_once_it_has_begun(world: World) -> None:
+    assert world.guests.entrypoint_user(A) is None
+    world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)
+    eventually(lambda: world.guests.entrypoint_user(A))
+    eventually(lambda: world.guests.progress(A, OutputPosition()).ended)
+    user = world.guests.entrypoint_user(A)
+    assert user is not None
+    assert (user.uid, user.gid, user.groups[0]) == (os.geteuid(), os.getegid(), os.getegid())
+
+
 def test_what_was_not_read_to_its_end_is_told_again(world: World) -> None:
     world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER)
     eventually(lambda: world.guests.progress(A, OutputPosition()).output)
@@ -368,6 +381,7 @@ ASKED: dict[str, Callable[[World], object]] = {
     "run": lambda world: world.guests.run(A, FAIL, SECONDS, NEVER),
     "open": lambda world: talk(world, FAIL, lambda session: asyncio.sleep(0)),
     "start_entrypoint": lambda world: world.guests.start_entrypoint(A, FAIL, SECONDS, NEVER),
+    "entrypoint_user": lambda world: world.guests.entrypoint_user(A),
     "progress": lambda world: world.guests.progress(A, OutputPosition()),
     "entrypoint_exists": lambda world: world.guests.entrypoint_exists(A),
     "thaw": lambda world: world.operations.thaw(A, SECONDS),

@@ -102,6 +102,12 @@ def test_the_environment_is_the_containers_own(make_guest, run):
     assert not any(line.startswith("PYTEST") for line in lines)
 
 
+def test_variables_called_as_the_scripts_own_stay_as_they_are(guest, run):
+    own = {"user": b"a", "dir": b"b", "token": b"c", "out": b"d", "size": b"e", "groups": b"f", "name": b"g"}
+    said = run(GuestCommand(("env",), (*PATH, *own.items()))).stdout.splitlines()
+    assert {b"%s=%s" % (name.encode(), value) for name, value in own.items()} <= set(said)
+
+
 def test_a_value_that_cannot_be_passed_on_is_told(make_guest, run):
     make_guest()
     with pytest.raises(InvalidRequest, match="LATIN"):

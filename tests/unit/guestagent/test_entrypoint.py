@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from podclient import wait_until
 
-from virtshim.domain.container import RunAs
+from virtshim.domain.container import ProcessUser, RunAs
 from virtshim.domain.errors import DeadlineExceeded, ShimError, WrongState
 from virtshim.domain.guest.command import GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
@@ -128,6 +128,41 @@ def test_an_unknown_user_is_told(make_guest, clients, reader):
     make_guest()
     start_entrypoint(clients, shell("true", user=RunAs("nobody-of-that-name")))
     assert "no user nobody-of-that-name" in reader.to_the_end().failure
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("tty", [False, True])
+def test_who_it_began_as_is_known_also_when_it_became_somebody_else_or_has_ended(guest, clients, reader, tty):
+    assert clients.entrypoint_user(CONTAINER) is None
+    becomes = ("setpriv", "--reuid=7", "--regid=8", "--clear-groups", "sh", "-c", "id -u; [ ! -e /proc/$$/fd/8 ]")
+    start_entrypoint(clients, GuestCommand(becomes, PATH, user=RunAs("0", 4, (9, 3), own_groups=False), tty=tty))
+    assert reader.to_the_end().code == 0
+    assert reader.seen[OUT].split() == [b"7"]
+    assert clients.entrypoint_user(CONTAINER) == ProcessUser(0, 4, (4, 3, 9))
+
+
+def test_without_a_user_it_is_who_the_agent_is(guest, clients, reader):
+    start_entrypoint(clients, shell("true"))
+    reader.to_the_end()
+    groups = tuple(dict.fromkeys((os.getegid(), *sorted(os.getgroups()))))
+    assert clients.entrypoint_user(CONTAINER) == ProcessUser(os.geteuid(), os.getegid(), groups)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "Uid:\t1\t1\t1\t1;Gid:\t1\t1\t1\t1;Groups:\t1 2",  # not whole
+        "Uid:\t1\t4294967296\t1\t1;Gid:\t1\t1\t1\t1;Groups:\t\n",
+        "Uid:\t1\t1\t1\t1;Gid:\t1\t1\t1\t1;Groups:\tx\n",
+        "Uid:\t1\t1\t1\t1;Gid:\t1\t1\t1\t1;Groups:" + "\t1" * 20000 + "\n",
+    ],
+)
+def test_nonsense_is_nobody(make_guest, clients, said):
+    base = make_guest().run / f"virtshim-command-{CONTAINER.short}"
+    base.mkdir()
+    (base / "user").write_text(said)
+    assert clients.entrypoint_user(CONTAINER) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")

@@ -12,7 +12,7 @@ from fakes.world import LOG_DIRECTORY, World, container_config, sandbox_config
 from podclient import wait_until
 
 from virtshim.config import Vm
-from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount
+from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason, Mount, ProcessUser
 from virtshim.domain.errors import DeadlineExceeded, WrongState
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition, StreamPosition
 from virtshim.domain.guest.streaming import Output, OutStream
@@ -71,6 +71,29 @@ def test_it_gets_command_and_args_and_the_containers_environment(world: World) -
     assert command.argv == ("/bin/job", "-x")
     assert dict(command.envs)["A"] == b"1"
     assert world.outside.consoles.following == {container: ""}, "the console is followed, into no log"
+
+
+def test_who_it_began_as_is_asked_until_it_is_known_and_stays_known(world: World) -> None:
+    world.outside.guests.tell(0, said(1, "hello\n"))
+    container = with_command(world)
+    world.start(container)
+    until(world, container, lambda found: found.status.command_begun)
+    assert world.container(container).status.user is None
+    world.outside.guests.process_user = ProcessUser(7, 8, (8, 9))
+    until(world, container, lambda found: found.status.user == ProcessUser(7, 8, (8, 9)))
+    world.outside.guests.process_user = ProcessUser(0, 0, (0,))
+    world.outside.guests.tell(1, said(1, code=0))
+    ended(world, container)
+    assert world.container(container).status.user == ProcessUser(7, 8, (8, 9))
+
+
+def test_who_it_began_as_is_known_of_one_that_has_ended_at_once(world: World) -> None:
+    world.outside.guests.process_user = ProcessUser(7, 8, (8,))
+    world.outside.guests.tell(0, said(0, code=0))
+    container = with_command(world)
+    world.start(container)
+    ended(world, container)
+    assert world.container(container).status.user == ProcessUser(7, 8, (8,))
 
 
 def test_a_container_without_command_is_left_alone(world: World) -> None:

@@ -397,6 +397,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("stop_asked")  # came later: read as not asked
+    assert vm.pop("user")  # came later: read as not known
     for limit in ("dropped", "added", "no_new_privs"):
         assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
     assert [pod, vm] == json.loads(before)
@@ -411,6 +412,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             image_config=ImageConfig(),
             beside_pod=False,
             stop_asked=False,
+            user=None,
         ),
     )
 

@@ -82,17 +82,6 @@ def in_container(container: Container, argv: tuple[str, ...], *, tty: bool = Fal
     return GuestCommand(argv, tuple(envs.items()), config.working_dir or image.working_dir, user)
 
 
-def known_ids(container: Container) -> tuple[int, int, tuple[int, ...]] | None:
-    """User, group and groups that commands run as, as far as that is known without the guest's /etc/passwd: None if the user is
-    a name, or has the group that is written there. The groups begin with the group: a process is in it, too."""
-    user = _user(container.config.user, container.spec.image_config)
-    name = user.user or "0"
-    if not (name.isascii() and name.isdecimal()):
-        return None
-    group = user.group if user.group is not None else (0 if int(name) == 0 else None)
-    return None if group is None else (int(name), group, tuple(dict.fromkeys((group, *user.supplementary))))
-
-
 def _user(asked: RunAs, image: ImageConfig) -> RunAs:
     """kubelet tells the image's user as the pod's own; others leave it to the runtime."""
     if asked.user or not image.user:
