@@ -164,7 +164,7 @@ def call(path: str, verb: str, args: Mapping[str, object], timeout: float) -> tu
         sock.settimeout(max(until - time.monotonic(), 0.001))
         received = recv_frame(sock)
     if received is None:
-        raise ConnectionResetError("tapmanager closed the connection without an answer")
+        raise ConnectionResetError("it closed the connection without an answer")
     return _opened(*received)
 
 

@@ -47,9 +47,7 @@ def lock_file(path: str) -> int:
     except BlockingIOError as exc:
         holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         os.close(fd)
-        message = (
-            f"another tapmanager (process {holder or 'unknown'}) holds {path}; stop it first, or choose other paths"
-        )
+        message = f"another one (process {holder or 'unknown'}) holds {path}; stop it first, or choose other paths"
         raise TapmanagerError("already-exists", message) from exc
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

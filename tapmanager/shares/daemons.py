@@ -68,7 +68,7 @@ class ShareDaemons:
     def check(self, mounts: Sequence[SharedMount], until: float) -> None:
         """Raises TapmanagerError for the first that cannot be shared, and if there is no virtiofsd here."""
         self._find_program()
-        self._launch("check", "/", {"mounts": [mount.to_json() for mount in mounts]}, until)
+        self._launch("check", "/", mounts, {}, until)
 
     def start(self, place: Place, uid: int, mounts: Sequence[SharedMount], until: float, group: str = "") -> None:
         """When it returns, QEMU may call: only `uid` can. What was there of it before is ended. `group`: the path of a cgroup of
@@ -80,11 +80,10 @@ class ShareDaemons:
                 listener = self._prepare(place, uid, group)
                 with listener:
                     orders = {
-                        "mounts": [mount.to_json() for mount in mounts],
                         "command": list(plan.command_line(program, listener.fileno(), place.root, rust=rust)),
                         "groups": self._enter(group),
                     }
-                    self._launch("serve", place.root, orders, until, keep=listener.fileno())
+                    self._launch("serve", place.root, mounts, orders, until, keep=listener.fileno())
             except BaseException:
                 with contextlib.suppress(TapmanagerError, OSError):
                     self._end(place, time.monotonic() + _END_WAIT)
@@ -122,7 +121,16 @@ class ShareDaemons:
             return []
         return [f"{directory}/cgroup.procs" for directory in self._groups.directories(group)]
 
-    def _launch(self, what: str, root: str, orders: Mapping[str, object], until: float, keep: int = -1) -> None:
+    def _launch(
+        self,
+        what: str,
+        root: str,
+        mounts: Sequence[SharedMount],
+        orders: Mapping[str, object],
+        until: float,
+        keep: int = -1,
+    ) -> None:
+        """`orders`: more of them; see `launcher`."""
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", launcher.__file__, what, root],
             stdin=subprocess.PIPE,
@@ -137,15 +145,16 @@ class ShareDaemons:
         assert child.stdout is not None
         with child.stdin, child.stdout:
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps(orders).encode())
+                child.stdin.write(json.dumps({"mounts": [mount.to_json() for mount in mounts], **orders}).encode())
                 child.stdin.close()
-            told = _read_all(child.stdout.fileno(), until)
-        if told is None:
+            lines, is_whole = _read_lines(child.stdout.fileno(), until)
+        if not is_whole:
             child.kill()
             self._children.bury((child.pid,))
-            raise deadline("a volume does not answer in time: the server behind it may be gone; see the node's mounts")
-        if what == "check" or told:
-            self._raise_told(child, told)
+            volume = mounts[int(lines[-2])].host_path if len(lines) > 1 else "a volume"
+            raise deadline(f"{volume} does not answer in time: the server behind it may be gone; see the node's mounts")
+        if what == "check" or lines[-1]:
+            self._raise_told(child, lines[-1])
 
     def _raise_told(self, child: subprocess.Popen[bytes], told: bytes) -> None:
         """It has ended."""
@@ -236,18 +245,18 @@ def _listen(path: str, uid: int) -> socket.socket:
     return listener
 
 
-def _read_all(fd: int, until: float) -> bytes | None:
-    """All that is told; None if that does not come to an end in time."""
+def _read_lines(fd: int, until: float) -> tuple[list[bytes], bool]:
+    """All that is told, and whether that came to an end in time. The last line is without an end: "" if there is none."""
     told = b""
     while len(told) < _LONGEST_ANSWER:
         left = until - time.monotonic()
         if left <= 0 or not select.select([fd], [], [], left)[0]:
-            return None
+            return told.split(b"\n"), False
         data = os.read(fd, _LONGEST_ANSWER)
         if not data:
             break
         told += data
-    return told
+    return told.split(b"\n"), True
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:

@@ -2,9 +2,9 @@
 
     launcher.py check|serve ROOT < orders      as JSON, see `_Orders`
 
-What can hang (a volume of a server that is gone) hangs here, where whoever asked can end it. What fails is told on standard
-output, `{"kind", "message"}`, and ends it with 1; nothing is told of what went well. Nothing of what is mounted here is seen
-elsewhere, and all of it goes with the last process in here.
+What can hang (a volume of a server that is gone) hangs here, where whoever asked can end it. On standard output a line tells
+the number of each volume before it is looked at, and the last one, without an end, what fails: `{"kind", "message"}`; it ends
+with 1 then. Nothing of what is mounted here is seen elsewhere, and all of it goes with the last process in here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import stat
 import sys
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC = 1, 2, 4, 8, 32, 4096, 16384
 _PRIVATE, _SLAVE = 1 << 18, 1 << 19
 _NEWNS = 0x00020000
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Users of the guest reach volumes at their places, and not past the directories above these.
 _ROOT_OPTIONS = b"mode=0700,size=4m"
 
@@ -61,6 +63,8 @@ def main(argv: Sequence[str]) -> int:
     what, root = argv
     told = os.dup(1)  # closed by exec: that is how it is known to have become virtiofsd
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if what == "check":  # a volume may hang it; who would end it may be killed meanwhile
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         orders: _Orders = json.load(sys.stdin)
         if what == "serve":
@@ -68,7 +72,10 @@ def main(argv: Sequence[str]) -> int:
             for group in orders["groups"]:
                 _write(group, b"0")
             _own_mounts()
-        sources = [_source(mount["host_path"]) for mount in orders["mounts"]]
+        sources = []
+        for number, mount in enumerate(orders["mounts"]):
+            os.write(told, b"%d\n" % number)
+            sources.append(_source(mount["host_path"]))
         if what == "check":
             return 0
         _assemble(root, orders["mounts"], sources)
@@ -78,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
         _tell(told, exc.kind, str(exc))
     except OSError as exc:
         _tell(told, "internal", f"{exc.filename or root}: {exc.strerror}")
+    except ValueError:  # who gives the orders was killed
+        pass
     return 1
 
 

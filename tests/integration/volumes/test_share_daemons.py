@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -13,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leaks import runs
 from podclient import wait_until
+from slow_fuse import SlowFuse
 
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.errors import TapmanagerError
@@ -213,23 +214,49 @@ def test_two_hundred_volumes_with_odd_names_are_bound_each_to_its_own(
     assert sum(point.startswith(f"{place.root}/") for point in mounts_of(parent)) == 200
 
 
-def test_a_volume_whose_server_is_gone_hangs_nobody(daemons: ShareDaemons, place: Place, tmp_path: Path) -> None:
-    dead = tmp_path / "dead"
-    dead.mkdir()
-    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)  # it mounts, and never answers
-    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"virtshim-test", str(dead).encode(), b"fuse", 0, options.encode()) != 0:
-        os.close(server)
-        pytest.skip(f"NOT TO BE HAD HERE: a FUSE mount ({os.strerror(ctypes.get_errno())})")
+@pytest.fixture
+def dead(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose server is gone."""
+    directory = tmp_path / "dead"
+    directory.mkdir()
     try:
-        inside = f"{dead}/volume"
-        with pytest.raises(TapmanagerError, match="does not answer in time"):
-            daemons.check([SharedMount(inside)], time.monotonic() + 0.5)
-        with pytest.raises(TapmanagerError, match="does not answer in time"):
-            daemons.start(place, UID, [SharedMount(inside)], time.monotonic() + 1.5)
-        daemons.check([SharedMount(str(tmp_path))], soon())
-        assert not os.path.lexists(place.directory)
-    finally:
-        os.close(server)
-        subprocess.run(["umount", "-l", dead], check=True)
+        with SlowFuse(directory, answers=False):
+            yield directory
+    except OSError as exc:
+        pytest.skip(f"NOT TO BE HAD HERE: {exc.strerror}")
+
+
+def test_a_volume_whose_server_is_gone_hangs_nobody(
+    daemons: ShareDaemons, place: Place, dead: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TapmanagerError, match=f"{dead}/volume does not answer in time"):
+        daemons.check([SharedMount(str(tmp_path)), SharedMount(f"{dead}/volume")], time.monotonic() + 1.5)
+    with pytest.raises(TapmanagerError, match="does not answer in time"):
+        daemons.start(place, UID, [SharedMount(f"{dead}/volume")], time.monotonic() + 1.5)
+    daemons.check([SharedMount(str(tmp_path))], soon())
+    assert not os.path.lexists(place.directory)
+
+
+def test_a_look_that_hangs_goes_with_who_asked_for_it(dead: Path) -> None:
+    script = (
+        "import sys, time; from tapmanager.shares.daemons import *; from tapmanager.shares.plan import SharedMount\n"
+        "ShareDaemons(VmCgroups([])).check([SharedMount(sys.argv[1])], time.monotonic() + 600)\n"
+    )
+    words = [sys.executable, "-c", script, f"{dead}/volume"]
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}) as asks:
+        wait_until(lambda: len(children_of(asks.pid)) == 1, 60, "it looks")
+        (looks,) = children_of(asks.pid)
+        wait_until(lambda: b"launcher.py" in Path(f"/proc/{looks}/cmdline").read_bytes(), 60, "the launcher runs")
+        wait_until(lambda: waits_for_fuse(looks), 60, "it hangs")
+        asks.kill()
+    wait_until(lambda: not runs(looks), 60, "it has ended, too")
+
+
+def children_of(pid: int) -> list[int]:
+    """Those that its main thread has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def waits_for_fuse(pid: int) -> bool:
+    where = Path(f"/proc/{pid}/wchan").read_text()
+    return "fuse" in where or where == "request_wait_answer"
