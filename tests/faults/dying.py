@@ -2,8 +2,8 @@
 of them is whatever it calls, so a new step is covered by itself.
 
 The test writes "<number> <before|after>" to a file: the daemon dies at that step, counted from then on; 0 only counts. With
-process ids behind it, this node's QEMUs die, except these: "<number> <before|after> <spared> ...". The names of
-the steps go to a second file beside it, and what was killed to a third.
+the name of a program behind it, this node's processes of that die, except some: "<number> <before|after> <program> <spared> ...".
+The names of the steps go to a second file beside it, and what was killed to a third.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Steps:
         self._lock = threading.Lock()
         self._known: object = None
         self._at, self._when, self._count = 0, "", 0
+        self._victims = ""
         self._spared: list[int] = []
 
     def take(self, name: str, do: Callable[[], R]) -> R:
@@ -41,15 +42,16 @@ class Steps:
         return result
 
     def _strike(self, order: object) -> None:
-        if not self._spared:
+        if not self._victims:
             self._die()
             return
         if not self._claim(order):
             return
         try:
-            for pid in qemu_pids(os.path.dirname(self._order)):
+            for pid in pids_of(self._victims, os.path.dirname(self._order)):
                 if pid not in self._spared:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it went with another one of them
+                        os.kill(pid, signal.SIGKILL)
                     with open(f"{self._order}.killed", "a") as killed:
                         killed.write(f"{pid}\n")
         finally:
@@ -76,8 +78,9 @@ class Steps:
                 return "", None
             if order != self._known:
                 self._known = order
-                number, self._when, *spared = order[1].split()
-                self._at, self._count, self._spared = int(number), 0, [int(pid) for pid in spared]
+                number, self._when, *rest = order[1].split()
+                self._at, self._count = int(number), 0
+                self._victims, self._spared = "".join(rest[:1]), [int(pid) for pid in rest[1:]]
             self._count += 1
             with open(f"{self._order}.steps", "a") as steps:
                 steps.write(f"{name}\n")
@@ -91,13 +94,13 @@ def _claimed(order: Path) -> Path:
     return Path(f"{order}.claimed")
 
 
-def qemu_pids(path: str = "") -> set[int]:
-    """QEMUs of this machine, or those with `path` in their command line."""
+def pids_of(program: str, path: str = "") -> set[int]:
+    """Processes of this machine that run it, by a part of its name; or those with `path` in their command line."""
     found = set()
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{entry}/cmdline").read_bytes()
-            if b"qemu-system" in command.split(b"\0")[0] and path.encode() in command:
+            if program.encode() in command.split(b"\0")[0] and path.encode() in command:
                 found.add(int(entry))
     return found
 
@@ -132,10 +135,10 @@ class Killer:
     def __init__(self, order: str) -> None:
         self.order = order
 
-    def arm(self, number: int = 0, when: str = "before", *spared: int) -> None:
+    def arm(self, number: int = 0, when: str = "before", victims: str = "", spared: Collection[int] = ()) -> None:
         for file in ("steps", "killed"):
             Path(f"{self.order}.{file}").write_text("")
-        Path(f"{self.order}.new").write_text(" ".join(map(str, (number, when, *spared))))
+        Path(f"{self.order}.new").write_text(" ".join(map(str, (number, when, victims, *spared))))
         os.replace(f"{self.order}.new", self.order)
 
     def disarm(self) -> None:
@@ -149,5 +152,5 @@ class Killer:
         return Path(f"{self.order}.steps").read_text().split()
 
     def killed(self) -> list[int]:
-        """QEMUs."""
+        """Process ids."""
         return [int(pid) for pid in Path(f"{self.order}.killed").read_text().split()]

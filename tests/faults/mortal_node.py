@@ -1,4 +1,4 @@
-"""A node of two daemons that die on order, as `virtshim up` lays one out; and what lies about on it."""
+"""A node of three daemons that die on order, as `virtshim up` lays one out; and what lies about on it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from dying import Killer, qemu_pids
+from dying import Killer, pids_of
 from guest import BOOT, READY
 from node import VIRTSHIM, free_cidr
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.cli.daemons import Daemon, shares_daemon
+from tapmanager.cgroups.tree import hierarchies
+from virtshim.cli.daemons import Daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from vmwrapper import bundle
 
@@ -74,6 +75,8 @@ class _Undertaker:
 CNI_LIMIT = 8.0
 QEMU_IMG_LIMIT = 6.0
 CNI_PLUGINS = "/usr/lib/cni"
+# As they are started; the last one serves kubelet.
+_DAEMONS = ("shares", "tapmanager", "virtshim")
 
 
 class MortalNode:
@@ -98,18 +101,17 @@ class MortalNode:
         self.settings = write_node(self._node, options)
         bundle.write(self._node.vmwrapper)
         self.network = f"virtshim-{self._node.path_hash}"
-        self.killers = {name: Killer(f"{directory}/{name}.order") for name in ("tapmanager", "virtshim")}
+        self.killers = {name: Killer(f"{directory}/{name}.order") for name in _DAEMONS}
         self.environment: dict[str, dict[str, str]] = {name: {} for name in self.killers}
         self._daemons = {name: Daemon(name, ()) for name in self.killers}
-        self._shares = shares_daemon(self._node.config_file)
+        # Ids of containers that were made here: their cgroups lie beside those of other nodes.
+        self.containers: set[str] = set()
         self.bystander: Bystander | None = None
         self._undertaker = _Undertaker()
 
     def up(self) -> None:
         """Starts what does not run; returns when the CRI socket serves."""
-        if not self._shares.is_running:
-            self._shares.start()
-        for name in ("tapmanager", "virtshim"):
+        for name in _DAEMONS:
             if not self._daemons[name].is_running:
                 self.start(name)
         with self.client() as cri:
@@ -136,21 +138,14 @@ class MortalNode:
         return process.pid
 
     def restart(self, *names: str) -> None:
-        """SIGKILL and a new start, of both daemons if none is named."""
-        for name in names or ("virtshim", "tapmanager"):
+        """SIGKILL and a new start, of all daemons if none is named."""
+        for name in names or _DAEMONS:
             self.kill(name)
         self.up()
 
     def kill(self, name: str) -> None:
         """SIGKILL, unless it does not run just now."""
         process = self._daemons[name].process
-        if process is not None and process.poll() is None:
-            process.kill()
-            process.wait()
-
-    def kill_shares(self) -> None:
-        """As `kill`, of the program that serves volumes. The next `up` starts it."""
-        process = self._shares.process
         if process is not None and process.poll() is None:
             process.kill()
             process.wait()
@@ -177,7 +172,7 @@ class MortalNode:
 
     def stop(self) -> None:
         """As a shutdown of the machine does it: SIGTERM, virtshim first."""
-        for daemon in (*reversed(self._daemons.values()), self._shares):
+        for daemon in reversed(self._daemons.values()):
             daemon.stop()
 
     def end(self) -> None:
@@ -250,25 +245,29 @@ class MortalNode:
             for path in Path(directory).rglob("*") if os.path.isdir(directory) else ():
                 found.add(str(path))
         found |= {f"link {name}" for name in os.listdir("/sys/class/net")}
+        found |= {f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if "virtshim" in line}
+        found |= self._cgroups()
         return {item for item in found if "last_reserved" not in item and not item.endswith((".lock", "/lock"))}
 
+    def _cgroups(self) -> set[str]:
+        state = f"{self.settings.paths.state_dir}/containers"
+        self.containers |= set(os.listdir(state)) if os.path.isdir(state) else set()
+        groups = (path for one in hierarchies() for path in Path(f"{one.root}/virtshim").glob("virtshim-*"))
+        return {f"cgroup {path}" for path in groups if path.name.split("-")[1] in self.containers}
+
     def qemu_pids(self) -> set[int]:
-        return qemu_pids(self._node.path)
+        return pids_of("qemu-system", self._node.path)
 
     def virtiofsd_pids(self) -> set[int]:
         """Processes that serve volumes of this node's VMs."""
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().split(b"\0")
-                if words[0].endswith(b"virtiofsd") and any(self.directory.encode() in word for word in words):
-                    found.add(int(path.parent.name))
-        return found
+        return pids_of("virtiofsd", self._node.path)
 
     @contextlib.contextmanager
-    def armed(self, name: str, number: int, when: str, *spared: int) -> Iterator[None]:
-        """`spared`: not the daemon dies, but each QEMU of this node except those."""
-        self.killers[name].arm(number, when, *spared)
+    def armed(
+        self, name: str, number: int, when: str, victims: str = "", spared: Collection[int] = ()
+    ) -> Iterator[None]:
+        """`victims`: not the daemon dies, but each process of this node that runs that program, except `spared`."""
+        self.killers[name].arm(number, when, victims, spared)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""SIGKILL of either daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the VM beside it
+"""SIGKILL of any daemon at the steps of each life-cycle call, on real parts. Afterwards statuses are true, the VM beside it
 has noticed nothing, the repeated call finishes the work, and after removal nothing is left.
 
 A first run counts the steps: they are whatever the code calls. Runs with `--all-faults` take each of them, before and after
@@ -42,6 +42,7 @@ CALLS = {
 MATRIX = [(name, "virtshim") for name in CALLS] + [
     (name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox")
 ]
+MATRIX += [(name, "shares") for name in ("CreateContainer", "StartContainer", "StopContainer", "RemovePodSandbox")]
 _SAMPLE = 3
 
 

@@ -66,7 +66,7 @@ def struck_and_true(node: MortalNode, name: str, point: Strike) -> bool:
     assert node.bystander is not None
     spared = node.bystander.pids
     with working(node, *call.prepare) as work:
-        with node.armed("virtshim", point.number, point.when, *spared):
+        with node.armed("virtshim", point.number, point.when, "qemu-system", spared):
             failure = attempt(call, work)
         struck = node.killers["virtshim"].killed()
         assert node.died("virtshim", within=0.0) is False

@@ -49,9 +49,8 @@ def node(guest_image: Path) -> Iterator[MortalNode]:
 
 def reboot(node: MortalNode, sandboxes: list[str], boot: str) -> None:
     """All that a power cut takes, of this node: another one may stand beside it."""
-    for name in ("virtshim", "tapmanager"):
+    for name in ("virtshim", "tapmanager", "shares"):
         node.kill(name)
-    node.kill_shares()
     for pid in node.qemu_pids():
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not node.qemu_pids() | node.virtiofsd_pids(), SOON, "no QEMU runs, and no virtiofsd")

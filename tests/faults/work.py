@@ -45,6 +45,7 @@ class Work:
         config = container_config(self.image, 64 << 20, attempt=self.attempt)
         config.mounts.add(container_path="/data", host_path=self.node.volume)
         self.container = self.cri.create(self.pod, config, self.config)
+        self.node.containers.add(self.container)
 
     def start(self) -> None:
         if self.cri.status(self.container).state == pb.CONTAINER_EXITED:

@@ -78,7 +78,7 @@ class Soak:
     def _planned_kill(self) -> threading.Timer | None:
         if self.dice.random() >= _KILL_CHANCE:
             return None
-        name = self.dice.choice(("virtshim", "virtshim", "tapmanager"))
+        name = self.dice.choice(("virtshim", "virtshim", "tapmanager", "shares"))
         timer = threading.Timer(self.dice.uniform(0, _LATEST_KILL), lambda: self.node.kill(name))
         timer.start()
         self.kills += 1

@@ -1,0 +1,74 @@
+"""A volume whose server does not answer any more (a dead NFS server): its own pod has trouble, nobody else, and can be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from guest import BOOT, READY
+from mortal_node import MortalNode
+from podclient import container_config, wait_for_log, wait_until
+from refusals import within
+from slow_fuse import SlowFuse
+from work import Work
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.volumes]
+
+# Seconds: how long virtshim waits for the share program, and for an end of it.
+ANSWER = 90.0
+END = 60.0
+
+
+@pytest.fixture
+def slow(mortal: MortalNode) -> Iterator[tuple[SlowFuse, Path]]:
+    directory = Path(f"{mortal.volume}/slow")
+    directory.mkdir()
+    try:
+        with SlowFuse(directory) as server:
+            yield server, directory
+    except OSError as exc:
+        pytest.skip(f"NOT TO BE HAD HERE: {exc.strerror}")
+    finally:
+        directory.rmdir()
+
+
+def test_a_volume_that_stops_answering_holds_up_its_own_pod_alone_and_that_can_be_removed(
+    mortal: MortalNode, work: Work, slow: tuple[SlowFuse, Path]
+) -> None:
+    server, directory = slow
+    cri = work.cri
+    work.run()
+    wanted = container_config(cri.pull(f"{mortal.image_url}/guest.qcow2"))
+    wanted.mounts.add(container_path="/slow", host_path=str(directory))
+    work.container = cri.create(work.pod, wanted, work.config)
+    cri.start(work.container)
+    wait_for_log(cri.status(work.container).log_path, READY, BOOT)
+    wait_until(lambda: cri.exec_sync(work.container, "ls", "/slow/.").exit_code == 0, BOOT, "it is there")
+    server.hang()
+    cri.exec_sync(work.container, "sh", "-c", "ls /slow >/dev/null 2>&1 & ls /slow/x >/dev/null 2>&1 &")
+
+    second = Work(mortal, cri, work.image)
+    second.run()
+    config = container_config(work.image, 64 << 20)
+    config.mounts.add(container_path="/slow", host_path=f"{directory}/volume")
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(within, ANSWER, lambda: cri.create(second.pod, config, second.config))
+        other = Work(mortal, cri, work.image)
+        for step in (other.run, other.create, other.start, other.stop, other.remove_pod):
+            step()
+        mortal.check_bystander(cri)
+        assert not late.done()
+        with pytest.raises(grpc.RpcError, match=f"{directory}/volume does not answer in time") as refused:
+            late.result()
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    second.remove_pod()
+
+    within(END, lambda: cri.stop(work.container, 0))
+    assert cri.status(work.container).state == pb.CONTAINER_EXITED
+    work.remove_pod()
+    assert not mortal.virtiofsd_pids()
