@@ -15,6 +15,7 @@ from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists
 from virtshim.proxy.methods import Method, Shape
 from virtshim.proxy.node import Node
+from virtshim.proxy.owed import Owed
 from virtshim.proxy.owners import Owners
 from virtshim.proxy.routes import Routes
 from virtshim.proxy.streams import Streams
@@ -32,7 +33,9 @@ Rule = Callable[[Asked], Awaitable[Answer]]
 
 
 class Dispatch:
-    def __init__(self, routes: Routes, backends: Sequence[Backend], last_known: LastKnown, patience: float) -> None:
+    def __init__(
+        self, routes: Routes, backends: Sequence[Backend], last_known: LastKnown, owed: Owed, patience: float
+    ) -> None:
         self._routes = routes
         self._primary = backends[0]
         self._by_runtime = {backend.runtime: backend for backend in backends}
@@ -40,7 +43,7 @@ class Dispatch:
         self._lists = Lists(backends, self._owners, last_known, patience)
         self._images = Images(routes, backends, self._lists, patience)
         self._streams = Streams(backends, last_known, patience)
-        self.node = Node(backends, patience)
+        self.node = Node(backends, owed, patience)
         self._refreshing: set[asyncio.Task[None]] = set()
         self._rules: Mapping[str, Rule] = {
             methods.STATUS: self.node.status,

@@ -48,7 +48,9 @@ class Images:
         self._pods: OrderedDict[PodKey, Backend] = OrderedDict()
 
     def remember_pod(self, sandbox_config: bytes, backend: Backend) -> None:
-        self._pods[pod_key(sandbox_config)] = backend
+        key = pod_key(sandbox_config)
+        self._pods[key] = backend
+        self._pods.move_to_end(key)
         if len(self._pods) > _REMEMBERED:
             self._pods.popitem(last=False)
 
@@ -118,6 +120,7 @@ class Images:
     async def _runtime_of(self, key: PodKey, asked: Asked) -> Runtime | None:
         """Of a pod that has been started; after a start of the proxy its runtime is asked for. None if it is nobody's."""
         if backend := self._pods.get(key):
+            self._pods.move_to_end(key)
             return backend.runtime
         question = Asked(LIST_PODS, b"", asked.remaining)
         outcomes = await ask_all(self._backends, question, self._patience)

@@ -13,15 +13,17 @@ from virtshim.proxy.asked import Asked, Outcome, ask_all
 from virtshim.proxy.backend import Answer, Backend, CallFailed
 from virtshim.proxy.lists import refuse
 from virtshim.proxy.methods import RUNTIME_CONFIG
+from virtshim.proxy.owed import Owed
 
 # kubelet asks for the status each five seconds, and nobody waits for a runtime that is not the primary.
 _OTHERS_PATIENCE: Final = 2.0
 
 
 class Node:
-    def __init__(self, backends: Sequence[Backend], patience: float) -> None:
+    def __init__(self, backends: Sequence[Backend], owed: Owed, patience: float) -> None:
         """The primary is the first."""
         self._backends = backends
+        self._owed = owed
         self._patience = patience
 
     async def status(self, asked: Asked) -> Answer:
@@ -68,15 +70,16 @@ class Node:
             )
 
     async def update(self, asked: Asked) -> Answer:
-        """To all, also if one refuses. Raises CallFailed."""
-        outcomes = await ask_all(self._backends, asked, self._patience)
-        refuse(
-            [
-                outcome
-                for backend, outcome in zip(self._backends, outcomes, strict=True)
-                if isinstance(outcome, CallFailed) and not (outcome.is_down and backend.runtime.degraded)
-            ]
-        )
+        """To all, also if one refuses; to one that may be down as soon as it is back. Raises CallFailed."""
+        failures: list[CallFailed] = []
+        for backend, outcome in zip(self._backends, await ask_all(self._backends, asked, self._patience), strict=True):
+            if not isinstance(outcome, CallFailed):
+                await self._owed.forget(backend)
+            elif outcome.is_down and backend.runtime.degraded:
+                self._owed.owe(backend, asked.request)
+            else:
+                failures.append(outcome)
+        refuse(failures)
         return Answer(b"")
 
 

@@ -32,14 +32,17 @@ class Owners:
             self._owners.popitem(last=False)
 
     def remembered(self, id_: str) -> Backend | None:
-        return self._owners.get(id_)
+        owner = self._owners.get(id_)
+        if owner:
+            self._owners.move_to_end(id_)
+        return owner
 
     async def of(self, id_: str, kind: Id | None, remaining: float | None) -> Backend | None:
         """None if no runtime has it; `id_` may be the beginning of one; a pod's or a container's, if `kind` does not say. Raises
         Unavailable if it may be that of a runtime that is down, InvalidRequest if several have one that begins so."""
         if not id_:
             return None
-        if owner := self._owners.get(id_):
+        if owner := self.remembered(id_):
             return owner
         found: dict[str, Backend] = {}
         silent: dict[str, Backend] = {}

@@ -18,6 +18,7 @@ from virtshim.proxy.backend import MESSAGE_BYTES, Backend
 from virtshim.proxy.dispatch import Dispatch
 from virtshim.proxy.front import Front
 from virtshim.proxy.last_known import LastKnown
+from virtshim.proxy.owed import Owed
 from virtshim.proxy.routes import Routes
 
 log = structlog.get_logger(__name__)
@@ -63,19 +64,22 @@ async def _serve(plan: Plan) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     last_known = LastKnown(plan.directory, [one.name for one in plan.routes.others if one.degraded])
     backends = [Backend(runtime) for runtime in plan.routes.runtimes]
-    dispatch = Dispatch(plan.routes, backends, last_known, plan.patience)
+    owed = Owed(plan.directory, plan.patience)
+    dispatch = Dispatch(plan.routes, backends, last_known, owed, plan.patience)
     server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=plan.max_calls)
     server.add_generic_rpc_handlers((Front(dispatch),))
     try:
         await dispatch.node.check_drivers()
         listen(server, plan.socket)
         await server.start()
+        owed.pay(backends)
         log.info("proxy.serving", socket=plan.socket, runtimes=[one.name for one in plan.routes.runtimes])
         sdnotify.notify("READY=1", "STATUS=serving")
         await _wait(stopping)
         sdnotify.notify("STOPPING=1")
     finally:
         await server.stop(_DRAIN)
+        await owed.close()
         await last_known.saved()
         for backend in backends:
             await backend.close()

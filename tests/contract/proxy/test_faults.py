@@ -227,6 +227,27 @@ def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: Fake
         assert theirs in {pod.id for pod in proxy.client.pods()}
 
 
+def test_one_that_may_be_down_hears_the_new_configuration_when_it_is_back(place: Path, primary: FakeRuntime) -> None:
+    """Also by a proxy that was killed meanwhile; of two it missed, the newer, and once."""
+    wanted = [
+        pb.UpdateRuntimeConfigRequest(
+            runtime_config=pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=f"10.{number}.0.0/24"))
+        )
+        for number in (1, 2)
+    ]
+    other = FakeRuntime(f"{place}/other.sock", "other")
+    owed = place / "state/proxy/other.config"
+    with Proxy(place, primary.socket, other.socket, others=DEGRADED) as proxy:
+        for one in wanted:
+            proxy.client.UpdateRuntimeConfig(one)
+        assert len(primary.asked("UpdateRuntimeConfig")) == 2
+        proxy.stop(signal.SIGKILL)
+        proxy.start()
+        with other:
+            wait_until(lambda: not owed.exists(), WAIT_LIMIT, "it is told")
+            assert [call.request for call in other.asked("UpdateRuntimeConfig")] == [wanted[1].SerializeToString()]
+
+
 def test_events_of_one_that_may_be_down_are_heard_again(place: Path, primary: FakeRuntime) -> None:
     with (
         FakeRuntime(f"{place}/other.sock", "other") as other,
