@@ -31,7 +31,7 @@ from virtshim.domain.devices.granted import (
     UsbDevice,
     VdpaDevice,
 )
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.domain.image import DiskFormat, Image, ImageConfig
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import (
@@ -127,6 +127,7 @@ CONTAINER = Container(
         ),
         volumes=(SharedVolume("/a", "/b", readonly=True, follows=True),),
         image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
+        image_id=ImageId(f"sha256:{'3' * 64}"),
     ),
     ContainerStatus(
         phase=ContainerPhase.EXITED,
@@ -147,6 +148,7 @@ CONTAINER = Container(
 BORROWED = BorrowedDevice(PciAddress(0, 0x3B, 0, 1), "iavf")
 CONDITION = DeviceCondition(PciAddress(0, 0x3B, 0, 2), 9, "the device did not come out of it", 2)
 IMAGE = Image(
+    id=ImageId(f"sha256:{'3' * 64}"),
     digest=ImageDigest(f"sha256:{'2' * 64}"),
     tags=("a:1", "b:2"),
     repo_digests=("a@sha256:2",),
@@ -155,7 +157,7 @@ IMAGE = Image(
     format=DiskFormat.RAW,
     pulled_at=8,
     pinned=True,
-    configs={"a:1": ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT")},
+    config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
 )
 
 

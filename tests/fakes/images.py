@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
@@ -22,10 +22,24 @@ class Published:
     content: bytes
     password: str = ""
     config: ImageConfig = ImageConfig()
+    # Set: it is a plain file, whose bytes are the config of the image that this content and that config make.
+    said: ImageConfig | None = None
 
     @property
     def digest(self) -> ImageDigest:
-        return ImageDigest(f"sha256:{hashlib.sha256(self.content).hexdigest()}")
+        of_it = _sha256(self.content) if self.said is None else Published(self.content, config=self.said).id.value
+        return ImageDigest(of_it)
+
+    @property
+    def id(self) -> ImageId:
+        """Of a plain disk the disk's digest, as its manifest's is."""
+        if self.config == ImageConfig():
+            return ImageId(self.digest.value)
+        return ImageId(_sha256(self.content + repr(self.config).encode()))
+
+
+def _sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 class FakeImageFiles:
@@ -59,9 +73,10 @@ class FakeImageFiles:
         self._give_up_if(cancelled, reference)
         self.files[image.digest] = len(image.content)
         return FetchedImage(
+            id=image.id,
             digest=image.digest,
             tag="" if name.digest else name.tagged,
-            repo_digest=name.with_digest(image.digest.value),
+            repo_digest=name.with_digest(image.id.value),
             size=len(image.content),
             virtual_size=len(image.content) * 8,
             format=DiskFormat.QCOW2,
@@ -94,7 +109,7 @@ class FakeImageFiles:
         size = self.files.get(digest)
         if size is None:
             raise InternalError(f"image {digest} is not here")
-        return FetchedImage(digest, "", "", size, size * 8, DiskFormat.QCOW2)
+        return FetchedImage(ImageId(digest.value), digest, "", "", size, size * 8, DiskFormat.QCOW2)
 
     def sweep(self) -> None:
         self.unfinished.clear()
@@ -105,4 +120,4 @@ class FakeImageFiles:
     def _published(self, name: ImageName) -> Published | None:
         if name.digest is None:
             return self.published.get(name.tagged)
-        return next((image for image in self.published.values() if image.digest.value == name.digest), None)
+        return next((image for image in self.published.values() if image.id.value == name.digest), None)

@@ -32,6 +32,7 @@ _RUNNING = (Work.pull, Work.run, Work.create, Work.start)
 CALLS = {
     "RunPodSandbox": Call((), Work.run, Work.is_ready),
     "PullImage": Call((), Work.pull, Work.is_pulled),
+    "RemoveImage": Call((Work.pull,), Work.remove_image, Work.is_image_removed),
     "CreateContainer": Call((Work.pull, Work.run), Work.create, Work.is_created),
     "StartContainer": Call((Work.pull, Work.run, Work.create), Work.start, Work.is_running),
     "StopContainer": Call(_RUNNING, Work.stop, Work.is_stopped),

@@ -41,6 +41,9 @@ class Work:
     def pull(self) -> None:
         self.cri.pull(self.image)
 
+    def remove_image(self) -> None:
+        forget_image(self.cri, self.image)
+
     def create(self) -> None:
         config = container_config(self.image, 64 << 20, attempt=self.attempt)
         config.mounts.add(container_path="/data", host_path=self.node.volume)
@@ -78,6 +81,10 @@ class Work:
     def is_pulled(self) -> bool:
         request = pb.ImageStatusRequest(image=pb.ImageSpec(image=self.image))
         return self.cri.images.ImageStatus(request, timeout=10).HasField("image")
+
+    def is_image_removed(self) -> bool:
+        """With its disk: the bystander's is left."""
+        return not self.is_pulled() and len(self.node.image_files()) == 1
 
     def is_created(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_CREATED

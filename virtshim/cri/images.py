@@ -38,18 +38,17 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     def _items(self, wanted: pb.ImageFilter) -> list[pb.Image]:
         if wanted.image.image:
             found = self._images.find(wanted.image.image)
-            return [to_proto.image_item(found, wanted.image.image)] if found else []
+            return [to_proto.image_item(found)] if found else []
         return [to_proto.image_item(image) for image in self._images.all()]
 
     def ImageStatus(self, request: pb.ImageStatusRequest, context: grpc.ServicerContext) -> pb.ImageStatusResponse:
         """A missing image is an answer without `image`, never NotFound."""
         del context
-        reference = _reference(request.image)
-        found = self._images.find(reference)
+        found = self._images.find(_reference(request.image))
         if found is None:
             return pb.ImageStatusResponse()
-        info = {"info": json.dumps(to_proto.image_facts(found, reference))} if request.verbose else {}
-        return pb.ImageStatusResponse(image=to_proto.image_item(found, reference), info=info)
+        info = {"info": json.dumps(to_proto.image_facts(found))} if request.verbose else {}
+        return pb.ImageStatusResponse(image=to_proto.image_item(found), info=info)
 
     def PullImage(self, request: pb.PullImageRequest, context: grpc.ServicerContext) -> pb.PullImageResponse:
         """All handlers take the same images."""
@@ -57,7 +56,7 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
         image = self._images.pull(reference, credentials, set_when_cancelled(context))
-        return pb.PullImageResponse(image_ref=image.digest.value)
+        return pb.PullImageResponse(image_ref=image.id.value)
 
     def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:
         del context

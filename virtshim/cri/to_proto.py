@@ -9,7 +9,6 @@ from typing import cast
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUsage, Image
-from virtshim.domain.image_name import config_of
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
 from virtshim.domain.volumes.pod_mounts import there
 from virtshim.queries.container_events import ContainerEvent, EventType
@@ -88,7 +87,7 @@ def container_item(container: Container) -> pb.Container:
         created_at=container.created_at,
         labels=container.config.labels,
         annotations=container.config.annotations,
-        image_id=container.image.value,
+        image_id=container.image_id.value,
     )
 
 
@@ -124,7 +123,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
         ],
         log_path=container.spec.log_file,
         resources=pb.ContainerResources(linux=_resources(container.resources)),
-        image_id=container.image.value,
+        image_id=container.image_id.value,
         user=_user(container),
         stop_signal=cast("pb.Signal.ValueType", container.config.stop_signal),
     )
@@ -173,24 +172,24 @@ def event(change: ContainerEvent) -> pb.ContainerEventResponse:
     )
 
 
-def image_item(image: Image, reference: str = "") -> pb.Image:
-    """`reference`: the name that was asked for. kubelet refuses runAsNonRoot by the user of the image that the pod names."""
-    config = config_of(image, reference)
+def image_item(image: Image) -> pb.Image:
+    """kubelet refuses runAsNonRoot by the user in it."""
+    config = image.config
     return pb.Image(
-        id=image.digest.value,
+        id=image.id.value,
         repo_tags=image.tags,
         repo_digests=image.repo_digests,
         size=image.size,
-        spec=pb.ImageSpec(image=image.digest.value),
+        spec=pb.ImageSpec(image=image.id.value),
         pinned=image.pinned,
         uid=None if config.uid is None else pb.Int64Value(value=config.uid),
         username=config.user_name,
     )
 
 
-def image_facts(image: Image, reference: str) -> Mapping[str, object]:
+def image_facts(image: Image) -> Mapping[str, object]:
     """What `crictl inspecti` shows beside the status; the config in OCI's words."""
-    config = config_of(image, reference)
+    config = image.config
     said = {
         "User": config.user,
         "Env": list(config.env),
@@ -201,6 +200,7 @@ def image_facts(image: Image, reference: str) -> Mapping[str, object]:
     }
     pulled = datetime.fromtimestamp(image.pulled_at / 1e9, tz=UTC)
     return {
+        "disk": image.digest.value,
         "format": image.format.value,
         "virtualSize": image.virtual_size,
         "pulledAt": pulled.isoformat(timespec="seconds"),

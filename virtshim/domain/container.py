@@ -13,7 +13,7 @@ from typing import Any
 
 from virtshim.domain.devices.granted import CriDevice, GrantedDevices
 from virtshim.domain.errors import WrongState
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.shares import SharedVolume
@@ -188,6 +188,8 @@ class ContainerSpec:
     image_config: ImageConfig = ImageConfig()
     # Its VM's cgroup lies beside the pod's own, where kubelet looks at names.
     beside_pod: bool = False
+    # The image it was made of; None in records of the time when that was known by its disk.
+    image_id: ImageId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,10 @@ class Container:
     @property
     def image(self) -> ImageDigest:
         return self.spec.image
+
+    @property
+    def image_id(self) -> ImageId:
+        return self.spec.image_id or ImageId(self.spec.image.value)
 
     @property
     def created_at(self) -> int:

@@ -58,8 +58,26 @@ class ContainerId:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class ImageId:
+    """`sha256:` and 64 lower-case hex digits: the digest of an OCI image's config, or of a plain disk. CRI's image id."""
+
+    value: str
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.value):
+            raise InvalidRequest(f"not an image id: {self.value[:80]!r} (sha256:<64 hex digits> expected)")
+
+    @property
+    def hex(self) -> str:
+        return self.value.removeprefix("sha256:")
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class ImageDigest:
-    """`sha256:` and 64 lower-case hex digits: the digest of the disk file as it was published."""
+    """`sha256:` and 64 lower-case hex digits: the digest of the disk file as it was published. Several images may share it."""
 
     value: str
 

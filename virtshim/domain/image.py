@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 
 # Of a container whose record cannot be read. No content has it.
 UNKNOWN_IMAGE = ImageDigest(f"sha256:{'0' * 64}")
@@ -46,11 +45,11 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One stored disk. `digest` names the content and is the image id in all CRI fields; `tags` are the names by which
-    it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
-    `virtual_size` the guest-visible bytes. `configs`: tag or repo digest -> what the image of that name says; two names of
-    one disk need not say the same."""
+    """`id` is the image id in all CRI fields; `digest` names the stored disk, which several images may share; `tags` are the
+    names by which it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
+    `virtual_size` the guest-visible bytes; `config` what it says of containers."""
 
+    id: ImageId
     digest: ImageDigest
     tags: tuple[str, ...]
     repo_digests: tuple[str, ...]
@@ -59,7 +58,7 @@ class Image:
     format: DiskFormat
     pulled_at: int
     pinned: bool = False
-    configs: Mapping[str, ImageConfig] = field(default_factory=dict)
+    config: ImageConfig = ImageConfig()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,12 @@ rules are applied where a registry is asked.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image import Image, ImageConfig
+from virtshim.domain.image import Image
 
 DEFAULT_TAG = "latest"
 URL_SCHEMES = ("https://", "http://")
@@ -108,20 +107,8 @@ def find_image(images: Sequence[Image], reference: str) -> Image | None:
     return found
 
 
-def config_of(image: Image, *references: str) -> ImageConfig:
-    """What this image says of containers, by the first of these references that is a name of it. Without one, what all its names
-    agree on: nothing if they do not, for a disk that is known says nothing of who published it this time."""
-    listed = {familiar(name): image.configs.get(name, ImageConfig()) for name in (*image.tags, *image.repo_digests)}
-    for reference in references:
-        with contextlib.suppress(InvalidRequest):
-            if (config := listed.get(familiar(str(ImageName.parse(reference))))) is not None:
-                return config
-    agreed = set(listed.values())
-    return agreed.pop() if len(agreed) == 1 else ImageConfig()
-
-
 def _by_id(images: Sequence[Image], prefix: str) -> Image | None:
-    found = [image for image in images if image.digest.hex.startswith(prefix)]
+    found = [image for image in images if image.id.hex.startswith(prefix)]
     if len(found) > 1:
         raise InvalidRequest(f"image id {prefix!r} fits {len(found)} images; give more digits")
     return found[0] if found else None

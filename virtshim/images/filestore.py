@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtshim.domain.errors import Aborted, InternalError, NotFound, ResourceExhausted
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 from virtshim.domain.image_name import ImageName
 from virtshim.files import space_taken, sync
@@ -101,6 +101,7 @@ class ImageFileStore:
                 if pulled.identity:
                     self._memory.remember(pulled.identity, digest)
         return FetchedImage(
+            id=pulled.image or ImageId(digest.value),
             digest=digest,
             tag="" if name.digest else name.tagged,
             repo_digest=name.with_digest(pulled.manifest or str(digest)),
@@ -140,7 +141,7 @@ class ImageFileStore:
         with self._store_errors(digest):
             found, virtual_size = self._judged_before(path)
             size = path.stat().st_size
-        return FetchedImage(digest, "", "", size, virtual_size, found)
+        return FetchedImage(ImageId(digest.value), digest, "", "", size, virtual_size, found)
 
     def sweep(self) -> None:
         with self._store_errors(self._root):

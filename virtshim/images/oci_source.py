@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ImageId
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
@@ -37,7 +38,7 @@ def download(
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
         unpacking.run(image, _layers(image, manifest, diffs, registry), disk)
-    return Pulled(chosen, stored, listed, said)
+    return Pulled(chosen, stored, listed, said, ImageId(manifest.config.digest))
 
 
 def _layers(image: str, manifest: Manifest, diffs: tuple[str, ...], registry: Registry) -> Iterator[Layer]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import ImageConfig
 
 _MAX_BYTES = 200
@@ -25,12 +25,13 @@ _MAX_BYTES = 200
 class Pulled:
     """`identity` is the source's name for the content ("" if it has none), `known` the stored disk it is already, None if
     the disk was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it says of
-    containers."""
+    containers, `image` its id (None: the disk's digest)."""
 
     identity: str
     known: ImageDigest | None = None
     manifest: str = ""
     config: ImageConfig = ImageConfig()
+    image: ImageId | None = None
 
 
 class StoredDiskLookup(Protocol):

@@ -94,7 +94,7 @@ class CreateContainer:
                 draft = step.make(draft)
             self.records.containers.replace(container.created())
             undo.commit()
-        image = str(draft.image.digest)[:19]
+        image = str(draft.image.id)[:19]
         log.info("container.created", container=container.id.short, sandbox=container.sandbox_id.short, image=image)
 
     def _drop(self, container: Container) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
+from virtshim.domain.container import Container
 from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image, ImageConfig
@@ -40,34 +41,61 @@ class ImageService:
                 with self._lock:
                     if fetched.digest in self._files.stored():
                         image = self._record(fetched)
-                        log.info("image.pulled", image=reference, digest=str(image.digest), bytes=image.size)
+                        log.info(
+                            "image.pulled",
+                            image=reference,
+                            id=str(image.id),
+                            digest=str(image.digest),
+                            bytes=image.size,
+                        )
                         return image
         raise Aborted(f"image {reference!r} was removed while it was pulled; pull it again")
 
     def _record(self, fetched: FetchedImage) -> Image:
-        """A tag names one image, however it is spelt: it is taken from the one that had it before."""
-        old: Image | None = None
-        for image in self._records.images.all():
-            if image.digest == fetched.digest:
-                old = image
-            elif (tags := _without(image.tags, fetched.tag)) != image.tags:
-                self._records.images.put(_listed(image, tags, image.repo_digests))
+        """A name names one image, however it is spelt: it is taken from the one that had it before, when the new one has it."""
+        old = self._records.images.get(fetched.id)
+        replaced: ImageDigest | None = None
+        if old is not None and old.digest != fetched.digest:
+            self._refuse_anothers_id(fetched)
+            replaced = old.digest
+            old = None
         image = Image(
+            id=fetched.id,
             digest=fetched.digest,
-            tags=old.tags if old else (),
-            repo_digests=old.repo_digests if old else (),
-            configs={
-                **(old.configs if old else {}),
-                **dict.fromkeys((fetched.tag, fetched.repo_digest), fetched.config),
-            },
+            tags=_with(old.tags if old else (), fetched.tag),
+            repo_digests=_with(old.repo_digests if old else (), fetched.repo_digest),
             size=fetched.size,
             virtual_size=fetched.virtual_size,
             format=fetched.format,
             pulled_at=self._clock.now_ns(),
+            config=fetched.config,
         )
-        image = _listed(image, _with(image.tags, fetched.tag), _with(image.repo_digests, fetched.repo_digest))
         self._records.images.put(image)
+        for other in self._records.images.all():
+            if other.id != image.id:
+                self._take_names(other, fetched)
+        if replaced is not None:
+            self.collect(replaced)
         return image
+
+    def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
+        """An OCI image's config determines its disk. So one of the two is a file whose bytes are the other's config, published
+        as a disk: it never stands for that image."""
+        if fetched.id.value == fetched.digest.value:
+            raise InvalidRequest(
+                f"the file {fetched.digest} is the configuration of an image on this node, not a disk; publish the disk"
+            )
+
+    def _take_names(self, other: Image, fetched: FetchedImage) -> None:
+        """An image that nothing names any more goes, too: one of an earlier version, which knew it by its disk."""
+        tags, repo_digests = _without(other.tags, fetched.tag), _without(other.repo_digests, fetched.repo_digest)
+        if (tags, repo_digests) == (other.tags, other.repo_digests):
+            return
+        if tags or repo_digests:
+            self._records.images.put(dataclasses.replace(other, tags=tags, repo_digests=repo_digests))
+        else:
+            self._records.images.delete(other.id)
+            self.collect(other.digest)
 
     def find(self, reference: str) -> Image | None:
         """By id, unique id prefix, tag or digest; None if it is not here."""
@@ -87,14 +115,14 @@ class ImageService:
             yield image
 
     def remove(self, reference: str) -> None:
-        """With all its names. No error if it is not here. The file stays while a container uses it."""
+        """With all its names. No error if it is not here. The file stays while another image or a container uses it."""
         with self._lock:
             image = self.find(reference)
             if image is None:
                 return
-            self._records.images.delete(image.digest)
+            self._records.images.delete(image.id)
             self.collect(image.digest)
-        log.info("image.removed", image=reference, digest=str(image.digest))
+        log.info("image.removed", image=reference, id=str(image.id), digest=str(image.digest))
 
     def collect(self, digest: ImageDigest) -> None:
         """Deletes the file if neither an image record, nor a container, nor a pod's disk needs it."""
@@ -115,8 +143,9 @@ class ImageService:
         return unknown or bool(self._records.unreadable())
 
     def adopt(self) -> None:
-        """After the state database was lost: files that are here get records anew. Their names are what containers called
-        them by; others are listed by their digest."""
+        """After the state database was lost: files that are here get records anew, as plain disks. Their names are what
+        containers called them by; others are listed by their digest. A name of an OCI image is not given to its disk, which would
+        run without the image's user and entrypoint: the next pull lists it again, and finds the disk here."""
         with self._lock:
             known = {image.digest for image in self._records.images.all()}
             for digest in sorted(self._files.stored() - known):
@@ -125,7 +154,7 @@ class ImageService:
                 except ShimError as exc:
                     log.warning("image.unadopted", digest=str(digest), error=str(exc))
                     continue
-                users = [c for c in self._records.containers.all() if c.image == digest]
+                users = [c for c in self._records.containers.all() if c.image == digest and _is_of_plain_disk(c)]
                 image = self._record(found)
                 for name in {name for c in users for name in (c.config.image, c.config.user_image)}:
                     with contextlib.suppress(InvalidRequest):
@@ -149,8 +178,8 @@ class ImageService:
             stored = self._files.stored()
             for image in self._records.images.all():
                 if image.digest not in stored:
-                    log.warning("image.file.missing", digest=str(image.digest))
-                    self._records.images.delete(image.digest)
+                    log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
+                    self._records.images.delete(image.id)
             for digest in stored:
                 self.collect(digest)
 
@@ -158,11 +187,8 @@ class ImageService:
         return self._files.use()
 
 
-def _listed(image: Image, tags: tuple[str, ...], repo_digests: tuple[str, ...]) -> Image:
-    """Under these names, with what is known of them. A config that says nothing need not be remembered."""
-    names = {*tags, *repo_digests}
-    configs = {name: said for name, said in image.configs.items() if name in names and said != ImageConfig()}
-    return dataclasses.replace(image, tags=tags, repo_digests=repo_digests, configs=configs)
+def _is_of_plain_disk(container: Container) -> bool:
+    return container.image_id.value == container.image.value and container.spec.image_config == ImageConfig()
 
 
 def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -6,15 +6,16 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedImage:
-    """What a pull brought: `tag` is the full `name:tag` to list it under ("" when pulled by digest), `repo_digest` the
-    `name@sha256:...` form ("" if the source has none), `config` what it says of containers."""
+    """What a pull brought: image `id`, on the disk `digest`. `tag` is the full `name:tag` to list it under ("" when pulled by
+    digest), `repo_digest` the `name@sha256:...` form ("" if the source has none), `config` what it says of containers."""
 
+    id: ImageId
     digest: ImageDigest
     tag: str
     repo_digest: str

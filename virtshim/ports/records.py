@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from virtshim.domain.container import Container
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.ids import ContainerId, ImageId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 
@@ -46,4 +46,4 @@ class Records(Protocol):
     def containers(self) -> Table[ContainerId, Container]: ...
 
     @property
-    def images(self) -> Table[ImageDigest, Image]: ...
+    def images(self) -> Table[ImageId, Image]: ...

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.errors import ShimError
+from virtshim.domain.image import Image
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.store import rows
 from virtshim.store.damage import DatabaseDamaged, readable_rows, set_aside
+from virtshim.store.images_by_disk import split_by_config
 from virtshim.store.records import SqliteRecords
 
 # If one of these was finished meanwhile and the damaged file does not know it, its VM tells.
@@ -41,11 +43,24 @@ def _salvage(aside: str, records: SqliteRecords) -> None:
     counts = {
         "sandboxes": _copy(aside, "sandboxes", rows.sandbox_from, records.sandboxes.put),
         "containers": _copy(aside, "containers", rows.container_from, records.containers.put),
-        "images": _copy(aside, "images", rows.image_from, records.images.put),
+        "images": _copy(aside, "images", _images_from, _each(records.images.put)),
         "borrowed": _copy(aside, "borrowed", rows.borrowed_from, records.borrowed.put),
         "device_conditions": _copy(aside, "device_conditions", rows.condition_from, records.device_conditions.put),
     }
     log.warning("database.salvaged", **counts)
+
+
+def _each(put: Callable[[Image], None]) -> Callable[[Sequence[Image]], None]:
+    def put_each(images: Sequence[Image]) -> None:
+        for image in images:
+            put(image)
+
+    return put_each
+
+
+def _images_from(document: Any) -> Sequence[Image]:
+    """Also of a database that was damaged before it was brought up to date."""
+    return [rows.image_from(text) for text in split_by_config(document).values() or (document,)]
 
 
 def _copy(aside: str, table: str, parse: Callable[[Any], Any], put: Callable[[Any], None]) -> int:

@@ -17,7 +17,7 @@ from virtshim.domain.container import Container
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.devices.granted import BorrowedDevice
 from virtshim.domain.errors import InternalError, WrongState
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.ids import ContainerId, ImageId, SandboxId
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 from virtshim.files import replace_text
@@ -48,7 +48,7 @@ class SqliteRecords:
                 self._writing, _containers(_claims_by_container(self._engine))
             )
             _delete_orphaned_claims(self._engine)
-            self.images: SqliteTable[ImageDigest, Image] = SqliteTable(self._writing, _IMAGES)
+            self.images: SqliteTable[ImageId, Image] = SqliteTable(self._writing, _IMAGES)
             self.borrowed: SqliteTable[str, BorrowedDevice] = SqliteTable(self._writing, _BORROWED)
             self.device_conditions: SqliteTable[str, DeviceCondition] = SqliteTable(self._writing, _CONDITIONS)
         except DatabaseError as exc:
@@ -143,7 +143,7 @@ def _write_claims(connection: Connection, before: Container | None, now: Contain
 
 
 def _image_columns(image: Image) -> dict[str, Any]:
-    return {"digest": image.digest.value, "pulled_at": image.pulled_at, "document": rows.image_document(image)}
+    return {"id": image.id.value, "pulled_at": image.pulled_at, "document": rows.image_document(image)}
 
 
 _SANDBOXES = TableMapping[SandboxId, Sandbox](
@@ -173,10 +173,10 @@ def _containers(claims: Mapping[str, tuple[str, ...]]) -> TableMapping[Container
     )
 
 
-_IMAGES = TableMapping[ImageDigest, Image](
+_IMAGES = TableMapping[ImageId, Image](
     table=schema.images,
     what="image",
-    key_of=lambda image: image.digest,
+    key_of=lambda image: image.id,
     key_text=str,
     columns=_image_columns,
     parse=rows.image_from,

@@ -36,7 +36,7 @@ containers = Table(
 images = Table(
     "images",
     metadata,
-    Column("digest", String(71), primary_key=True),
+    Column("id", String(71), primary_key=True),
     Column("pulled_at", BigInteger, nullable=False),
     Column("document", Text, nullable=False),
 )

@@ -130,6 +130,39 @@ def test_every_call_takes_every_form_of_a_name(client: Client, world: World) -> 
         client.pull()
 
 
+def test_images_of_one_disk_answer_each_for_itself(client: Client, world: World) -> None:
+    """kubelet has only the id that it got from PullImage, and removes by it."""
+    says = {
+        OTHER: ImageConfig("1002", entrypoint=("/bin/a",)),
+        "registry.test/b:1": ImageConfig("1003", cmd=("/bin/b",)),
+    }
+    ids: dict[str, str] = {}
+    for name, config in says.items():
+        world.outside.files.publish(name, b"one disk", config=config)
+        ids[name] = client.pull(name)
+    assert len(set(ids.values())) == 2
+    for n, (name, config) in enumerate(says.items()):
+        by_name = status(client, name)
+        assert by_name is not None
+        (repo_digest,) = by_name.repo_digests
+        for reference in (ids[name], repo_digest):
+            assert status(client, reference) == by_name
+        assert (by_name.id, by_name.uid.value, by_name.size) == (ids[name], config.uid, len(b"one disk"))
+        made = client.create(client.run(f"pod-{n}"), image=pb.ImageSpec(image=ids[name]))
+        told = client.status(made)
+        assert (told.image_id, told.image_ref) == (ids[name], repo_digest)
+        assert [c.image_id for c in client.ListContainers(pb.ListContainersRequest()).containers if c.id == made] == [
+            ids[name]
+        ]
+        (container,) = (c for c in world.records.containers.all() if c.id.value == made)
+        assert container.spec.command == (*config.entrypoint, *config.cmd)
+    remove(client, ids[OTHER])
+    assert status(client, OTHER) is None
+    left = status(client, "registry.test/b:1")
+    assert left is not None
+    assert left.id == ids["registry.test/b:1"]
+
+
 def test_a_prefix_of_two_ids_is_refused_everywhere(client: Client, world: World) -> None:
     sandbox = client.run()
     # Some two of so many contents have ids that begin with the same four digits.

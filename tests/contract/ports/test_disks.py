@@ -12,7 +12,7 @@ from fakes.disks import FakeRootDisks
 
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError
-from virtshim.domain.ids import ContainerId, ImageDigest
+from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout
 from virtshim.domain.pod_disk import disk_name, pod_hash
@@ -35,7 +35,9 @@ class World:
 
     def __init__(self, base_path: Path) -> None:
         self.base_path = str(base_path)
-        self.base = Image(ImageDigest(f"sha256:{'0' * 64}"), (), (), 1, 16 * MIB, DiskFormat.QCOW2, 0)
+        self.base = Image(
+            ImageId(f"sha256:{'0' * 64}"), ImageDigest(f"sha256:{'0' * 64}"), (), (), 1, 16 * MIB, DiskFormat.QCOW2, 0
+        )
 
     def size(self, disk: Disk) -> int:
         """What a guest sees."""

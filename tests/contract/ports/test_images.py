@@ -19,7 +19,7 @@ from fakes.waiting import eventually
 from fakes.webserver import WebServer, serving
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, PermissionRefused
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import Credentials
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.ports.images import FetchedImage
@@ -260,7 +260,7 @@ def test_a_sweep_removes_what_is_half_made_and_nothing_else(world: World, disks:
 def test_a_stored_file_tells_what_it_is_but_not_its_names(world: World, disks: list[bytes]) -> None:
     found = world.fetch(world.publish("web", disks[0]))
     assert world.files.describe(found.digest) == FetchedImage(
-        found.digest, "", "", found.size, found.virtual_size, found.format
+        ImageId(found.digest.value), found.digest, "", "", found.size, found.virtual_size, found.format
     )
     assert world.files.format_of(found.digest) == found.format
     with pytest.raises(InternalError):

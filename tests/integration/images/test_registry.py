@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
+import json
 import os
 import re
 import shutil
@@ -16,7 +18,7 @@ import imageserver
 import pytest
 
 from virtshim.domain.errors import NotFound, PermissionRefused
-from virtshim.domain.image import Credentials, DiskFormat
+from virtshim.domain.image import Credentials, DiskFormat, ImageConfig
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 
 pytestmark = [
@@ -83,6 +85,23 @@ def test_the_default_tag_is_latest_and_the_same_disk_is_one_file(
     found = {store.fetch(f"{server}/{name}", None, NEVER) for name in ("one", "two")}
     assert {image.tag for image in found} == {f"{server}/one:latest", f"{server}/two:latest"}
     assert {image.digest for image in found} == store.stored()
+
+
+def test_images_of_one_disk_are_known_by_their_configs_as_a_container_runtime_knows_them(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
+) -> None:
+    server = open_registry.address
+    for name in ("one", "two"):
+        imageserver.push_container_disk(server, name, disk, says={"User": "7", "Entrypoint": [f"/bin/{name}"]})
+        found = store.fetch(f"{server}/{name}", None, NEVER)
+        raw = subprocess.run(
+            ["skopeo", "--insecure-policy", "inspect", "--raw", "--tls-verify=false", f"docker://{server}/{name}"],
+            check=True, capture_output=True,
+        ).stdout  # fmt: skip
+        assert found.id.value == json.loads(raw)["config"]["digest"]
+        assert found.repo_digest == f"{server}/{name}@sha256:{hashlib.sha256(raw).hexdigest()}"
+        assert found.config == ImageConfig(user="7", entrypoint=(f"/bin/{name}",))
+        assert store.stored() == {found.digest}
 
 
 def test_a_second_pull_reads_the_images_config_but_no_disk(

@@ -16,7 +16,7 @@ import pytest
 from virtshim.disks import overlay_templates, root_disks
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
-from virtshim.domain.ids import ContainerId, ImageDigest
+from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import Layout, vnc_socket
 from virtshim.domain.vm import Disk
@@ -42,7 +42,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Image, str]:
     path = tmp_path / "base"
     subprocess.run(["qemu-img", "create", "-q", "-f", request.param.value, path, "16M"], check=True)
     digest = ImageDigest(f"sha256:{'0' * 64}")
-    return Image(digest, (), (), path.stat().st_size, 16 * MIB, request.param, 0), str(path)
+    return Image(ImageId(digest.value), digest, (), (), path.stat().st_size, 16 * MIB, request.param, 0), str(path)
 
 
 def info(path: str) -> Any:
@@ -128,7 +128,9 @@ def test_a_raw_base_that_looks_like_something_else_is_not_probed(disks, tmp_path
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "64M"], check=True)
     size = path.stat().st_size // 512 * 512
     os.truncate(path, size)
-    image = Image(ImageDigest(f"sha256:{'0' * 64}"), (), (), size, size, DiskFormat.RAW, 0)
+    image = Image(
+        ImageId(f"sha256:{'0' * 64}"), ImageDigest(f"sha256:{'0' * 64}"), (), (), size, size, DiskFormat.RAW, 0
+    )
     assert info(disks.create(ID, image, str(path), 0).path)["virtual-size"] == size
 
 

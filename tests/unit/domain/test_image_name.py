@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.domain.errors import InvalidRequest, ShimError
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
 
@@ -18,7 +18,7 @@ D = "sha256:" + "a" * 64
 
 def image(hex_digit: str, *tags: str, digests: tuple[str, ...] = (), pulled_at: int = 0) -> Image:
     digest = ImageDigest(f"sha256:{(hex_digit * 64)[:64]}")
-    return Image(digest, tags, digests, 1, 512, DiskFormat.RAW, pulled_at)
+    return Image(ImageId(digest.value), digest, tags, digests, 1, 512, DiskFormat.RAW, pulled_at)
 
 
 @pytest.mark.parametrize(

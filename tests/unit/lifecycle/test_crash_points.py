@@ -5,6 +5,7 @@ before it has an effect, half-way through it, and after its effect. A new daemon
 outside, recovers, and must tell the truth, finish the work when the call is repeated, and leave nothing behind.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from virtshim.cri.to_proto import container_state, sandbox_state
 from virtshim.domain.container import ContainerPhase
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import ShimError
+from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.queries.lookup import find_container, find_sandbox
 
@@ -108,6 +110,25 @@ def released(world: World, prepared: Any) -> bool:
     return found is None or found.network_released
 
 
+SAYS = ImageConfig(entrypoint=("/bin/x",))
+
+
+def second_image(world: World) -> str:
+    world.outside.files.publish("registry.test/vm/other:2", b"a disk", config=SAYS)
+    return world.images.pull("registry.test/vm/other:2", None, threading.Event()).id.value
+
+
+def says(world: World) -> ImageConfig | None:
+    found = world.images.find(IMAGE)
+    return found and found.config
+
+
+def is_whole(world: World) -> bool:
+    """The image that was there before is, and has its disk."""
+    found = world.images.find(IMAGE)
+    return found is not None and says(world) == ImageConfig() and found.digest in world.outside.files.files
+
+
 CALLS = {
     "pull": Call(
         prepare=lambda world: world.outside.files.publish("registry.test/vm/other:2", b"other disk"),
@@ -118,6 +139,21 @@ CALLS = {
         prepare=lambda world: None,
         make=lambda world, _: world.images.remove(IMAGE),
         done=lambda world, _: world.images.find(IMAGE) is None,
+    ),
+    "pull another image of the disk": Call(
+        prepare=lambda world: world.outside.files.publish("registry.test/vm/other:2", b"a disk", config=SAYS),
+        make=lambda world, _: world.pull("registry.test/vm/other:2"),
+        done=lambda world, _: world.images.find("registry.test/vm/other:2") is not None and is_whole(world),
+    ),
+    "pull what the name means now": Call(
+        prepare=lambda world: world.outside.files.publish(IMAGE, b"a disk", config=SAYS),
+        make=lambda world, _: world.pull(),
+        done=lambda world, _: says(world) == SAYS and sum(IMAGE in i.tags for i in world.images.all()) == 1,
+    ),
+    "remove one of two images of a disk": Call(
+        prepare=second_image,
+        make=lambda world, image: world.images.remove(image),
+        done=lambda world, image: world.images.find(image) is None and is_whole(world),
     ),
     "run sandbox": Call(
         prepare=lambda world: None,
@@ -214,7 +250,7 @@ def take_down(world: World) -> None:
         stop_sandbox(world, (sandbox.id, sandbox.id))
         remove_sandbox(world, (sandbox.id, sandbox.id))
     for image in world.images.all():
-        world.images.remove(image.digest.value)
+        world.images.remove(image.id.value)
 
 
 @pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)

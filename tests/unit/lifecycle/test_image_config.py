@@ -23,10 +23,10 @@ SAYS = ImageConfig(
 def created(world: World, says: ImageConfig = SAYS, annotation: str = "", **asked: object) -> Container:
     """A container of an image that says this."""
     world.outside.files.publish(OURS, b"a server's disk", config=says)
-    digest = world.pull(OURS)
+    world.pull(OURS)
     annotations = {"virtshim.io/image-config": annotation} if annotation else {}
     # As kubelet asks: by the id, with the pod's own text beside it.
-    config = container_config(**{"image": digest.value, "user_image": OURS} | asked)
+    config = container_config(**{"image": world.outside.files.published[OURS].id.value, "user_image": OURS} | asked)
     sandbox = world.run(config=sandbox_config(annotations=annotations))
     return world.container(world.create(sandbox, config=config))
 

@@ -1,9 +1,11 @@
 """Images: pull, names, removal, and which files must stay."""
 
+import dataclasses
 import threading
 
 import pytest
-from fakes.world import IMAGE, World
+from fakes.images import Published
+from fakes.world import IMAGE, World, container_config
 
 from virtshim.domain.errors import (
     Aborted,
@@ -13,9 +15,8 @@ from virtshim.domain.errors import (
     PermissionRefused,
     ResourceExhausted,
 )
-from virtshim.domain.ids import ImageDigest
-from virtshim.domain.image import Credentials, ImageConfig
-from virtshim.domain.image_name import config_of
+from virtshim.domain.ids import ImageDigest, ImageId
+from virtshim.domain.image import Credentials, Image, ImageConfig
 
 OTHER = "registry.test/vm/other:2"
 
@@ -57,39 +58,100 @@ def test_the_same_content_under_two_names_is_one_image(world: World) -> None:
     assert image.tags == (IMAGE, OTHER)
 
 
-def test_two_names_of_one_disk_keep_what_each_says(world: World) -> None:
-    """Who publishes another's disk with an entrypoint of his own must not give it to the other's pods."""
-    theirs, ours = ImageConfig(entrypoint=("/bin/evil",)), ImageConfig(entrypoint=("/bin/ours",), stop_signal="SIGQUIT")
-    world.outside.files.publish(IMAGE, b"a disk", config=ours)
-    world.pull(IMAGE)
-    world.outside.files.publish(OTHER, b"a disk", config=theirs)
-    world.pull(OTHER)
-    (image,) = world.images.all()
-    assert config_of(image, IMAGE) == config_of(image, f"registry.test/vm/guest@{image.digest}") == ours
-    assert config_of(image, "docker.io/unknown:1", OTHER) == theirs
-    assert config_of(image) == config_of(image, str(image.digest), image.digest.hex) == ImageConfig()
+OURS = ImageConfig(user="app", entrypoint=("/bin/ours",), stop_signal="SIGQUIT")
+THEIRS = ImageConfig(entrypoint=("/bin/evil",))
+
+
+def two_of_one_disk(world: World) -> tuple[Image, Image]:
+    """Ours under IMAGE, theirs under OTHER, and nothing else."""
+    world.images.remove(IMAGE)
+    for name, config in ((IMAGE, OURS), (OTHER, THEIRS)):
+        world.outside.files.publish(name, b"a disk", config=config)
+        world.pull(name)
+    ours, theirs = world.images.find(IMAGE), world.images.find(OTHER)
+    assert ours is not None
+    assert theirs is not None
+    return ours, theirs
+
+
+def test_two_images_of_one_disk_have_ids_of_their_own_and_the_disk_once(world: World) -> None:
+    ours, theirs = two_of_one_disk(world)
+    assert ours.id != theirs.id
+    assert ours.digest == theirs.digest
+    assert (ours.size, theirs.size) == (6, 6)
+    assert set(world.outside.files.files) == {ours.digest}
+    assert world.images.filesystem().used_bytes == 6
+
+
+def test_an_image_asked_for_by_any_of_its_references_says_what_it_says(world: World) -> None:
+    for image, config, name in zip(two_of_one_disk(world), (OURS, THEIRS), (IMAGE, OTHER), strict=True):
+        for reference in (image.id.value, image.id.hex, image.id.hex[:12], name, *image.repo_digests):
+            found = world.images.find(reference)
+            assert found == image, reference
+            assert found.config == config, reference
+
+
+def test_removal_by_id_takes_that_image_and_leaves_the_disk_to_the_other(world: World) -> None:
+    ours, theirs = two_of_one_disk(world)
+    world.images.remove(ours.id.value)
+    assert world.images.all() == [theirs]
+    assert world.images.find(IMAGE) is None
+    assert set(world.outside.files.files) == {theirs.digest}
+    world.images.remove(theirs.id.value)
+    assert world.outside.files.files == {}
+
+
+def test_a_container_made_by_id_alone_gets_what_that_image_says(world: World) -> None:
+    ours, _ = two_of_one_disk(world)
+    made = world.container(world.create(world.run(), config=container_config(image=ours.id.value)))
+    assert made.spec.image_config == OURS
+    assert made.spec.command == ("/bin/ours",)
+    assert (made.image_id, made.image) == (ours.id, ours.digest)
 
 
 def test_a_name_says_what_it_said_at_its_last_pull(world: World) -> None:
     for signal in ("SIGINT", "SIGQUIT"):
         world.outside.files.publish(IMAGE, b"a disk", config=ImageConfig(stop_signal=signal))
         world.pull(IMAGE)
-    (image,) = (image for image in world.images.all() if image.tags)
-    assert config_of(image, IMAGE).stop_signal == config_of(image).stop_signal == "SIGQUIT"
-    world.outside.files.publish(IMAGE, b"a disk")
-    world.pull(IMAGE)
-    (image,) = (image for image in world.images.all() if image.tags)
-    assert image.configs == {}
+    found = world.images.find(IMAGE)
+    assert found is not None
+    assert found.config.stop_signal == "SIGQUIT"
+    former = [image.config.stop_signal for image in world.images.all() if not image.tags]
+    assert former == ["", "SIGINT"]
 
 
-def test_a_moved_tag_takes_what_it_says_along(world: World) -> None:
-    world.outside.files.publish(IMAGE, b"a disk", config=ImageConfig(stop_signal="SIGINT"))
-    old = world.pull(IMAGE)
-    world.outside.files.publish(IMAGE, b"a newer disk")
+def test_a_file_that_is_another_images_config_does_not_become_that_image(world: World) -> None:
+    ours, theirs = two_of_one_disk(world)
+    published = world.outside.files.published["web.test/config.json:latest"] = Published(b"a disk", said=OURS)
+    assert ImageId(published.digest.value) == ours.id
+    with pytest.raises(InvalidRequest, match="is the configuration of an image"):
+        world.pull("web.test/config.json:latest")
+    assert world.images.all() == [ours, theirs]
+
+
+def test_an_image_takes_its_id_from_a_file_that_is_its_config(world: World) -> None:
+    world.images.remove(IMAGE)
+    published = world.outside.files.published["web.test/config.json:latest"] = Published(b"a disk", said=OURS)
+    world.pull("web.test/config.json:latest")
+    ours, _ = two_of_one_disk(world)
+    assert ours.id.value == published.digest.value
+    assert ours.tags == (IMAGE,)
+    assert set(world.outside.files.files) == {ours.digest}
+
+
+def test_an_image_of_an_earlier_version_goes_when_its_names_are_pulled_again(world: World) -> None:
+    """It was known by its disk."""
+    ours, theirs = two_of_one_disk(world)
+    former = dataclasses.replace(ours, id=ImageId(ours.digest.value))
+    world.records.images.delete(ours.id)
+    world.records.images.put(former)
+    container = world.create(world.run(), config=container_config(image=former.id.value))
     world.pull(IMAGE)
-    (former,) = (image for image in world.images.all() if image.digest == old)
-    assert list(former.configs) == list(former.repo_digests)
-    assert config_of(former, IMAGE).stop_signal == "SIGINT"
+    assert {image.id for image in world.images.all()} == {ours.id, theirs.id}
+    assert world.container(container).image_id == former.id
+    for image in (ours, theirs):
+        world.images.remove(image.id.value)
+    assert set(world.outside.files.files) == {ours.digest}
 
 
 def test_a_moved_tag_names_the_new_content_only(world: World) -> None:

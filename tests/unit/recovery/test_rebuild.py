@@ -14,7 +14,7 @@ from fakes.world import IMAGE, World, container_config, sandbox_config
 from virtshim.domain.container import Container, ContainerPhase
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.ids import ContainerId, SandboxId
-from virtshim.domain.image import UNKNOWN_IMAGE
+from virtshim.domain.image import UNKNOWN_IMAGE, ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import OffReason, Power
 
@@ -129,6 +129,23 @@ def test_images_keep_their_files_and_the_names_that_containers_know(world: World
     assert used == dataclasses.replace(before[used.digest], pulled_at=used.pulled_at)
     assert found[other].tags == ()
     assert after.outside.files.files.keys() == before.keys()
+
+
+def test_a_name_of_an_oci_image_is_not_given_to_its_disk(world: World, later: list[World]) -> None:
+    """Which would run without the user and the entrypoint that the image says. The next pull finds the disk here."""
+    said = ImageConfig(user="app", entrypoint=("/bin/x",))
+    world.outside.files.publish(IMAGE, b"a disk", config=said)
+    world.pull()
+    world.running()
+    world.images.remove(f"registry.test/vm/guest@{world.outside.files.published[IMAGE].digest}")
+    after = database_lost(world, later)
+    assert after.images.find(IMAGE) is None
+    assert len(after.outside.files.files) == 1
+    after.pull()
+    found = after.images.find(IMAGE)
+    assert found is not None
+    assert found.config == said
+    assert len(after.outside.files.files) == 1
 
 
 def test_what_has_no_vm_is_not_touched_by_the_start(world: World, later: list[World]) -> None:

@@ -177,7 +177,7 @@ def test_deleting_what_is_gone_is_no_error(records: SqliteRecords) -> None:
     for _ in range(2):
         records.sandboxes.delete(SANDBOX.id)
         records.containers.delete(CONTAINER.id)
-        records.images.delete(IMAGE.digest)
+        records.images.delete(IMAGE.id)
     assert records.sandboxes.all() == records.containers.all() == records.images.all() == []
 
 
@@ -396,6 +396,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
+    assert vm.pop("image_id")  # came later: read as the disk's digest, by which images were known
     assert vm.pop("stop_asked")  # came later: read as not asked
     assert vm.pop("user")  # came later: read as not known
     for limit in ("dropped", "added", "no_new_privs"):
@@ -411,6 +412,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             volumes=(),
             image_config=ImageConfig(),
             beside_pod=False,
+            image_id=None,
             stop_asked=False,
             user=None,
         ),

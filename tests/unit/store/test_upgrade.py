@@ -1,5 +1,6 @@
 """What earlier versions wrote loads here; what a newer one wrote is refused and left as it is."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from virtshim.domain.container import ContainerPhase
+from virtshim.domain.ids import ImageId
+from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
 from virtshim.domain.vm import DiskBus
-from virtshim.store import migrate
+from virtshim.store import migrate, opening
 from virtshim.store.records import SqliteRecords
 
 # One database of each schema version, as that version wrote it: `<schema>.sql`, `<schema>-<what>.sql`. A pod that runs, one
@@ -63,6 +66,72 @@ def test_its_pods_are_here_as_they_were(path: Path) -> None:
     (image,) = records.images.all()
     assert image.digest == vm.image
     assert records.node_fact("boot") is not None
+    records.close()
+
+
+def test_a_container_of_the_time_before_images_had_ids_is_of_the_image_known_by_its_disk(tmp_path: Path) -> None:
+    records = SqliteRecords(str(restored(FIXTURES[0].with_name("0003.sql"), tmp_path)))
+    vm, _ = records.containers.all()
+    (image,) = records.images.all()
+    assert vm.image_id == image.id == ImageId(vm.image.value)
+    assert records.images.get(image.id) == image
+    records.close()
+
+
+def with_configs(dump: Path, directory: Path, configs: dict[str, object]) -> Path:
+    """What those names said is in the image's record; each had a name of its own."""
+    path = restored(dump, directory)
+    with sqlite3.connect(path) as database:
+        ((document,),) = database.execute("select document from images").fetchall()
+        (fields,) = json.loads(document)
+        fields |= {"tags": ["a:1", "b:1"], "repo_digests": ["c@sha256:1"], "configs": configs}
+        database.execute("update images set document = ?", [json.dumps([fields])])
+    database.close()
+    return path
+
+
+def test_names_of_one_disk_that_said_different_things_become_images_each(tmp_path: Path) -> None:
+    configs: dict[str, object] = {"a:1": {"user": "a"}, "b:1": {"entrypoint": ["/b"]}}
+    path = with_configs(FIXTURES[0].with_name("0003.sql"), tmp_path, configs)
+    records = SqliteRecords(str(path))
+    images = {(*image.tags, *image.repo_digests): image for image in records.images.all()}
+    assert {names: image.config for names, image in images.items()} == {
+        ("a:1",): ImageConfig(user="a"),
+        ("b:1",): ImageConfig(entrypoint=("/b",)),
+        ("c@sha256:1",): ImageConfig(),
+    }
+    plain = images["c@sha256:1",]
+    assert plain.id == ImageId(plain.digest.value)
+    assert {image.digest for image in images.values()} == {plain.digest}
+    assert len({image.id for image in images.values()}) == 3
+    records.close()
+
+
+def test_names_of_one_disk_that_said_the_same_stay_one_image(tmp_path: Path) -> None:
+    said = {"user": "a", "env": ["A=b"]}
+    configs: dict[str, object] = {"a:1": said, "b:1": said, "c@sha256:1": said}
+    records = SqliteRecords(str(with_configs(FIXTURES[0].with_name("0003.sql"), tmp_path, configs)))
+    (image,) = records.images.all()
+    assert (image.id.value, image.config) == (image.digest.value, ImageConfig(user="a", env=("A=b",)))
+    records.close()
+
+
+def test_an_image_whose_record_is_unreadable_is_so_after_the_upgrade_too(tmp_path: Path) -> None:
+    path = restored(FIXTURES[0].with_name("0003.sql"), tmp_path)
+    with sqlite3.connect(path) as database:
+        database.execute("update images set document = '[{]'")
+        ((digest,),) = database.execute("select digest from images").fetchall()
+    database.close()
+    records = SqliteRecords(str(path))
+    assert list(records.unreadable()) == [digest]
+    records.close()
+
+
+def test_images_of_a_damaged_database_of_an_earlier_version_are_salvaged(tmp_path: Path) -> None:
+    path = with_configs(FIXTURES[0].with_name("0003.sql"), tmp_path, {"a:1": {"user": "a"}})
+    records = SqliteRecords(str(tmp_path / "new.db"))
+    opening._salvage(str(path), records)
+    assert sorted(image.tags for image in records.images.all()) == [("a:1",), ("b:1",)]
     records.close()
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from virtshim.domain.errors import InternalError, ResourceExhausted
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.store.records import SqliteRecords
 
-IMAGE = Image(ImageDigest(f"sha256:{'1' * 64}"), ("a",), (), 1, 1, DiskFormat.RAW, 1)
-OTHER = Image(ImageDigest(f"sha256:{'2' * 64}"), ("b",), (), 1, 1, DiskFormat.RAW, 2)
+IMAGE = Image(ImageId(f"sha256:{'1' * 64}"), ImageDigest(f"sha256:{'1' * 64}"), ("a",), (), 1, 1, DiskFormat.RAW, 1)
+OTHER = Image(ImageId(f"sha256:{'2' * 64}"), ImageDigest(f"sha256:{'2' * 64}"), ("b",), (), 1, 1, DiskFormat.RAW, 2)
 
 
 class Disk:
@@ -45,7 +45,7 @@ def disk(records: SqliteRecords, tmp_path: Path) -> Disk:
 
 
 def big(image: Image) -> Image:
-    return Image(image.digest, ("x" * 100_000,), (), 1, 1, DiskFormat.RAW, 3)
+    return Image(image.id, image.digest, ("x" * 100_000,), (), 1, 1, DiskFormat.RAW, 3)
 
 
 def test_room_is_kept_beside_the_database(disk: Disk) -> None:

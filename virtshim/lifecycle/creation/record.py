@@ -10,7 +10,6 @@ from virtshim.domain.container import Container, ContainerConfig, ContainerPhase
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import Image, ImageConfig
-from virtshim.domain.image_name import config_of
 from virtshim.domain.pod_disk import disk_name
 from virtshim.domain.sandbox import Sandbox
 from virtshim.lifecycle.creation.admission import Admitted
@@ -58,15 +57,14 @@ class ContainerRecords:
     def _new(self, admitted: Admitted, image: Image, uid: int) -> Container:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
         own = ContainerId(secrets.token_hex(32))
-        said = config_of(image, admitted.config.user_image, admitted.config.image)
-        image_config = said if options.use_image_config else ImageConfig()
+        image_config = image.config if options.use_image_config else ImageConfig()
         spec = ContainerSpec(
             id=own,
             sandbox_id=sandbox.id,
             name=name,
             config=admitted.config,
             image=image.digest,
-            image_ref=image.repo_digests[0] if image.repo_digests else image.digest.value,
+            image_ref=image.repo_digests[0] if image.repo_digests else image.id.value,
             domain_uuid=str(options.system_uuid or own.domain_uuid()),
             created_at=self.stamps.next(),
             log_file=admitted.log_file,
@@ -78,6 +76,7 @@ class ContainerRecords:
             image_config=image_config,
             beside_pod=sandbox.vms_lie_beside,
             volumes=admitted.volumes,
+            image_id=image.id,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 
