@@ -18,39 +18,13 @@ from typing import Self
 from podclient import PodClient, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.cli.containerd import Place
 
 IMAGE = "virtshim.test/sleeper:1"
 # containerd's shims keep their sockets here, wherever its state is.
 _SHIMS = "/run/containerd"
 _BUSYBOX = "/bin/busybox"
 _SLEEPS = ["/busybox", "sleep", "2147483647"]
-
-_CONFIG = """\
-version = 2
-root = "{directory}/root"
-state = "{directory}/state"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{directory}/opt"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{image}"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
-    conf_dir = "{cni}"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
-    default_runtime_name = "runc"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      SystemdCgroup = false
-      Root = "{directory}/runc"
-"""
 
 
 class Containerd:
@@ -67,18 +41,12 @@ class Containerd:
     def __enter__(self) -> Self:
         os.makedirs(self._directory, mode=0o711)
         config = Path(f"{self._directory}/config.toml")
-        config.write_text(_CONFIG.format(directory=self._directory, socket=self._socket, cni=self._cni, image=IMAGE))
+        place = Place(f"{self._directory}/root", f"{self._directory}/state", self._socket, self._cni, "/usr/lib/cni")
+        config.write_text(place.configuration(f'sandbox_image = "{IMAGE}"'))
         try:
             self.start()
             with PodClient(self._socket) as cri:
-                archive = f"{self._directory}/image.tar"
-                Path(archive).write_bytes(_oci_archive())
-                subprocess.run(
-                    ["ctr", "--address", self._socket, "--namespace", "k8s.io", "images", "import", archive],
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                )
-                wait_until(lambda: _knows(cri), 60, "the image is known to containerd's CRI")
+                bring_image(self._socket, self._directory, cri)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -135,8 +103,22 @@ class Containerd:
         return False
 
 
-def _knows(cri: PodClient) -> bool:
-    request = pb.ImageStatusRequest(image=pb.ImageSpec(image=IMAGE))
+def bring_image(socket: str, directory: str, cri: PodClient, *names: str) -> None:
+    """IMAGE, under `names` too; returns when containerd's CRI has it. `directory`: for a while."""
+    archive = Path(f"{directory}/image.tar")
+    archive.write_bytes(_oci_archive())
+    for command in (["import", str(archive)], *(["tag", IMAGE, name] for name in names)):
+        subprocess.run(
+            ["ctr", "--address", socket, "--namespace", "k8s.io", "images", *command],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    archive.unlink()
+    wait_until(lambda: all(_knows(cri, one) for one in (IMAGE, *names)), 60, "the image is known to containerd's CRI")
+
+
+def _knows(cri: PodClient, name: str) -> bool:
+    request = pb.ImageStatusRequest(image=pb.ImageSpec(image=name))
     return bool(cri.images.ImageStatus(request, timeout=5).image.id)
 
 

@@ -37,14 +37,14 @@ class Node:
         self._config.write_text('[images]\ndownload_protocol = "http"\n' + config)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def up(self) -> None:
-        """Returns when the CRI socket serves."""
+    def up(self, *options: str) -> None:
+        """Returns when the CRI socket serves. `options`: more of them."""
         self.output.write_text("")
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
                 [
                     *self._command, "up", "--dir", self.directory, "--pod-cidr", self.pod_cidr,
-                    "--domain-type", "qemu", "--config", str(self._config),
+                    "--domain-type", "qemu", "--config", str(self._config), *options,
                 ],
                 stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip

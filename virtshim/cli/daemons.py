@@ -65,7 +65,7 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL after a while: both daemons survive either."""
+        """SIGTERM, then SIGKILL after a while: all daemons survive either."""
         process = self.process
         if process is None or process.poll() is not None:
             return
@@ -94,6 +94,15 @@ def shares_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
 def virtshim_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
     argv = (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "serve", "--config", config_file)
     return Daemon("virtshim", argv, orphans or Orphans())
+
+
+def containerd_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
+    return Daemon("containerd", (*_ENDS_WITH_US, "containerd", "--config", config_file), orphans or Orphans())
+
+
+def proxy_daemon(config_file: str, orphans: Orphans | None = None) -> Daemon:
+    argv = (*_ENDS_WITH_US, sys.executable, "-m", "virtshim", "proxy", "--config", config_file)
+    return Daemon("virtshim-proxy", argv, orphans or Orphans())
 
 
 def need_root() -> None:

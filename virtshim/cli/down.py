@@ -12,6 +12,7 @@ from rich.console import Console
 
 from virtshim import config
 from virtshim.app import assembly
+from virtshim.cli import containerd
 from virtshim.cli.daemons import need_root, shares_daemon, tapmanager_daemon
 from virtshim.cli.node_dir import NodeDir, drop_path_variables, make_directory, refuse_drop_ins, remove_unstarted
 from virtshim.cli.own_path import refuse_strangers
@@ -49,6 +50,8 @@ def down_command(directory: str, *, everything: bool) -> None:
     lock = take_lock(node)
     try:
         _remove_pods(node, console)
+        for pod in containerd.remove_pods(node):
+            console.print(f"down: removed pod {pod} of containerd")
         _remove_bridge(node)
     finally:
         os.close(lock)

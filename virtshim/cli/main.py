@@ -44,11 +44,18 @@ def up(
     cni_bin_dir: Annotated[str | None, typer.Option(help="where CNI plugins are")] = None,
     domain_type: Annotated[str | None, typer.Option(help="auto, kvm or qemu (TCG)")] = None,
     pod_cidr: Annotated[str, typer.Option(help="addresses of the generated bridge network")] = "10.88.0.0/16",
+    with_containerd: Annotated[
+        bool,
+        typer.Option(
+            "--with-containerd", help="a containerd of the node's own beside it, and `virtshim proxy` before both"
+        ),
+    ] = False,
 ) -> None:
     """Run a whole node in the foreground under DIR. Ctrl-C stops the daemons and leaves the VMs running."""
     from virtshim.cli.up import NodeOptions, up_command
 
-    raise typer.Exit(up_command(NodeOptions(directory, config, cni_conf_dir, cni_bin_dir, domain_type, pod_cidr)))
+    options = NodeOptions(directory, config, cni_conf_dir, cni_bin_dir, domain_type, pod_cidr, with_containerd)
+    raise typer.Exit(up_command(options))
 
 
 @app.command()

@@ -5,6 +5,7 @@ DIR/state  DIR/run       paths.state_dir and paths.run_dir
 DIR/libvirt              root of the embedded libvirt driver
 DIR/cni                  generated CNI configuration and address leases
 DIR/bin/vmwrapper
+DIR/containerd           with --with-containerd; see virtshim.cli.containerd
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.files import replace_text
 
 # Settings as the environment names them; a whole table may be given as JSON.
-_OWN_TABLES = ("PATHS", "SHARES", "TAPMANAGER")
+_OWN_TABLES = ("PATHS", "PROXY", "SHARES", "TAPMANAGER")
 _OWN_KEYS = ("CRI", "CRI__SOCKET", "LIBVIRT", "LIBVIRT__URI", "LIBVIRT__VMWRAPPER")
 
 
@@ -39,6 +40,7 @@ class NodeOptions:
     cni_bin_dir: str | None = None
     domain_type: str | None = None
     pod_cidr: str = "10.88.0.0/16"
+    with_containerd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,14 @@ class NodeDir:
     @property
     def vmwrapper(self) -> str:
         return f"{self.path}/bin/vmwrapper"
+
+    @property
+    def containerd(self) -> str:
+        return f"{self.path}/containerd"
+
+    @property
+    def containerd_socket(self) -> str:
+        return f"{self.run}/containerd.sock"
 
     @property
     def lock(self) -> str:
@@ -233,6 +243,8 @@ def node_settings(node: NodeDir, conf_dir: str, options: NodeOptions) -> dict[st
         "shares": {"socket": f"{node.run}/shares.sock"},
         "log": {"format": "text"},
     }
+    if options.with_containerd:
+        values["proxy"] = {"primary": {"name": "containerd", "socket": node.containerd_socket}}
     if options.cni_bin_dir is not None:
         values["tapmanager"]["cni_bin_dir"] = [options.cni_bin_dir]
     if options.domain_type is not None:

@@ -9,7 +9,15 @@ import time
 
 from rich.console import Console
 
-from virtshim.cli.daemons import Daemon, need_root, shares_daemon, tapmanager_daemon, virtshim_daemon
+from virtshim.cli import containerd
+from virtshim.cli.daemons import (
+    Daemon,
+    need_root,
+    proxy_daemon,
+    shares_daemon,
+    tapmanager_daemon,
+    virtshim_daemon,
+)
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
 from virtshim.cli.orphans import Orphans
 from virtshim.cli.own_path import refuse_strangers
@@ -39,18 +47,20 @@ def up_command(options: NodeOptions) -> int:
         settings = write_node(node, options)
         if options.cni_conf_dir is None:
             refuse_routed(node, options.pod_cidr, _routes())
+        if options.with_containerd:
+            containerd.set_up(node, settings)
         bundle.write(node.vmwrapper)
         stopping = stop_event()
         orphans = Orphans()
-        file = node.config_file
-        daemons = (tapmanager_daemon(file, orphans), shares_daemon(file, orphans), virtshim_daemon(file, orphans))
+        daemons = _daemons(node, options, orphans)
         orphans.adopt()
         try:
             for daemon in daemons:
                 console.print(f"up: starting {daemon.name}")
                 daemon.start(stopping)
             if not stopping.is_set():
-                console.print(f"up: ready; CRI socket unix://{settings.cri_socket}")
+                serving = settings.proxy_socket if options.with_containerd else settings.cri_socket
+                console.print(f"up: ready; CRI socket unix://{serving}")
                 console.print("up: Ctrl-C stops the daemons and leaves the VMs running")
             return _watch(daemons, stopping, console)
         finally:
@@ -59,6 +69,15 @@ def up_command(options: NodeOptions) -> int:
             console.print("up: stopped")
     finally:
         os.close(lock)
+
+
+def _daemons(node: NodeDir, options: NodeOptions, orphans: Orphans) -> tuple[Daemon, ...]:
+    """In the order of their start."""
+    file = node.config_file
+    own = (tapmanager_daemon(file, orphans), shares_daemon(file, orphans), virtshim_daemon(file, orphans))
+    if options.with_containerd:
+        return (*own, containerd.daemon(node, orphans), proxy_daemon(file, orphans))
+    return own
 
 
 def _routes() -> list[tuple[str, str]]:

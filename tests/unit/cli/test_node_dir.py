@@ -184,6 +184,7 @@ def test_the_environment_cannot_lead_a_node_out_of_its_directory(short: Path, mo
         "virtshim_paths__state_dir": "/var/lib/virtshim",
         "VIRTSHIM_LIBVIRT__URI": "qemu:///system",
         "VIRTSHIM_TAPMANAGER__SOCKET": "/run/virtshim/tapmanager.sock",
+        "VIRTSHIM_PROXY__SOCKET": "/run/virtshim/proxy.sock",
         "VIRTSHIM_CRI": '{"socket": "/run/virtshim/virtshim.sock"}',
     }
     for name, value in {**elsewhere, "VIRTSHIM_VM__MAX_VCPUS": "3"}.items():

@@ -1,0 +1,152 @@
+"""The containerd of a node that `virtshim up --with-containerd` runs: one of its own, on the node's network.
+
+DIR/containerd           its configuration, images and containers' files
+DIR/run/containerd       its state
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from dataclasses import dataclass
+
+import grpc
+
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cli.daemons import Daemon, containerd_daemon
+from virtshim.cli.node_dir import NodeDir, make_directory
+from virtshim.cli.orphans import Orphans
+from virtshim.config import Settings
+from virtshim.domain.deadline import Deadline
+from virtshim.domain.errors import NotFound, Unavailable, WrongState
+from virtshim.files import replace_text
+from virtshim.primitives.clock import SystemClock
+
+_START_LIMIT = 60.0
+_POD_LIMIT = 120.0
+# containerd's shims have their sockets here, wherever its state is.
+_SHIMS = "/run/containerd"
+
+_CONFIGURATION = """\
+version = 2
+root = "{root}"
+state = "{state}"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.tracing.processor.v1.otlp"]
+[grpc]
+  address = "{socket}"
+[debug]
+  level = "warn"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{root}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  # The node may itself be a container, which cannot lower it.
+  restrict_oom_score_adj = true
+  {more}
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni_bin_dir}"
+    conf_dir = "{cni_conf_dir}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "runc"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+      Root = "{state}/runc"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one keeps its things, and the network that it uses."""
+
+    root: str
+    state: str
+    socket: str
+    cni_conf_dir: str
+    cni_bin_dir: str
+
+    def configuration(self, more: str = "") -> str:
+        """`more`: other settings of its CRI, as TOML."""
+        return _CONFIGURATION.format(
+            root=self.root, state=self.state, socket=self.socket,
+            cni_conf_dir=self.cni_conf_dir, cni_bin_dir=self.cni_bin_dir, more=more,
+        )  # fmt: skip
+
+
+def set_up(node: NodeDir, settings: Settings) -> None:
+    """Writes its configuration. Raises NotFound if the machine has none."""
+    for program in ("containerd", "runc"):
+        if shutil.which(program) is None:
+            raise NotFound(f"--with-containerd: there is no {program} here; apt-get install containerd runc")
+    bin_dirs = settings.tapmanager.cni_bin_dir
+    place = Place(
+        root=f"{node.containerd}/root",
+        state=f"{node.run}/containerd",
+        socket=node.containerd_socket,
+        cni_conf_dir=settings.tapmanager.cni_conf_dir,
+        cni_bin_dir=next((one for one in bin_dirs if os.path.exists(f"{one}/bridge")), bin_dirs[0]),
+    )
+    make_directory(node.containerd)
+    replace_text(_file(node), place.configuration(), mode=0o644)
+
+
+def daemon(node: NodeDir, orphans: Orphans | None = None) -> Daemon:
+    return containerd_daemon(_file(node), orphans)
+
+
+def remove_pods(node: NodeDir) -> list[str]:
+    """Of an earlier `up --with-containerd`; the names of those that are gone. Raises ShimError if one cannot be removed."""
+    if not os.path.exists(_file(node)):
+        return []
+    containerd = daemon(node)
+    containerd.start()
+    try:
+        with grpc.insecure_channel(f"unix:{node.containerd_socket}") as channel:
+            return _remove_all(api_pb2_grpc.RuntimeServiceStub(channel))
+    finally:
+        containerd.stop()
+        _remove_shims_directory()
+
+
+def _remove_all(cri: api_pb2_grpc.RuntimeServiceStub) -> list[str]:
+    removed: list[str] = []
+    for pod in _pods(cri):
+        name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        try:
+            cri.StopPodSandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod.id), timeout=_POD_LIMIT)
+            cri.RemovePodSandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod.id), timeout=_POD_LIMIT)
+        except grpc.RpcError as exc:
+            raise WrongState(
+                f"could not remove pod {name} from containerd: {exc.details()}. Repeat `virtshim down`"
+            ) from exc
+        removed.append(name)
+    return removed
+
+
+def _pods(cri: api_pb2_grpc.RuntimeServiceStub) -> list[pb.PodSandbox]:
+    """containerd serves before it knows its pods."""
+    clock, never = SystemClock(), threading.Event()
+    deadline = Deadline.after(clock.monotonic(), _START_LIMIT)
+    while True:
+        try:
+            return list(cri.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_START_LIMIT).items)
+        except grpc.RpcError as exc:
+            if deadline.left(clock.monotonic()) <= 0:
+                raise Unavailable(f"containerd does not list its pods: {exc.details()}") from exc
+            clock.wait(never, 0.1)
+
+
+def _remove_shims_directory() -> None:
+    """Unless a containerd of the machine's own has something there."""
+    with contextlib.suppress(OSError):
+        if set(os.listdir(_SHIMS)) <= {"s"}:
+            for directory in (f"{_SHIMS}/s", _SHIMS):
+                os.rmdir(directory)
+
+
+def _file(node: NodeDir) -> str:
+    return f"{node.containerd}/config.toml"
