@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 JOB = """
 echo hello $GREETING from $(pwd)
+echo queue of $(cat /proc/sys/net/core/somaxconn)
 echo trouble >&2
 until [ -e /run/go ]; do sleep 0.2; done
 seq 1 5000
@@ -35,6 +36,7 @@ def lines(log: Path) -> list[str]:
 
 def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: PodClient, node: Node, image_url: str):
     config = pod_config("job", f"{node.directory}/logs/job")
+    config.linux.sysctls["net.core.somaxconn"] = "321"  # securityContext.sysctls
     pod = cri.run_pod(config)
     wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
     wanted.command.extend(["sh", "-c"])
@@ -49,7 +51,7 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
     log = Path(config.log_directory, wanted.log_path)
     cri.start(made)
     assert cri.status(made).state == pb.CONTAINER_RUNNING
-    both = {"stdout F hello there from /srv", "stderr F trouble"}  # the streams come each for itself
+    both = {"stdout F queue of 321", "stderr F trouble"}  # the streams come each for itself
     wait_until(lambda: both <= set(lines(log)), BOOT, "the command runs")
 
     victim = node.daemons()["virtshim"]
@@ -64,9 +66,9 @@ def test_a_command_writes_the_log_outlives_virtshim_and_ends_the_container(cri: 
     message = last_words.read_bytes()
     assert (len(message), message[-14:]) == (4096, b"xthat was all\n")
     said = [line for line in lines(log) if line.startswith("stdout")]
-    assert "".join(line[9:] + "\n" * (line[7] == "F") for line in said) == "hello there from /srv\n" + "".join(
-        f"{number}\n" for number in range(1, 5001)
-    )
+    assert "".join(
+        line[9:] + "\n" * (line[7] == "F") for line in said
+    ) == "hello there from /srv\nqueue of 321\n" + "".join(f"{number}\n" for number in range(1, 5001))
     assert lines(log).count("stderr F trouble") == 1
     cri.remove_pod(pod)
 

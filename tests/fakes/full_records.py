@@ -63,6 +63,7 @@ SANDBOX = Sandbox(
         overhead=Resources(memory_limit_bytes=1),
         resources=Resources(cpu_quota=1),
         namespaces=Namespaces(NamespaceScope.CONTAINER, NamespaceScope.POD, NamespaceScope.CONTAINER),
+        sysctls={"net.core.somaxconn": "'\"\\"},
     ),
     created_at=2**62,
     phase=SandboxPhase.NOT_READY,

@@ -33,6 +33,7 @@ from virtshim.lifecycle.creation.step import Step
 from virtshim.lifecycle.creation.uids import VmUids
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
+from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.images import ImageService
 from virtshim.lifecycle.record_exit import ExitRecorder, VmEvents
@@ -46,7 +47,6 @@ from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.lifecycle.update_container_resources import UpdateContainerResources
 from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
-from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
@@ -82,7 +82,7 @@ class App:
     entrypoints: EntrypointRunner
     freezer: GuestFreezer
     devices: DeviceServices
-    guest_mounts: GuestMounts
+    guest_set_up: GuestSetUp
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -96,7 +96,7 @@ class App:
         records = self.adapters.records
         boot = machine.boot_id()
         before = records.node_fact("boot")
-        self.adapters.hypervisor.on_power_event(self.guest_mounts.changed)
+        self.adapters.hypervisor.on_power_event(self.guest_set_up.changed)
         self.adapters.hypervisor.on_power_event(self.events.changed)  # first: what ends meanwhile must not be missed
         if before is None:  # new, or set aside and not recovered yet: VMs may be there all the same
             self.recovery.recover.run(rebooted=False, lost=True)
@@ -105,7 +105,7 @@ class App:
         records.set_node_fact("boot", boot)
 
     def close(self) -> None:
-        for part in (self.devices.releases, self.guest_mounts, self.entrypoints, self.freezer):
+        for part in (self.devices.releases, self.guest_set_up, self.entrypoints, self.freezer):
             part.close()
 
     @contextlib.contextmanager
@@ -138,12 +138,12 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
     volumes = PodVolumes(a.records, a.shares, timeout)
-    guest_mounts = GuestMounts(a.records, a.guests, volumes, a.clock, settings.vm.agent_timeout)
+    guest_set_up = GuestSetUp(a.records, a.guests, volumes, a.clock, settings.vm.agent_timeout)
     exits = ExitRecorder(
         a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks, volumes
     )
     stop_container = _stop_container(a, exits, locks, devices)
-    entrypoints = _entrypoints(settings, a, stop_container, locks, guest_mounts)
+    entrypoints = _entrypoints(settings, a, stop_container, locks, guest_set_up)
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices)
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout, volumes
@@ -160,11 +160,11 @@ def wire(settings: Settings, adapters: Adapters) -> App:
         stop_sandbox=stop_sandbox,
         remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
         create_container=_create_container(settings, a, images, stamps, locks, devices, volumes),
-        start_container=_start_container(settings, a, exits, entrypoints, guest_mounts),
+        start_container=_start_container(settings, a, exits, entrypoints, guest_set_up),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, commands, a.clock, settings.vm.agent_timeout),
+        exec_command=ExecCommand(a.records, a.guests, commands, a.clock, settings.vm.agent_timeout, guest_set_up),
         reopen_container_log=ReopenContainerLog(logs),
         usage=_usage(a, devices, commands),
         streaming=a.streaming,
@@ -174,16 +174,16 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     )
     ending = (exits, remove_container, checkpoints, entrypoints)
     repairs = Repairs(
-        a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, guest_mounts
+        a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, guest_set_up
     )
     recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     events = VmEvents(a.records, exits)
-    return App(a, services, images, recovering, events, watch, entrypoints, freezer, devices, guest_mounts)
+    return App(a, services, images, recovering, events, watch, entrypoints, freezer, devices, guest_set_up)
 
 
 def _start_container(
-    settings: Settings, a: Adapters, exits: ExitRecorder, entrypoints: EntrypointRunner, guest_mounts: GuestMounts
+    settings: Settings, a: Adapters, exits: ExitRecorder, entrypoints: EntrypointRunner, guest_set_up: GuestSetUp
 ) -> StartContainer:
     return StartContainer(
         records=a.records,
@@ -198,12 +198,12 @@ def _start_container(
         entrypoints=entrypoints,
         claims=exits.devices.claims,
         volumes=exits.volumes,
-        guest_mounts=guest_mounts,
+        guest_set_up=guest_set_up,
     )
 
 
 def _entrypoints(
-    settings: Settings, a: Adapters, stop: StopContainer, locks: PodLocks, guest_mounts: GuestMounts
+    settings: Settings, a: Adapters, stop: StopContainer, locks: PodLocks, guest_set_up: GuestSetUp
 ) -> EntrypointRunner:
     return EntrypointRunner(
         a.records,
@@ -214,7 +214,7 @@ def _entrypoints(
         locks,
         settings.vm.agent_timeout,
         entrypoint_listeners=a.entrypoint_listeners,
-        guest_mounts=guest_mounts,
+        guest_set_up=guest_set_up,
     )
 
 

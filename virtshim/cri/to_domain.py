@@ -98,6 +98,7 @@ def sandbox_config(config: pb.PodSandboxConfig, runtime_handler: str) -> Sandbox
         runtime_handler=runtime_handler,
         overhead=overhead,
         resources=sums,
+        sysctls=dict(config.linux.sysctls),
     )
 
 

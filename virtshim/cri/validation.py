@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.guest import sysctls
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes.pod_mounts import Origin, origins, why_not_yet
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
+
+# Bytes of their names and values: they are words of one command in the guest.
+_MOST_SYSCTLS: Final = 64 << 10
 
 # One message is to be read as a whole.
 _MOST_TOLD: Final = 10
@@ -38,11 +42,18 @@ def sandbox_faults(config: pb.PodSandboxConfig) -> Sequence[str]:
         *_profiles(context.privileged, context.seccomp, context.seccomp_profile_path, context.apparmor, ""),
         *_group_alone(context.HasField("run_as_group"), context.HasField("run_as_user")),
         *(
-            f"config.linux.sysctls[{name}] cannot be set from outside a virtual machine; remove it from "
-            "securityContext.sysctls, and set it in the guest (write_files or bootcmd in VirtletCloudInitUserData)"
-            for name in sorted(linux.sysctls)
+            f"config.linux.sysctls[{escaped(name, 200)}] (securityContext.sysctls) {wrong}"
+            for name, value in sorted(linux.sysctls.items())
+            if (wrong := sysctls.wrong_with(name, value))
         ),
+        *_too_many(linux.sysctls),
     ]
+
+
+def _too_many(sysctls: Mapping[str, str]) -> Iterator[str]:
+    size = sum(len(name) + len(value) for name, value in sysctls.items())
+    if size > _MOST_SYSCTLS:
+        yield f"config.linux.sysctls (securityContext.sysctls) hold {size} bytes; at most {_MOST_SYSCTLS}: set fewer"
 
 
 def container_faults(config: pb.ContainerConfig) -> Sequence[str]:

@@ -108,6 +108,8 @@ class SandboxConfig:
     overhead: Resources = Resources()
     resources: Resources = Resources()
     namespaces: Namespaces = Namespaces()
+    # Of the guest's kernel.
+    sysctls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.guest import sysctls
 from virtshim.domain.network import Dns
 from virtshim.domain.volumes.guest_script import command
 from virtshim.guestinit.network_config import network_config
@@ -91,10 +92,18 @@ def _user_data(request: SeedRequest, hosts: bytes) -> str:
         return options.user_data_script.replace(_MOUNT_TOKEN, _mount_script(request))
     generated = {} if options.user_data_overwrite else _generated_user_data(request, hosts)
     document = merged(options.user_data, generated)
-    if request.volumes and not options.user_data_overwrite:
-        document["bootcmd"] = [list(command(request.volumes)), *_listed(document.get("bootcmd"))]
+    if scripts := [] if options.user_data_overwrite else list(_scripts(request)):
+        document["bootcmd"] = [*scripts, *_listed(document.get("bootcmd"))]
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
+
+
+def _scripts(request: SeedRequest) -> Iterator[list[str]]:
+    """What is run at each boot, not only at the first."""
+    if request.sysctls:
+        yield list(sysctls.command(request.sysctls))
+    if request.volumes:
+        yield list(command(request.volumes))
 
 
 def _mount_script(request: SeedRequest) -> str:

@@ -13,8 +13,8 @@ from virtshim.domain.guest.command import entrypoint_command
 from virtshim.domain.guest.entrypoint import exit_of_entrypoint, failed_start, lost
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.token_bucket import LOG_BURST, LOG_RATE, ReadPace, TokenBucket
+from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.stop_container import StopContainer
-from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import EntrypointLogs
 from virtshim.ports.guests import EntrypointListeners, GuestAgents
@@ -33,8 +33,8 @@ _LOOKS, _LOOKS_AT_ONCE = 20.0, 100.0
 _AGAIN = 2.0
 # One wait for the agent; between two it is seen whether the VM still runs.
 _AGENT_SLICE = 10.0
-# The same, with a script that loads a module and mounts the volumes.
-_MOUNT_SLICE = 60.0
+# The same, with the scripts that set sysctls, load a module and mount the volumes.
+_SET_UP_SLICE = 60.0
 # After so much silence the guest is asked whether the command is there at all.
 _SILENCE = 30.0
 # Processes that the command left behind may hold its streams: what was written before its end has come by then.
@@ -73,7 +73,7 @@ class EntrypointRunner:
         agent_timeout: float,
         *,
         entrypoint_listeners: EntrypointListeners,
-        guest_mounts: GuestMounts,
+        guest_set_up: GuestSetUp,
     ) -> None:
         self._records = records
         self._guests = guests
@@ -83,7 +83,7 @@ class EntrypointRunner:
         self._locks = locks
         self._agent_timeout = agent_timeout
         self._listeners = entrypoint_listeners
-        self._guest_mounts = guest_mounts
+        self._guest_set_up = guest_set_up
         self._threads = ContainerThreads("command")
 
     def follow(self, container: Container) -> None:
@@ -142,7 +142,7 @@ class EntrypointRunner:
         left = self._agent_timeout - (self._clock.monotonic() - state.since)
         try:
             command = entrypoint_command(container)
-            self._guest_mounts.mount(container, min(max(left, 1.0), _MOUNT_SLICE), self._threads.closing)
+            self._guest_set_up.make(container, min(max(left, 1.0), _SET_UP_SLICE), self._threads.closing)
             self._guests.start_entrypoint(
                 container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._threads.closing
             )

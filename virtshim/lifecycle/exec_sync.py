@@ -12,6 +12,7 @@ from virtshim.domain.guest.dial import dial_command
 from virtshim.domain.guest.hooks import agent_may_take
 from virtshim.domain.guest.streaming import ExecRequest, Streams
 from virtshim.domain.ids import ContainerId
+from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
@@ -29,13 +30,20 @@ class ExecCommand:
     seconds from the container's start to the agent's first word."""
 
     def __init__(
-        self, records: Records, guests: GuestAgents, places: PodPlaces, clock: Clock, agent_timeout: float
+        self,
+        records: Records,
+        guests: GuestAgents,
+        places: PodPlaces,
+        clock: Clock,
+        agent_timeout: float,
+        guest_set_up: GuestSetUp,
     ) -> None:
         self._records = records
         self._guests = guests
         self._places = places
         self._clock = clock
         self._agent_timeout = agent_timeout
+        self._guest_set_up = guest_set_up
 
     def run(
         self, container: Container, argv: tuple[str, ...], timeout: float, cancelled: threading.Event
@@ -47,7 +55,8 @@ class ExecCommand:
         with self._places.held(pod_of(self._records, container)):
             age = (self._clock.now_ns() - container.status.started_at) / 1e9
             within = agent_may_take(container.config.annotations, argv, age, self._agent_timeout)
-            return self._guests.run(container.id, command, timeout, cancelled, within)
+            left = self._guest_set_up.before_command(container, timeout, cancelled, within)
+            return self._guests.run(container.id, command, left, cancelled, within)
 
     async def start(self, request: ExecRequest) -> StreamSession:
         container = existing_container(self._records, request.container)

@@ -13,8 +13,8 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, cgroup_of
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.entrypoints import EntrypointRunner
+from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.record_exit import ExitRecorder
-from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.cgroups import VmCgroups
@@ -44,7 +44,7 @@ class StartContainer:
     entrypoints: EntrypointRunner
     claims: DeviceClaims
     volumes: PodVolumes
-    guest_mounts: GuestMounts
+    guest_set_up: GuestSetUp
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
@@ -72,7 +72,7 @@ class StartContainer:
         except ShimError as exc:  # it was started, whatever became of it
             log.warning("container.exit.unrecorded", container=container.id.short, error=str(exc))
         self.entrypoints.follow(container)
-        self.guest_mounts.follow(container)
+        self.guest_set_up.follow(container)
 
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
         """Its sandbox."""

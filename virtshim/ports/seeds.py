@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from virtshim.domain.annotations.options import VmOptions
@@ -28,6 +29,7 @@ class SeedRequest:
     envs: tuple[tuple[str, bytes], ...] = ()
     # As they are numbered in the guest.
     volumes: tuple[SharedVolume, ...] = ()
+    sysctls: Mapping[str, str] = field(default_factory=dict)
 
 
 class GuestSeeds(Protocol):

@@ -20,9 +20,9 @@ from virtshim.domain.vm import OwnedDomain
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.entrypoints import EntrypointRunner
+from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.record_exit import ExitRecorder, how_it_ended
 from virtshim.lifecycle.remove_container import RemoveContainer
-from virtshim.lifecycle.volumes.guest_mounts import GuestMounts
 from virtshim.ports.clock import Clock
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
@@ -81,7 +81,7 @@ class Repairs:
     clock: Clock
     timeout: float
     shares: VmShares
-    guest_mounts: GuestMounts
+    guest_set_up: GuestSetUp
 
     def of(self, todo: Plan, *, rebooted: bool) -> Iterator[Repair]:
         """In the order in which they are to be made."""
@@ -142,12 +142,12 @@ class Repairs:
         running = container.running(self.clock.now_ns())
         self.records.containers.replace(running)
         self.entrypoints.follow(running)
-        self.guest_mounts.follow(running)
+        self.guest_set_up.follow(running)
 
     def _follow(self, container: Container) -> None:
         self.logs.open(container)
         self.entrypoints.follow(container)
-        self.guest_mounts.follow(container)
+        self.guest_set_up.follow(container)
 
     def _settle(self, container: Container) -> None:
         self.exits.record_if_ended(container.id)

@@ -100,13 +100,32 @@ def test_of_many_volumes_ten_are_told_and_the_rest_counted() -> None:
     assert "\n" not in told
 
 
-def test_each_sysctl_is_named() -> None:
-    linux = pb.LinuxPodSandboxConfig(sysctls={"net.core.somaxconn": "1", "kernel.shm_rmid_forced": "1"})
-    faults = validation.sandbox_faults(pod(linux=linux))
-    assert [fault.split("]")[0] for fault in faults] == [
-        "config.linux.sysctls[kernel.shm_rmid_forced",
-        "config.linux.sysctls[net.core.somaxconn",
-    ]
+def test_sysctls_are_for_the_guest() -> None:
+    linux = pb.LinuxPodSandboxConfig(
+        sysctls={
+            "net.core.somaxconn": "1",
+            "net/ipv4/ip_unprivileged_port_start": "0",
+            "net.ipv4.conf.eth0/100.forwarding": "1",
+            "net.ipv4.ip_local_port_range": "1024\t65535",
+        }
+    )
+    assert validation.sandbox_faults(pod(linux=linux)) == []
+
+
+def test_each_sysctl_that_is_none_is_named() -> None:
+    names = ("../../etc/passwd", "a", "net..ipv4", "net.-x", "net.ipv4.\n")
+    faults = validation.sandbox_faults(pod(linux=pb.LinuxPodSandboxConfig(sysctls=dict.fromkeys(names, "1"))))
+    assert len(faults) == len(names)
+    assert all("securityContext.sysctls" in fault and "is no name of a sysctl" in fault for fault in faults)
+    (fault,) = validation.sandbox_faults(pod(linux=pb.LinuxPodSandboxConfig(sysctls={"net.core.somaxconn": "1\n2"})))
+    assert fault.startswith("config.linux.sysctls[net.core.somaxconn]")
+    assert "a value that no sysctl can have" in fault
+
+
+def test_more_sysctls_than_a_pod_can_mean_are_refused() -> None:
+    linux = pb.LinuxPodSandboxConfig(sysctls={f"net.a{n}": "1" * 4000 for n in range(20)})
+    (fault,) = validation.sandbox_faults(pod(linux=linux))
+    assert "config.linux.sysctls (securityContext.sysctls) hold 80130 bytes" in fault
 
 
 # --- names that become lines of the guest's files, or arguments of CNI plugins

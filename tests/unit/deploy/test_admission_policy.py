@@ -70,6 +70,7 @@ def container(**fields: Any) -> dict[str, Any]:
         pod(),
         {"kind": "Pod", "metadata": {}, "spec": {"runtimeClassName": "virtshim", "containers": [container()]}},
         pod(hostUsers=True, shareProcessNamespace=True, ephemeralContainers=[]),
+        pod(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}),
     ],
 )
 def test_a_virtual_machine_is_let_in(fine: dict[str, Any]) -> None:
@@ -87,7 +88,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hostPID": True}, "hostNetwork, hostPID and hostIPC"),
     ({"hostIPC": True}, "hostNetwork, hostPID and hostIPC"),
     ({"hostUsers": False}, "hostUsers"),
-    ({"securityContext": {"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}}, "sysctls"),
     ({"securityContext": {"runAsGroup": 3}}, "runAsGroup is set without runAsUser"),
     ({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a"}}}, "type Localhost"),
     ({"containers": [container(securityContext={"appArmorProfile": {"type": "Localhost"}})]}, "type Localhost"),

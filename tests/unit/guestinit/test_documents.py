@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.guest import sysctls
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface, Route
 from virtshim.domain.sandbox import PodKey
@@ -131,6 +132,14 @@ def test_a_recreated_container_is_a_new_instance() -> None:
 def test_network_config_is_yaml_too(case: str) -> None:
     text = seed_documents(CASES[case]).network_config
     assert text is None or yaml.safe_load(text) == json.loads(text)
+
+
+def test_sysctls_are_set_at_each_boot_before_the_pods_own_commands() -> None:
+    asked = dataclasses.replace(with_options(user_data={"bootcmd": ["mine"]}), sysctls={"net.core.somaxconn": "1 'a"})
+    script, mine = yaml.safe_load(seed_documents(asked).user_data)["bootcmd"]
+    assert mine == "mine"
+    assert script == list(sysctls.command(asked.sysctls))
+    assert script[-3:] == ["net.core.somaxconn", "net/core/somaxconn", "1 'a"]
 
 
 def test_a_script_is_kept_byte_for_byte() -> None:

@@ -113,8 +113,8 @@ def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(w
     made = running(world)
     eventually(lambda: len(mount_scripts(world)) == 1)
     assert mount_scripts(world)[0].argv[-6:] == ("0", "/data", "rw", "1", "/data/sub", "ro")
-    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("volumes-")])
-    world.app.guest_mounts.changed(world.domain(made))
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
+    world.app.guest_set_up.changed(world.domain(made))
     eventually(lambda: len(mount_scripts(world)) == 2)
 
 
@@ -122,7 +122,7 @@ def test_of_a_container_with_a_command_they_are_mounted_once_before_it_begins(wo
     made = world.create(world.run(), config=container_config(mounts=DATA.mounts, command=("serve",)))
     world.start(made)
     eventually(lambda: world.container(made).status.command_begun)
-    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("volumes-")])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
     assert len(mount_scripts(world)) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: W
 
     world.outside.guests.do = refuses
     made = running(world)
-    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("volumes-")])
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
     world.app.watch.look()
     assert world.container(made).status.trouble == ""
 

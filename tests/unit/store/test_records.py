@@ -391,6 +391,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     pod, vm = json.loads(records.to_text(SANDBOX, CONTAINER))
     assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
     assert pod.pop("sole_container") == "vm"  # came later: not sure yet
+    assert pod["config"].pop("sysctls")  # came later: read as none
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
@@ -403,8 +404,9 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
         assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
+    config = dataclasses.replace(SANDBOX.config, sysctls={})
     assert records.from_text(before) == (
-        dataclasses.replace(SANDBOX, network=network, disk_bus=DiskBus.SCSI, sole_container=""),
+        dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, sole_container=""),
         changed(
             CONTAINER,
             config=dataclasses.replace(CONTAINER.config, envs=(), user=RunAs("app", 7, (8, 9), own_groups=False)),

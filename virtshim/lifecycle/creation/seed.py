@@ -35,4 +35,5 @@ def _request(draft: Draft) -> SeedRequest:
         hosts_file=hosts_file(container.config.mounts, container.config.annotations),
         envs=guest_view.environment(container.config.envs, container.granted),
         volumes=container.spec.volumes,
+        sysctls=sandbox.config.sysctls,
     )

@@ -47,7 +47,7 @@ class PodVolumes:
         """When its VM is off, and before anybody is told: kubelet unmounts them then."""
         if container.spec.volumes:
             self.shares.end(container.id.short, self.timeout)
-            self.note(container, "")
+        self.note(container, "")
 
     def look(self) -> None:
         """Whether those of running containers are served."""
@@ -57,7 +57,7 @@ class PodVolumes:
             self._unserved = frozenset(name for name in running if not served.get(name))
 
     def note(self, container: Container, trouble: str) -> None:
-        """What is wrong with them in the guest; "" for nothing."""
+        """What could not be set up in the guest, they or what else was to be; "" for nothing."""
         with self._lock:
             if trouble:
                 self._in_guest[container.id.short] = trouble

@@ -1,0 +1,122 @@
+"""A pod's sysctls: set in its guest before anything runs there for the container; what cannot be is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.waiting import eventually
+from fakes.world import World, container_config, sandbox_config
+
+from virtshim.domain.container import ExitReason
+from virtshim.domain.errors import WrongState
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.sysctls import NOT_SET, command
+from virtshim.domain.ids import ContainerId
+
+SYSCTLS = {"net.core.somaxconn": "321"}
+SCRIPT = command(SYSCTLS)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    world.pull()
+    yield world
+    world.close()
+
+
+def running(world: World, *command: str) -> ContainerId:
+    pod = world.run(config=sandbox_config(sysctls=SYSCTLS))
+    made = world.create(pod, config=container_config(command=command))
+    world.start(made)
+    return made
+
+
+def settled() -> bool:
+    return not [one for one in threading.enumerate() if one.name.startswith("set-up-")]
+
+
+def ran(world: World) -> list[tuple[str, ...]]:
+    return [command.argv for command in world.outside.guests.commands]
+
+
+def exec_sync(world: World, made: ContainerId) -> CommandResult:
+    return world.do.exec_command.run(world.container(made), ("true",), 60.0, threading.Event())
+
+
+def lacks_it(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+    if command.argv == SCRIPT:
+        return CommandResult(NOT_SET, b"", b"net.core.somaxconn: the guest's kernel does not have it, or not yet\n")
+    return CommandResult(0, b"", b"")
+
+
+def test_cloud_init_is_told_them(world: World) -> None:
+    made = world.create(world.run(config=sandbox_config(sysctls=SYSCTLS)))
+    assert world.outside.seeds.requests[made].sysctls == SYSCTLS
+
+
+def test_they_are_set_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
+    made = running(world)
+    eventually(lambda: ran(world) == [SCRIPT] and settled())
+    world.app.guest_set_up.changed(world.domain(made))
+    eventually(lambda: ran(world) == [SCRIPT, SCRIPT])
+
+
+def test_they_are_set_before_the_containers_command_begins(world: World) -> None:
+    set_before = []
+
+    def notes(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        set_before.append(dict(world.outside.guests.begun))
+        return CommandResult(0, b"", b"")
+
+    world.outside.guests.do = notes
+    made = running(world, "serve")
+    eventually(lambda: world.container(made).status.command_begun)
+    assert set_before == [{}]
+
+
+def test_they_are_set_before_a_command_of_somebody_elses_once(world: World) -> None:
+    made = running(world, "serve")
+    eventually(lambda: world.container(made).status.command_begun)
+    world = world.recovered()  # which remembers nothing of it
+    try:
+        world.outside.guests.commands.clear()
+        exec_sync(world, made)
+        exec_sync(world, made)
+        assert [argv[0] for argv in ran(world)] == [SCRIPT[0], "true", "true"]
+    finally:
+        world.close()
+
+
+def test_a_guest_that_does_not_take_one_ends_the_start_of_the_containers_command(world: World) -> None:
+    world.outside.guests.do = lacks_it
+    made = running(world, "serve")
+    eventually(lambda: world.container(made).status.ending is not None or world.container(made).exit is not None)
+    how = world.container(made).exit or world.container(made).status.ending
+    assert how is not None
+    assert how.reason is ExitReason.START_ERROR
+    assert "securityContext.sysctls" in how.message
+    assert "net.core.somaxconn" in how.message
+    assert made not in world.outside.guests.begun
+
+
+def test_a_guest_without_a_command_that_does_not_take_one_is_told_in_the_message(world: World) -> None:
+    world.outside.guests.do = lacks_it
+    made = running(world)
+    eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
+    assert "securityContext.sysctls cannot be set in the guest: net.core" in world.container(made).status.trouble
+    assert exec_sync(world, made).code == 0, "who looks into it can"
+
+
+def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: World) -> None:
+    def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        raise WrongState("the agent may not run commands")
+
+    world.outside.guests.do = refuses
+    made = running(world)
+    eventually(settled)
+    world.app.watch.look()
+    assert world.container(made).status.trouble == ""

@@ -1,0 +1,157 @@
+"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, and the volumes in their places.
+
+cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from virtshim.domain.container import Container
+from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
+from virtshim.domain.guest import sysctls
+from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.printable import escaped
+from virtshim.domain.volumes import guest_script
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
+from virtshim.ports.clock import Clock
+from virtshim.ports.guests import GuestAgents
+from virtshim.ports.records import Records
+from virtshim.primitives.container_threads import ContainerThreads
+
+log = structlog.get_logger(__name__)
+
+# Seconds: one wait for the agent and the scripts; the pause before the next.
+_SLICE: Final = 60.0
+_AGAIN: Final = 2.0
+_MOST_TOLD: Final = 500
+
+
+class NotSetUp(WrongState):
+    """The guest cannot have it, and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """`remedies`: by the code that its script ends with, for causes that it knows."""
+
+    what: str
+    argv: tuple[str, ...]
+    remedies: dict[int, str]
+
+
+@dataclass(slots=True)
+class GuestSetUp:
+    """`agent_timeout`: seconds that a guest may take until its agent answers."""
+
+    records: Records
+    guests: GuestAgents
+    volumes: PodVolumes
+    clock: Clock
+    agent_timeout: float
+    _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made: set[ContainerId] = field(default_factory=set)
+
+    def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
+        """All of it is there. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to
+        be tried again; NotSetUp; another ShimError: it cannot be known."""
+        faults = []
+        for part in self._parts(container):
+            done = self.guests.run(container.id, GuestCommand(part.argv), timeout, cancelled, within)
+            if done.code:
+                said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
+                remedy = part.remedies.get(done.code, "")
+                faults.append(
+                    f"{part.what} in the guest: {said or f'the script ended with {done.code}'}"
+                    + (remedy and f"; {remedy}")
+                )
+        if faults:
+            raise NotSetUp("; ".join(faults))
+        with self._lock:
+            self._made.add(container.id)
+
+    def before_command(self, container: Container, timeout: float, cancelled: threading.Event, within: float) -> float:
+        """So that a command of somebody else's finds what is to be there, if the guest can have it. What is left of `timeout`,
+        which is as that of `GuestAgents.run`."""
+        if container.id in self._made or not self._parts(container):
+            return timeout
+        began = self.clock.monotonic()
+        with contextlib.suppress(WrongState):  # told where the container's state is, and commands may look into it
+            self.make(container, timeout, cancelled, within)
+        return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
+
+    def follow(self, container: Container) -> None:
+        """It is set up as soon as the guest can do it; also again, after it was restarted. Returns at once. A container with a
+        command is left to whoever begins that."""
+        if not container.spec.command and self._parts(container):
+            self._threads.start(container.id, lambda: self._follow(container.id))
+
+    def changed(self, domain: uuid.UUID) -> None:
+        """Something has happened to this domain: its guest may have been restarted, or ended."""
+        for container in self.records.containers.all():
+            if container.domain_uuid == domain:
+                with self._lock:
+                    self._made.discard(container.id)
+                if container.is_running:
+                    self.follow(container)
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _parts(self, container: Container) -> tuple[_Part, ...]:
+        return tuple(self._each_part(container))
+
+    def _each_part(self, container: Container) -> Iterator[_Part]:
+        sandbox = self.records.sandboxes.get(container.sandbox_id)
+        if sandbox is not None and sandbox.config.sysctls:
+            remedy = "correct securityContext.sysctls, or use an image whose kernel has them"
+            yield _Part(
+                "securityContext.sysctls cannot be set",
+                sysctls.command(sandbox.config.sysctls),
+                {sysctls.NOT_SET: remedy},
+            )
+        if container.spec.volumes:
+            yield _Part(
+                "the volumes cannot be mounted",
+                guest_script.command(container.spec.volumes),
+                {
+                    guest_script.NO_MODULE: "use an image with that module",
+                    guest_script.NOT_MOUNTED: "see the guest's console",
+                },
+            )
+
+    # --- below: a thread of each container
+
+    def _follow(self, wanted: ContainerId) -> None:
+        until = self.clock.monotonic() + self.agent_timeout
+        while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
+            try:
+                self.make(container, _SLICE, self._threads.closing)
+            except NotSetUp as exc:
+                log.warning("guest.not_set_up", container=wanted.short, error=str(exc))
+                self.volumes.note(container, str(exc))
+                return
+            except ShimError as exc:
+                passes = isinstance(exc, DeadlineExceeded | Unavailable | Aborted)
+                if not passes or self.clock.monotonic() >= until:
+                    # cloud-init may have done it; of a guest that says nothing nothing is known.
+                    log.info("guest.set_up_unconfirmed", container=wanted.short, why=str(exc))
+                    return
+                self.clock.wait(self._threads.closing, _AGAIN)
+            else:
+                log.info("guest.set_up", container=wanted.short, volumes=len(container.spec.volumes))
+                self.volumes.note(container, "")
+                return
+
+    def _running(self, wanted: ContainerId) -> Container | None:
+        found = self.records.containers.get(wanted)
+        return found if found is not None and found.is_running else None
