@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fakes.clock import START_NS
 
-from virtshim.domain.errors import InternalError
+from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse
 from virtshim.ports.seeds import SeedRequest
 
 
@@ -96,6 +97,41 @@ class FakeRecordCopies:
     def read(self, container: ContainerId) -> str:
         files = self._disks.directories.get(container, set())
         return self.texts[container] if "record.json" in files else ""
+
+
+class FakeRootVolumes:
+    """Implements `virtshim.ports.disks.RootVolumes`. `devices` holds the first bytes of each, `images` what was copied there."""
+
+    def __init__(self, size: int = 1 << 30) -> None:
+        self.size = size
+        self.devices: dict[str, bytes] = {}
+        self.images: dict[str, ImageDigest] = {}
+
+    def look(self, device: str) -> RootVolume:
+        return parse(self.devices.get(device, bytes(SECTOR)), self.size)
+
+    def begin(self, device: str, container: ContainerId) -> None:
+        self.devices[device] = copying(container)
+
+    def copy(self, device: str, container: ContainerId, image: Image, image_path: str) -> None:
+        self._refuse_unless_begun(device, container)
+        self.images[device] = image.digest
+
+    def half_copy(self, device: str, container: ContainerId, image: Image, image_path: str) -> None:
+        self._refuse_unless_begun(device, container)
+        self.images.pop(device, None)
+
+    def seal(self, device: str, container: ContainerId, image: ImageDigest) -> None:
+        self._refuse_unless_begun(device, container)
+        self.devices[device] = header(image, container)
+
+    def disk(self, device: str) -> Disk:
+        room = (self.size - DATA_AT) // SECTOR * SECTOR
+        return Disk(device, DiskFormat.RAW, "root", is_device=True, data_at=DATA_AT, data_bytes=room)
+
+    def _refuse_unless_begun(self, device: str, container: ContainerId) -> None:
+        if self.devices.get(device) != copying(container):
+            raise WrongState(f"the volume {device} was written to by somebody else meanwhile")
 
 
 class FakeGuestSeeds:

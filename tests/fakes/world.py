@@ -17,7 +17,7 @@ from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
-from fakes.disks import FakeGuestSeeds, FakeRecordCopies, FakeRootDisks
+from fakes.disks import FakeGuestSeeds, FakeRecordCopies, FakeRootDisks, FakeRootVolumes
 from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFiles
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, watched
@@ -74,6 +74,7 @@ class Outside:
     shares: FakeVmShares = field(default_factory=FakeVmShares)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
+    root_volumes: FakeRootVolumes = field(default_factory=FakeRootVolumes)
     archives: FakeArchives = field(default_factory=FakeArchives)
     devices: FakeDevices = field(default_factory=FakeDevices)
     device_errors: FakeDeviceErrors = field(default_factory=FakeDeviceErrors)
@@ -129,6 +130,7 @@ class World:
             shares=watched("shares", out.shares, journal),
             files=watched("files", out.files, journal, ("path", "format_of")),
             disks=watched("disks", out.disks, journal),
+            root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),
             device_errors=out.device_errors,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.loop import loop_device, no_loop_devices
 from imageserver import serve_directory
 from leaks import Snapshot
 from mortal_node import MortalNode
@@ -27,13 +29,26 @@ def mortal(guest_image: Path) -> Iterator[MortalNode]:
             try:
                 node.up()
                 node.start_bystander()
-                yield node
+                with root_volume(Path(directory, "volume")) as node.root_volume:
+                    yield node
             finally:
                 node.end()
         left = before.settled(seconds=10)
         assert not left, "left behind: " + "; ".join(left)
     finally:
         shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def root_volume(file: Path) -> Iterator[str]:
+    """A block device, "" where the machine has none."""
+    if no_loop_devices()["condition"]:
+        yield ""
+        return
+    with file.open("wb") as made:
+        made.truncate(4 << 20)
+    with loop_device(file) as device:
+        yield str(device)
 
 
 @pytest.fixture

@@ -90,6 +90,8 @@ class MortalNode:
         self._enter = enter
         self.programs, self.plugins = Path(f"{directory}.programs"), Path(f"{directory}.plugins")
         self.volume = f"{directory}.volume"
+        # A block device, if the tests have one.
+        self.root_volume = ""
         for folder in (self.programs, self.plugins, Path(self.volume)):
             folder.mkdir()
         overlay = Path(f"{directory}.toml")

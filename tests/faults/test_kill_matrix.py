@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from fakes.loop import no_loop_devices
 from mortal_node import MortalNode
 from podclient import wait_until
 from work import Work, working
@@ -27,6 +28,7 @@ class Call:
     done: Callable[[Work], bool]
 
 
+_ON_VOLUME = "CreateContainer on a volume"
 _RUNNING = (Work.pull, Work.run, Work.create, Work.start)
 
 CALLS = {
@@ -34,15 +36,20 @@ CALLS = {
     "PullImage": Call((), Work.pull, Work.is_pulled),
     "RemoveImage": Call((Work.pull,), Work.remove_image, Work.is_image_removed),
     "CreateContainer": Call((Work.pull, Work.run), Work.create, Work.is_created),
+    _ON_VOLUME: Call((Work.pull, Work.blank_volume, Work.run), Work.create_on_volume, Work.is_on_volume),
     "StartContainer": Call((Work.pull, Work.run, Work.create), Work.start, Work.is_running),
     "StopContainer": Call(_RUNNING, Work.stop, Work.is_stopped),
     "RemoveContainer": Call(_RUNNING, Work.remove, Work.is_removed),
     "StopPodSandbox": Call(_RUNNING, Work.stop_pod, Work.is_pod_stopped),
     "RemovePodSandbox": Call(_RUNNING, Work.remove_pod, Work.is_pod_removed),
 }
-MATRIX = [(name, "virtshim") for name in CALLS] + [
-    (name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox")
+MATRIX: list[Any] = [
+    pytest.param(name, "virtshim", marks=pytest.mark.skipif(**no_loop_devices()))
+    if name == _ON_VOLUME
+    else (name, "virtshim")
+    for name in CALLS
 ]
+MATRIX += [(name, "tapmanager") for name in ("RunPodSandbox", "StartContainer", "StopPodSandbox", "RemovePodSandbox")]
 MATRIX += [(name, "shares") for name in ("CreateContainer", "StartContainer", "StopContainer", "RemovePodSandbox")]
 _SAMPLE = 3
 

@@ -50,6 +50,16 @@ class Work:
         self.container = self.cri.create(self.pod, config, self.config)
         self.node.containers.add(self.container)
 
+    def create_on_volume(self) -> None:
+        """Its root disk is the node's block volume."""
+        config = container_config(self.image, 64 << 20, attempt=self.attempt)
+        config.devices.add(host_path=self.node.root_volume, container_path="/", permissions="mrw")
+        self.container = self.cri.create(self.pod, config, self.config)
+
+    def blank_volume(self) -> None:
+        with open(self.node.root_volume, "r+b") as volume:
+            volume.write(bytes(1 << 20))  # so much is looked at
+
     def start(self) -> None:
         if self.cri.status(self.container).state == pb.CONTAINER_EXITED:
             self.attempt += 1
@@ -88,6 +98,12 @@ class Work:
 
     def is_created(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_CREATED
+
+    def is_on_volume(self) -> bool:
+        """Whether the volume's header is there, and the image behind it."""
+        with open(self.node.root_volume, "rb") as volume:
+            head = volume.read(512 + 512)
+        return self.is_created() and head.startswith(b"\x26\x3d\xbe\x52") and head.endswith(b"\x55\xaa")
 
     def is_running(self) -> bool:
         return self.cri.status(self.container).state == pb.CONTAINER_RUNNING and len(self.node.qemu_pids()) == 2

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fakes.loop import loop_device, no_loop_devices
 from fakes.registry import FakeRegistry, tar
 from fakes.webserver import WebServer, serving
 from leaks import runs
@@ -25,6 +26,7 @@ from podclient import wait_until
 import virtshim
 from virtshim import process
 from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
+from virtshim.domain.image import DiskFormat
 from virtshim.images import confinement, layer_child, qemu_img
 from virtshim.images.confinement import Bounds
 from virtshim.images.filestore import ImageFileStore, ImageSettings
@@ -149,6 +151,26 @@ def test_qemu_img_taken_over_reaches_nothing(web, store, attack, false_qemu_img)
         store.fetch(web.serve("/x.img", bytes(1024)), None, NEVER)
     if not landlock.abi():
         pytest.skip("NOT TO BE HAD HERE: this kernel has no Landlock; files that everybody may read are NOT held back")
+
+
+@pytest.mark.skipif(**no_loop_devices())
+def test_qemu_img_taken_over_while_it_copies_an_image_to_a_volume_reaches_that_volume_alone(
+    tmp_path: Path, attack: str, false_qemu_img
+) -> None:
+    """It is root's, as the device, and that is all it has of root."""
+    fd = "import sys; FD = sys.argv[3].rpartition('/')[2].partition('\"')[0]\n"
+    modes = "import os\nfor change in (lambda: os.chmod(SECRET, 0o644), lambda: os.chown(SECRET, 1, 1)):\n"
+    modes += "    try: change(); sys.stderr.write('a mode')\n    except OSError: pass\n"
+    false_qemu_img(f"{attack}{fd}{modes}sys.stderr.write(_reached() + '!'); sys.exit(1)")
+    image, volume = tmp_path / "image", tmp_path / "volume"
+    for file in (image, volume):
+        file.write_bytes(bytes(1 << 20))
+    with loop_device(volume) as device, device.open("r+b") as opened, pytest.raises(InternalError) as told:
+        qemu_img.copy_to_device(str(image), DiskFormat.RAW, opened.fileno(), 512)
+    if not landlock.abi():
+        assert "Landlock" in str(told.value)
+        pytest.skip("NOT TO BE HAD HERE: this kernel has no Landlock, and nothing is copied without")
+    assert str(told.value).endswith(": reached: is root, is in root's groups!")
 
 
 def test_what_unpacks_layers_taken_over_reaches_nothing(web, store, attack, false_tar_reader) -> None:

@@ -24,6 +24,7 @@ from virtshim.devices.node_devices import NodeDevices, device_rules
 from virtshim.devices.resolve import Resolver
 from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.disks.root_disks import RootDiskStore
+from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
 from virtshim.domain.ids import ContainerId
@@ -43,13 +44,14 @@ from virtshim.hypervisor.stats.bulk import BulkStats
 from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.stats.vm_statistics import VmStatistics
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.images.qemu_img import copy_to_device
 from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.ports.disks import RootDisks
+from virtshim.ports.disks import RootDisks, RootVolumes
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import CheckpointFiles, VmPausing
@@ -89,6 +91,7 @@ class Adapters:
     shares: VmShares
     files: KnownImageFiles
     disks: RootDisks
+    root_volumes: RootVolumes
     copies: RecordCopies
     archives: CheckpointFiles
     devices: Devices
@@ -168,6 +171,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         shares=_shares(settings, connection),
         files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
         disks=RootDiskStore(layout),
+        root_volumes=RootVolumeStore(copy_to_device),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
         devices=node_devices(settings, stack),

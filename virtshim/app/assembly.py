@@ -315,7 +315,7 @@ def _create_container(
 ) -> CreateContainer:
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
-        RootDisk(a.files, a.disks),
+        RootDisk(a.files, a.disks, a.root_volumes),
         Seed(a.seeds),
         Domain(a.hypervisor, a.records, a.copies, settings.layout(), settings.sizes(), settings.tapmanager.socket),
     )

@@ -107,5 +107,7 @@ def record_copy(layout: Layout, container: ContainerId) -> str:
 
 
 def root_disk_of(layout: Layout, container: Container) -> str:
-    """The path of its root disk: the pod's, or its own."""
+    """The path of its root disk: a volume's, the pod's, or its own."""
+    if (volume := container.granted.root_volume) is not None:
+        return volume.host_path
     return layout.pod_disk(container.spec.pod_disk) if container.spec.pod_disk else layout.root_disk(container.id)

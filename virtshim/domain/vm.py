@@ -57,6 +57,11 @@ class Disk:
     cdrom: bool = False
     # What it is laid over, if anything: never what its own header says, which its VM may write.
     backing: Backing | None = None
+    # A block device of the host, which libvirt gives to QEMU's user while it runs.
+    is_device: bool = False
+    # Where in it the guest's disk begins, and how long that is; 0: it is all of it.
+    data_at: int = 0
+    data_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,10 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
     has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
     gets_images = runs_as is not None and runs_as.gets_images
-    devices.extend(disk.build(spec.disks, spec.disk_bus, profile.disk_rates, gets_images=gets_images))
-    devices.extend(hostdev.disks(granted.blocks, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0, runs_as))
+    devices.extend(disk.build(spec.disks, spec.disk_bus, profile.disk_rates, gets_images=gets_images, owner=runs_as))
+    devices.extend(
+        hostdev.disks(granted.data_volumes, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0, runs_as)
+    )
     if spec.shares_socket:
         devices.append(shares.build(spec.shares_socket))
     devices.extend(hostdev.root_ports(granted.passthrough))

@@ -53,6 +53,8 @@ def give_to_qemu(disks: Iterable[Disk], qemu: QemuIds) -> None:
     """NotFound if a file is missing, InternalError if its rights cannot be changed. Files that fit are left as
     they are."""
     for disk in disks:
+        if disk.is_device:
+            continue  # libvirt does it, and takes it back
         try:
             _give_to_qemu(disk, qemu)
         except FileNotFoundError as exc:

@@ -59,7 +59,9 @@ def account(name: str = "") -> Account:
     )
 
 
-def command(do: str, user: Account, bounds: Bounds, descriptor: int = -1) -> Sequence[str]:
+def command(
+    do: str, user: Account, bounds: Bounds, descriptor: int = -1, target: int = -1, at: int = 0
+) -> Sequence[str]:
     """What starts the child."""
-    numbers = (user.uid, user.gid, os.getpid(), bounds.memory, bounds.cpu_seconds, descriptor)
+    numbers = (user.uid, user.gid, os.getpid(), bounds.memory, bounds.cpu_seconds, descriptor, target, at)
     return (sys.executable, "-I", "-S", "-c", _START, _ROOT, do, *map(str, numbers))

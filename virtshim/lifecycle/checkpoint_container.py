@@ -118,6 +118,11 @@ class CheckpointContainer:
                     f"container {container.id} has host devices ({', '.join(container.granted.claims)}), whose state "
                     "cannot be saved"
                 )
+            if container.granted.root_volume is not None:
+                raise WrongState(
+                    f"container {container.id} runs on a volume ({container.granted.root_volume.host_path}), of which the "
+                    "storage makes snapshots"
+                )
             if container.spec.volumes:
                 raise WrongState(
                     f"container {container.id} has volumes ({container.spec.volumes[0].guest}), whose state cannot be saved"

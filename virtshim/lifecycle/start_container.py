@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
+from virtshim.domain.devices.granted import on_one_volume
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, cgroup_of
@@ -89,7 +90,7 @@ class StartContainer:
             if other.is_running:
                 if other.sandbox_id != container.sandbox_id:
                     raise WrongState(
-                        f"container {other.id}, of an earlier sandbox of this pod, still runs on the same disk; stop it first"
+                        f"container {other.id}, of another sandbox, still runs on the same disk; stop it first"
                     )
                 raise WrongState(
                     f"container {other.id} ({other.name.name}) already runs in this pod: a pod is one virtual machine, "
@@ -117,5 +118,7 @@ def _share(one: Container, other: Container) -> bool:
     """A pod's network, its root disk or its UUID: at most one of them may be on. (QEMU's own lock on the disk file is the
     last resort.)"""
     if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
+        return True
+    if on_one_volume(one.granted, other.granted):
         return True
     return one.spec.pod_disk != "" and one.spec.pod_disk == other.spec.pod_disk

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from virtshim.domain.ids import ContainerId
+from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.root_volume import RootVolume
 
 
 class RootDisks(Protocol):
@@ -45,3 +46,24 @@ class RootDisks(Protocol):
 
     def free_bytes(self) -> int:
         """Bytes that disks may still grow by."""
+
+
+class RootVolumes(Protocol):
+    """Block volumes that VMs boot from, by the path of the device. They outlive pods: nothing of them is ever removed. `begin`,
+    `copy` and `seal` make a root disk, in that order, and each may be repeated; until `seal` has returned, or after a kill at any
+    moment before that, the volume has none."""
+
+    def look(self, device: str) -> RootVolume:
+        """What is on it."""
+
+    def begin(self, device: str, container: ContainerId) -> None:
+        """Whatever was on it is no root disk any more. WrongState if somebody else writes it."""
+
+    def copy(self, device: str, container: ContainerId, image: Image, image_path: str) -> None:
+        """The image is on it, and on disk. WrongState if `begin` was not called for this container last."""
+
+    def seal(self, device: str, container: ContainerId, image: ImageDigest) -> None:
+        """From now on it is a root disk. WrongState as `copy`."""
+
+    def disk(self, device: str) -> Disk:
+        """Of a root disk."""

@@ -84,9 +84,14 @@ class NodeStatus:
             "phase": container.phase.value,
             "cgroupParent": container.spec.cgroup_parent,
             "trouble": container.status.trouble,
-            "rootDisk": "" if container.exit and not container.spec.pod_disk else root_disk_of(self.layout, container),
+            "rootDisk": "" if container.exit and not _stays(container) else root_disk_of(self.layout, container),
             "consoleLog": self.layout.console_log(container.id),
             "consoleSocket": self.layout.console_socket(container.id),
             "agentSocket": self.layout.agent_socket(container.id),
             "devices": self.functions.of_container(container),
         }
+
+
+def _stays(container: Container) -> bool:
+    """Its root disk, when it has ended."""
+    return container.spec.pod_disk != "" or container.granted.root_volume is not None

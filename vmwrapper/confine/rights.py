@@ -10,6 +10,7 @@ import errno
 import os
 import resource
 import signal
+import struct
 
 from vmwrapper.confine import kernel
 
@@ -17,8 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_UNSHARE, _PRCTL = 272, 157
+_UNSHARE, _PRCTL, _CAPSET = 272, 157, 126
 _PR_SET_PDEATHSIG = 1
+# Effective, permitted and inheritable ones, 64 bits each.
+_CAPABILITY_VERSION, _CAPABILITY_BYTES = 0x20080522, 24
 _NAMESPACES = (("network", 0x40000000), ("ipc", 0x08000000), ("uts", 0x04000000))
 
 _DESCRIPTORS = 64
@@ -72,6 +75,12 @@ def become(uid: int, gid: int) -> None:
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
+
+
+def drop_capabilities() -> None:
+    """Also root's own, for what it becomes too if `kernel.forbid_new_privileges` follows. Raises OSError."""
+    this_process = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    kernel.syscall(_CAPSET, this_process, bytes(_CAPABILITY_BYTES))
 
 
 def end_with(parent: int) -> None:

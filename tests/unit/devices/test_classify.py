@@ -36,10 +36,11 @@ def test_a_block_device_below_dev_vfio_is_still_a_volume(host: FakeSysfs) -> Non
     assert isinstance(meaning(host, "/dev/vfio/9"), BlockDevice)
 
 
-def test_a_link_to_a_block_device_is_a_volume(host: FakeSysfs) -> None:
+def test_a_link_to_a_block_device_is_the_volume_that_it_leads_to(host: FakeSysfs) -> None:
+    """kubelet has a link for each pod, and they are one device."""
     host.node("/dev/sdb", NodeKind.BLOCK)
     host.link("/dev/disk/by-id/x", "/dev/sdb")
-    assert meaning(host, "/dev/disk/by-id/x", "/data") == BlockDevice("/dev/disk/by-id/x", "/data")
+    assert meaning(host, "/dev/disk/by-id/x", "/data") == BlockDevice("/dev/sdb", "/data")
 
 
 @pytest.mark.parametrize("path", ["/dev/vfio/17", "/dev/vfio//17", "/dev/vfio/../vfio/17"])

@@ -42,6 +42,7 @@ SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 IMAGE = Backing("/state/images/sha256/i", DiskFormat.RAW)
 ROOT = Disk("/state/containers/c/root.qcow2", DiskFormat.QCOW2, "root", backing=IMAGE)
 SEED = Disk("/state/containers/c/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True)
+VOLUME = Disk("/dev/sdb", DiskFormat.RAW, "root", is_device=True, data_at=512, data_bytes=(1 << 30) - 512)
 PLAIN = VmSpec(
     uuid=uuid.UUID("11111111-2222-5333-8444-555555555555"),
     name="virtshim-0123456789abcdef0123-app",
@@ -146,6 +147,15 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
     "devices_of_the_host": (
         dataclasses.replace(PLAIN, granted=GRANTED, limits=LIMITS, cgroup_parent="kubepods-pod1.slice"),
         dataclasses.replace(NODE, cgroups=Cgroups.V2),
+    ),
+    "root_volume": (
+        dataclasses.replace(
+            PLAIN,
+            disks=(VOLUME, SEED),
+            granted=GrantedDevices(blocks=(BlockDevice("/dev/sdb", "/"), BlockDevice("/dev/sdc", "/data"))),
+        ),
+        CONFINED,
+        QemuIds(64055, 108, gets_images=True).for_vm(2130706433),
     ),
     "volumes": (dataclasses.replace(PLAIN, shares_socket="/run/virtshim/shares/c/fs.sock"), NODE),
     "vdpa_and_huge_pages": (

@@ -21,6 +21,7 @@ from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import ShimError
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.sandbox import SandboxPhase
+from virtshim.domain.volumes.root_volume import Content
 from virtshim.queries.lookup import find_container, find_sandbox
 
 
@@ -79,6 +80,8 @@ def made_pod(world: World) -> Any:
     return sandbox, world.create(sandbox)
 
 
+VOLUME = "/dev/block/pv"
+ON_VOLUME = container_config(devices=(CriDevice(VOLUME, "/"),))
 WITH_DEVICE = container_config(devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7"),))
 
 
@@ -169,6 +172,14 @@ CALLS = {
         prepare=pod_for_a_device,
         make=lambda world, sandbox: world.create(sandbox, config=WITH_DEVICE),
         done=lambda world, _: [c.claims for c in world.records.containers.all()] == [("pci:0000:3b:00.1",)],
+    ),
+    "create on a volume": Call(
+        prepare=lambda world: world.run(),
+        make=lambda world, sandbox: world.create(sandbox, config=ON_VOLUME),
+        done=lambda world, _: (
+            [c.phase for c in world.records.containers.all()] == [ContainerPhase.CREATED]
+            and world.outside.root_volumes.look(VOLUME).content is Content.ROOT_DISK
+        ),
     ),
     "start": Call(
         prepare=made_pod,

@@ -168,7 +168,7 @@ def test_two_vms_never_run_on_one_disk(world: World) -> None:
     world.app.watch.look()
     second = world.run(attempt=1, config=KEEP)
     new = world.create(second)
-    with pytest.raises(WrongState, match="an earlier sandbox of this pod, still runs on the same disk"):
+    with pytest.raises(WrongState, match="of another sandbox, still runs on the same disk"):
         world.start(new)
     world.stop_sandbox(first)
     world.start(new)

@@ -34,6 +34,8 @@ class VmOptions:
     root_volume_bytes: int = 0
     # One root disk for the pod's life instead of a new one for each attempt.
     keep_root_disk: bool = False
+    # A volume that the VM boots from, and whose root disk is of another image, gets the new one in its place.
+    replace_root_disk: bool = False
 
     # --- what cloud-init tells the guest
 

@@ -20,6 +20,7 @@ from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest.login import parse_keys
 from virtshim.domain.vm import CpuModel, DiskBus
+from virtshim.domain.volumes.root_volume import ON_CHANGE
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
 # Port 5900 of a pod with it is its VM's VNC server.
@@ -202,6 +203,15 @@ def _root_disk(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, keep_root_disk=text == "pod")
 
 
+def _on_image_change(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("", "refuse", "replace"):
+        raise InvalidRequest(
+            f"{_shown(text)} is neither refuse nor replace; write replace to have a volume at devicePath / written anew, and "
+            "all lost that is on it"
+        )
+    return dataclasses.replace(options, replace_root_disk=text == "replace")
+
+
 def _system_uuid(options: VmOptions, text: str) -> VmOptions:
     if not _UUID.fullmatch(text) or not uuid.UUID(text).int:
         raise InvalidRequest(
@@ -304,6 +314,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "VirtletLibvirtCPUSetting": _cpu_setting,
     "VirtletRootVolumeSize": _root_size,
     "virtshim.io/root-disk": _root_disk,
+    ON_CHANGE: _on_image_change,
     "VirtletSystemUUID": _system_uuid,
     "VirtletCloudInitImageType": _seed_type,
     "VirtletCloudInitMetaData": _meta_data,

@@ -6,6 +6,7 @@ An environment variable is a hint: a pod's author can write `PCIDEVICE_X` as wel
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -134,6 +135,11 @@ class BlockDevice:
     container_path: str
     readonly: bool = False
 
+    @property
+    def is_root(self) -> bool:
+        """The VM boots from it."""
+        return posixpath.normpath(self.container_path).strip("/") in ("", ".")
+
 
 @dataclass(frozen=True, slots=True)
 class GrantedDevices:
@@ -141,6 +147,15 @@ class GrantedDevices:
 
     passthrough: tuple[Passthrough, ...] = ()
     blocks: tuple[BlockDevice, ...] = ()
+
+    @property
+    def root_volume(self) -> BlockDevice | None:
+        """What the VM boots from, in place of a disk of its own."""
+        return next((block for block in self.blocks if block.is_root), None)
+
+    @property
+    def data_volumes(self) -> tuple[BlockDevice, ...]:
+        return tuple(block for block in self.blocks if not block.is_root)
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -151,6 +166,14 @@ class GrantedDevices:
         """Whether a device reaches the guest's memory by DMA: then all of it is pinned from the start, and none can be
         taken back."""
         return any(not isinstance(device, UsbDevice) for device in self.passthrough)
+
+
+def on_one_volume(one: GrantedDevices, other: GrantedDevices) -> bool:
+    """Whether a VM boots from a volume that the other one has, too."""
+    return any(
+        root is not None and root.host_path in {block.host_path for block in others}
+        for root, others in ((one.root_volume, other.blocks), (other.root_volume, one.blocks))
+    )
 
 
 @dataclass(frozen=True, slots=True)

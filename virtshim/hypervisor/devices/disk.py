@@ -14,6 +14,8 @@ Choices, each for a reason:
 - `relabel='no'`: the files already belong to whom they must (`Disk.path` promises it). libvirt would otherwise
   give the *shared* base image to the QEMU user on each start, who could then change it for every other pod. The
   whole backing chain inherits it.
+- A block volume as the root disk: its data begins behind a header (`<slices>`), which the guest does not see. It goes past
+  the host's page cache, as other block volumes do (see hostdev.py).
 - A seed ISO is a SCSI CD-ROM beside SCSI disks. With virtio-blk, the default, there is no CD-ROM: it is a read-only
   disk. So a guest needs one driver and probes one bus, and cloud-init goes by the file system's label.
 """
@@ -29,7 +31,8 @@ from virtshim.domain.devices.guest_view import MAX_BLOCK_DEVICES
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Backing, Disk, DiskBus
-from virtshim.hypervisor.devices import root_bus
+from virtshim.hypervisor.devices import root_bus, security_label
+from virtshim.hypervisor.file_owner import QemuIds
 from virtshim.hypervisor.xmltext import absolute_path, disk_serial
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -61,15 +64,21 @@ def target_name(prefix: str, index: int) -> str:
 
 
 def build(
-    disks: Sequence[Disk], bus: DiskBus, rates: DiskRates = DiskRates(), *, gets_images: bool = False
+    disks: Sequence[Disk],
+    bus: DiskBus,
+    rates: DiskRates = DiskRates(),
+    *,
+    gets_images: bool = False,
+    owner: QemuIds | None = None,
 ) -> list[etree._Element]:
     """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the
-    boot disk. `gets_images`: what they are based on comes to QEMU as descriptors (see chains/open_images.py)."""
+    boot disk. `gets_images`: what they are based on comes to QEMU as descriptors (see chains/open_images.py). `owner`: whom
+    libvirt gives devices of the host to."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
     if len(disks) > MAX_DISKS[bus]:
         raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MAX_DISKS[bus]}")
-    elements = [_disk(disk, bus, index, rates) for index, disk in enumerate(disks)]
+    elements = [_disk(disk, bus, index, rates, owner) for index, disk in enumerate(disks)]
     if gets_images:
         for index, element in enumerate(elements):
             for source in element.iterfind("backingStore/source"):
@@ -128,17 +137,32 @@ def _io_limits(rates: DiskRates) -> etree._Element:
     return element
 
 
-def _disk(disk: Disk, bus: DiskBus, index: int, rates: DiskRates) -> etree._Element:
+def _source(disk: Disk, owner: QemuIds | None) -> etree._Element:
+    path = absolute_path(disk.path, "disk path")
+    source = etree.Element("source", {"dev" if disk.is_device else "file": path})
+    if not disk.is_device:
+        etree.SubElement(source, "seclabel", model="dac", relabel="no")
+    elif owner is not None and owner.is_its_own:
+        source.append(security_label.of_device(owner))
+    if disk.data_bytes:
+        slices = etree.SubElement(source, "slices")
+        etree.SubElement(slices, "slice", type="storage", offset=str(disk.data_at), size=str(disk.data_bytes))
+    return source
+
+
+def _disk(disk: Disk, bus: DiskBus, index: int, rates: DiskRates, owner: QemuIds | None) -> etree._Element:
     as_cdrom = disk.cdrom and bus is DiskBus.SCSI
     readonly = disk.cdrom or disk.readonly
-    element = etree.Element("disk", type="file", device="cdrom" if as_cdrom else "disk")
-    driver = etree.SubElement(element, "driver", name="qemu", type=disk.format.value, cache="writeback")
+    element = etree.Element("disk", type="block" if disk.is_device else "file", device="cdrom" if as_cdrom else "disk")
+    driver = etree.SubElement(element, "driver", name="qemu", type=disk.format.value)
+    driver.set("cache", "none" if disk.is_device else "writeback")
+    if disk.is_device:
+        driver.set("io", "native")
     if not readonly:
         driver.set("error_policy", "enospace")
         driver.set("rerror_policy", "report")
         driver.set("discard", "unmap")
-    source = etree.SubElement(element, "source", file=absolute_path(disk.path, "disk path"))
-    etree.SubElement(source, "seclabel", model="dac", relabel="no")
+    element.append(_source(disk, owner))
     element.append(_backing_store(disk.backing))
     etree.SubElement(element, "target", dev=target_name(_PREFIX[bus], index), bus=bus.value)
     if readonly:

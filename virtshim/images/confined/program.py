@@ -4,6 +4,8 @@ It is started as root, with the standard library and these modules alone, by `vi
 
     layers   layers come in by standard input, the disk in them goes out by standard output: nothing can be opened or sent
     judge    a file, handed over as a descriptor, is judged by its header; then the process becomes qemu-img
+    raw, qcow2   a file of that format, judged before, is copied to a block device by qemu-img, both handed over as descriptors.
+             Root owns the device, so root it stays, without capabilities, and without Landlock nothing is copied
     tell     says what holds on this node
 
 What it says is a claim: whoever took it over can say anything. virtshim takes from it a disk's bytes, which it digests itself,
@@ -38,26 +40,51 @@ _UNPACKING = (
 # Sockets of any kind, signals to others, another user's rights; the rest is `seccomp.REFUSED`.
 _NOT_QEMU_IMGS = (seccomp.SOCKET, seccomp.SOCKETPAIR, seccomp.CONNECT, 49, 50, 200, 129, 297, 105, 106, 117, 119, 116)
 # fmt: on
+# Root's files may not be given away, or opened to others.
+_NOT_ROOTS = (
+    90,
+    91,
+    268,
+    452,
+    92,
+    93,
+    94,
+    260,
+    188,
+    189,
+    190,
+    197,
+    198,
+    199,
+)  # chmod, chown, setxattr, removexattr and kin
 _KILL = 62
+_COPIES = ("raw", "qcow2")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`arguments`: what is done; user, group, parent process; bytes of memory, seconds of CPU time; a descriptor, for judge."""
-    do, (uid, gid, parent, memory, cpu_seconds, descriptor) = arguments[0], map(int, arguments[1:])
+    """`arguments`: what is done; user, group, parent process; bytes of memory, seconds of CPU time; a file's and a
+    device's descriptor, and where in it the copy begins."""
+    do, (uid, gid, parent, memory, cpu_seconds, descriptor, target, at) = arguments[0], map(int, arguments[1:])
     serve = _serve_layers() if do == "layers" else None
+    is_qemu_img = do == "judge" or do in _COPIES
     try:
         namespaces = rights.own_namespaces()
         rights.bound(memory, cpu_seconds)
         rights.become(uid, gid)
+        rights.drop_capabilities()
         rights.end_with(parent)
         kernel.forbid_new_privileges()
-        version = landlock.restrict(_paths(descriptor) if do == "judge" else ())
+        version = landlock.restrict(_paths(descriptor, target) if is_qemu_img else ())
         told = f"uid {os.getuid()}\nlandlock {version}\nnamespaces {' '.join(namespaces)}\n"
-        seccomp.install(_qemu_img_filter() if do == "judge" else seccomp.only_these(_UNPACKING))
+        seccomp.install(_qemu_img_filter() if is_qemu_img else seccomp.only_these(_UNPACKING))
     except OSError as exc:
         _fail(f"its rights cannot be given up: {exc.strerror}")
+    if do in _COPIES and not version:
+        _fail("the kernel has no Landlock (Linux 5.13 or newer, landlock among the words of lsm= on its command line)")
     if serve is not None:
         serve(0, 1)
+    elif do in _COPIES:
+        _copy(do, descriptor, target, at)
     elif do == "judge":
         _judge(descriptor)
     else:
@@ -75,7 +102,7 @@ def _serve_layers() -> Callable[[int, int], None]:
 def _qemu_img_filter() -> bytes:
     kill_itself = ((0, 0xFFFFFFFF, (os.getpid(),)),)
     only = {seccomp.CLONE: (seccomp.THREADS,), _KILL: (kill_itself,)}
-    return seccomp.program((*seccomp.REFUSED, *_NOT_QEMU_IMGS), only, absent=(seccomp.CLONE3,))
+    return seccomp.program((*seccomp.REFUSED, *_NOT_QEMU_IMGS, *_NOT_ROOTS), only, absent=(seccomp.CLONE3,))
 
 
 def _fail(why: str) -> NoReturn:
@@ -83,8 +110,9 @@ def _fail(why: str) -> NoReturn:
     os._exit(frames.CANNOT_CONFINE)
 
 
-def _paths(descriptor: int) -> Iterable[tuple[str, int]]:
+def _paths(descriptor: int, target: int) -> Iterable[tuple[str, int]]:
     yield f"/proc/self/fd/{descriptor}", landlock.READ
+    yield f"/proc/self/fd/{target}", landlock.DEVICE
     for directory in (*_PROGRAMS, *os.get_exec_path()):
         yield directory, landlock.EXECUTE
     for path in _READ:
@@ -101,7 +129,21 @@ def _judge(descriptor: int) -> None:
         os.write(1, f"unusable {exc}\n".encode())
         return
     os.write(1, f"format {found}\n".encode())
+    _become_qemu_img("info", "--output=json", f"/proc/self/fd/{descriptor}")
+
+
+def _copy(kind: str, descriptor: int, target: int, at: int) -> NoReturn:
+    """Nothing but the file itself is read, whatever it names below it. All of its disk is written, empty parts too."""
+    below = "" if kind == "raw" else ', "backing": null'
+    file = f'{{"driver": "file", "filename": "/proc/self/fd/{descriptor}"}}'
+    device = f"driver=raw,offset={at},file.driver=host_device,file.filename=/proc/self/fd/{target}"
+    _become_qemu_img(
+        "convert", "-n", f'json:{{"driver": "{kind}", "file": {file}{below}}}', "--target-image-opts", device
+    )
+
+
+def _become_qemu_img(*words: str) -> NoReturn:
     try:
-        os.execvp(_QEMU_IMG, [_QEMU_IMG, "info", "--output=json", f"/proc/self/fd/{descriptor}"])  # noqa: S606
+        os.execvp(_QEMU_IMG, [_QEMU_IMG, *words])  # noqa: S606
     except OSError as exc:
         _fail(f"cannot run {_QEMU_IMG}: {exc.strerror}; is its package installed?")

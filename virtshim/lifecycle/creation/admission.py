@@ -11,7 +11,7 @@ import structlog
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerConfig, ContainerName
-from virtshim.domain.devices.granted import GrantedDevices
+from virtshim.domain.devices.granted import GrantedDevices, on_one_volume
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import SandboxId
@@ -19,6 +19,7 @@ from virtshim.domain.network import nics_of
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
+from virtshim.domain.volumes.root_volume import DEVICE, refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
@@ -65,6 +66,7 @@ class Admission:
         options = parse_vm_options(sandbox.config.annotations)
         self._refuse_too_large(options)
         granted = self.claims.resolve(sandbox, name, config)
+        self._refuse_root_volume(granted, options)
         _log_missing_nics(sandbox, name, granted)
         size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
         self.claims.check(granted, size)
@@ -94,6 +96,16 @@ class Admission:
                 f"VirtletRootVolumeSize: {options.root_volume_bytes} bytes are more than this node allows ({most}); "
                 "ask for less, or raise vm.max_root_volume"
             )
+
+    def _refuse_root_volume(self, granted: GrantedDevices, options: VmOptions) -> None:
+        """One that the VM cannot boot from, or that another VM runs on."""
+        volume = granted.root_volume
+        if volume is None:
+            return
+        refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
+        for other in self.records.containers.all():
+            if other.is_running and on_one_volume(other.granted, granted):
+                raise WrongState(f"{DEVICE}: container {other.id} runs on the volume {volume.host_path}; stop it first")
 
     def _refuse_without_hugepages(self, size: VmSize) -> None:
         free = self.free_hugepages(size.page_bytes) if size.page_bytes else size.memory_bytes

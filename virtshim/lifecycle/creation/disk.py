@@ -1,23 +1,32 @@
-"""Step: the directory of the container, and its root disk over the image."""
+"""Step: the directory of the container, and its root disk: over the image, or on a volume."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
+import structlog
+
 from virtshim.domain.container import Container
 from virtshim.domain.vm import Backing, Disk
+from virtshim.domain.volumes.root_volume import must_be_written
 from virtshim.lifecycle.creation.step import Draft
-from virtshim.ports.disks import RootDisks
+from virtshim.ports.disks import RootDisks, RootVolumes
 from virtshim.ports.images import ImageFiles
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RootDisk:
     files: ImageFiles
     disks: RootDisks
+    volumes: RootVolumes
 
     def make(self, draft: Draft) -> Draft:
+        if (volume := draft.container.granted.root_volume) is not None:
+            self.disks.make_directory(draft.container.id)
+            return draft.with_disk(self._on_volume(draft, volume.host_path))
         return draft.with_disk(dataclasses.replace(self._disk(draft), backing=self._backing(draft)))
 
     def undo(self, container: Container) -> None:
@@ -32,6 +41,17 @@ class RootDisk:
         self.disks.make_directory(container.id)
         pod_disk = self.disks.pod_disk(container.spec.pod_disk)
         return pod_disk or self.disks.create_pod_disk(container.spec.pod_disk, image, path, size)
+
+    def _on_volume(self, draft: Draft, device: str) -> Disk:
+        """A call that is repeated after a kill finds how far it came. Nothing is undone: the volume outlives the container, and a
+        half copy is none."""
+        own, image = draft.container.id, draft.image
+        if must_be_written(self.volumes.look(device), image, replace=draft.options.replace_root_disk):
+            log.info("root_volume.written", container=own.short, device=device, image=image.digest.value)
+            self.volumes.begin(device, own)
+            self.volumes.copy(device, own, image, self.files.path(image.digest))
+            self.volumes.seal(device, own, image.digest)
+        return self.volumes.disk(device)
 
     def _backing(self, draft: Draft) -> Backing:
         """The image that the disk was made over: for the pod's disk that of its first attempt. By records alone: what is in the

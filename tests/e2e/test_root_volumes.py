@@ -1,0 +1,87 @@
+"""A VM that boots from a block volume, as a pod's volumeDevices with devicePath /."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from fakes.loop import loop_device, no_loop_devices
+from guest import BOOT, READY
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
+
+from criproto.runtime_v1 import api_pb2 as pb
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes, pytest.mark.skipif(**no_loop_devices())]
+
+# A sector behind all that the image has.
+SECTOR = "bs=512 count=1 conv=notrunc,fsync"
+READ = "dd if=/dev/vda skip=200000 bs=512 count=1 2>/dev/null | tr -d '\\0'"
+WRITE = f"dd of=/dev/vda seek=200000 {SECTOR}"
+
+
+@pytest.fixture
+def volume(node_root: str) -> Iterator[Path]:
+    file = Path(node_root, f"volume-{uuid.uuid4().hex[:8]}")
+    with file.open("wb") as made:
+        made.truncate(128 << 20)
+    with loop_device(file) as device:
+        yield device
+    file.unlink()
+
+
+class Pod:
+    """A pod that asks for the volume by a link of its own, as kubelet does."""
+
+    def __init__(self, cri: PodClient, node: Node, volume: Path, directory: Path, **annotations: str) -> None:
+        name = f"on-volume-{uuid.uuid4().hex[:8]}"
+        self.cri = cri
+        self.link = directory / name
+        self.link.symlink_to(volume)
+        self.config = pod_config(name, f"{node.directory}/logs/{name}", annotations=annotations)
+        self.pod = cri.run_pod(self.config)
+        self.container = ""
+
+    def create(self, image: str) -> None:
+        wanted = container_config(self.cri.pull(image))
+        wanted.devices.add(host_path=str(self.link), container_path="/", permissions="mrw")
+        self.container = self.cri.create(self.pod, wanted, self.config)
+
+    def boot(self, image: str) -> None:
+        self.create(image)
+        self.cri.start(self.container)
+        wait_for_log(self.cri.status(self.container).log_path, READY, BOOT)
+
+    def says(self, script: str) -> str:
+        done = self.cri.exec_sync(self.container, "sh", "-c", script)
+        assert done.exit_code == 0, (done.stdout + done.stderr).decode()
+        return done.stdout.decode().strip()
+
+
+def test_a_guest_boots_from_the_volume_and_the_next_pod_finds_what_it_wrote(
+    cri: PodClient, node: Node, image_url: str, volume: Path, tmp_path: Path
+) -> None:
+    first = Pod(cri, node, volume, tmp_path)
+    first.boot(f"{image_url}/guest.qcow2")
+    assert first.says("cat /sys/block/vda/size /sys/block/vda/serial").split() == [str((128 << 11) - 1), "root"]
+    first.says(f"echo written by the first | {WRITE}")
+    rival = Pod(cri, node, volume, tmp_path)
+    with pytest.raises(grpc.RpcError, match=f"container {first.container} runs on the volume {volume}; stop it first"):
+        rival.create(f"{image_url}/guest.qcow2")
+    cri.stop(first.container, 0)
+    cri.remove_pod(first.pod)
+
+    second = Pod(cri, node, volume, tmp_path)
+    second.boot(f"{image_url}/guest.qcow2")
+    assert second.says(READ) == "written by the first"
+    cri.stop(second.container, 0)
+    wait_until(lambda: cri.status(second.container).state == pb.CONTAINER_EXITED, 60, "the second has ended")
+
+    other = Pod(cri, node, volume, tmp_path)
+    with pytest.raises(grpc.RpcError, match=r"virtshim\.io/root-disk-on-image-change: replace"):
+        other.create(f"{image_url}/null.qcow2")
+    willing = Pod(cri, node, volume, tmp_path, **{"virtshim.io/root-disk-on-image-change": "replace"})
+    willing.create(f"{image_url}/null.qcow2")

@@ -1,0 +1,98 @@
+"""The first sector of a volume that a VM boots from, and what is decided by it."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
+from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.volumes.root_volume import (
+    HEAD_BYTES,
+    Content,
+    RootVolume,
+    copying,
+    header,
+    must_be_written,
+    parse,
+)
+
+pytestmark = pytest.mark.volumes
+
+MIB = 1 << 20
+OURS = ContainerId("0123456789abcdef" * 4)
+OLD, NEW = (ImageDigest(f"sha256:{digit * 64}") for digit in "12")
+
+
+def image(digest: ImageDigest = NEW, size: int = 8 * MIB) -> Image:
+    return Image(ImageId(digest.value), digest, (), (), 1, size, DiskFormat.QCOW2, 0)
+
+
+def virtlets(digest: ImageDigest, version: int = 1, rest: bytes = b"what was there before") -> bytes:
+    """As Virtlet writes it, over the beginning of a sector."""
+    return struct.pack(">QH32s", 0x263DBE52BA576702, version, bytes.fromhex(digest.hex)) + rest.ljust(470, b"!")
+
+
+@pytest.mark.parametrize(
+    ("head", "content"),
+    [
+        (bytes(HEAD_BYTES), Content.BLANK),
+        (b"", Content.BLANK),
+        (virtlets(OLD), Content.ROOT_DISK),
+        (virtlets(OLD, version=2), Content.NEWER),
+        (header(OLD, OURS), Content.ROOT_DISK),
+        (copying(OURS), Content.HALF),
+        (copying(OURS) + b"half an image" * 1000, Content.HALF),
+        (b"XFSB".ljust(512, b"\0"), Content.OTHER),
+        (bytes(1080) + b"\x53\xef" + bytes(512), Content.OTHER),  # ext4's first KiB is empty
+        (bytes(512) + b"LABELONE".ljust(512, b"\0"), Content.OTHER),
+    ],
+)
+def test_what_is_on_a_volume(head: bytes, content: Content) -> None:
+    assert parse(head, 64 * MIB).content is content
+
+
+def test_virtlets_header_says_the_image_and_ours_who_the_disk_is_too() -> None:
+    theirs, ours = parse(virtlets(OLD), 64 * MIB), parse(header(OLD, OURS), 64 * MIB)
+    assert (theirs.image, theirs.identity) == (OLD, "")
+    assert (ours.image, ours.identity) == (OLD, OURS.short)
+    assert header(OLD, OURS)[:42] == virtlets(OLD)[:42]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("head", [virtlets(NEW), header(NEW, OURS)])
+def test_a_root_disk_of_the_image_is_kept(head: bytes, replace: bool) -> None:
+    assert not must_be_written(parse(head, MIB), image(), replace=replace)
+
+
+@pytest.mark.parametrize("content", [Content.BLANK, Content.HALF])
+def test_where_nothing_is_lost_the_image_is_written(content: Content) -> None:
+    assert must_be_written(RootVolume(content, 64 * MIB), image(), replace=False)
+
+
+@pytest.mark.parametrize(
+    ("head", "told"), [(header(OLD, OURS), f"{OLD}, and the pod asks for {NEW}"), (b"XFSB".ljust(512, b"\0"), "data")]
+)
+def test_another_image_and_somebodys_data_are_lost_only_if_the_pod_says_so(head: bytes, told: str) -> None:
+    found = parse(head, 64 * MIB)
+    with pytest.raises(WrongState, match=r"virtshim\.io/root-disk-on-image-change: replace") as refused:
+        must_be_written(found, image(), replace=False)
+    assert told in str(refused.value)
+    assert must_be_written(found, image(), replace=True)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_a_newer_version_has_made_is_never_written_over(replace: bool) -> None:
+    with pytest.raises(WrongState, match="version 2"):
+        must_be_written(parse(virtlets(OLD, version=2), 64 * MIB), image(), replace=replace)
+
+
+@pytest.mark.parametrize("content", [Content.BLANK, Content.HALF])
+def test_a_volume_that_the_image_does_not_fit_on_says_how_large_it_must_be(content: Content) -> None:
+    with pytest.raises(
+        InvalidRequest, match=f"has {8 * MIB} bytes, and the image's disk needs {8 * MIB + 512}; use a larger"
+    ):
+        must_be_written(RootVolume(content, 8 * MIB), image(), replace=False)
+    assert must_be_written(RootVolume(content, 8 * MIB + 512), image(), replace=False)
