@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -19,12 +22,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
 MIB = 1 << 20
 OVERHEAD = 256 * MIB
+IN_MEMORY = 192 * MIB
 ROOM = {"virtshim.io/max-vcpus": "2", "virtshim.io/max-memory": "256Mi"}
 
 
 def value(group: str, controller: str, v1: str, v2: str) -> str:
     home = next(one for one in cgroups.hierarchies() if controller in one.controllers)
     return Path(f"{home.root}{group}/{v2 if home.is_v2 else v1}").read_text().split()[0]
+
+
+def memory_used(group: str) -> int:
+    return int(value(group, "memory", "memory.usage_in_bytes", "memory.current"))
 
 
 def limits(group: str) -> tuple[int, int]:
@@ -38,7 +46,17 @@ def room(guest_memory: int) -> int:
     return (guest_memory + OVERHEAD + guest_memory // 64) // 4096 * 4096
 
 
-def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, image_url, pod_cgroup):
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """An emptyDir with `medium: Memory` and a `sizeLimit`, as kubelet makes it."""
+    size = f"size={IN_MEMORY}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "virtshim-test", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.volumes
+def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, image_url, pod_cgroup, in_memory):
     config = pod_config("sized", f"{node.directory}/logs/sized", annotations=ROOM)
     config.linux.cgroup_parent = pod_cgroup
     config.linux.overhead.memory_limit_in_bytes = OVERHEAD
@@ -49,6 +67,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     asked.linux.resources.cpu_shares = 700
     asked.linux.resources.cpuset_cpus = "0"
     asked.linux.resources.oom_score_adj = 901
+    asked.mounts.add(container_path="/cache", host_path=str(in_memory))
     container = cri.create(pod, asked, config)
     cri.start(container)
     log = cri.status(container).log_path
@@ -63,14 +82,28 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     assert limits(group) == (90_000, room(128 * MIB))
     assert value(group, "cpuset", "cpuset.cpus", "cpuset.cpus.effective") == "0"
     assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "901\n"
-    used = int(value(group, "memory", "memory.usage_in_bytes", "memory.current"))
+    used = memory_used(group)
     assert 64 * MIB < used < room(128 * MIB), "charged from QEMU's first page on, and with room to spare"
     assert value(group, "memory", "memory.failcnt", "memory.events") in ("0", "low")
+
+    # What the guest fills in memory of the node is not charged to QEMU.
+    full = cri.exec_sync(container, "sh", "-c", "dd if=/dev/zero of=/cache/all bs=64k; df -k /cache")
+    assert b"No space left on device" in full.stderr
+    assert (in_memory / "all").stat().st_size == IN_MEMORY
+    assert memory_used(f"{group}-volumes") > IN_MEMORY
+    assert memory_used(group) < used + IN_MEMORY // 2
+    (in_memory / "all").unlink()
 
     def resize(**resources: object) -> None:
         linux = pb.LinuxContainerResources(**resources)
         request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
         cri.runtime.UpdateContainerResources(request, timeout=60)
+
+    def is_resized(**resources: object) -> bool:
+        """What the guest has to spare it tells every few seconds: kubelet asks again."""
+        with contextlib.suppress(grpc.RpcError):
+            resize(**resources)
+        return shown()[1] == resources["memory_limit_in_bytes"]
 
     def shown() -> tuple[int, int, str]:
         linux = cri.status(container).resources.linux
@@ -94,7 +127,7 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     assert 130 << 10 < int(match[2]) <= 192 << 10
 
     # Back to what it was: memory leaves the guest, the quota bounds what its vCPUs get.
-    resize(cpu_quota=90_000, memory_limit_in_bytes=128 * MIB)
+    wait_until(lambda: is_resized(cpu_quota=90_000, memory_limit_in_bytes=128 * MIB), 60, "it has gone back")
     assert limits(group) == (90_000, room(128 * MIB))
     before = (limits(group), shown())
 
@@ -115,6 +148,12 @@ def test_a_vm_is_in_its_pods_cgroup_and_is_resized_while_it_runs(cri, node, imag
     console.type(f"until [ {total} -gt {70 << 10} ]; do sleep 0.2; done; echo again'='{total}")
     kib = int(re.search(r"again=(\d+)", wait_for_log(log, "again=", 60))[1])
     assert kib <= 128 << 10
+
+    # The volume is where it was, also for memory that came later.
+    done = cri.exec_sync(
+        container, "sh", "-c", "dd if=/dev/zero of=/cache/more bs=1M count=32 && cat /cache/more | wc -c"
+    )
+    assert done.stdout == b"33554432\n"
 
     # A guest that QEMU dies under leaves no cgroup, and kubelet's own is left to kubelet.
     os.kill(pid, 9)

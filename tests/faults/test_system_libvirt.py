@@ -215,6 +215,24 @@ def test_a_vm_in_its_jail_has_memory_of_huge_pages_and_gives_them_back(node: Lib
         assert number("free_hugepages") == free
 
 
+@pytest.mark.volumes
+def test_a_vm_with_volumes_has_huge_pages_that_virtiofsd_writes_into(node: LibvirtdNode) -> None:
+    Path(node.volume, "text").write_text("here")
+    with reserved(PAGES), node.client() as cri:
+        free = number("free_hugepages")
+        config = pod_config("huge-shared", f"{node.directory}/logs/huge-shared")
+        wanted = container_config(cri.pull(f"{node.image_url}/guest.qcow2"))
+        wanted.linux.resources.hugepage_limits.add(page_size="2MB", limit=PAGES << 21)
+        wanted.mounts.add(container_path="/data", host_path=node.volume)
+        pod = cri.run_pod(config)
+        container = cri.create(pod, wanted, config)
+        cri.start(container)
+        wait_until(lambda: cri.exec_sync(container, "cat", "/data/text").stdout == b"here", BOOT, "it has its volume")
+        assert number("free_hugepages") == free - PAGES
+        cri.remove_pod(pod)
+        assert number("free_hugepages") == free
+
+
 def test_a_pod_whose_vm_an_earlier_version_started_goes_on_and_its_next_vm_has_a_user_of_its_own(
     node: OlderNode,
 ) -> None:
