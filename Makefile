@@ -63,9 +63,10 @@ lock:                  ## the locks, of what pyproject.toml and requirements-bui
 setup:                 ## system packages, machine preparation, .venv
 	deploy/setup.sh
 
-guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2
+guest: setup           ## the small guests: build/guest.qcow2, build/null.qcow2; what tests read our network-config with
 	deploy/guest/build.sh build/guest.qcow2
 	deploy/guest/build-null.sh build/null.qcow2
+	tests/integration/guest/cloudinit/fetch.sh build/cloud-init
 
 debian-guest: guest    ## a Debian of Debian's own packages: build/debian.qcow2
 	tests/e2e/debian/build.sh build/debian.qcow2

@@ -124,7 +124,7 @@ def test_a_function_at_vfio_that_a_plugin_names_and_kubelet_grants_is_attached_o
 def test_cloud_init_finds_the_nic_by_its_mac_and_gives_it_the_networks_addresses(told):
     facts = told("nic: named, and granted too")
     assert facts["ip"] == ADDRESSES[1].partition("/")[0]
-    assert f"macaddress: {MACS[1]}" in facts["network config"].replace("'", "").replace('"', "")
+    assert f"mac_address: {MACS[1]}" in facts["network config"].replace("'", "").replace('"', "")
     assert ADDRESSES[1] in facts["network config"]
 
 

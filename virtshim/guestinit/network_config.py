@@ -1,12 +1,22 @@
-"""cloud-init network configuration, version 2, for the NICs of a pod. No I/O."""
+"""cloud-init network configuration for the NICs of a pod. No I/O.
+
+Version 1, for it is what all five of cloud-init's renderers understand the same way: a subnet's `gateway` becomes ifupdown's
+`gateway`, which is set on-link, Red Hat's GATEWAY, and in newer versions GatewayOnLink and netplan's on-link. Of version 2 only
+netplan gets all; elsewhere `on-link` and `scope` are lost, and a route without a gateway is an error.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from virtshim.domain.network import Dns, Interface, Route
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# How a route without a gateway is written: renderers demand one, and all below them take this for none.
+_NO_GATEWAY: Final = {4: "0.0.0.0", 6: "::"}  # noqa: S104  nothing is bound
 
 
 def network_config(interfaces: Sequence[Interface], dns: Dns) -> dict[str, Any] | None:
@@ -14,69 +24,102 @@ def network_config(interfaces: Sequence[Interface], dns: Dns) -> dict[str, Any] 
     default routes the first of each address family is kept: only one of them could work."""
     if not interfaces:
         return None
-    ethernets: dict[str, Any] = {}
     families_with_default: set[int] = set()
+    config: list[dict[str, Any]] = []
+    dns_is_told = False
     for interface in interfaces:
-        ethernet = _link(interface)
-        if routes := list(_routes(interface, families_with_default)):
-            ethernet["routes"] = routes
-        ethernets[interface.name] = ethernet
-    _add_nameservers(ethernets[_resolving(interfaces).name], dns)
-    return {"version": 2, "ethernets": ethernets}
+        link = _link(interface)
+        if subnets := _subnets(interface, families_with_default):
+            link["subnets"] = subnets
+            if not dns_is_told:
+                subnets[0] |= _named(dns, "dns_nameservers", "dns_search")
+                dns_is_told = True
+        config.append(link)
+    if not dns_is_told and (found := _named(dns, "address", "search")):
+        config.append({"type": "nameserver", **found})
+    return {"version": 1, "config": config}
 
 
 def _link(interface: Interface) -> dict[str, Any]:
-    link: dict[str, Any] = {
-        "match": {"macaddress": interface.mac.lower()},
-        "set-name": interface.name,
-        "dhcp4": False,
-        "dhcp6": False,
-    }
+    link: dict[str, Any] = {"type": "physical", "name": interface.name, "mac_address": interface.mac.lower()}
     if interface.mtu > 0:
         link["mtu"] = interface.mtu
-    if interface.addresses:
-        link["addresses"] = list(interface.addresses)
     return link
 
 
-def _resolving(interfaces: Sequence[Interface]) -> Interface:
-    """The NIC that carries the DNS settings: the first with an address."""
-    return next((interface for interface in interfaces if interface.addresses), interfaces[0])
+def _named(dns: Dns, servers: str, searches: str) -> dict[str, list[str]]:
+    found = {servers: list(dns.servers), searches: list(dns.searches)}
+    return {name: values for name, values in found.items() if values}
 
 
-def _add_nameservers(ethernet: dict[str, Any], dns: Dns) -> None:
-    nameservers: dict[str, Any] = {}
-    if dns.searches:
-        nameservers["search"] = list(dns.searches)
-    if dns.servers:
-        nameservers["addresses"] = list(dns.servers)
-    if nameservers:
-        ethernet["nameservers"] = nameservers
+def _subnets(interface: Interface, families_with_default: set[int]) -> list[dict[str, Any]]:
+    """One for each address; the first of a family carries that family's routes."""
+    subnets: list[dict[str, Any]] = []
+    families: set[int] = set()
+    for text in interface.addresses:
+        # Also for IPv6: not each renderer of each version knows "static6".
+        subnet: dict[str, Any] = {"type": "static", "address": text}
+        address = ipaddress.ip_interface(text)
+        if address.version not in families:
+            families.add(address.version)
+            subnet |= _routing(interface, address, families_with_default)
+        subnets.append(subnet)
+    return subnets
 
 
-def _routes(interface: Interface, families_with_default: set[int]) -> Iterable[dict[str, Any]]:
-    own = [ipaddress.ip_interface(address).network for address in interface.addresses]
-    for route in interface.routes:
-        destination = ipaddress.ip_network(route.destination, strict=False)
-        if destination.prefixlen == 0:
-            if destination.version in families_with_default:
-                continue
-            families_with_default.add(destination.version)
-        if route.gateway is None and destination in own:
-            continue  # the kernel makes it together with the address
-        yield _route(route, str(destination), own)
-
-
-def _route(
-    route: Route, destination: str, own: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+def _routing(
+    interface: Interface, address: ipaddress.IPv4Interface | ipaddress.IPv6Interface, families_with_default: set[int]
 ) -> dict[str, Any]:
-    """A gateway outside the NIC's own subnets (usual for /32 pod addresses) is said to be on the link, or the guest's
-    kernel refuses the route. fe80::/10 is on every link."""
-    if route.gateway is None:
-        return {"to": destination, "scope": "link"}
-    gateway = ipaddress.ip_address(route.gateway)
-    result: dict[str, Any] = {"to": destination, "via": route.gateway}
-    in_reach = gateway.version == 6 and gateway.is_link_local
-    if not in_reach and not any(gateway in network for network in own):
-        result["on-link"] = True
+    """The keys of that address's subnet."""
+    own = [ipaddress.ip_interface(text).network for text in interface.addresses]
+    routes = [route for route in interface.routes if _destination(route).version == address.version]
+    default = next((route for route in routes if _is_default(route)), None)
+    if address.version in families_with_default:
+        default = None
+    result: dict[str, Any] = {}
+    told = [route for route in routes if not _is_default(route) and not _is_the_kernels(route, own)]
+    if default:
+        families_with_default.add(address.version)
+        if default.gateway is None:
+            told.append(default)
+        else:
+            result["gateway"] = default.gateway
+            if address.version == 4 and address.network.prefixlen == 32 and default.gateway != str(address.ip):
+                result["pointopoint"] = default.gateway  # ifupdown makes the way to it of this; others do not look
+    gateways = [route.gateway for route in (default, *told) if route and route.gateway]
+    on_link = [route for route in told if route.gateway is None]
+    through = [route for route in told if route.gateway is not None]
+    written = [_route(route) for route in (*_ways(gateways, own, on_link), *on_link, *through)]
+    return {**result, "routes": written} if written else result
+
+
+def _is_the_kernels(route: Route, own: Sequence[_Network]) -> bool:
+    """It makes that one together with the address."""
+    return route.gateway is None and _destination(route) in own
+
+
+def _ways(gateways: Iterable[str], own: Sequence[_Network], on_link: Sequence[Route]) -> Iterable[Route]:
+    """Routes to the gateways that are in none of the NIC's subnets, which is usual for addresses that are a host's (/32): the
+    guest's kernel would refuse a route through them."""
+    near = [*own, *(_destination(route) for route in on_link if not _is_default(route))]
+    for gateway in dict.fromkeys(gateways):
+        address = ipaddress.ip_address(gateway)
+        everywhere = address.version == 6 and address.is_link_local  # fe80::/10 is on every link
+        if not everywhere and not any(address in network for network in near):
+            yield Route(str(ipaddress.ip_network(address)))
+
+
+def _destination(route: Route) -> _Network:
+    return ipaddress.ip_network(route.destination, strict=False)
+
+
+def _is_default(route: Route) -> bool:
+    return _destination(route).prefixlen == 0
+
+
+def _route(route: Route) -> dict[str, Any]:
+    destination = _destination(route)
+    result = {"network": str(destination), "gateway": route.gateway or _NO_GATEWAY[destination.version]}
+    if destination.version == 6:
+        result["netmask"] = str(destination.prefixlen)  # once more, for sysconfig in 20.x, which looks for it
     return result

@@ -275,9 +275,9 @@ def test_the_guest_finds_its_address_by_the_functions_mac(world: World) -> None:
     (request,) = world.outside.seeds.requests.values()
     config = network_config(request.interfaces, request.dns)
     assert config is not None
-    link = config["ethernets"]["net1"]
-    assert link["match"] == {"macaddress": "0a:58:0a:01:00:07"}
-    assert link["addresses"] == ["10.1.0.7/24"]
+    (link,) = [link for link in config["config"] if link["name"] == "net1"]
+    assert link["mac_address"] == "0a:58:0a:01:00:07"
+    assert [subnet["address"] for subnet in link["subnets"]] == ["10.1.0.7/24"]
 
 
 def test_a_function_that_only_a_networks_configuration_names_is_nobodys_without_a_grant(world: World) -> None:
