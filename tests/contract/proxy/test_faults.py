@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,47 @@ def test_a_killed_runtime_ends_its_calls_and_events_as_unavailable(
         for waiting in (call.done, lambda: next(events)):
             with refused(grpc.StatusCode.UNAVAILABLE):
                 waiting()
+
+
+def test_a_runtime_that_is_killed_under_load_costs_unavailable_calls_and_never_a_short_list(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    """Each time anew; nothing is left of it afterwards."""
+    primary.add_pod()
+    over = threading.Event()
+
+    def call_on(client: Client) -> tuple[set[int], set[grpc.StatusCode]]:
+        lengths, codes = set(), set()
+        while not over.is_set():
+            try:
+                lengths.add(len(client.pods()))
+            except grpc.RpcError as error:
+                codes.add(error.code())
+        return lengths, codes
+
+    with Proxy(place, primary.socket, program.socket) as proxy:
+        again(proxy.client)
+        callers = [Background(lambda: call_on(proxy.client)) for _ in range(4)]
+        try:
+            for _ in range(3):
+                program.kill()
+                wait_until(lambda: _is_refused(proxy.client), WAIT_LIMIT, "its end is noticed")
+                program.start()
+                again(proxy.client)
+        finally:
+            over.set()
+        for caller in callers:
+            lengths, codes = caller.done()
+            assert lengths == {2}
+            assert codes <= {grpc.StatusCode.UNAVAILABLE}
+
+
+def _is_refused(client: Client) -> bool:
+    try:
+        client.pods()
+    except grpc.RpcError:
+        return True
+    return False
 
 
 def test_a_stopped_runtime_counts_as_down_until_it_answers_again(
