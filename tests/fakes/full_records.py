@@ -94,7 +94,7 @@ CONTAINER = Container(
             args=("--x", "y z"),
             working_dir="/",
             envs=(("TEXT", b"plain"), ("BYTES", bytes(range(256))), ("EMPTY", b""), ("TEXT", b"again")),
-            mounts=(Mount("/a", "/b", True), Mount("/c", "/d")),
+            mounts=(Mount("/a", "/b", True, recursive_read_only=True), Mount("/c", "/d")),
             labels={"a": "b"},
             annotations={"c": "d"},
             log_path="vm/3.log",

@@ -33,7 +33,7 @@ class NodeCalls(ServicerPart):
             pb.RuntimeCondition(type=c.name, status=not c.trouble, reason=c.reason, message=c.trouble) for c in now
         ]
         handlers = [
-            pb.RuntimeHandler(name=name, features=pb.RuntimeHandlerFeatures())
+            pb.RuntimeHandler(name=name, features=pb.RuntimeHandlerFeatures(recursive_read_only_mounts=True))
             for name in ("", *self._services.node.handlers)
         ]
         response = pb.StatusResponse(

@@ -249,7 +249,7 @@ def _capabilities(names: Iterable[str], where: str, faults: _Faults) -> tuple[st
 def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
     faults.require(mount.container_path, "config.mounts.container_path is empty")
     follows = mount.propagation == pb.PROPAGATION_HOST_TO_CONTAINER
-    return Mount(mount.container_path, mount.host_path, mount.readonly, follows)
+    return Mount(mount.container_path, mount.host_path, mount.readonly, follows, mount.recursive_read_only)
 
 
 def resources(message: pb.LinuxContainerResources, call: str, where: str) -> Resources:

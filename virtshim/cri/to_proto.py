@@ -117,6 +117,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
                 container_path=m.container_path,
                 host_path=m.host_path,
                 readonly=m.readonly,
+                recursive_read_only=m.recursive_read_only,
                 propagation=pb.PROPAGATION_HOST_TO_CONTAINER if m.follows else pb.PROPAGATION_PRIVATE,
             )
             for m in there(container.config.mounts, container.config.annotations, container.spec.volumes)

@@ -151,8 +151,13 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
         yield f"{where}.propagation: mounts do not propagate out of a virtual machine; set mountPropagation: HostToContainer"
     if mount.uidMappings or mount.gidMappings:
         yield f"{where}.uidMappings: user namespaces do not apply to a virtual machine; remove hostUsers: false"
-    if mount.recursive_read_only:
-        yield f"{where}.recursive_read_only cannot be guaranteed for a virtual machine; remove recursiveReadOnly"
+    if mount.recursive_read_only and not mount.readonly:
+        yield f"{where}.recursive_read_only is set without readonly; set readOnly: true, or remove recursiveReadOnly"
+    if mount.recursive_read_only and mount.propagation != pb.PROPAGATION_PRIVATE:
+        yield (
+            f"{where}.recursive_read_only: what the node mounts there later could be written; remove mountPropagation, "
+            "or recursiveReadOnly"
+        )
     if mount.mount_options:
         yield f"{where}.mount_options cannot be passed on to a virtual machine; remove them"
 

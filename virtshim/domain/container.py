@@ -85,6 +85,8 @@ class Mount:
     readonly: bool = False
     # What the node mounts below it later is seen, too.
     follows: bool = False
+    # For the status: what is read-only is so with all that is mounted below it, asked for or not.
+    recursive_read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

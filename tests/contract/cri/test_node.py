@@ -59,6 +59,7 @@ def test_status_has_both_conditions_and_every_handler(client: Client) -> None:
         ("NetworkReady", True, "", ""),
     ]
     assert [handler.name for handler in answer.runtime_handlers] == ["", "virtshim"]
+    assert all(handler.features.recursive_read_only_mounts for handler in answer.runtime_handlers)
     assert answer.features == pb.RuntimeFeatures(supplemental_groups_policy=True)
     assert not answer.info
 

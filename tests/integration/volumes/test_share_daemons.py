@@ -100,6 +100,22 @@ def test_volumes_are_bound_where_nobody_else_sees_them_and_only_the_vms_user_may
     assert daemons.all(os.path.dirname(place.directory)) == {NAME: True}
 
 
+def test_what_is_read_only_is_so_with_all_that_is_mounted_below_it(
+    daemons: ShareDaemons, place: Place, claim: Path
+) -> None:
+    (claim / "below").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nosuid,size=64k", "virtshim-test", claim / "below"], check=True)
+    try:
+        seen = mounts_of(started(daemons, place, SharedMount(str(claim), readonly=True), SharedMount(str(claim))))
+        words = [seen[f"{place.root}/{mount}"][5].split(",") for mount in ("0", "0/below", "1", "1/below")]
+        assert [found[0] for found in words] == ["ro", "ro", "rw", "rw"]
+        assert "nosuid" in words[1]
+        (claim / "below" / "on the node").touch()
+        daemons.end(place, soon())
+    finally:
+        subprocess.run(["umount", claim / "below"], check=True)
+
+
 def test_its_end_leaves_nothing_and_lets_go_of_the_volumes(daemons: ShareDaemons, place: Place, claim: Path) -> None:
     started(daemons, place, SharedMount(str(claim)))
     daemons.end(place, soon())

@@ -66,7 +66,11 @@ def test_a_context_that_a_vm_cannot_honour_is_one_fault_of_sandbox_and_container
         ({"propagation": pb.PROPAGATION_BIDIRECTIONAL}, "propagation"),
         ({"uidMappings": ONE}, "uidMappings"),
         ({"gidMappings": ONE}, "uidMappings"),
-        ({"recursive_read_only": True}, "recursive_read_only"),
+        ({"recursive_read_only": True}, "recursive_read_only is set without readonly"),
+        (
+            {"recursive_read_only": True, "readonly": True, "propagation": pb.PROPAGATION_HOST_TO_CONTAINER},
+            "recursive_read_only: what the node mounts there later",
+        ),
     ],
 )
 def test_a_mount_that_a_vm_cannot_have_is_refused_by_its_path(changes: dict[str, object], field: str) -> None:

@@ -70,6 +70,9 @@ def container(**fields: Any) -> dict[str, Any]:
         pod(),
         {"kind": "Pod", "metadata": {}, "spec": {"runtimeClassName": "virtshim", "containers": [container()]}},
         pod(hostUsers=True, shareProcessNamespace=True, ephemeralContainers=[]),
+        pod(
+            containers=[container(volumeMounts=[{"mountPath": "/a", "readOnly": True, "recursiveReadOnly": "Enabled"}])]
+        ),
         pod(securityContext={"sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}]}),
     ],
 )
@@ -93,11 +96,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"containers": [container(securityContext={"appArmorProfile": {"type": "Localhost"}})]}, "type Localhost"),
     (
         {"initContainers": [container(volumeMounts=[{"mountPath": "/a", "mountPropagation": "Bidirectional"}])]},
-        "mountPropagation and recursiveReadOnly",
-    ),
-    (
-        {"containers": [container(volumeMounts=[{"mountPath": "/a", "recursiveReadOnly": "Enabled"}])]},
-        "mountPropagation and recursiveReadOnly",
+        "mountPropagation: Bidirectional",
     ),
     ({"containers": [container(lifecycle={"postStart": {"httpGet": {"port": 80}}})]}, "lifecycle.postStart"),
 ]

@@ -395,6 +395,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
+    assert [mount.pop("recursive_read_only") for mount in vm["config"]["mounts"]] == [True, False]  # came later
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("image_id")  # came later: read as the disk's digest, by which images were known
@@ -405,11 +406,14 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     config = dataclasses.replace(SANDBOX.config, sysctls={})
+    mounts = tuple(dataclasses.replace(mount, recursive_read_only=False) for mount in CONTAINER.config.mounts)
     assert records.from_text(before) == (
         dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, sole_container=""),
         changed(
             CONTAINER,
-            config=dataclasses.replace(CONTAINER.config, envs=(), user=RunAs("app", 7, (8, 9), own_groups=False)),
+            config=dataclasses.replace(
+                CONTAINER.config, envs=(), mounts=mounts, user=RunAs("app", 7, (8, 9), own_groups=False)
+            ),
             uid=0,
             volumes=(),
             image_config=ImageConfig(),
