@@ -23,6 +23,8 @@ from tapmanager.peer import Peer
 log = logging.getLogger(__name__)
 
 _MOUNTINFO = "/proc/self/mountinfo"
+# On groups that were made here. A parent that somebody else made is his to remove, also while it is empty.
+_OURS = "trusted.virtshim"
 
 # The value was wrong; the value does not fit what is there now.
 _INVALID = frozenset({errno.EINVAL, errno.ERANGE, errno.EACCES, errno.EOVERFLOW})
@@ -106,7 +108,7 @@ class VmCgroups:
         with self._lock:
             for _, directory in self._places(path):
                 _remove(directory)
-            self._remove_own_parent(path)
+            self._remove_parents(path)
 
     def forget(self, path: str) -> None:
         """For a sandbox that goes. virtshim removes its VMs' groups; one that is there still, and empty, is of a container
@@ -117,7 +119,7 @@ class VmCgroups:
             for _, directory in self._places(path):
                 with contextlib.suppress(OSError):
                     os.rmdir(directory)
-            self._remove_own_parent(path)
+            self._remove_parents(path)
 
     def directories(self, path: str) -> Sequence[str]:
         """Where it is, in each hierarchy that has it."""
@@ -125,11 +127,14 @@ class VmCgroups:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _remove_own_parent(self, path: str) -> None:
-        if _is_own(path):
-            for one in self._found:
-                with contextlib.suppress(OSError):  # others are in it, or it is gone
-                    os.rmdir(one.root + OWN_PARENT)
+    def _remove_parents(self, path: str) -> None:
+        """Those that were made here; a pod's are kubelet's."""
+        for one in self._found:
+            above = os.path.dirname(path)
+            with contextlib.suppress(OSError):  # others are in it, or it is gone
+                while above != "/" and (_is_own(path) or os.getxattr(one.root + above, _OURS)):
+                    os.rmdir(one.root + above)
+                    above = os.path.dirname(above)
 
     def _enter(self, path: str, pid: int) -> None:
         places = self._places(path)
@@ -203,6 +208,8 @@ def _make_in(one: Hierarchy, path: str) -> None:
         here = f"{above}/{part}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(here, 0o755)
+            with contextlib.suppress(OSError):  # then it stays when it is empty
+                os.setxattr(here, _OURS, b"1")
         if "cpuset" in one.controllers and not one.is_v2:
             _inherit_cpuset(above, here)
         above = here

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from virtshim.domain.container import ProcessUser
 from virtshim.domain.errors import DeadlineExceeded, WrongState
-from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.command import CommandResult, GuestCommand, too_late
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
 from virtshim.domain.guest.streaming import Streams
 from virtshim.domain.ids import ContainerId
@@ -73,7 +74,7 @@ class AgentClients:
         agent_within: float = _BOOT_SECONDS,
     ) -> CommandResult:
         vm = self._vm(container)
-        whole = CancellableDeadline.of(timeout or _FOR_EVER, cancelled)
+        whole, began = CancellableDeadline.of(timeout or _FOR_EVER, cancelled), time.monotonic()
         if timeout:
             running = vm.start(command, CommandStreams(), whole)
         elif agent_within or self._listens(container):
@@ -81,12 +82,13 @@ class AgentClients:
             running = _started(vm, command, CommandStreams(), within)
         else:
             raise WrongState(f"nothing in the guest listens on the port of {ABSENT}")
+        waited = time.monotonic() - began
         try:
             with Collector(vm, running, OUTPUT_LIMIT, self._output_memory) as collector:
                 result = collector.result(whole)
         except DeadlineExceeded:
             vm.reap(running, "all").join(_KILL_SECONDS)
-            raise DeadlineExceeded(f"the command did not end within {timeout:g} s; it was killed") from None
+            raise DeadlineExceeded(too_late(timeout, waited)) from None
         except BaseException:
             vm.reap(running, "all").join(_KILL_SECONDS)
             raise

@@ -137,6 +137,25 @@ def test_a_pod_without_a_cgroup_gets_ours_and_it_goes_with_the_last_vm(tap_node:
     tap_node.release(which)
 
 
+def test_a_parent_that_was_not_there_goes_with_its_last_vm_and_one_that_was_stays(
+    tap_node: TapNode, pod_cgroup: str
+) -> None:
+    """As critest's /test.slice; a pod's cgroup is kubelet's, and empty before its VM comes and after it has gone."""
+    which = sandbox()
+    tap_node.attach(which)
+    there = places(pod_cgroup)
+    parent = f"{pod_cgroup}/made/for-it"
+    path = group(tap_node, which, parent)
+    assert places(path)
+    ungroup(tap_node, parent)
+    assert places(f"{pod_cgroup}/made") == []
+    group(tap_node, which, pod_cgroup)
+    ungroup(tap_node, pod_cgroup)
+    assert there
+    assert set(there) <= set(places(pod_cgroup))
+    tap_node.release(which)
+
+
 def test_less_memory_than_is_in_use_is_refused_and_nobody_is_killed(tap_node: TapNode, pod_cgroup: str) -> None:
     which = sandbox()
     tap_node.attach(which)

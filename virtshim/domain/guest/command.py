@@ -88,3 +88,14 @@ def _user(asked: RunAs, image: ImageConfig) -> RunAs:
         return asked
     name, _, group = image.user.partition(":")
     return dataclasses.replace(asked, user=name, group=int(group) if group.isdecimal() else asked.group)
+
+
+def too_late(timeout: float, waited: float) -> str:
+    """What is said of a command that did not end in time. `waited`: seconds of `timeout` that were over when it began."""
+    left = max(0.0, timeout - waited)
+    if waited < left:
+        return f"the command did not end within {timeout:g} s; it was killed"
+    return (
+        f"the command was killed after {left:.1f} s: {waited:.1f} of its {timeout:g} s went by until the agent was there; "
+        "give it more time, or run it when the guest has booted"
+    )
