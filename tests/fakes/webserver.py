@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 Route = Callable[[http.server.BaseHTTPRequestHandler], None]
@@ -41,6 +41,31 @@ class WebServer(http.server.ThreadingHTTPServer):
 
         self.routes[path] = route
         return self.url(path)
+
+    def serve_parts(self, path: str, body: bytes, cuts: Iterable[int] = (), etag: str = '"1"') -> str:
+        """As servers do that know Range and If-Range. Of the answers the first ones break off, after so many bytes each."""
+        left = list(cuts)
+
+        def route(request: http.server.BaseHTTPRequestHandler) -> None:
+            wanted = request.headers.get("Range", "")
+            is_part = bool(wanted) and request.headers.get("If-Range", etag) == etag
+            first = int(wanted.removeprefix("bytes=").removesuffix("-")) if is_part else 0
+            request.send_response(206 if is_part else 200)
+            if is_part:
+                request.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+            request.send_header("Content-Length", str(len(body) - first))
+            request.send_header("ETag", etag)
+            request.end_headers()
+            end = first + left.pop(0) if left else len(body)
+            request.wfile.write(body[first:end])
+            request.close_connection = end < len(body)
+
+        self.routes[path] = route
+        return self.url(path)
+
+    def ranges(self, path: str) -> list[str]:
+        """Of that path's requests, "" for the whole."""
+        return [headers.get("Range", "") for asked, headers in self.seen if asked == path]
 
     def answer(self, path: str, status: int, body: bytes = b"", **headers: str) -> str:
         def route(request: http.server.BaseHTTPRequestHandler) -> None:

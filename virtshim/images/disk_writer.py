@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,14 +19,16 @@ _ZEROS = bytes(1 << 18)
 
 
 class DiskWriter:
-    """A context manager. `max_bytes` is the largest disk that is taken."""
+    """A context manager. `max_bytes` is the largest disk that is taken. With a file that is there already `resume`, or `restart`,
+    comes first."""
 
-    def __init__(self, path: str, name: str, max_bytes: int) -> None:
+    def __init__(self, path: Path, name: str, max_bytes: int) -> None:
+        self.path = path
         self._name = name
         self._max_bytes = max_bytes
         self._hash = hashlib.sha256()
         self._size = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def __enter__(self) -> Self:
         return self
@@ -43,10 +47,25 @@ class DiskWriter:
         """Of all bytes so far."""
         return ImageDigest(f"sha256:{self._hash.hexdigest()}")
 
+    def resume(self, progress: Callable[[], None]) -> None:
+        """Goes on behind the bytes that are there. `progress` is called as they are read."""
+        self.restart(keep=True)
+        while data := os.read(self._fd, len(_ZEROS)):
+            self._hash.update(data)
+            self._size += len(data)
+            progress()
+
+    def restart(self, *, keep: bool = False) -> None:
+        """Begins anew."""
+        self._hash, self._size = hashlib.sha256(), 0
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        if not keep:
+            os.ftruncate(self._fd, 0)
+
     def expect(self, size: int) -> None:
-        """The source announces `size` bytes: refuse now what could not be stored in the end."""
+        """The source announces `size` bytes in all: refuse now what could not be stored in the end."""
         self._limit(size)
-        if size > free_bytes(self._fd):
+        if size - self._size > free_bytes(self._fd):
             raise self._no_room()
 
     def write(self, data: bytes) -> None:

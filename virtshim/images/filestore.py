@@ -2,7 +2,8 @@
 
 <directory>/                 0711: the QEMU user may search, not list
   sha256/<hex>               one complete disk, 0640 for its readers, never changed; the digest is that of what was published
-  incoming/<random>          downloads under way, 0700; whatever is here at start is garbage
+  incoming/<random>          disks in the making, 0700; whatever is here at start is garbage
+  partial/<boot>/<hex>       what is there of downloads that broke off (see `downloads.partials`)
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
 """
 
@@ -12,7 +13,6 @@ import contextlib
 import functools
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +26,10 @@ from virtshim.domain.image_name import ImageName
 from virtshim.files import space_taken, sync
 from virtshim.images import http_source, oci_source
 from virtshim.images.confinement import Account, account
-from virtshim.images.disk_writer import OUT_OF_SPACE, DiskWriter
+from virtshim.images.disk_writer import OUT_OF_SPACE
+from virtshim.images.downloads.landing import Ground, Landing
+from virtshim.images.downloads.partials import Partials
+from virtshim.images.downloads.turns import Turns
 from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
 from virtshim.images.layer_child import Unpacking
@@ -73,6 +76,8 @@ class ImageFileStore:
         self._incoming = self._root / "incoming"
         self._known = self._root / "known"
         self._memory = PullCache(str(self._known))
+        self._partials = Partials(self._root / "partial")
+        self._ground = Ground(self._incoming, self._partials, Turns(), self._stored_before)
         self._settings = settings
         self._forbidden = ForbiddenNetworks(settings.forbidden_networks)
 
@@ -80,26 +85,26 @@ class ImageFileStore:
         name = ImageName.parse(reference)
         translations = read_translations(self._settings.translations_dir) if self._settings.translations_dir else []
         location = resolve(name, translations, self._settings.download_protocol)
-        with self._store_errors(name), self._incoming_file() as path:
-            with DiskWriter(str(path), str(name), self._settings.max_bytes) as disk:
-                pulled = self._download(location, credentials, disk, cancelled)
-                disk.finish()
-                digest = pulled.known or disk.digest()
-            complete = Path(self.path(digest)) if pulled.known else path
-            if not pulled.known:
-                # Who judges it may read it; nobody else finds it here.
-                path.chmod(0o644)
-            with self._not_removed(name):
-                found, virtual_size = (
-                    self._judged_before(complete)
-                    if pulled.known
-                    else verify(str(path), str(name), self._settings.max_bytes, self._reader, cancelled)
-                )
-                size = complete.stat().st_size
-            if not pulled.known:
-                self._publish(path, digest, size)
-                if pulled.identity:
-                    self._memory.remember(pulled.identity, digest)
+        with self._room_made(), self._store_errors(name):
+            self._make_directories()
+            self._partials.forget_old()
+            with Landing(self._ground, str(name), self._settings.max_bytes) as landing:
+                pulled = self._download(location, credentials, landing, cancelled)
+                if pulled.known is not None:
+                    digest = pulled.known
+                    with self._not_removed(name):
+                        found, virtual_size, size = self._judged_before(Path(self.path(digest)))
+                else:
+                    digest, path = landing.finished()
+                    # Who judges it may read it; nobody else finds it here.
+                    path.chmod(0o644)
+                    found, virtual_size = verify(
+                        str(path), str(name), self._settings.max_bytes, self._reader, cancelled
+                    )
+                    size = path.stat().st_size
+                    self._publish(path, digest, size)
+                    if pulled.identity:
+                        self._memory.remember(pulled.identity, digest)
         return FetchedImage(
             id=pulled.image or ImageId(digest.value),
             digest=digest,
@@ -139,8 +144,7 @@ class ImageFileStore:
     def describe(self, digest: ImageDigest) -> FetchedImage:
         path = Path(self.path(digest))
         with self._store_errors(digest):
-            found, virtual_size = self._judged_before(path)
-            size = path.stat().st_size
+            found, virtual_size, size = self._judged_before(path)
         return FetchedImage(ImageId(digest.value), digest, "", "", size, virtual_size, found)
 
     def sweep(self) -> None:
@@ -148,6 +152,7 @@ class ImageFileStore:
             self._make_directories()
             for entry in list(self._incoming.iterdir()):
                 entry.unlink(missing_ok=True)
+            self._partials.forget_old()
             _ = self._group
             for digest in self.stored():  # by an earlier version, or for another group
                 self._let_read(Path(self.path(digest)))
@@ -166,7 +171,7 @@ class ImageFileStore:
         self,
         location: HttpLocation | RegistryLocation,
         credentials: Credentials | None,
-        disk: DiskWriter,
+        landing: Landing,
         cancelled: threading.Event,
     ) -> Pulled:
         progress_timeout = self._settings.progress_timeout
@@ -180,15 +185,16 @@ class ImageFileStore:
             if isinstance(location, HttpLocation):
                 if transport.timeout is not None:
                     watch.limit(transport.timeout)
-                return http_source.download(location, credentials, client, disk, self._stored_before)
+                return http_source.download(location, credentials, client, landing)
             registry = Registry(location, credentials, client, self._settings.insecure_registries)
             unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
-            return oci_source.download(location, registry, disk, self._stored_before, unpacking)
+            return oci_source.download(location, registry, landing, unpacking, watch.progressed)
 
-    def _judged_before(self, path: Path) -> tuple[DiskFormat, int]:
-        """Of a stored disk, which nobody changes. It is not for everybody to read, and need not be read by qemu-img again."""
+    def _judged_before(self, path: Path) -> tuple[DiskFormat, int, int]:
+        """Format, guest-visible and own bytes of a stored disk. qemu-img may not read it, and need not: nobody changes it."""
         with open(path, "rb") as file:
-            return judged_before(file.read(FIRST_BYTES), os.fstat(file.fileno()).st_size)
+            size = os.fstat(file.fileno()).st_size
+            return *judged_before(file.read(FIRST_BYTES), size), size
 
     @property
     def _reader(self) -> Account:
@@ -220,16 +226,6 @@ class ImageFileStore:
         os.chown(path, -1, self._group)
         path.chmod(0o640)
 
-    @contextlib.contextmanager
-    def _incoming_file(self) -> Iterator[Path]:
-        """A name for a file in the making; the file is gone afterwards unless it was moved away."""
-        self._make_directories()
-        path = self._incoming / secrets.token_hex(16)
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
     def _make_directories(self) -> None:
         for directory, mode in (
             (self._root, 0o711),
@@ -240,6 +236,16 @@ class ImageFileStore:
             directory.mkdir(parents=True, exist_ok=True)
             if directory.stat().st_mode & 0o777 != mode:
                 directory.chmod(mode)
+        self._partials.make_directory()
+
+    @contextlib.contextmanager
+    def _room_made(self) -> Iterator[None]:
+        """When there is none for a disk, what might have become others goes: the next try finds more."""
+        try:
+            yield
+        except ResourceExhausted:
+            self._partials.forget_old(0)
+            raise
 
     @contextlib.contextmanager
     def _not_removed(self, name: ImageName) -> Iterator[None]:

@@ -51,6 +51,7 @@ class HttpResponse:
         self.headers: Mapping[str, str] = response.headers
         self._response = response
         self._watch = watch
+        self.is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +59,11 @@ class HttpResponse:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more is read of it."""
+        self.is_closed = True
         self._response.close()
 
     def length(self) -> int | None:
@@ -65,10 +71,10 @@ class HttpResponse:
         text = self.headers.get("Content-Length", "")
         return int(text) if text.isascii() and text.isdigit() else None
 
-    def read(self) -> bytes:
+    def read(self, limit: int = CHUNK) -> bytes:
         """The next bytes as they came over the wire, b"" at the end. A body shorter than announced is Unavailable."""
         try:
-            chunk = self._response.read1(CHUNK, decode_content=False)
+            chunk = self._response.read1(limit, decode_content=False)
         except _BROKEN as exc:
             self._watch.check()
             raise Unavailable(
@@ -93,7 +99,7 @@ class HttpClient:
     """One pull's connections, kept alive between its requests. A context manager; use it from one thread."""
 
     def __init__(self, watch: PullWatch, transport: Transport, forbidden: ForbiddenNetworks) -> None:
-        self._watch = watch
+        self.watch = watch
         self._transport = transport
         self._forbidden = forbidden
         # The watch ends waits for data; this only keeps a lost one from waiting for ever.
@@ -126,7 +132,7 @@ class HttpClient:
 
     def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:
         """One request, no redirect followed."""
-        self._watch.check()
+        self.watch.check()
         try:
             response = self._pool(url).request(
                 method,
@@ -140,27 +146,27 @@ class HttpClient:
                 timeout=self._timeout,
             )
         except TlsError as exc:
-            self._watch.check()
+            self.watch.check()
             raise Unavailable(
                 f"{_host(url)}: TLS failed ({_reason(exc)}); a private CA must be in this node's trust store"
             ) from exc
         except _BROKEN as exc:
-            self._watch.check()
+            self.watch.check()
             raise Unavailable(
                 f"{_host(url)} cannot be reached ({_reason(exc)}); check the name and the network"
             ) from exc
         try:
-            self._watch.progressed()
+            self.watch.progressed()
         except ShimError:
             response.close()
             raise
-        return HttpResponse(url, response, self._watch)
+        return HttpResponse(url, response, self.watch)
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """One pool a proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
         proxy = self._transport.proxy or _environment_proxy(url)
         if proxy:  # it connects; that the proxy itself may be asked is the operator's word
-            refuse_forbidden(urlsplit(url).hostname or "", CONNECT_TIMEOUT, self._watch, self._forbidden)
+            refuse_forbidden(urlsplit(url).hostname or "", CONNECT_TIMEOUT, self.watch, self._forbidden)
         tls = url.startswith("https://") or proxy.startswith("https://")
         key = f"{tls} {proxy}"
         if key not in self._pools:
@@ -169,7 +175,7 @@ class HttpClient:
                 options["ssl_context"] = tls_context(self._transport.tls)
                 if self._transport.tls.server_name:
                     options["server_hostname"] = self._transport.tls.server_name
-            self._pools[key] = _guarded(_pool_for(proxy, options), self._watch, None if proxy else self._forbidden)
+            self._pools[key] = _guarded(_pool_for(proxy, options), self.watch, None if proxy else self._forbidden)
         return self._pools[key]
 
 

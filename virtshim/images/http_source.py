@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
-from virtshim.images.disk_writer import DiskWriter
+from virtshim.images.downloads import resumed
+from virtshim.images.downloads.landing import Landing
 from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
 from virtshim.images.names import HttpLocation, is_loopback
-from virtshim.images.pull_cache import Pulled, StoredDiskLookup
+from virtshim.images.pull_cache import Pulled
 
 
-def download(
-    location: HttpLocation,
-    credentials: Credentials | None,
-    client: HttpClient,
-    disk: DiskWriter,
-    known: StoredDiskLookup,
-) -> Pulled:
-    """Streams the file into `disk`, unless it is known. A digest in the name must be the file's. The client carries the
-    location's transport."""
-    with _get(location, credentials, client) as answer:
-        if answer.status != 200:
-            raise _refusal(location, answer)
-        encoding = answer.headers.get("Content-Encoding", "identity")
-        if encoding.lower() != "identity":
-            raise InvalidRequest(
-                f"{redacted_url(location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file"
-            )
-        identity = _identity(location, answer)
-        stored = known(identity) if identity else None
+def download(location: HttpLocation, credentials: Credentials | None, client: HttpClient, landing: Landing) -> Pulled:
+    """Brings the file, unless it is known. A digest in the name must be the file's. The client has the location's transport."""
+    with _get(location, credentials, client, {}) as answer:
+        _check_answer(location, answer)
+        identity, tag = _identity(location, answer), answer.headers.get("ETag", "")
+        total = answer.length()
+        stored = None
+        if identity:
+            stored = landing.claim(identity, functools.partial(_make_way, answer, client))
         if stored is not None:
             _check_digest(location, stored)
             return Pulled(identity, stored)
-        announced = answer.length()
-        if announced is not None:
-            disk.expect(announced)
-        while chunk := answer.read():
-            disk.write(chunk)
-    if announced is not None and disk.size != announced:
-        raise Unavailable(f"{redacted_url(location.url)} broke off after {disk.size} of {announced} bytes; try again")
+        disk = landing.disk(identity)
+        disk.resume(client.watch.progressed)
+        if total is not None:
+            if disk.size > total:
+                disk.restart()
+            disk.expect(total)
+        if disk.size != total:
+            begun = None if answer.is_closed or disk.size else answer
+            rest = functools.partial(_rest, location, credentials, client, identity, tag) if identity else None
+            for chunk in resumed.body(begun, disk.size, rest, client.watch):
+                disk.write(chunk)
+    if total is not None and disk.size != total:
+        raise Unavailable(f"{redacted_url(location.url)} broke off after {disk.size} of {total} bytes; try again")
     _check_digest(location, disk.digest())
     return Pulled(identity)
+
+
+def _make_way(answer: HttpResponse, client: HttpClient) -> None:
+    """While another pull downloads the same."""
+    answer.close()
+    client.watch.progressed()
+
+
+def _rest(
+    location: HttpLocation, credentials: Credentials | None, client: HttpClient, identity: str, tag: str, at: int
+) -> HttpResponse:
+    """What is left of the file from byte `at` on. Raises Unavailable if it is another one now."""
+    answer = _get(location, credentials, client, {**resumed.rest_range(at), "If-Range": tag})
+    try:
+        _check_answer(location, answer, part=at > 0)
+        if _identity(location, answer) != identity:
+            raise Unavailable(f"{redacted_url(location.url)} has changed while it was downloaded; try again")
+        return resumed.from_byte(answer, at)
+    except ShimError:
+        answer.close()
+        raise
+
+
+def _check_answer(location: HttpLocation, answer: HttpResponse, *, part: bool = False) -> None:
+    if answer.status != 200 and (answer.status != 206 or not part):
+        raise _refusal(location, answer)
+    encoding = answer.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise InvalidRequest(
+            f"{redacted_url(location.url)} is sent encoded ({encoding[:40]}); serve the plain disk file"
+        )
 
 
 def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
@@ -58,15 +88,17 @@ def _check_digest(location: HttpLocation, digest: ImageDigest) -> None:
 
 def _identity(location: HttpLocation, answer: HttpResponse) -> str:
     """A strong ETag of one URL stands for the same bytes (RFC 9110 8.8.1); a weak one, or a date, does not."""
-    tag = answer.headers.get("ETag", "")
-    if not tag.startswith('"') or answer.length() is None:
+    tag, length = answer.headers.get("ETag", ""), resumed.whole_length(answer)
+    if not tag.startswith('"') or length is None:
         return ""
-    return f"{location.url} {redacted_url(answer.url)} {tag} {answer.length()}"
+    return f"{location.url} {redacted_url(answer.url)} {tag} {length}"
 
 
-def _get(location: HttpLocation, credentials: Credentials | None, client: HttpClient) -> HttpResponse:
+def _get(
+    location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
+) -> HttpResponse:
     """Asks without credentials first; a password goes only to the host that was named, and never in the clear."""
-    answer = client.get(location.url, {})
+    answer = client.get(location.url, headers)
     parts = urlsplit(location.url)
     if answer.status != 401 or answer.url != location.url or not meant_for(credentials, parts.netloc):
         return answer
@@ -76,7 +108,7 @@ def _get(location: HttpLocation, credentials: Credentials | None, client: HttpCl
             raise PermissionRefused(
                 f"{redacted_url(location.url)} wants a password, which is sent over https only; use https"
             )
-    return client.get(location.url, {"Authorization": f"Basic {login}"} if login else {})
+    return client.get(location.url, {**headers, "Authorization": f"Basic {login}"} if login else headers)
 
 
 def _refusal(location: HttpLocation, answer: HttpResponse) -> ShimError:

@@ -22,7 +22,7 @@ class PullWatch:
     """Guards one pull; a context manager. Times are in seconds; `progress_timeout` is the longest time without a byte."""
 
     def __init__(self, name: str, cancelled: threading.Event, progress_timeout: float) -> None:
-        self._name = name
+        self.name = name
         self._cancelled = cancelled
         self.progress_timeout = progress_timeout
         self._end = float("inf")
@@ -62,6 +62,12 @@ class PullWatch:
         self._progressed_at = time.monotonic()
         self.check()
 
+    def pause(self, seconds: float) -> None:
+        """Waits that long, which is no lack of progress. Raises like `check`."""
+        self._progressed_at = time.monotonic() + seconds
+        self._cancelled.wait(seconds)
+        self.check()
+
     def check(self) -> None:
         """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled."""
         if self._cancelled.is_set():
@@ -80,16 +86,16 @@ class PullWatch:
             return self._given_up()
         if now >= self._end:
             return DeadlineExceeded(
-                f"pull of image {self._name!r} took longer than images.pull_timeout, or its transport's timeout, allows"
+                f"pull of image {self.name!r} took longer than images.pull_timeout, or its transport's timeout, allows"
             )
         if now - self._progressed_at > self.progress_timeout:
             return Unavailable(
-                f"pull of image {self._name!r}: the source sent nothing for {self.progress_timeout:g} s; try again"
+                f"pull of image {self.name!r}: the source sent nothing for {self.progress_timeout:g} s; try again"
             )
         return None
 
     def _given_up(self) -> ShimError:
-        return DeadlineExceeded(f"pull of image {self._name!r} was given up by its caller")
+        return DeadlineExceeded(f"pull of image {self.name!r} was given up by its caller")
 
     def _shut_down_sockets(self) -> None:
         with self._lock:

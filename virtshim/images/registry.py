@@ -7,16 +7,20 @@ https://github.com/opencontainers/distribution-spec, https://distribution.github
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
 from virtshim.images.blob_digest import verified
 from virtshim.images.credentials import basic_login, meant_for
+from virtshim.images.downloads import resumed
+from virtshim.images.downloads.partials import also_written, kept
 from virtshim.images.http_client import HttpClient, HttpResponse
 from virtshim.images.names import RegistryLocation, is_loopback
 from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
@@ -58,11 +62,31 @@ class Registry:
             )
         return b"".join(self.blob(descriptor))
 
-    def blob(self, descriptor: Descriptor) -> Generator[bytes, None, None]:
-        """A blob as it comes in; raises at its end if it is not what the descriptor says."""
+    def blob(self, descriptor: Descriptor, part: Path | None = None) -> Generator[bytes, None, None]:
+        """A blob as it comes in; raises at its end if it is not what the descriptor says. `part` has its first bytes and gets the
+        others: the next pull goes on there if this one breaks off."""
         what = f"blob {descriptor.digest} of image {self._location.name.name!r}"
-        with self._get(f"{self._root}/blobs/{descriptor.digest}", {}) as answer:
-            yield from verified(iter(answer.read, b""), descriptor.digest, descriptor.size, what)
+        yield from verified(self._chunks(descriptor, part), descriptor.digest, descriptor.size, what)
+
+    def identity(self, descriptor: Descriptor) -> str:
+        """Of a blob that was given to whoever may read this repository."""
+        return f"{self._location.registry}/{self._location.repository} {descriptor.digest}"
+
+    def _chunks(self, descriptor: Descriptor, part: Path | None) -> Iterator[bytes]:
+        rest, at = functools.partial(self._rest, descriptor), 0
+        if part is None:
+            yield from resumed.body(None, 0, rest, self._client.watch)
+            return
+        for chunk in kept(part):
+            at += len(chunk)
+            self._client.watch.progressed()
+            yield chunk
+        if at < descriptor.size:
+            yield from also_written(resumed.body(None, at, rest, self._client.watch), part)
+
+    def _rest(self, descriptor: Descriptor, at: int) -> HttpResponse:
+        url = f"{self._root}/blobs/{descriptor.digest}"
+        return resumed.from_byte(self._get(url, resumed.rest_range(at)), at)
 
     def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         """Asks; when challenged logs in, once a request: a token may run out during a long pull."""
@@ -71,7 +95,7 @@ class Registry:
             with answer:
                 self._log_in(answer.headers.get("WWW-Authenticate", ""))
             answer = self._client.get(url, self._with_login(headers))
-        if answer.status != 200:
+        if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
             with answer:
                 raise self._refusal(answer.status)
         return answer

@@ -10,12 +10,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import imageserver
 import pytest
+from fakes.background import Background
+from fakes.journal import WAIT_LIMIT
+from fakes.relay import relaying
+from fakes.waiting import eventually
 
 from virtshim.domain.errors import NotFound, PermissionRefused
 from virtshim.domain.image import Credentials, DiskFormat, ImageConfig
@@ -162,6 +167,47 @@ def test_a_deleted_manifest_is_not_found_though_the_disk_is_here(
     connection.close()
     with pytest.raises(NotFound):
         store.fetch(f"{open_registry.address}/vm", None, NEVER)
+
+
+PULL = """
+import sys, threading
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+ImageFileStore(sys.argv[1], ImageSettings()).fetch(sys.argv[2], None, threading.Event())
+"""
+
+
+def test_a_pull_that_was_killed_near_its_end_goes_on_there(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, tmp_path: Path
+) -> None:
+    imageserver.push_container_disk(open_registry.address, "vm", disk)
+    with relaying(open_registry.address) as relay:
+        relay.hold_after = disk.stat().st_size * 9 // 10
+        partial = tmp_path / "images" / "partial"
+        name = f"{relay.address}/vm"
+        path = os.pathsep.join(sys.path)
+        with subprocess.Popen(
+            [sys.executable, "-c", PULL, tmp_path / "images", name], env=os.environ | {"PYTHONPATH": path}
+        ) as puller:
+            assert relay.held.wait(WAIT_LIMIT)
+            eventually(lambda: sum(file.stat().st_size for file in partial.glob("*/*")) > disk.stat().st_size * 8 // 10)
+            puller.kill()
+        relay.hold_after = None
+        before = open_registry.log()
+        found = store.fetch(name, None, NEVER)
+    assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
+    parts = re.findall(r'"GET /v2/vm/blobs/\S+ HTTP/1.1" 206 (\d+) ', open_registry.log()[len(before) :])
+    assert [0 < int(size) < disk.stat().st_size // 4 for size in parts] == [True]
+
+
+def test_five_pulls_at_once_read_the_disk_once(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
+) -> None:
+    imageserver.push_container_disk(open_registry.address, "vm", disk)
+    name = f"{open_registry.address}/vm"
+    pulls = [Background(lambda: store.fetch(name, None, NEVER)) for _ in range(5)]
+    assert len({pull.done() for pull in pulls}) == 1
+    sizes = re.findall(r'"GET /v2/vm/blobs/\S+ HTTP/1.1" 200 (\d+) ', open_registry.log())
+    assert [int(size) > 1 << 20 for size in sizes].count(True) == 1
 
 
 def test_a_directory_on_a_web_server_is_an_image_source(tmp_path: Path, store: ImageFileStore, disk: Path) -> None:

@@ -61,6 +61,18 @@ def store(make_store: Callable[..., ImageFileStore]) -> ImageFileStore:
     return make_store()
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the tries of a download."""
+    monkeypatch.setattr("virtshim.images.downloads.resumed._PAUSES", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> Callable[[], list[Path]]:
+    """What is there of downloads that broke off."""
+    return lambda: [path for path in (tmp_path / "images" / "partial").rglob("*") if path.is_file()]
+
+
 @pytest.fixture
 def incoming(tmp_path: Path) -> Callable[[], list[str]]:
     """What is half-made in the store."""
