@@ -12,7 +12,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.proxy.asked import Asked, ask_all
 from virtshim.proxy.backend import Backend, CallFailed
 from virtshim.proxy.last_known import LastKnown
-from virtshim.proxy.methods import LIST_CONTAINERS, LIST_METRICS_KNOWN, LIST_PODS, METHODS, field
+from virtshim.proxy.methods import IMAGE_FS_INFO, LIST_CONTAINERS, LIST_METRICS_KNOWN, LIST_PODS, METHODS, field
 from virtshim.proxy.owners import Owners
 from virtshim.proxy.wire import message, text
 
@@ -51,7 +51,9 @@ class Lists:
             else:
                 failures.append(outcome)
         refuse(failures)
-        return _each_once(b"".join(parts)) if asked.method == LIST_METRICS_KNOWN else b"".join(parts)
+        if asked.method == LIST_METRICS_KNOWN:
+            return _each_once(parts)
+        return _filesystems(parts) if asked.method == IMAGE_FS_INFO else b"".join(parts)
 
     async def refresh(self, backend: Backend) -> None:
         """What is kept of a runtime that may be down has what was just made there, too."""
@@ -78,9 +80,22 @@ def refuse(failures: Sequence[CallFailed]) -> None:
         raise failed
 
 
-def _each_once(described: bytes) -> bytes:
+def _each_once(parts: Sequence[bytes]) -> bytes:
     """A metric that several runtimes describe is one metric."""
     known: dict[str, pb.MetricDescriptor] = {}
-    for one in pb.ListMetricDescriptorsResponse.FromString(described).descriptors:
+    for one in pb.ListMetricDescriptorsResponse.FromString(b"".join(parts)).descriptors:
         known.setdefault(one.name, one)
     return pb.ListMetricDescriptorsResponse(descriptors=known.values()).SerializeToString()
+
+
+def _filesystems(parts: Sequence[bytes]) -> bytes:
+    """A runtime that names no file system for containers has them on that of its images. Beside one that names its own this has
+    to be said: kubelet takes the first."""
+    merged = pb.ImageFsInfoResponse()
+    told = [pb.ImageFsInfoResponse.FromString(part) for part in parts]
+    are_told = any(one.container_filesystems for one in told)
+    for one in told:
+        if are_told and not one.container_filesystems:
+            one.container_filesystems.extend(one.image_filesystems)
+        merged.MergeFrom(one)
+    return merged.SerializeToString()

@@ -25,6 +25,19 @@ def test_lists_have_all_of_both_the_primarys_first(client: Client, primary: Fake
     assert mounts == ["/primary", "/other"]
 
 
+def test_the_first_file_system_is_the_primarys_also_that_of_containers(
+    client: Client, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    """The primary, as containerd 1.6, has one for both and says so by silence."""
+    theirs = pb.ImageFsInfoResponse()
+    theirs.image_filesystems.add(fs_id=pb.FilesystemIdentifier(mountpoint="/images"))
+    theirs.container_filesystems.add(fs_id=pb.FilesystemIdentifier(mountpoint="/disks"))
+    other.answers["ImageFsInfo"] = theirs.SerializeToString()
+    answer = client.ImageFsInfo(pb.ImageFsInfoRequest())
+    assert [one.fs_id.mountpoint for one in answer.image_filesystems] == ["/primary", "/images"]
+    assert [one.fs_id.mountpoint for one in answer.container_filesystems] == ["/primary", "/disks"]
+
+
 def test_what_a_list_has_of_a_cri_to_come_is_kept(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:
     """An unknown field beside the list, and one inside an item."""
     item = b"\x0a\x09\x0a\x02id\xfa\x3e\x02ab"
