@@ -41,7 +41,7 @@ class Dispatch:
         self._by_runtime = {backend.runtime: backend for backend in backends}
         self._owners = Owners(backends, last_known, patience)
         self._lists = Lists(backends, self._owners, last_known, patience)
-        self._images = Images(routes, backends, self._lists, patience)
+        self._images = Images(routes, backends, self._lists, last_known, patience)
         self._streams = Streams(backends, last_known, patience)
         self.node = Node(backends, owed, patience)
         self._refreshing: set[asyncio.Task[None]] = set()

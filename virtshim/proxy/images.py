@@ -9,6 +9,7 @@ from typing import Final
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.proxy.asked import Asked, ask_all
 from virtshim.proxy.backend import Answer, Backend, CallFailed
+from virtshim.proxy.last_known import LastKnown
 from virtshim.proxy.lists import Lists, refuse
 from virtshim.proxy.methods import IMAGE_STATUS, LIST_PODS, field
 from virtshim.proxy.routes import Routes, Runtime
@@ -39,11 +40,14 @@ def pod_key(sandbox_config: bytes) -> PodKey:
 
 
 class Images:
-    def __init__(self, routes: Routes, backends: Sequence[Backend], lists: Lists, patience: float) -> None:
+    def __init__(
+        self, routes: Routes, backends: Sequence[Backend], lists: Lists, last_known: LastKnown, patience: float
+    ) -> None:
         self._routes = routes
         self._backends = backends
         self._by_runtime = {backend.runtime: backend for backend in backends}
         self._lists = lists
+        self._last_known = last_known
         self._patience = patience
         self._pods: OrderedDict[PodKey, Backend] = OrderedDict()
 
@@ -126,10 +130,14 @@ class Images:
         outcomes = await ask_all(self._backends, question, self._patience)
         failures: list[CallFailed] = []
         for backend, outcome in zip(self._backends, outcomes, strict=True):
-            if isinstance(outcome, CallFailed):
-                if not (outcome.is_down and backend.runtime.degraded):
-                    failures.append(outcome)
-            elif any(_key(pod) == key for pod in pb.ListPodSandboxResponse.FromString(outcome).items):
+            if not isinstance(outcome, CallFailed):
+                pods = outcome
+            elif outcome.is_down and backend.runtime.degraded:
+                pods = self._last_known.answer(backend.name, LIST_PODS, b"")
+            else:
+                failures.append(outcome)
+                continue
+            if any(_key(pod) == key for pod in pb.ListPodSandboxResponse.FromString(pods).items):
                 return backend.runtime
         refuse(failures)
         return None

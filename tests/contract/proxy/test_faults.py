@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from fakes.background import Background
-from fakes.cri import Client, refused
+from fakes.cri import Client, pod, refused
 from fakes.journal import WAIT_LIMIT
 from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime
@@ -267,6 +267,26 @@ def test_a_pod_that_was_never_listed_stays_listed_too(place: Path, primary: Fake
         wait_until(lambda: kept.exists() and theirs.encode() in kept.read_bytes(), WAIT_LIMIT, "it is kept")
         program.kill()
         assert theirs in {pod.id for pod in proxy.client.pods()}
+
+
+def test_a_pull_for_a_pod_of_one_that_is_down_never_goes_to_another(
+    place: Path, primary: FakeRuntime, program: Program
+) -> None:
+    """Also by a proxy that has not seen the pod start."""
+    config = pod("vm")
+    request = pb.PullImageRequest(image=pb.ImageSpec(image="disk"), sandbox_config=config)
+    with Proxy(place, primary.socket, program.socket, others=DEGRADED) as proxy:
+        theirs = proxy.client.run("vm", handler="vm")
+        kept = place / "state/proxy/other.pods"
+        wait_until(lambda: kept.exists() and theirs.encode() in kept.read_bytes(), WAIT_LIMIT, "it is kept")
+        program.kill()
+        for _ in range(2):
+            with refused(grpc.StatusCode.UNAVAILABLE, "the runtime other at .* is not available"):
+                proxy.client.PullImage(request)
+            proxy.stop(signal.SIGKILL)
+            proxy.start()
+            wait_until(lambda: _answers(proxy.client), WAIT_LIMIT, "the proxy is reached again")
+        assert not primary.asked("PullImage")
 
 
 def test_one_that_may_be_down_hears_the_new_configuration_when_it_is_back(place: Path, primary: FakeRuntime) -> None:

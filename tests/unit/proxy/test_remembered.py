@@ -18,7 +18,7 @@ def config(name: str) -> bytes:
 
 def test_a_pod_that_is_started_again_is_remembered_longer_than_one_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_REMEMBERED", 2)
-    remembered = Images(Mock(), [], Mock(), 1)
+    remembered = Images(Mock(), [], Mock(), Mock(), 1)
     for name in ("first", "second", "first", "third"):
         remembered.remember_pod(config(name), Mock())
     assert [name for _, name, _ in remembered._pods] == ["first", "third"]
