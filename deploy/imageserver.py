@@ -79,15 +79,18 @@ class Registry:
 
 
 @contextlib.contextmanager
-def registry(users: Mapping[str, str] | None = None, directory: Path | None = None) -> Iterator[Registry]:
-    """Runs a registry (plain HTTP). With ``users`` (name to password) it asks for a name and password.
+def registry(
+    users: Mapping[str, str] | None = None, directory: Path | None = None, tls: tuple[Path, Path] | None = None
+) -> Iterator[Registry]:
+    """Runs a registry. With ``users`` (name to password) it asks for a name and password. ``tls``: its certificate and key; a
+    client has to show one of the same CA. Without it it speaks plain HTTP.
 
     Without ``directory`` the images live in a temporary one; with it they stay there.
     """
     with contextlib.ExitStack() as stack:
         if directory is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="registry-")))
-        config = _write_registry_config(directory, users)
+        config = _write_registry_config(directory, users, tls)
         log = directory / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -102,7 +105,7 @@ def registry(users: Mapping[str, str] | None = None, directory: Path | None = No
         yield Registry(_wait_for_address(process, log), directory, process.pid)
 
 
-def _write_registry_config(directory: Path, users: Mapping[str, str] | None) -> Path:
+def _write_registry_config(directory: Path, users: Mapping[str, str] | None, tls: tuple[Path, Path] | None) -> Path:
     settings: dict[str, Any] = {
         "version": 0.1,
         "log": {"level": "info", "accesslog": {"disabled": False}},
@@ -116,6 +119,9 @@ def _write_registry_config(directory: Path, users: Mapping[str, str] | None) -> 
         passwords = directory / "htpasswd"
         passwords.write_text("".join(f"{name}:{_bcrypt(password)}\n" for name, password in users.items()))
         settings["auth"] = {"htpasswd": {"realm": "registry", "path": os.fspath(passwords)}}
+    if tls is not None:
+        certificate, key = map(os.fspath, tls)
+        settings["http"]["tls"] = {"certificate": certificate, "key": key, "clientcas": [certificate]}
     config = directory / "config.yml"
     config.write_text(json.dumps(settings))  # JSON is YAML
     return config
@@ -153,7 +159,7 @@ def _answers(address: str) -> bool:
     with contextlib.closing(connection):
         try:
             connection.request("GET", "/v2/")
-            return connection.getresponse().status in {200, 401}
+            return connection.getresponse().status in {200, 400, 401}  # 400: it wants TLS
         except OSError:
             return False
 

@@ -138,6 +138,10 @@ class Images(_Section):
         "https", description="for image names that are URLs without scheme"
     )
     translations_dir: PathText = Field("/etc/virtshim/images", description="Virtlet image translation files")
+    registry_hosts_dir: PathText = Field(
+        "/etc/containerd/certs.d",
+        description="registries' mirrors and certificates: hosts.toml as containerd reads them",
+    )
     insecure_registries: tuple[str, ...] = Field((), description="host[:port] of registries contacted without TLS")
     forbidden_networks: tuple[NetworkText, ...] = Field(
         (), description="networks that images are not fetched from, beside link-local and metadata addresses"

@@ -238,6 +238,7 @@ def image_settings(settings: Settings) -> ImageSettings:
     images = settings.images
     return ImageSettings(
         translations_dir=images.translations_dir,
+        registry_hosts_dir=images.registry_hosts_dir,
         download_protocol=images.download_protocol,
         insecure_registries=images.insecure_registries,
         max_bytes=images.max_bytes,

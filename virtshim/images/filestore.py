@@ -37,7 +37,9 @@ from virtshim.images.names import HttpLocation, RegistryLocation, resolve
 from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.qemu_img import verify
-from virtshim.images.registry import Registry
+from virtshim.images.registries.endpoint import Endpoint
+from virtshim.images.registries.hosts_file import hosts_of
+from virtshim.images.registries.repository import Repository
 from virtshim.images.translations import Transport, read_translations
 from virtshim.images.verify import FIRST_BYTES, judged_before
 from virtshim.ports.images import FetchedImage
@@ -47,12 +49,13 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """`translations_dir` "" means none; `download_protocol` is https or http; `insecure_registries` are `host[:port]`;
-    `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a byte,
-    `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts; `parser_user` reads what was downloaded,
-    "" for the default one."""
+    """`translations_dir` and `registry_hosts_dir` "" mean none; `download_protocol` is https or http; `insecure_registries` are
+    `host[:port]`; `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a
+    byte, `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts; `parser_user` reads what was
+    downloaded, "" for the default one."""
 
     translations_dir: str = ""
+    registry_hosts_dir: str = ""
     download_protocol: str = "https"
     insecure_registries: tuple[str, ...] = ()
     max_bytes: int = 1 << 40
@@ -178,17 +181,31 @@ class ImageFileStore:
         transport = location.transport if isinstance(location, HttpLocation) else Transport()
         with (
             PullWatch(str(location.name), cancelled, progress_timeout) as watch,
-            HttpClient(watch, transport, self._forbidden) as client,
+            contextlib.ExitStack() as clients,
         ):
             if self._settings.pull_timeout:
                 watch.limit(self._settings.pull_timeout)
             if isinstance(location, HttpLocation):
                 if transport.timeout is not None:
                     watch.limit(transport.timeout)
+                client = clients.enter_context(HttpClient(watch, transport, self._forbidden))
                 return http_source.download(location, credentials, client, landing)
-            registry = Registry(location, credentials, client, self._settings.insecure_registries)
+            repository = self._repository(location, credentials, watch, clients)
             unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
-            return oci_source.download(location, registry, landing, unpacking, watch.progressed)
+            return oci_source.download(location, repository, landing, unpacking, watch.progressed)
+
+    def _repository(
+        self,
+        location: RegistryLocation,
+        credentials: Credentials | None,
+        watch: PullWatch,
+        clients: contextlib.ExitStack,
+    ) -> Repository:
+        endpoints = []
+        for host in hosts_of(location.registry, self._settings.registry_hosts_dir):
+            client = clients.enter_context(HttpClient(watch, host.transport, self._forbidden))
+            endpoints.append(Endpoint(location, host, credentials, client, self._settings.insecure_registries))
+        return Repository(location, endpoints, watch)
 
     def _judged_before(self, path: Path) -> tuple[DiskFormat, int, int]:
         """Format, guest-visible and own bytes of a stored disk. qemu-img may not read it, and need not: nobody changes it."""

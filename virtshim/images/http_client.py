@@ -33,6 +33,7 @@ CONNECT_TIMEOUT = 10.0
 CHUNK = 1 << 18
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_FOR_EVERYBODY = frozenset({"Accept", "Range", "If-Range"})
 _BROKEN = (HTTPError, http.client.HTTPException, OSError, ValueError)
 
 
@@ -103,7 +104,8 @@ class HttpClient:
         self._transport = transport
         self._forbidden = forbidden
         # The watch ends waits for data; this only keeps a lost one from waiting for ever.
-        self._timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=watch.progress_timeout + CONNECT_TIMEOUT)
+        connect = transport.connect_timeout or CONNECT_TIMEOUT
+        self._timeout = urllib3.Timeout(connect=connect, read=watch.progress_timeout + CONNECT_TIMEOUT)
         self._pools: dict[str, urllib3.PoolManager] = {}
 
     def __enter__(self) -> Self:
@@ -116,8 +118,8 @@ class HttpClient:
             pool.clear()
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """GET, following redirects. An Authorization header goes to the first host only. Raises Unavailable (cannot be
-        reached, breaks off), InvalidRequest (a redirect leads from https to http, to no http(s) URL, or there are too
+        """GET, following redirects. Logins, and all else but what is asked for, go to the first host only. Raises Unavailable
+        (cannot be reached, breaks off), InvalidRequest (a redirect leads from https to http, to no http(s) URL, or there are too
         many of them); the status is the caller's to judge."""
         first, wanted = url, dict(headers)
         for _ in range(self._transport.max_redirects + 1):
@@ -127,7 +129,7 @@ class HttpClient:
             with answer:
                 url = _next_url(url, answer.headers["Location"])
             if _origin(url) != _origin(first):
-                wanted.pop("Authorization", None)
+                wanted = {name: value for name, value in wanted.items() if name in _FOR_EVERYBODY}
         raise InvalidRequest(f"{redacted_url(first)} redirects more than {self._transport.max_redirects} times")
 
     def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpResponse:
@@ -180,9 +182,11 @@ class HttpClient:
 
 
 def tls_context(profile: TlsProfile) -> ssl.SSLContext:
-    """Trusts the profile's CAs, or the system's if it has none. Raises InvalidRequest for PEM texts that are none."""
+    """Trusts the profile's CAs, the system's if it has none or wants both. Raises InvalidRequest for PEM texts that are none."""
     try:
         context = ssl.create_default_context(cadata="\n".join(profile.cas) or None)
+        if profile.beside_system:
+            context.load_default_certs()
         if profile.client:
             # The ssl module wants files; these live in memory only.
             certificate, key = (_memory_file(text) for text in profile.client)

@@ -13,39 +13,43 @@ from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import Index, Manifest, architecture, choose, diff_ids, image_config, parse_manifest
 from virtshim.images.pull_cache import Pulled
-from virtshim.images.registry import Registry
+from virtshim.images.registries.repository import Repository
 
 
 def download(
-    location: RegistryLocation, registry: Registry, landing: Landing, unpacking: Unpacking, waiting: Callable[[], None]
+    location: RegistryLocation,
+    repository: Repository,
+    landing: Landing,
+    unpacking: Unpacking,
+    waiting: Callable[[], None],
 ) -> Pulled:
     """Brings the disk, unless the manifest's is known. Every blob's digest and size are checked here, every layer's diff_id where
     it is unpacked. `waiting` is called while another pull brings it."""
     image = location.name.name
     wanted = f"linux/{architecture(platform.machine())}"
-    body, listed = registry.manifest(location.reference)
+    body, listed = repository.manifest(location.reference)
     chosen = listed
     manifest = parse_manifest(body, image)
     if isinstance(manifest, Index):
         chosen = choose(manifest, wanted, image).digest
-        body, _ = registry.manifest(chosen)
+        body, _ = repository.manifest(chosen)
         manifest = parse_manifest(body, image)
         if isinstance(manifest, Index):
             raise InvalidRequest(f"image {image!r} cannot be used: its index holds another index")
-    config = registry.config(manifest.config)
+    config = repository.config(manifest.config)
     said = image_config(config, image)
     stored = landing.claim(chosen, waiting)
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
-        unpacking.run(image, _layers(image, manifest, diffs, registry, landing), landing.disk())
+        unpacking.run(image, _layers(image, manifest, diffs, repository, landing), landing.disk())
     return Pulled(chosen, stored, listed, said, ImageId(manifest.config.digest))
 
 
 def _layers(
-    image: str, manifest: Manifest, diffs: tuple[str, ...], registry: Registry, landing: Landing
+    image: str, manifest: Manifest, diffs: tuple[str, ...], repository: Repository, landing: Landing
 ) -> Iterator[Layer]:
     """From the top one down."""
     for layer, diff in zip(reversed(manifest.layers), reversed(diffs), strict=True):
-        part = landing.part(registry.identity(layer), layer.size)
+        part = landing.part(repository.identity(layer), layer.size)
         what = f"layer {layer.digest} of image {image!r}"
-        yield Layer(what, layer.digest, diff, functools.partial(registry.blob, layer, part))
+        yield Layer(what, layer.digest, diff, functools.partial(repository.blob, layer, part))

@@ -43,12 +43,13 @@ _REFERENCE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class TlsProfile:
-    """`cas` are PEM texts trusted besides the system's; `client` is (certificate, key) in PEM."""
+    """`cas` are PEM texts, trusted in the place of the system's CAs, or beside them; `client` is (certificate, key) in PEM."""
 
     cas: tuple[str, ...] = ()
     client: tuple[str, str] | None = None
     server_name: str = ""
     insecure: bool = False
+    beside_system: bool = False
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"TlsProfile(server_name={self.server_name!r}, insecure={self.insecure})"
@@ -56,12 +57,14 @@ class TlsProfile:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How to download. `timeout` is in seconds for all of it, None for no limit; `proxy` "" leaves it to the environment."""
+    """How to download. `timeout` is in seconds for all of it, None for no limit; `connect_timeout` for a connection, None for the
+    usual one; `proxy` "" leaves it to the environment."""
 
     timeout: float | None = None
     max_redirects: int = DEFAULT_MAX_REDIRECTS
     proxy: str = field(default="", repr=False)
     tls: TlsProfile = TlsProfile()
+    connect_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

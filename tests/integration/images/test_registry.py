@@ -22,7 +22,7 @@ from fakes.journal import WAIT_LIMIT
 from fakes.relay import relaying
 from fakes.waiting import eventually
 
-from virtshim.domain.errors import NotFound, PermissionRefused
+from virtshim.domain.errors import NotFound, PermissionRefused, Unavailable
 from virtshim.domain.image import Credentials, DiskFormat, ImageConfig
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 
@@ -79,6 +79,43 @@ def test_a_container_disk_is_pulled_by_tag_and_digest(
     assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
     by_digest = store.fetch(f"{server}/vm/disk@{digest}", None, NEVER)
     assert (by_digest.tag, by_digest.repo_digest, by_digest.digest) == ("", found.repo_digest, found.digest)
+
+
+def test_a_registry_with_a_ca_and_client_certificates_of_its_own_is_read_of_in_containerds_files(
+    tmp_path: Path, disk: Path
+) -> None:
+    (tmp_path / "registry").mkdir()
+    with imageserver.registry(directory=tmp_path / "registry") as registry:
+        imageserver.push_container_disk(registry.address, "vm", disk)
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    argv = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    argv += ["-subj", "/CN=registry", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run(argv, check=True, capture_output=True)
+    hosts = tmp_path / "certs.d" / "_default" / "hosts.toml"
+    hosts.parent.mkdir(parents=True)
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(registry_hosts_dir=str(tmp_path / "certs.d")))
+    store.sweep()
+    with imageserver.registry(directory=tmp_path / "registry", tls=(certificate, key)) as registry:
+        server = f'server = "https://{registry.address}"\n'
+        for said in ("", f'client = [["{certificate}", "{key}"]]', f'ca = "{certificate}"'):
+            hosts.write_text(server + said)
+            with pytest.raises(Unavailable):
+                store.fetch("images.test/vm", None, NEVER)
+        hosts.write_text(server + f'ca = "{certificate}"\nclient = [["{certificate}", "{key}"]]')
+        found = store.fetch("images.test/vm", None, NEVER)
+        assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
+        assert found.tag == "images.test/vm:latest"
 
 
 def test_the_default_tag_is_latest_and_the_same_disk_is_one_file(

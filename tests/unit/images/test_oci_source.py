@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import email.utils
 import gzip
 import hashlib
 import io
@@ -23,7 +24,8 @@ from virtshim.domain.image_name import ImageName
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import resolve
 from virtshim.images.oci_manifest import image_config
-from virtshim.images.registry import Registry
+from virtshim.images.registries.endpoint import Endpoint
+from virtshim.images.registries.hosts_file import RegistryHost
 
 NEVER = threading.Event()
 OTHER = b"\xeb\x3c" + bytes(1022)
@@ -341,12 +343,55 @@ def test_each_refusal_has_its_kind(web, fake_registry, pull, status: int, error:
         pull(fake_registry.name("a"))
 
 
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("what", ["manifests/latest", "blobs"])
+def test_a_busy_registry_is_asked_again_when_it_says(web, fake_registry, pull, qcow2, status: int, what: str) -> None:
+    name = fake_registry.push("a", {"disk/x": qcow2})
+    path = next(path for path in reversed(web.routes) if path.startswith(f"/v2/a/{what}"))
+    whole, busy = web.routes[path], [email.utils.formatdate(usegmt=True), "0"]
+
+    def route(request: Any) -> None:
+        if not busy:
+            whole(request)
+            return
+        request.send_response(status)
+        request.send_header("Retry-After", busy.pop())
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    web.routes[path] = route
+    assert pull(name).digest.hex == hashlib.sha256(qcow2).hexdigest()
+    assert web.paths().count(path) == 3
+
+
+def test_a_registry_that_is_busy_for_long_is_left_to_kubelet(web, fake_registry, pull) -> None:
+    web.answer("/v2/a/manifests/latest", 429, Retry_After="3600")
+    with pytest.raises(Unavailable, match=r"limits the rate of pulls \(HTTP 429\); try again in 3600 s"):
+        pull(fake_registry.name("a"))
+    assert len(web.seen) == 1
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "0x1", "99999999999999999999999"])
+def test_a_registry_that_does_not_say_how_long_it_is_busy_is_not_asked_again(web, fake_registry, pull, said) -> None:
+    web.answer("/v2/a/manifests/latest", 429, Retry_After=said)
+    with pytest.raises(Unavailable, match="HTTP 429"):
+        pull(fake_registry.name("a"))
+    assert len(web.seen) == 1
+
+
+def test_a_registry_that_stays_busy_is_given_up(web, fake_registry, pull) -> None:
+    web.answer("/v2/a/manifests/latest", 429, Retry_After="0")
+    with pytest.raises(Unavailable, match="limits the rate of pulls"):
+        pull(fake_registry.name("a"))
+    assert 1 < len(web.seen) < 6
+
+
 def test_a_registry_without_tls_is_spoken_to_only_if_listed_or_loopback(web, make_store) -> None:
     with pytest.raises(Unavailable, match=r"registry\.invalid:5000 cannot be reached"):
         make_store(insecure_registries=("registry.invalid:5000",)).fetch("registry.invalid:5000/a", None, NEVER)
 
     def root(name: str, *insecure: str) -> str:
-        return Registry(resolve(ImageName.parse(name), [], "https"), None, None, insecure)._root  # type: ignore[arg-type]
+        return Endpoint(resolve(ImageName.parse(name), [], "https"), RegistryHost(), None, None, insecure)._root  # type: ignore[arg-type]
 
     assert root("registry.example:5000/a") == "https://registry.example:5000/v2/a"
     assert root("registry.example:5000/a", "registry.example") == "https://registry.example:5000/v2/a"

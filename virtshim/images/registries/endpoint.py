@@ -1,4 +1,4 @@
-"""An OCI registry's pull side: manifests, blobs, and the three ways to log in.
+"""One host of an OCI registry: its requests, and the three ways to log in.
 
 Plain HTTP calls rather than oras: that verifies no digest of what it downloads, has no timeouts, follows redirects from
 https to http, cannot be cancelled, retries with sleeps, and falls back to the login files of the user that runs it.
@@ -7,101 +7,90 @@ https://github.com/opencontainers/distribution-spec, https://distribution.github
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping
-from pathlib import Path
-from urllib.parse import urlencode, urlsplit
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote, urlencode, urlsplit
 
-from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
+from virtshim.domain.errors import NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
-from virtshim.images.blob_digest import verified
 from virtshim.images.credentials import basic_login, meant_for
-from virtshim.images.downloads import resumed
-from virtshim.images.downloads.partials import also_written, kept
 from virtshim.images.http_client import HttpClient, HttpResponse
 from virtshim.images.names import RegistryLocation, is_loopback
-from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
+from virtshim.images.registries.hosts_file import RegistryHost
 
 _MAX_TOKEN_BYTES = 1 << 20
+# What a busy registry asks for is waited for if it is not long, so often; kubelet waits longer by itself.
+_LONGEST_WAIT = 30
+_WAITS = 3
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
-class Registry:
-    """One repository, for one pull. `insecure` are the `host[:port]` that are spoken to without TLS, besides loopback."""
+class Endpoint:
+    """One host that serves one repository, for one pull. `insecure` are the `host[:port]` that are spoken to without TLS, besides
+    loopback."""
 
     def __init__(
-        self, location: RegistryLocation, credentials: Credentials | None, client: HttpClient, insecure: tuple[str, ...]
+        self,
+        location: RegistryLocation,
+        host: RegistryHost,
+        credentials: Credentials | None,
+        client: HttpClient,
+        insecure: tuple[str, ...],
     ) -> None:
         self._location = location
-        self._credentials = credentials if meant_for(credentials, location.api) else None
+        self._host = host
+        self._insecure = insecure
+        self._authority = urlsplit(host.url).netloc if host.url else location.api
+        self._credentials = credentials if meant_for(credentials, self._authority) else None
         self._withheld = credentials is not None and self._credentials is None
         self._client = client
-        self._insecure = insecure
-        scheme = "http" if self._may_be_plain(location.api) else "https"
-        self._root = f"{scheme}://{location.api}/v2/{location.repository}"
+        own = f"{'http' if self._may_be_plain(location.api) else 'https'}://{location.api}/v2"
+        self._root = f"{host.url or own}/{location.repository}"
+        # A mirror of several registries is told which one is meant.
+        self._query = "" if self._authority in (location.api, location.registry) else f"?ns={quote(location.registry)}"
         self._authorization = ""
 
-    def manifest(self, reference: str) -> tuple[bytes, str]:
-        """The manifest or index for a tag or digest, and its digest; verified if `reference` is one."""
-        what = f"manifest of {self._location.name}"
-        with self._get(f"{self._root}/manifests/{reference}", {"Accept": ", ".join(MEDIA_TYPES)}) as answer:
-            body = answer.all(MAX_MANIFEST_BYTES)
-        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-        if ":" in reference and reference != digest:
-            raise InvalidRequest(f"the {what} has the digest {digest}, expected {reference}; the registry is damaged")
-        return body, digest
+    @property
+    def is_mirror(self) -> bool:
+        return bool(self._query)
 
-    def config(self, descriptor: Descriptor) -> bytes:
-        """A small blob, verified."""
-        if descriptor.size > MAX_MANIFEST_BYTES:
-            raise InvalidRequest(
-                f"image {self._location.name.name!r} has a config of more than {MAX_MANIFEST_BYTES} bytes"
-            )
-        return b"".join(self.blob(descriptor))
+    def may(self, capability: str) -> bool:
+        return capability in self._host.may
 
-    def blob(self, descriptor: Descriptor, part: Path | None = None) -> Generator[bytes, None, None]:
-        """A blob as it comes in; raises at its end if it is not what the descriptor says. `part` has its first bytes and gets the
-        others: the next pull goes on there if this one breaks off."""
-        what = f"blob {descriptor.digest} of image {self._location.name.name!r}"
-        yield from verified(self._chunks(descriptor, part), descriptor.digest, descriptor.size, what)
+    def get(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Asks for what is below the repository; when challenged logs in, once a request: a token may run out in a long pull."""
+        url = f"{self._root}/{path}{self._query}"
+        for _ in range(_WAITS):
+            answer = self._asked(url, headers)
+            seconds = _retry_after(answer)
+            if seconds is None or seconds > _LONGEST_WAIT:
+                break
+            answer.close()
+            self._client.watch.pause(seconds)
+        else:
+            answer = self._asked(url, headers)
+        if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
+            with answer:
+                raise self._refusal(answer.status, _retry_after(answer))
+        return answer
 
-    def identity(self, descriptor: Descriptor) -> str:
-        """Of a blob that was given to whoever may read this repository."""
-        return f"{self._location.registry}/{self._location.repository} {descriptor.digest}"
-
-    def _chunks(self, descriptor: Descriptor, part: Path | None) -> Iterator[bytes]:
-        rest, at = functools.partial(self._rest, descriptor), 0
-        if part is None:
-            yield from resumed.body(None, 0, rest, self._client.watch)
-            return
-        for chunk in kept(part):
-            at += len(chunk)
-            self._client.watch.progressed()
-            yield chunk
-        if at < descriptor.size:
-            yield from also_written(resumed.body(None, at, rest, self._client.watch), part)
-
-    def _rest(self, descriptor: Descriptor, at: int) -> HttpResponse:
-        url = f"{self._root}/blobs/{descriptor.digest}"
-        return resumed.from_byte(self._get(url, resumed.rest_range(at)), at)
-
-    def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Asks; when challenged logs in, once a request: a token may run out during a long pull."""
+    def _asked(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         answer = self._client.get(url, self._with_login(headers))
         if answer.status == 401 and answer.url == url:
             with answer:
                 self._log_in(answer.headers.get("WWW-Authenticate", ""))
             answer = self._client.get(url, self._with_login(headers))
-        if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
-            with answer:
-                raise self._refusal(answer.status)
         return answer
 
     def _with_login(self, headers: Mapping[str, str]) -> dict[str, str]:
-        return {**headers, **({"Authorization": self._authorization} if self._authorization else {})}
+        return {
+            **self._host.headers,
+            **headers,
+            **({"Authorization": self._authorization} if self._authorization else {}),
+        }
 
     def _log_in(self, challenge: str) -> None:
         """Answers the registry's challenge, which may offer several ways: a token is preferred to the password."""
@@ -174,10 +163,15 @@ class Registry:
             )
 
     def _may_be_plain(self, authority: str) -> bool:
+        """The hosts file says it of the host that it names."""
+        if self._host.url.startswith("http://") and authority == self._authority:
+            return True
         return authority in self._insecure or (is_loopback(authority) and not authority.endswith(":443"))
 
-    def _refusal(self, status: int) -> ShimError:
+    def _refusal(self, status: int, retry_after: int | None = None) -> ShimError:
         image = f"image {str(self._location.name)!r}: registry {self._location.registry}"
+        if self.is_mirror:
+            image += f", asked at {self._authority},"
         if status == 404:
             return NotFound(f"{image} does not have it; check the name and the tag")
         if status in (401, 403):
@@ -189,5 +183,19 @@ class Registry:
                 )
             return PermissionRefused(f"{image} refuses the login given; check the pod's image pull secret")
         if status == 429:
-            return Unavailable(f"{image} limits the rate of pulls (HTTP 429); try again later")
+            when = f"in {retry_after} s" if retry_after is not None else "later"
+            return Unavailable(f"{image} limits the rate of pulls (HTTP 429); try again {when}")
         return Unavailable(f"{image} answers HTTP {status}; try again later")
+
+
+def _retry_after(answer: HttpResponse) -> int | None:
+    """Seconds, if the server is busy and says for how long."""
+    text = answer.headers.get("Retry-After", "").strip()
+    if answer.status not in (429, 503) or not text:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text[:9])
+    try:
+        return max(0, round(parsedate_to_datetime(text).timestamp() - time.time()))
+    except ValueError:
+        return None

@@ -1,0 +1,103 @@
+"""One repository of an OCI registry, for one pull: manifests and blobs, from whichever of its hosts has them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ShimError
+from virtshim.images.blob_digest import verified
+from virtshim.images.downloads import resumed
+from virtshim.images.downloads.partials import also_written, kept
+from virtshim.images.http_client import HttpResponse
+from virtshim.images.names import RegistryLocation
+from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
+from virtshim.images.pull_watch import PullWatch
+from virtshim.images.registries.endpoint import Endpoint
+from virtshim.images.registries.hosts_file import PULL, RESOLVE
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Repository:
+    """`endpoints` are asked in their order, each for what those before it did not give."""
+
+    def __init__(self, location: RegistryLocation, endpoints: Sequence[Endpoint], watch: PullWatch) -> None:
+        self._location = location
+        self._endpoints = endpoints
+        self._watch = watch
+
+    def manifest(self, reference: str) -> tuple[bytes, str]:
+        """The manifest or index for a tag or digest, and its digest; verified if `reference` is one."""
+        need = PULL if ":" in reference else RESOLVE
+        return self._first(need, functools.partial(self._manifest, reference))
+
+    def config(self, descriptor: Descriptor) -> bytes:
+        """A small blob, verified."""
+        if descriptor.size > MAX_MANIFEST_BYTES:
+            raise InvalidRequest(
+                f"image {self._location.name.name!r} has a config of more than {MAX_MANIFEST_BYTES} bytes"
+            )
+        return b"".join(self.blob(descriptor))
+
+    def blob(self, descriptor: Descriptor, part: Path | None = None) -> Generator[bytes, None, None]:
+        """A blob as it comes in; raises at its end if it is not what the descriptor says. `part` has its first bytes and gets the
+        others: the next pull goes on there if this one breaks off."""
+        what = f"blob {descriptor.digest} of image {self._location.name.name!r}"
+        yield from verified(self._chunks(descriptor, part), descriptor.digest, descriptor.size, what)
+
+    def identity(self, descriptor: Descriptor) -> str:
+        """Of a blob that was given to whoever may read this repository."""
+        return f"{self._location.registry}/{self._location.repository} {descriptor.digest}"
+
+    def _manifest(self, reference: str, endpoint: Endpoint) -> tuple[bytes, str]:
+        with endpoint.get(f"manifests/{reference}", {"Accept": ", ".join(MEDIA_TYPES)}) as answer:
+            body = answer.all(MAX_MANIFEST_BYTES)
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        if ":" in reference and reference != digest:
+            raise InvalidRequest(
+                f"the manifest of {self._location.name} has the digest {digest}, expected {reference}; the registry is damaged"
+            )
+        return body, digest
+
+    def _chunks(self, descriptor: Descriptor, part: Path | None) -> Iterator[bytes]:
+        rest, at = functools.partial(self._rest, descriptor), 0
+        if part is None:
+            yield from resumed.body(None, 0, rest, self._watch)
+            return
+        for chunk in kept(part):
+            at += len(chunk)
+            self._watch.progressed()
+            yield chunk
+        if at < descriptor.size:
+            yield from also_written(resumed.body(None, at, rest, self._watch), part)
+
+    def _rest(self, descriptor: Descriptor, at: int) -> HttpResponse:
+        def ask(endpoint: Endpoint) -> HttpResponse:
+            return resumed.from_byte(endpoint.get(f"blobs/{descriptor.digest}", resumed.rest_range(at)), at)
+
+        return self._first(PULL, ask)
+
+    def _first(self, need: str, ask: Callable[[Endpoint], _T]) -> _T:
+        """Of those that may, the first one's that has it. Raises what the last one did, which is the registry itself."""
+        able = [endpoint for endpoint in self._endpoints if endpoint.may(need)]
+        for endpoint in able[:-1]:
+            try:
+                return ask(endpoint)
+            except DeadlineExceeded:
+                raise
+            except ShimError as exc:
+                log.info("image.mirror.passed_over", image=str(self._location.name), error=str(exc))
+        if not able:
+            raise InvalidRequest(
+                f"image {str(self._location.name)!r}: no host in the hosts.toml of {self._location.registry} has the "
+                f"capability {need}; give it to one"
+            )
+        return ask(able[-1])
