@@ -77,7 +77,7 @@ def test_an_image_with_an_entrypoint_runs_it_as_a_container_does(
     cri: PodClient, node: Node, oci_registry: Registry, guest_image: Path
 ):
     """Beside a plain one of the same disk, which stays a VM."""
-    script = "echo $MODE from $(pwd) with $*; [ $# = 1 ] || exit 9; exit 5"
+    script = "echo $MODE from $(pwd) with $*; [ $# = 1 ] || exit 9; touch /srv/x 2>/dev/null && exit 8; exit 5"
     says = {"Entrypoint": ["sh", "-c", script, "x"], "Cmd": ["one", "two"], "Env": ["MODE=image"], "WorkingDir": "/srv"}
     push_container_disk(oci_registry.address, "vms/server", guest_image, says=says)
     name = f"{oci_registry.address}/vms/server"
@@ -86,6 +86,7 @@ def test_an_image_with_an_entrypoint_runs_it_as_a_container_does(
     wanted = container_config(cri.pull(name))
     wanted.image.user_specified_image = name
     wanted.args.append("args")
+    wanted.linux.security_context.readonly_rootfs = True
     made = cri.create(pod, wanted, config)
     cri.start(made)
     wait_until(lambda: cri.status(made).state == pb.CONTAINER_EXITED, BOOT, "the entrypoint has ended")

@@ -102,6 +102,7 @@ CONTAINER = Container(
             stdin_once=True,
             tty=True,
             stop_signal=15,
+            readonly_root=True,
             user=RunAs("app", 7, (8, 9), own_groups=False, dropped=("all",), added=("chown",), no_new_privs=True),
             resources=RESOURCES,
             devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7", "rw"),),

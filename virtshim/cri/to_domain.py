@@ -182,6 +182,7 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
         stop_signal=config.stop_signal,
         resources=resources,
         user=user,
+        readonly_root=config.linux.security_context.readonly_rootfs,
         devices=devices,
         cdi=_cdi(config),
     )

@@ -61,7 +61,7 @@ _WHY: Final[Mapping[str, str]] = {
     "apparmor": "QEMU runs under libvirt's own profile, if the node has AppArmor",
     "capabilities": "commands cannot gain them where the guest has setpriv; what its init starts can. QEMU has none",
     "masked_paths": "the guest's /proc is its own",
-    "readonly_rootfs": "the disk is writable, but it is this container's own copy-on-write disk: the image never changes",
+    "readonly_rootfs": "for commands of the container only; else the disk is writable, as this container's own copy of it",
     "kubelet_mounts": "the service account token is not passed to the guest",
 }
 

@@ -139,6 +139,8 @@ class ContainerConfig:
     stop_signal: int = 0
     resources: Resources = Resources()
     user: RunAs = RunAs()
+    # For the command.
+    readonly_root: bool = False
     devices: tuple[CriDevice, ...] = ()
     # Qualified CDI names, from the field and from the annotations that device plugins made.
     cdi: tuple[str, ...] = ()

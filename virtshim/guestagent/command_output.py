@@ -81,5 +81,6 @@ def failure(words: str) -> ShimError:
 _REMEDY = {
     "setpriv": "to run commands as this user and groups install util-linux (Alpine: setpriv), coreutils or python3 in the image",
     "script": "for a terminal install util-linux's script, or python3, in the image",
+    "unshare": "for readOnlyRootFilesystem install util-linux or busybox in the image",
     "setsid": "install util-linux or busybox in the image",
 }

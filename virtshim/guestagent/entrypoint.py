@@ -62,6 +62,7 @@ class Entrypoint:
             command.termination_path,
         ]
         words += ["1" if command.stdin or command.tty else "", _SIZE if command.tty else "", limits(user)]
+        words.append("1" if command.readonly_root else "")
         argv = (*(("env", *odd) if odd else ()), *command.argv)
         request = {
             "path": "/bin/sh",

@@ -41,16 +41,27 @@ set -- /bin/sh -c '
   exec "$@" 8>&-' sh "$@"
 """
 
+# The command, "$@", becomes one that sees the guest's root read-only, in mounts of its own, before it becomes another user's;
+# what is mounted below it (volumes, /run, /dev) stays as it is, and so does the file for its termination message.
+_SEALED: Final = r"""
+if [ -n "$sealed" ]; then
+  has unshare || fail "tool unshare"
+  set -- unshare -m /bin/sh -c '
+    { [ ! -f "$0" ] || mount -o bind "$0" "$0"; } && mount -o remount,bind,ro / || exit 126
+    exec "$@"' "${report:-/}" "$@"
+fi
+"""
+
 # Arguments: directory, working directory, user, group, supplementary groups (commas), whether the user's own groups are added
 # (1), the file for its termination message ("" for none), whether it has an input (1), the size of its terminal ("ROWS COLUMNS",
-# "" for none), limits, then the command. It leaves the agent's cgroup, for a restart of the agent's service kills all that is in
-# there.
+# "" for none), limits, whether the root is read-only for it (1), then the command. It leaves the agent's cgroup, for a restart
+# of the agent's service kills all that is in there.
 START: Final = (
     r"""
 base=$1 dir=$2 user=$3 group=$4 groups=$5 own=$6 report=$7 feed=$8 size=$9
 shift 9
-limits=$1
-shift
+limits=$1 sealed=$2
+shift 2
 (umask 077 && mkdir "$base") 2>/dev/null || exit 82
 echo $$ >"$base/pid"
 conclude() {
@@ -73,6 +84,7 @@ fi
 """
     + _TELL_USER
     + AS_USER
+    + _SEALED
     + r"""
 feeder=
 exec 7</dev/null

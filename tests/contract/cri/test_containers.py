@@ -315,6 +315,7 @@ def test_the_security_settings_of_a_pod_of_the_restricted_policy_reach_its_comma
     client.ExecSync(pb.ExecSyncRequest(container_id=made, cmd=["true"]))
     (command,) = world.outside.guests.commands
     assert command.user == RunAs("1000", 1000, dropped=("all",), no_new_privs=True)
+    assert world.container(ContainerId(made)).config.readonly_root
 
 
 def test_the_status_tells_who_the_command_began_as(client: Client, world: World) -> None:

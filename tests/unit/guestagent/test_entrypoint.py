@@ -249,6 +249,21 @@ def test_what_is_no_file_is_no_place_for_a_termination_message(guest, clients, r
     assert fifo.is_fifo()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root has mounts of its own")
+@pytest.mark.parametrize("user", ["", "65534"])
+def test_a_read_only_root_is_the_commands_alone(guest, clients, reader, tmp_path: Path, user: str):
+    tmp_path.chmod(0o777)
+    report = tmp_path / "termination-log"
+    script = f"touch {tmp_path}/file; echo words > {report}; echo > /dev/null && echo $(id -u)"
+    command = shell(script, termination_path=str(report), readonly_root=True, user=RunAs(user))
+    start_entrypoint(clients, command)
+    assert reader.to_the_end().code == 0
+    assert user or b"Read-only file system" in reader.seen[ERR]
+    assert reader.seen[OUT] == (user or "0").encode() + b"\n"
+    assert user or report.read_text() == "words\n"
+    (tmp_path / "file").touch()
+
+
 def signalled(clients: AgentClients, number: int) -> bool:
     return clients.signal_entrypoint(CONTAINER, number, 20.0, threading.Event())
 

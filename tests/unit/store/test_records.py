@@ -401,6 +401,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("image_id")  # came later: read as the disk's digest, by which images were known
     assert vm.pop("stop_asked")  # came later: read as not asked
     assert vm.pop("user")  # came later: read as not known
+    assert vm["config"].pop("readonly_root")  # came later: read as writable
     for limit in ("dropped", "added", "no_new_privs"):
         assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
     assert [pod, vm] == json.loads(before)
@@ -412,7 +413,11 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
         changed(
             CONTAINER,
             config=dataclasses.replace(
-                CONTAINER.config, envs=(), mounts=mounts, user=RunAs("app", 7, (8, 9), own_groups=False)
+                CONTAINER.config,
+                envs=(),
+                mounts=mounts,
+                readonly_root=False,
+                user=RunAs("app", 7, (8, 9), own_groups=False),
             ),
             uid=0,
             volumes=(),

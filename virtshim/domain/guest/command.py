@@ -24,7 +24,7 @@ def exec_port(number: int) -> str:
 class GuestCommand:
     """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
     command: `termination_path` is a file made for its termination message ("" for none); `stdin` and `tty` say
-    whether it has an input, which stays open, and a terminal."""
+    whether it has an input, which stays open, and a terminal; `readonly_root`, that it cannot write the guest's root."""
 
     argv: tuple[str, ...]
     envs: tuple[tuple[str, bytes], ...] = ()
@@ -33,6 +33,7 @@ class GuestCommand:
     termination_path: str = ""
     stdin: bool = False
     tty: bool = False
+    readonly_root: bool = False
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
@@ -62,6 +63,7 @@ def entrypoint_command(container: Container) -> GuestCommand:
         termination_path=file.guest if file else "",
         stdin=config.stdin,
         tty=config.tty,
+        readonly_root=config.readonly_root,
     )
 
 
