@@ -232,7 +232,7 @@ class Attachments:
         )
 
     def _start_dhcp(self, entry: Entry) -> None:
-        leases = [(nic, lease_for(nic, entry.dns, entry.pod.name)) for nic in entry.nics]
+        leases = [(nic, lease_for(nic, entry.dns, entry.pod.hostname or entry.pod.name)) for nic in entry.nics]
 
         def open_all() -> list[tuple[socket.socket, Lease]]:
             with contextlib.ExitStack() as undo:

@@ -107,7 +107,8 @@ class PortMapping:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What attach is asked for. `namespace`, `name` and `uid` are safe in CNI_ARGS."""
+    """What attach is asked for. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, by DHCP; "" for one
+    that is made of the pod's name."""
 
     sandbox: str
     namespace: str
@@ -115,10 +116,11 @@ class Pod:
     uid: str
     dns: Dns = Dns()
     port_mappings: tuple[PortMapping, ...] = ()
+    hostname: str = ""
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings"), where)
+        refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", "hostname"), where)
         pod = as_object(obj.get("pod"), f"{where}.pod")
         refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
         for name in ("namespace", "name", "uid"):
@@ -134,6 +136,7 @@ class Pod:
                 PortMapping.from_json(item, f"{where}.port_mappings[{at}]")
                 for at, item in enumerate(objects(obj, "port_mappings", where))
             ),
+            text(obj, "hostname", where, ""),  # records of earlier versions have none
         )
 
     def to_json(self) -> Json:
@@ -142,6 +145,7 @@ class Pod:
             "pod": {"namespace": self.namespace, "name": self.name, "uid": self.uid},
             "dns": dataclasses.asdict(self.dns),
             "port_mappings": [dataclasses.asdict(mapping) for mapping in self.port_mappings],
+            "hostname": self.hostname,
         }
 
 

@@ -1,6 +1,6 @@
 """What tapmanager can be asked: a closed table of verbs, who may use each, and their typed arguments.
 
-attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...]}  -> the network   root
+attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...], "hostname"}  -> the network   root
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descriptor each                     root, QEMU
          Only after `group`, and by one process, which becomes QEMU and enters that cgroup.

@@ -44,8 +44,8 @@ class Lease:
     hostname: str = ""
 
 
-def lease_for(nic: Nic, dns: Dns, pod_name: str) -> Lease | None:
-    """None for a NIC without an IPv4 address; its first one counts."""
+def lease_for(nic: Nic, dns: Dns, name: str) -> Lease | None:
+    """None for a NIC without an IPv4 address; its first one counts. `name`: the pod's hostname, or its own name."""
     found = [ipaddress.IPv4Interface(address) for address in nic.addresses if ":" not in address]
     if not found:
         return None
@@ -63,7 +63,7 @@ def lease_for(nic: Nic, dns: Dns, pod_name: str) -> Lease | None:
         routes=routes,
         dns=tuple(IPv4Address(server) for server in dns.servers if ":" not in server),
         searches=dns.searches,
-        hostname=hostname_of(pod_name),
+        hostname=hostname_of(name),
     )
 
 
@@ -71,9 +71,9 @@ def _route(route: Route) -> tuple[ipaddress.IPv4Network, IPv4Address]:
     return ipaddress.IPv4Network(route.destination), IPv4Address(route.gateway) if route.gateway else packet.ANY
 
 
-def hostname_of(pod_name: str) -> str:
+def hostname_of(name: str) -> str:
     """As kubelet makes it from a pod's name: 63 characters, no dot or hyphen at the end; "" if none is left."""
-    name = pod_name[:63].rstrip("-.")
+    name = name[:63].rstrip("-.")
     return name if name and all(_LABEL.fullmatch(label) for label in name.split(".")) else ""
 
 

@@ -96,8 +96,9 @@ class RunSandbox:
             self.records.sandboxes.add(sandbox)
             undo.add("record", lambda: self._forget(sandbox, undo))
             undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
+            config = sandbox.config
             network = self.networks.attach(
-                AttachRequest(sandbox.id, sandbox.key, sandbox.config.dns, sandbox.config.port_mappings),
+                AttachRequest(sandbox.id, sandbox.key, config.dns, config.port_mappings, config.hostname),
                 timeout=deadline.left(self.clock.monotonic()),
             )
             self.records.sandboxes.replace(sandbox.ready(network))

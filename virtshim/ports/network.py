@@ -18,6 +18,7 @@ class AttachRequest:
     pod: PodKey
     dns: Dns
     port_mappings: tuple[PortMapping, ...] = ()
+    hostname: str = ""
 
 
 class PodNetworks(Protocol):

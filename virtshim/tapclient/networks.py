@@ -61,6 +61,7 @@ class PodNetworkClient:
                 }
                 for mapping in request.port_mappings
             ],
+            "hostname": request.hostname,
         }
         doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
         return self._tapmanager.ask("attach", args, timeout, doing, _network)

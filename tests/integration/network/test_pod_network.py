@@ -56,7 +56,7 @@ def test_attach_describes_the_network_and_release_leaves_nothing(tap_node: TapNo
 
 def test_a_guest_boots_by_dhcp_and_talks_to_the_host_both_ways(tap_node: TapNode) -> None:
     which = sandbox()
-    network = tap_node.attach(which)
+    network = tap_node.attach(which, name="web-7d4b9c-x2x", hostname="web")
     with tap_node.guest(which, network) as guest:
         ack = guest.boot()
         assert str(ack.yiaddr) == network["ips"][0]
@@ -64,7 +64,7 @@ def test_a_guest_boots_by_dhcp_and_talks_to_the_host_both_ways(tap_node: TapNode
         assert ack.address(packet.OPT_ROUTER) == gateway
         assert ack.options[packet.OPT_DNS] == IPv4Address("10.96.0.10").packed
         assert ack.options[packet.OPT_SEARCH] == packet.encode_search(("default.svc.cluster.local", "cluster.local"))
-        assert ack.options[packet.OPT_HOSTNAME] == b"web-0"
+        assert ack.options[packet.OPT_HOSTNAME] == b"web"
         assert ack.options[packet.OPT_MTU] == (1500).to_bytes(2, "big")
         guest.ping(guest.resolve(gateway), gateway)
         assert ping(network["ips"][0])

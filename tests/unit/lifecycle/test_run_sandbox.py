@@ -31,12 +31,12 @@ def test_the_row_is_written_before_the_network_is_touched(world: World) -> None:
     assert world.journal.calls == ["records.sandboxes.add", "networks.attach", "records.sandboxes.replace"]
 
 
-def test_dns_and_port_mappings_reach_the_network(world: World) -> None:
+def test_hostname_dns_and_port_mappings_reach_the_network(world: World) -> None:
     ports = (PortMapping("udp", 53, 5353, "127.0.0.1"),)
     dns = Dns(("10.96.0.10",), ("svc.cluster.local",), ("ndots:5",))
-    world.run(config=sandbox_config(dns=dns, port_mappings=ports))
+    world.run(config=sandbox_config(hostname="db-0", dns=dns, port_mappings=ports))
     (request,) = world.outside.networks.requests
-    assert (request.dns, request.port_mappings, request.pod) == (dns, ports, pod_key())
+    assert (request.hostname, request.dns, request.port_mappings, request.pod) == ("db-0", dns, ports, pod_key())
 
 
 def test_the_network_gets_what_is_left_of_the_callers_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from virtshim.tapclient.networks import PodNetworkClient
 
 SANDBOX = SandboxId("ab" * 32)
 REQUEST = AttachRequest(
-    SANDBOX, PodKey("ns", "web", "uid", 3), Dns(("10.96.0.10",), ("a.b",)), (PortMapping("tcp", 80, 8080, ""),)
+    SANDBOX, PodKey("ns", "web", "uid", 3), Dns(("10.96.0.10",), ("a.b",)), (PortMapping("tcp", 80, 8080, ""),), "web-0"
 )
 NETWORK = {
     "netns": "/run/netns/x",
@@ -103,6 +103,7 @@ def test_an_attached_network_comes_back_as_a_value(wire: Wire) -> None:
         "pod": {"namespace": "ns", "name": "web", "uid": "uid"},
         "dns": {"servers": ["10.96.0.10"], "searches": ["a.b"], "options": []},
         "port_mappings": [{"protocol": "tcp", "container_port": 80, "host_port": 8080, "host_ip": ""}],
+        "hostname": "web-0",
     }
 
 
