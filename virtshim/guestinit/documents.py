@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import yaml
 
+from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
 from virtshim.domain.network import Dns
 from virtshim.domain.volumes.guest_script import command
+from virtshim.guestinit import resolver
 from virtshim.guestinit.network_config import network_config
 from virtshim.ports.seeds import SeedRequest
 
@@ -32,7 +34,8 @@ _MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
 _ENVIRONMENT: Final = "/etc/cloud/environment"
 _HOSTS: Final = "/etc/hosts"
 
-# In user-data: what /etc/resolv.conf is to be.
+_RESOLVER: Final = "/etc/resolv.conf"
+# In user-data: what that is to be.
 _RESOLVER_KEYS: Final = ("manage_resolv_conf", "resolv_conf")
 
 # libyaml's is some ten times as fast; PyYAML may have been built without.
@@ -104,6 +107,14 @@ def _scripts(request: SeedRequest) -> Iterator[list[str]]:
         yield list(sysctls.command(request.sysctls))
     if request.volumes:
         yield list(command(request.volumes))
+    if request.interfaces and request.dns.servers and not _writes_resolver(request.options):
+        yield list(resolver.command(request.dns))
+
+
+def _writes_resolver(options: VmOptions) -> bool:
+    """Whether the guest's DHCP client does, or the pod's own user-data says what /etc/resolv.conf is to be."""
+    asked = options.user_data
+    return options.force_dhcp or any(key in asked for key in _RESOLVER_KEYS) or _RESOLVER in _written_paths(asked)
 
 
 def _mount_script(request: SeedRequest) -> str:
@@ -138,9 +149,11 @@ def _file(path: str, content: bytes) -> dict[str, str]:
 
 def _writes_hosts(user_data: Mapping[str, Any]) -> bool:
     """Whether the pod's own user-data says what /etc/hosts is to be."""
-    files = user_data.get("write_files")
-    paths = [file.get("path") for file in files if isinstance(file, Mapping)] if isinstance(files, list) else []
-    return "manage_etc_hosts" in user_data or _HOSTS in paths
+    return "manage_etc_hosts" in user_data or _HOSTS in _written_paths(user_data)
+
+
+def _written_paths(user_data: Mapping[str, Any]) -> list[Any]:
+    return [file.get("path") for file in _listed(user_data.get("write_files")) if isinstance(file, Mapping)]
 
 
 def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]:

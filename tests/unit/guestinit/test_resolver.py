@@ -1,0 +1,115 @@
+"""The script that writes /etc/resolv.conf, run by this machine's shell on files of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.network import Dns, Interface
+from virtshim.domain.sandbox import PodKey
+from virtshim.guestinit import resolver
+from virtshim.guestinit.documents import seed_documents
+from virtshim.ports.seeds import SeedRequest
+
+DNS = Dns(("10.96.0.10", "fd00::a"), ("ns.svc.cluster.local", "svc.cluster.local"), ("ndots:5", "edns0"))
+TEXT = """nameserver 10.96.0.10
+nameserver fd00::a
+search ns.svc.cluster.local svc.cluster.local
+options ndots:5 edns0
+"""
+
+
+class Guest:
+    def __init__(self, root: Path) -> None:
+        self.file = root / "resolv.conf"
+        self.resolved = root / "systemd-resolved"
+        self.elsewhere = root / "stub-resolv.conf"
+
+    def boots(self, dns: Dns = DNS) -> None:
+        *program, _file, _resolved, text = resolver.command(dns)
+        done = subprocess.run([*program, self.file, self.resolved, text], capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Guest:
+    return Guest(tmp_path)
+
+
+@pytest.mark.parametrize("old", [None, "", "nameserver 10.96.0.100\n"], ids=["none", "empty", "of the image"])
+def test_where_nobody_wrote_the_pods_name_servers_the_file_has_them(guest: Guest, old: str | None) -> None:
+    if old is not None:
+        guest.file.write_text(old)
+    guest.boots()
+    guest.boots()
+    assert guest.file.read_text() == TEXT
+
+
+def test_a_file_that_somebody_wrote_with_them_stays(guest: Guest) -> None:
+    guest.file.write_text(theirs := "# by NetworkManager\nsearch a.b\nnameserver 10.96.0.10\n")
+    guest.boots()
+    assert guest.file.read_text() == theirs
+
+
+def test_a_link_is_somebodys(guest: Guest) -> None:
+    guest.elsewhere.write_text("nameserver 127.0.0.53\n")
+    guest.file.symlink_to(guest.elsewhere)
+    guest.boots()
+    assert guest.file.is_symlink()
+    assert guest.elsewhere.read_text() == "nameserver 127.0.0.53\n"
+
+
+def test_a_link_that_systemd_resolved_has_not_filled_yet_stays(guest: Guest) -> None:
+    guest.file.symlink_to(guest.elsewhere)
+    guest.resolved.touch()
+    guest.boots()
+    assert guest.file.is_symlink()
+    assert not guest.elsewhere.exists()
+
+
+def test_a_link_into_nothing_is_replaced(guest: Guest) -> None:
+    guest.file.symlink_to(guest.elsewhere)
+    guest.boots()
+    assert guest.file.read_text() == TEXT
+    assert not guest.file.is_symlink()
+
+
+def test_what_the_pod_does_not_say_is_left_out(guest: Guest) -> None:
+    guest.boots(Dns(("10.96.0.10",)))
+    assert guest.file.read_text() == "nameserver 10.96.0.10\n"
+
+
+NIC = Interface("eth0", "0a:58:0a:58:00:05", 1500, ("10.88.0.5/16",))
+
+
+def commands(dns: Dns = DNS, nics: tuple[Interface, ...] = (NIC,), **options: object) -> list[object]:
+    """What the guest runs at each boot."""
+    pod = PodKey("ns", "pod", "uid", 0)
+    container = ContainerId("0123456789abcdef" * 4)
+    request = SeedRequest(container, pod, "web-0", VmOptions(**options), interfaces=nics, dns=dns)
+    return yaml.safe_load(seed_documents(request).user_data).get("bootcmd", [])
+
+
+def test_each_boot_looks_before_the_pods_own_commands() -> None:
+    assert commands(user_data={"bootcmd": ["mine"]}) == [list(resolver.command(DNS)), "mine"]
+
+
+@pytest.mark.parametrize(
+    "user_data",
+    [
+        {"manage_resolv_conf": False},
+        {"resolv_conf": {"nameservers": ["192.0.2.1"]}},
+        {"write_files": [{"path": "/etc/resolv.conf", "content": "nameserver 192.0.2.1"}]},
+    ],
+)
+def test_a_pod_that_writes_the_file_itself_keeps_it(user_data: dict[str, object]) -> None:
+    assert commands(user_data=user_data) == []
+
+
+def test_nothing_is_written_without_name_servers_or_nics_or_where_dhcp_tells_them() -> None:
+    assert commands(dns=Dns((), ("a.b",))) == commands(nics=()) == commands(force_dhcp=True) == []
