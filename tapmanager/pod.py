@@ -172,7 +172,8 @@ class Nic:
 
     `link` is the CNI interface, whose MAC the guest uses (`mac`) while the link itself got `link_mac`; both ends hang on
     `bridge`, the guest's by `tap`. `addresses` and `routes` are what the guest must carry; `link_addresses` and
-    `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes.
+    `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes; `route_mtu` that of the link's routes
+    where it is smaller, else 0.
     """
 
     link: str
@@ -186,6 +187,11 @@ class Nic:
     routes: tuple[Route, ...]
     link_addresses: tuple[str, ...]
     link_routes: tuple[Route, ...]
+    route_mtu: int = 0
+
+    @property
+    def guest_mtu(self) -> int:
+        return self.route_mtu or self.mtu
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Nic:
@@ -216,6 +222,7 @@ class Nic:
             routes=routes("routes"),
             link_addresses=addresses("link_addresses"),
             link_routes=routes("link_routes"),
+            route_mtu=number({"route_mtu": 0, **obj}, "route_mtu", where, 0, 65535),  # earlier versions' have none
         )
 
     def to_json(self) -> Json:

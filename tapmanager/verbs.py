@@ -126,7 +126,7 @@ def _interface(one: Nic | NicFunction) -> Json:
     return {
         "name": one.link,
         "mac": one.mac,
-        "mtu": one.mtu,
+        "mtu": one.guest_mtu if isinstance(one, Nic) else one.mtu,
         "addresses": list(one.addresses),
         "routes": [dataclasses.asdict(route) for route in one.routes],
         **function,
@@ -146,7 +146,7 @@ def _fetch(resources: HostResources, call: _Call) -> Answer:
     nics, fds = resources.attachments.fetch(
         sandbox, key, call.peer, lambda placement: resources.groups.admit(placement, call.peer), call.until
     )
-    return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.mtu} for nic in nics]}, fds)
+    return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.guest_mtu} for nic in nics]}, fds)
 
 
 def _group(resources: HostResources, call: _Call) -> Answer:

@@ -59,7 +59,7 @@ def lease_for(nic: Nic, dns: Dns, name: str) -> Lease | None:
         server_mac=bytes.fromhex(nic.bridge_mac.replace(":", "")),
         server=(*default, *gateways, _LINK_LOCAL_SERVER)[0],
         interface=found[0],
-        mtu=nic.mtu,
+        mtu=nic.guest_mtu,
         routes=routes,
         dns=tuple(IPv4Address(server) for server in dns.servers if ":" not in server),
         searches=dns.searches,

@@ -17,11 +17,12 @@ from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 @dataclass(frozen=True, slots=True)
 class KernelRoute:
-    """Of the main table, unicast; `gateway` None means on-link."""
+    """Of the main table, unicast; `gateway` None means on-link, `mtu` 0 the link's."""
 
     destination: str
     gateway: str | None
     metric: int = 0
+    mtu: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,16 @@ def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callabl
         routes=_routes(result, link, on_link),
         link_addresses=addresses,
         link_routes=tuple(Route(route.destination, route.gateway) for route in _sorted(link.routes)),
+        route_mtu=_route_mtu(link),
     )
+
+
+def _route_mtu(link: KernelLink) -> int:
+    """The smallest of its routes', where one is smaller than the link's (Cilium's tunnels); else 0. The guest has it for all of
+    its NIC: neither DHCP nor most renderers of cloud-init know an MTU of a route. IPv6 ends below 1280."""
+    least = 1280 if any(":" in address for address in link.addresses) else 68
+    found = min((route.mtu for route in link.routes if route.mtu), default=link.mtu)
+    return max(found, least) if found < link.mtu else 0
 
 
 def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> NicFunction:

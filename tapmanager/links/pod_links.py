@@ -110,7 +110,9 @@ def _route(message: Any, index: int) -> Iterator[KernelRoute]:
     if destination.is_link_local and destination.version == 6:
         return  # fe80::/64 is on every link by itself
     gateway = attr("RTA_GATEWAY")
-    yield KernelRoute(str(destination), gateway, attr("RTA_PRIORITY") or 0)
+    metrics = attr("RTA_METRICS")
+    mtu = metrics.get_attr("RTAX_MTU") if metrics is not None else None
+    yield KernelRoute(str(destination), gateway, attr("RTA_PRIORITY") or 0, mtu or 0)
 
 
 def build(nics: Sequence[Nic], tap_owner: int) -> None:

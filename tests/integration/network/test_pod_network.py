@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
 import pytest
-from tap_node import TapNode, sandbox, until
+from tap_node import PLUGINS, TapNode, sandbox, until
 
 from tapmanager import protocol
 from tapmanager.dhcp import frame, packet
@@ -214,6 +214,26 @@ def test_the_cni_interfaces_mtu_reaches_the_guest(tap_node: TapNode) -> None:
     nics, fds = tap_node.fetch(which, network["fetch_key"])
     protocol.close_all(fds)
     assert nics == [{"mac": network["interfaces"][0]["mac"], "mtu": 1400}]
+    tap_node.release(which)
+
+
+def test_a_routes_smaller_mtu_is_what_the_guest_is_told_everywhere(tap_node: TapNode) -> None:
+    """As Cilium has it for a tunnel: the link takes more, and what others send may be as large."""
+    tap_node.plugin("tunnelled", f"""
+        {PLUGINS}/bridge || exit
+        test $CNI_COMMAND != ADD || ip -n $(basename $CNI_NETNS) route change default via {tap_node.subnet}.1 mtu 1450
+    """)  # fmt: skip
+    tap_node.configure({**tap_node.bridge_plugin(), "type": "tunnelled"})
+    which = sandbox()
+    network = tap_node.attach(which)
+    assert network["interfaces"][0]["mtu"] == 1450
+    links = {one["ifname"]: one["mtu"] for one in json.loads(tap_node.inside(which, "ip", "-j", "link"))}
+    assert (links["br0"], links["tap0"], links["eth0"]) == (1500, 1500, 1500)
+    nics, fds = tap_node.fetch(which, network["fetch_key"])
+    protocol.close_all(fds)
+    assert nics == [{"mac": network["interfaces"][0]["mac"], "mtu": 1450}]
+    with tap_node.guest(which, network) as guest:
+        assert guest.boot().options[packet.OPT_MTU] == (1450).to_bytes(2, "big")
     tap_node.release(which)
 
 

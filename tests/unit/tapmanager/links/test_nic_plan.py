@@ -22,8 +22,8 @@ def macs() -> Callable[[], str]:
     return lambda: f"02:00:00:00:00:{next(numbers):02x}"
 
 
-def link(name: str = "eth0", kind: str = "veth", **more: object) -> KernelLink:
-    return KernelLink(name=name, kind=kind, mac="0a:58:0a:58:00:05", mtu=1450, **more)
+def link(name: str = "eth0", kind: str = "veth", mtu: int = 1450, **more: object) -> KernelLink:
+    return KernelLink(name=name, kind=kind, mac="0a:58:0a:58:00:05", mtu=mtu, **more)
 
 
 def result(**raw: object) -> CniResult:
@@ -84,6 +84,28 @@ def test_calico_s_gateway_off_the_subnet_is_reached_by_an_on_link_route() -> Non
     (nic,) = planned(calico, on)
     assert nic.addresses == ("192.168.4.7/32",)
     assert nic.routes == (Route("169.254.1.1/32"), Route("0.0.0.0/0", "169.254.1.1"))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "mtus", "guest_mtu"),
+    [
+        (("10.0.1.9/32",), (0, 1450), 1450),
+        (("10.0.1.9/32",), (1400, 1450), 1400),
+        (("10.0.1.9/32",), (0, 0), 1500),
+        (("10.0.1.9/32",), (0, 9000), 1500),
+        (("10.0.1.9/32",), (0, 600), 600),
+        (("10.0.1.9/32", "fd00:1::9/128"), (0, 600), 1280),
+    ],
+    ids=["cilium", "smallest", "none", "larger", "small", "ipv6 ends below"],
+)
+def test_a_smaller_mtu_of_a_route_is_the_guests_and_not_its_taps(
+    addresses: tuple[str, ...], mtus: tuple[int, int], guest_mtu: int
+) -> None:
+    routes = (KernelRoute("10.0.1.1/32", None, mtu=mtus[0]), KernelRoute("0.0.0.0/0", "10.0.1.1", mtu=mtus[1]))
+    found = result(ips=[{"address": address} for address in addresses])
+    (nic,) = planned(found, link(mtu=1500, addresses=addresses, routes=routes))
+    assert (nic.mtu, nic.guest_mtu) == (1500, guest_mtu)
+    assert Nic.from_json(json.loads(json.dumps(nic.to_json())), "nic") == nic
 
 
 def test_ptp_s_neighbours_are_not_on_link_so_the_guest_gets_a_host_address() -> None:
