@@ -59,7 +59,9 @@ def networks_of(result: CniResult, links: Sequence[KernelLink], delegates: Seque
         if network.interfaces and known.isdisjoint(network.interfaces):
             known |= set(network.interfaces)
             others.append(network)
-    others += [Network("", _NOTHING, (link.name,)) for link in links if link.leads_out and link.name not in known]
+    # A tunnel's is a plugin's helper; of a network that is one the guest would have been told.
+    found = [link.name for link in links if link.leads_out and link.frames]
+    others += [Network("", _NOTHING, (name,)) for name in found if name not in known]
     return (first, *sorted(others, key=lambda network: _by_number(network.interfaces[0])))
 
 
@@ -125,9 +127,9 @@ def nics_of(
             if name in functions:
                 continue
             link = by_name.get(name)
+            if (link is None or not link.frames) and network.pci_of(name) and network is not networks[0]:
+                continue  # neither an Ethernet link nor at VFIO (vDPA, InfiniBand): what kubelet granted, the VM has
             if link is None:
-                if network.pci_of(name) and network is not networks[0]:
-                    continue  # neither a link nor at VFIO (vDPA, InfiniBand): what kubelet granted, the VM has
                 raise _nowhere(network, name)
             _refuse_unfit(network, link)
             number = _free_number(taken, len(nics))
@@ -162,12 +164,14 @@ def _nowhere(network: Network, name: str) -> TapmanagerError:
 
 
 def _refuse_unfit(network: Network, link: KernelLink) -> None:
-    if link.kind in _ONE_MAC_KINDS:
-        message = (
-            f"{network.label(link.name)} is of kind {link.kind}, which cannot carry a virtual machine's frames; "
+    if link.kind in _ONE_MAC_KINDS or not link.frames:
+        remedy = (
             "use a network whose plugin makes a veth pair (bridge, ptp, Calico, Flannel, Cilium) or gives a VF (sriov)"
         )
-        raise TapmanagerError("unimplemented", message)
+        if link.kind == "netkit":
+            remedy = "with Cilium, set bpf.datapathMode=veth"
+        what = f"{network.label(link.name)} is of kind {link.kind or 'unknown'}"
+        raise TapmanagerError("unimplemented", f"{what}, which cannot carry a virtual machine's frames; {remedy}")
 
 
 def _free_number(taken: set[str], at_least: int) -> int:

@@ -29,7 +29,8 @@ class KernelRoute:
 class KernelLink:
     """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
     PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
-    beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host."""
+    beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host.
+    `frames`: it carries Ethernet frames."""
 
     name: str
     kind: str
@@ -40,6 +41,7 @@ class KernelLink:
     parent: str = ""
     leads_out: bool = False
     alias: str = ""
+    frames: bool = True
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:

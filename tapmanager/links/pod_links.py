@@ -25,6 +25,8 @@ from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Nic, Route
 
 _ARPHRD_ETHER = 1
+_ARPHRD_LOOPBACK = 772
+_IFF_NOARP = 0x80
 _TABLE_MAIN = 254
 _UNICAST = 1
 _SCOPE_LINK = 253
@@ -48,22 +50,23 @@ def netlink_errors(doing: str) -> Iterator[None]:
 
 
 def read() -> list[KernelLink]:
-    """All Ethernet links here, with their addresses and main-table routes."""
+    """All links here, with their addresses and main-table routes; not loopback, nor other devices' than Ethernet cards."""
     with netlink_errors("reading the pod's links"), IPRoute() as ipr:
-        links = [link for link in ipr.get_links() if link["ifi_type"] == _ARPHRD_ETHER]
+        links = [link for link in ipr.get_links() if _counts(link)]
         addresses = list(ipr.get_addr())
         routes = list(ipr.get_routes(table=_TABLE_MAIN))
         return [
             KernelLink(
                 name=link.get_attr("IFLA_IFNAME"),
                 kind=_kind(link),
-                mac=link.get_attr("IFLA_ADDRESS"),
+                mac=link.get_attr("IFLA_ADDRESS") or "",
                 mtu=link.get_attr("IFLA_MTU"),
                 addresses=tuple(_address(one) for one in addresses if _is_of(one, link["index"])),
                 routes=tuple(found for one in routes for found in _route(one, link["index"])),
                 parent=_pci_parent(link),
                 leads_out=_leads_out(link),
                 alias=link.get_attr("IFLA_IFALIAS") or "",
+                frames=_carries_frames(link),
             )
             for link in links
         ]
@@ -72,6 +75,18 @@ def read() -> list[KernelLink]:
 def _kind(link: Any) -> str:
     info = link.get_attr("IFLA_LINKINFO")
     return str(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else ""
+
+
+def _counts(link: Any) -> bool:
+    """InfiniBand's are not the guest's as links, but as what kubelet granted."""
+    ethernet = link["ifi_type"] == _ARPHRD_ETHER
+    return ethernet or (link["ifi_type"] != _ARPHRD_LOOPBACK and not _pci_parent(link))
+
+
+def _carries_frames(link: Any) -> bool:
+    """netkit is an Ethernet link by its type also where it takes packets alone, which is its default; then it has no ARP."""
+    mute = _kind(link) == "netkit" and link["flags"] & _IFF_NOARP
+    return link["ifi_type"] == _ARPHRD_ETHER and not mute
 
 
 def _pci_parent(link: Any) -> str:

@@ -237,6 +237,21 @@ def test_a_routes_smaller_mtu_is_what_the_guest_is_told_everywhere(tap_node: Tap
     tap_node.release(which)
 
 
+def test_a_link_that_carries_packets_alone_is_refused_by_name_and_nothing_is_left(tap_node: TapNode) -> None:
+    tap_node.plugin("packets", """
+        ip() { command ip -n $(basename $CNI_NETNS) "$@"; }
+        test $CNI_COMMAND = ADD || exit 0
+        ip tuntap add mode tun $CNI_IFNAME && ip addr add 10.90.30.2/32 dev $CNI_IFNAME && ip link set $CNI_IFNAME up
+        echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}],
+               "ips": [{"address": "10.90.30.2/32", "interface": 0}]}'
+    """)  # fmt: skip
+    tap_node.configure({"type": "packets"})
+    with pytest.raises(protocol.RemoteError, match='"eth0" is of kind tun, which cannot carry') as told:
+        tap_node.attach(sandbox())
+    assert told.value.kind == "unimplemented"
+    assert tap_node.listed() == []
+
+
 def test_attach_twice_is_one_network_and_release_twice_is_no_error(tap_node: TapNode) -> None:
     which = sandbox()
     first = tap_node.attach(which)
