@@ -26,6 +26,17 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IFNAME = "eth0"
 
 
+# IPAM that is a part of its plugin (azure-vnet), and no program of that name.
+_BUILT_IN_IPAM = frozenset({"azure-cns"})
+
+
+def ipam_program(plugin: Json) -> str:
+    """What a plugin with that configuration runs for addresses, "" for nothing."""
+    ipam = plugin.get("ipam")
+    kind = ipam.get("type") if isinstance(ipam, dict) else None
+    return kind if isinstance(kind, str) and kind not in _BUILT_IN_IPAM else ""
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkConf:
     """A chain of plugins; `plugins` are their configurations as they stand in the file."""
@@ -38,9 +49,8 @@ class NetworkConf:
         return tuple(str(plugin["type"]) for plugin in self.plugins)
 
     def ipam_types(self) -> tuple[str, ...]:
-        """The IPAM plugins that the chain's plugins will run themselves."""
-        found = [plugin.get("ipam") for plugin in self.plugins]
-        return tuple(str(ipam["type"]) for ipam in found if isinstance(ipam, dict) and ipam.get("type"))
+        """The IPAM programs that the chain's plugins will run themselves."""
+        return tuple(found for plugin in self.plugins if (found := ipam_program(plugin)))
 
     def to_json(self) -> Json:
         return {"cniVersion": self.version, "name": self.name, "plugins": list(self.plugins)}

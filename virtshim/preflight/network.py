@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tapmanager.cni.conf import ipam_program
 from virtshim.preflight.finding import Finding, error, ok, warning
 
 _ENDINGS = (".conf", ".conflist", ".json")
@@ -41,9 +42,8 @@ def parsed(text: str) -> Network:
         if not isinstance(kind, str) or not kind or "/" in kind:
             raise ValueError(f"plugins[{at}].type is not a program's name")
         programs.append(kind)
-        ipam = plugin.get("ipam")
-        if isinstance(ipam, dict) and isinstance(ipam.get("type"), str) and ipam["type"]:
-            programs.append(ipam["type"])
+        if ipam := ipam_program(plugin):
+            programs.append(ipam)
     return Network(name, tuple(dict.fromkeys(programs)))
 
 

@@ -17,6 +17,11 @@ def test_a_single_plugin_is_a_network_too() -> None:
     assert network.parsed(json.dumps({"name": "n", **BRIDGE})).programs == ("bridge", "host-local")
 
 
+def test_ipam_that_is_a_part_of_its_plugin_is_no_program() -> None:
+    azure = {"name": "azure", "plugins": [{"type": "azure-vnet", "ipam": {"type": "azure-cns"}}, {"type": "portmap"}]}
+    assert network.parsed(json.dumps(azure)).programs == ("azure-vnet", "portmap")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -258,6 +258,12 @@ def test_no_time_left_runs_nothing(place: Place) -> None:
     assert place.calls() == []
 
 
+def test_ipam_that_is_a_part_of_its_plugin_is_not_asked_for_as_a_program(place: Place) -> None:
+    place.plugin("one", "")
+    conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "azure-cns"}},))
+    place.cni.require_plugins(conf, place.at.bin_dirs)
+
+
 def test_a_missing_ipam_plugin_is_found_before_anything_is_made(place: Place) -> None:
     place.plugin("one", "")
     conf = NetworkConf("n", "1.0.0", ({"type": "one", "ipam": {"type": "no-ipam"}},))
