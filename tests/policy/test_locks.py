@@ -39,7 +39,8 @@ def read_lock(path: Path) -> dict[str, Pin]:
         if entry.startswith("#"):
             continue
         found = re.fullmatch(
-            r"([A-Za-z0-9._-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)((?:\n +#.*)*)\n*", entry
+            r"([A-Za-z0-9._-]+)==(\S+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)((?:\n +#.*)*)\n*",
+            entry,
         )
         assert found, f"{path.name}: not a pin with hashes: {entry[:80]!r}"
         name, version, hashes, via = found.groups()

@@ -6,6 +6,8 @@ anything: `virtshim.images.confined.program`.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import pwd
 import sys
@@ -21,7 +23,8 @@ OWN_USER: Final = "virtshim-parser"
 
 _FALLBACK: Final = "nobody"
 _ROOT = str(Path(__file__).resolve().parents[2])
-# No site-packages, nothing from the environment: the standard library, and what lies below the one directory.
+# No site-packages, nothing from the environment: the standard library, what lies below the one directory, and zstd, a part of the
+# standard library from Python 3.14 on.
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from virtshim.images.confined.program import main; main(sys.argv[2:])"
 )
@@ -64,4 +67,11 @@ def command(
 ) -> Sequence[str]:
     """What starts the child."""
     numbers = (user.uid, user.gid, os.getpid(), bounds.memory, bounds.cpu_seconds, descriptor, target, at)
-    return (sys.executable, "-I", "-S", "-c", _START, _ROOT, do, *map(str, numbers))
+    return (sys.executable, "-I", "-S", "-c", _START, _ROOT, do, _packages(), *map(str, numbers))
+
+
+@functools.cache
+def _packages() -> str:
+    """The directory in which the child finds zstd."""
+    found = importlib.util.find_spec("backports.zstd")
+    return str(Path(found.origin).parents[2]) if found and found.origin else _ROOT

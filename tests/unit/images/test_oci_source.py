@@ -8,6 +8,8 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
+import os
 import platform
 import tarfile
 import threading
@@ -17,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backports import zstd
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials, ImageConfig
 from virtshim.domain.image_name import ImageName
+from virtshim.images.confined import unpacking
 from virtshim.images.filestore import ImageFileStore
 from virtshim.images.names import resolve
 from virtshim.images.oci_manifest import image_config
@@ -28,6 +32,9 @@ from virtshim.images.registries.endpoint import Endpoint
 from virtshim.images.registries.hosts_file import RegistryHost
 
 NEVER = threading.Event()
+# A window larger than any decoder takes that is not told to.
+WIDE = b"\x28\xb5\x2f\xfd\0\xa8"
+SKIPPED = b"\x50\x2a\x4d\x18\x04\0\0\0skip"
 OTHER = b"\xeb\x3c" + bytes(1022)
 
 
@@ -95,6 +102,38 @@ def test_gzip_of_several_members_and_padding_is_read(fake_registry, pull, make_t
 
 
 @pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(zstd.compress, id="one frame"),
+        pytest.param(lambda plain: zstd.compress(plain, 19), id="tight"),
+        pytest.param(
+            lambda plain: b"".join(zstd.compress(plain[at : at + 70000]) for at in range(0, len(plain), 70000)),
+            id="several frames",
+        ),
+        pytest.param(lambda plain: SKIPPED + zstd.compress(plain) + SKIPPED, id="frames that are skipped"),
+    ],
+)
+def test_layers_are_unpacked_from_zstd(
+    fake_registry, pull, make_tar, qcow2: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    plain = make_tar({"disk/x": qcow2, "zzz": os.urandom(1 << 20)})
+    fake_registry.layer_type = "application/vnd.oci.image.layer.v1.tar+zstd"
+    fake_registry.manifest("a", [(pack(plain), plain)])
+    assert pull(fake_registry.name("a")).digest.hex == hashlib.sha256(qcow2).hexdigest()
+
+
+def test_a_layer_that_unpacks_to_far_more_than_anybody_packs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = zstd.compress(bytes(64 << 20))
+    assert len(zeros) * unpacking._RATIO < 64 << 20
+    assert sum(map(len, unpacking.unpacked(iter([zeros]), "it"))) == 64 << 20
+    monkeypatch.setattr(unpacking, "_ALWAYS", 32 << 20)
+    with pytest.raises(InvalidRequest, match="it unpacks to more than 1100 times its size"):
+        for _ in unpacking.unpacked(iter([zeros]), "it"):
+            pass
+    assert sum(map(len, unpacking.unpacked(iter([gzip.compress(bytes(64 << 20))]), "it"))) == 64 << 20
+
+
+@pytest.mark.parametrize(
     "trees",
     [
         pytest.param([{"disk/x": OTHER}, {"disk/x": b"DISK"}], id="replaced above"),
@@ -156,7 +195,14 @@ def test_a_disk_that_is_a_link_or_a_device_is_refused(fake_registry, pull, kind:
         (lambda packed, plain: (packed, plain + b"x"), "digest"),
         (lambda packed, plain: (gzip.compress(plain[:-11000]), plain[:-11000]), "cut short"),
         (lambda packed, plain: (gzip.compress(b"no tar at all" * 100), b"no tar at all" * 100), "not a tar|number"),
-        (lambda packed, plain: (b"\x28\xb5\x2f\xfd" + packed, plain), "zstd"),
+        (lambda packed, plain: (b"\x28\xb5\x2f\xfd" + packed, plain), "its zstd data cannot be unpacked"),
+        (lambda packed, plain: (zstd.compress(plain)[:-20], plain), "its zstd data is cut short"),
+        (lambda packed, plain: (zstd.compress(plain) + b"BZh9", plain), "its zstd data cannot be unpacked"),
+        (
+            lambda packed, plain: (WIDE + (len(plain) << 3 | 1).to_bytes(3, "little") + plain, plain),
+            "its zstd data cannot be unpacked",
+        ),
+        (lambda packed, plain: (lzma.compress(plain)[:-20], plain), "its xz data is cut short"),
         (lambda packed, plain: (b"", b""), "no file below"),
         (lambda packed, plain: (packed + b"trailing rubbish", plain), "damaged"),
     ],

@@ -1,6 +1,6 @@
 """The child in which files of strangers are read: it gives up what it can, then does one thing. `main` does not return.
 
-It is started as root, with the standard library and these modules alone, by `virtshim.images.confinement`. What is done:
+It is started as root, with the standard library, zstd and these modules alone, by `virtshim.images.confinement`. What is done:
 
     layers   layers come in by standard input, the disk in them goes out by standard output: nothing can be opened or sent
     judge    a file, handed over as a descriptor, is judged by its header; then the process becomes qemu-img
@@ -15,6 +15,7 @@ a verdict, which it can only make worse, and texts.
 from __future__ import annotations
 
 import os
+import sys
 
 from virtshim.images.confined import frames
 from virtshim.images.confined.header import HEAD_BYTES, TAIL_BYTES, Unusable, judge_bytes
@@ -62,10 +63,11 @@ _COPIES = ("raw", "qcow2")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`arguments`: what is done; user, group, parent process; bytes of memory, seconds of CPU time; a file's and a
+    """`arguments`: what is done; where zstd is; user, group, parent process; bytes of memory, seconds of CPU time; a file's and a
     device's descriptor, and where in it the copy begins."""
-    do, (uid, gid, parent, memory, cpu_seconds, descriptor, target, at) = arguments[0], map(int, arguments[1:])
-    serve = _serve_layers() if do == "layers" else None
+    do, packages = arguments[:2]
+    uid, gid, parent, memory, cpu_seconds, descriptor, target, at = map(int, arguments[2:])
+    serve = _serve_layers(packages) if do == "layers" else None
     is_qemu_img = do == "judge" or do in _COPIES
     try:
         namespaces = rights.own_namespaces()
@@ -92,10 +94,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     os._exit(0)
 
 
-def _serve_layers() -> Callable[[int, int], None]:
+def _serve_layers(packages: str) -> Callable[[int, int], None]:
     """Loaded while files can be read, and only where it is needed."""
+    sys.path.append(packages)
     from virtshim.images.confined.layers import serve
 
+    sys.path.remove(packages)
     return serve
 
 
