@@ -44,6 +44,7 @@ from virtshim.domain.sandbox import (
     SandboxPhase,
 )
 from virtshim.domain.vm import DiskBus, VmSize
+from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.store.records import SqliteRecords
 
@@ -128,6 +129,7 @@ CONTAINER = Container(
             (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True),),
         ),
         volumes=(SharedVolume("/a", "/b", readonly=True, follows=True),),
+        copies=(CopiedVolume("/c", "/d", readonly=False, renewed=False),),
         image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
         image_id=ImageId(f"sha256:{'3' * 64}"),
     ),

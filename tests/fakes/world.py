@@ -21,6 +21,7 @@ from fakes.disks import FakeGuestSeeds, FakeRecordCopies, FakeRootDisks, FakeRoo
 from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFiles
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, watched
+from fakes.kubelet_volumes import FakeKubeletVolumes
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
@@ -72,6 +73,7 @@ class Outside:
     networks: FakePodNetworks = field(default_factory=FakePodNetworks)
     cgroups: FakeVmCgroups = field(default_factory=FakeVmCgroups)
     shares: FakeVmShares = field(default_factory=FakeVmShares)
+    kubelet_volumes: FakeKubeletVolumes = field(default_factory=FakeKubeletVolumes)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     root_volumes: FakeRootVolumes = field(default_factory=FakeRootVolumes)
@@ -128,6 +130,7 @@ class World:
             resizing=watched("resizing", out.resizing, journal, ("memory_in_use",)),
             cgroups=watched("cgroups", out.cgroups, journal),
             shares=watched("shares", out.shares, journal),
+            kubelet_volumes=out.kubelet_volumes,
             files=watched("files", out.files, journal, ("path", "format_of")),
             disks=watched("disks", out.disks, journal),
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),

@@ -6,7 +6,9 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from fakes.kubelet_writer import WrittenVolume
 from mortal_node import MortalNode
 from podclient import PodClient, container_config, pod_config, wait_until
 
@@ -26,6 +28,7 @@ class Work:
     container: str = ""
     attempt: int = 0
     config: pb.PodSandboxConfig = field(init=False)
+    texts: WrittenVolume | None = None
 
     def __post_init__(self) -> None:
         name = f"pod-{next(_numbers)}"
@@ -47,6 +50,7 @@ class Work:
     def create(self) -> None:
         config = container_config(self.image, 64 << 20, attempt=self.attempt)
         config.mounts.add(container_path="/data", host_path=self.node.volume)
+        config.mounts.add(container_path="/etc/texts", host_path=self._texts(), readonly=True)
         self.container = self.cri.create(self.pod, config, self.config)
         self.node.containers.add(self.container)
 
@@ -59,6 +63,13 @@ class Work:
     def blank_volume(self) -> None:
         with open(self.node.root_volume, "r+b") as volume:
             volume.write(bytes(1 << 20))  # so much is looked at
+
+    def _texts(self) -> str:
+        """A configMap of the pod's, as kubelet has written it."""
+        if self.texts is None:
+            self.texts = WrittenVolume(Path(self.node.volume), self.config.metadata.uid, "configmap", "texts")
+            self.texts.write({"text": b"hello"})
+        return str(self.texts.path)
 
     def start(self) -> None:
         if self.cri.status(self.container).state == pb.CONTAINER_EXITED:

@@ -50,6 +50,7 @@ from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
+from virtshim.ports.copies import KubeletVolumes
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
 from virtshim.ports.disks import RootDisks, RootVolumes
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
@@ -70,6 +71,7 @@ from virtshim.tapclient.connection import SHARES, TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
 from virtshim.tapclient.shares import VmShareClient
+from virtshim.volumes.kubelet_volumes import KubeletVolumeFiles
 
 # Seconds that libvirt and tapmanager get to answer at start.
 _START_LIMIT = 90.0
@@ -89,6 +91,7 @@ class Adapters:
     networks: KnownNetworks
     cgroups: VmCgroups
     shares: VmShares
+    kubelet_volumes: KubeletVolumes
     files: KnownImageFiles
     disks: RootDisks
     root_volumes: RootVolumes
@@ -169,6 +172,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         networks=networks,
         cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
         shares=_shares(settings, connection),
+        kubelet_volumes=stack.enter_context(contextlib.closing(KubeletVolumeFiles())),
         files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
         disks=RootDiskStore(layout),
         root_volumes=RootVolumeStore(copy_to_device),

@@ -47,6 +47,8 @@ from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.lifecycle.update_container_resources import UpdateContainerResources
 from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
+from virtshim.lifecycle.volumes.copies import VolumeCopies
+from virtshim.lifecycle.volumes.copy_watch import CopyWatch
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
@@ -83,6 +85,7 @@ class App:
     freezer: GuestFreezer
     devices: DeviceServices
     guest_set_up: GuestSetUp
+    copy_watch: CopyWatch
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
@@ -114,7 +117,11 @@ class App:
         stopping = threading.Event()
         threads = [
             threading.Thread(target=run, args=(stopping,), name=name, daemon=True)
-            for name, run in (("watch-pods", self.watch.run), ("reconcile", self.recovery.reconcile.run))
+            for name, run in (
+                ("watch-pods", self.watch.run),
+                ("reconcile", self.recovery.reconcile.run),
+                ("watch-volumes", self.copy_watch.run),
+            )
         ]
         for thread in threads:
             thread.start()
@@ -137,8 +144,10 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     sizes = settings.sizes()
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
-    volumes = PodVolumes(a.records, a.shares, timeout)
-    guest_set_up = GuestSetUp(a.records, a.guests, volumes, a.clock, settings.vm.agent_timeout)
+    copies = VolumeCopies(a.kubelet_volumes)
+    volumes = PodVolumes(a.records, a.shares, copies, timeout)
+    guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, settings.vm.agent_timeout)
+    copy_watch = CopyWatch(a.records, a.kubelet_volumes, guest_set_up, a.clock)
     exits = ExitRecorder(
         a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks, volumes
     )
@@ -179,7 +188,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, settings.cri.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     events = VmEvents(a.records, exits)
-    return App(a, services, images, recovering, events, watch, entrypoints, freezer, devices, guest_set_up)
+    return App(a, services, images, recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch)
 
 
 def _start_container(
@@ -316,7 +325,7 @@ def _create_container(
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
         RootDisk(a.files, a.disks, a.root_volumes),
-        Seed(a.seeds),
+        Seed(a.seeds, volumes.copies),
         Domain(a.hypervisor, a.records, a.copies, settings.layout(), settings.sizes(), settings.tapmanager.socket),
     )
     return CreateContainer(

@@ -120,7 +120,11 @@ def container_status(container: Container) -> pb.ContainerStatus:
                 recursive_read_only=m.recursive_read_only,
                 propagation=pb.PROPAGATION_HOST_TO_CONTAINER if m.follows else pb.PROPAGATION_PRIVATE,
             )
-            for m in there(container.config.mounts, container.config.annotations, container.spec.volumes)
+            for m in there(
+                container.config.mounts,
+                container.config.annotations,
+                (*container.spec.volumes, *container.spec.copies),
+            )
         ],
         log_path=container.spec.log_file,
         resources=pb.ContainerResources(linux=_resources(container.resources)),

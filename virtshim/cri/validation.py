@@ -14,7 +14,6 @@ from typing import Final
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.guest import sysctls
 from virtshim.domain.printable import escaped
-from virtshim.domain.volumes.pod_mounts import Origin, origins, why_not_yet
 
 _CONTEXT: Final = "config.linux.security_context"
 _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
@@ -85,21 +84,18 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
 
 def unimplemented(config: pb.ContainerConfig) -> str:
     """What is asked for and may come, "" if nothing: to be told apart from what no VM can have."""
-    found = origins(config.mounts, config.annotations)
-    faults = [_not_there(mount) for mount, origin in found if origin is Origin.NOT_YET or _is_image(mount)]
+    faults = [_not_there(mount) for mount in config.mounts if _is_image(mount)]
     more = [f"and {len(faults) - _MOST_TOLD} more"] if len(faults) > _MOST_TOLD else []
     return "; ".join(faults[:_MOST_TOLD] + more)
 
 
 def _is_image(mount: pb.Mount) -> bool:
-    return mount.image.image != "" or mount.image_sub_path != ""
+    return not mount.host_path or mount.image.image != "" or mount.image_sub_path != ""
 
 
 def _not_there(mount: pb.Mount) -> str:
     where = f"config.mounts[{escaped(mount.container_path, 200)}]"
-    if _is_image(mount):
-        return f"{where}.image: image volumes are not supported yet; put the files into the VM's image"
-    return f"{where}: {why_not_yet(mount)}"
+    return f"{where}.image: image volumes are not supported yet; put the files into the VM's image"
 
 
 def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:

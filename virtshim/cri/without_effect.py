@@ -13,7 +13,6 @@ from typing import Final
 import structlog
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.volumes.pod_mounts import SERVICE_ACCOUNT, Origin, origins
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +33,6 @@ def of_sandbox(config: pb.PodSandboxConfig) -> Mapping[str, str]:
 def of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
     """As `of_sandbox`."""
     context = config.linux.security_context
-    mounts = origins(config.mounts, config.annotations)
     found = {
         "privileged": context.privileged,
         "selinux": context.HasField("selinux_options"),
@@ -46,9 +44,6 @@ def of_container(config: pb.ContainerConfig) -> Mapping[str, str]:
         "capabilities": context.HasField("capabilities") or context.no_new_privs,
         "masked_paths": len(context.masked_paths) > 0 or len(context.readonly_paths) > 0,
         "readonly_rootfs": context.readonly_rootfs,
-        "kubelet_mounts": any(
-            origin is Origin.KUBELETS and mount.container_path == SERVICE_ACCOUNT for mount, origin in mounts
-        ),
     }
     return {kind: _WHY[kind] for kind, there in found.items() if there}
 
@@ -62,7 +57,6 @@ _WHY: Final[Mapping[str, str]] = {
     "capabilities": "commands cannot gain them where the guest has setpriv; what its init starts can. QEMU has none",
     "masked_paths": "the guest's /proc is its own",
     "readonly_rootfs": "for commands of the container only; else the disk is writable, as this container's own copy of it",
-    "kubelet_mounts": "the service account token is not passed to the guest",
 }
 
 

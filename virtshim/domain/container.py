@@ -16,6 +16,7 @@ from virtshim.domain.errors import WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.domain.image import ImageConfig
 from virtshim.domain.vm import VmSize
+from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.shares import SharedVolume
 
 
@@ -188,6 +189,8 @@ class ContainerSpec:
     uid: int = 0
     # The volumes that its guest has, as they are numbered there.
     volumes: tuple[SharedVolume, ...] = ()
+    # Those that it has copies of.
+    copies: tuple[CopiedVolume, ...] = ()
     # What its image says and the pod may leave out; nothing if the pod does not want it.
     image_config: ImageConfig = ImageConfig()
     # Its VM's cgroup lies beside the pod's own, where kubelet looks at names.

@@ -75,14 +75,16 @@ class AgentClients:
     ) -> CommandResult:
         vm = self._vm(container)
         whole, began = CancellableDeadline.of(timeout or _FOR_EVER, cancelled), time.monotonic()
+        wanted = CommandStreams(stdin=bool(command.input))
         if timeout:
-            running = vm.start(command, CommandStreams(), whole)
+            running = vm.start(command, wanted, whole)
         elif agent_within or self._listens(container):
             within = CancellableDeadline.of(max(agent_within, _BUSY_SECONDS), cancelled)
-            running = _started(vm, command, CommandStreams(), within)
+            running = _started(vm, command, wanted, within)
         else:
             raise WrongState(f"nothing in the guest listens on the port of {ABSENT}")
         waited = time.monotonic() - began
+        running.feed(command.input)
         try:
             with Collector(vm, running, OUTPUT_LIMIT, self._output_memory) as collector:
                 result = collector.result(whole)

@@ -69,6 +69,18 @@ class RunningCommand:
             with suppress(OSError):
                 self.stdin.shutdown(socket.SHUT_WR)
 
+    def feed(self, data: bytes) -> None:
+        """All of its input, on a thread of its own: the guest takes it when it likes, and not after the command's end."""
+
+        def send() -> None:
+            with suppress(OSError):
+                if self.stdin is not None:
+                    self.stdin.sendall(data)
+            self.end_input()
+
+        if self.stdin is not None:
+            threading.Thread(target=send, name="exec-input", daemon=True).start()
+
     def lost(self) -> InternalError:
         """Why it is gone without an exit code."""
         if self.no_port:

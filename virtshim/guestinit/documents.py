@@ -18,7 +18,7 @@ from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
 from virtshim.domain.network import Dns
-from virtshim.domain.volumes.guest_script import command
+from virtshim.domain.volumes.guest_script import Copies, command
 from virtshim.guestinit import resolver
 from virtshim.guestinit.network_config import network_config
 from virtshim.ports.seeds import SeedRequest
@@ -105,8 +105,8 @@ def _scripts(request: SeedRequest) -> Iterator[list[str]]:
     """What is run at each boot, not only at the first."""
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
-    if request.volumes:
-        yield list(command(request.volumes))
+    if _has_volumes(request):
+        yield list(_mounting(request))
     if request.interfaces and request.dns.servers and not _writes_resolver(request.options):
         yield list(resolver.command(request.dns))
 
@@ -118,7 +118,16 @@ def _writes_resolver(options: VmOptions) -> bool:
 
 
 def _mount_script(request: SeedRequest) -> str:
-    return shlex.join(command(request.volumes)) if request.volumes else _MOUNT_SCRIPT
+    return shlex.join(_mounting(request)) if _has_volumes(request) else _MOUNT_SCRIPT
+
+
+def _has_volumes(request: SeedRequest) -> bool:
+    return bool(request.volumes or request.copies)
+
+
+def _mounting(request: SeedRequest) -> tuple[str, ...]:
+    """Without a word of what the copied ones hold: cloud-init keeps user-data on the guest's disk."""
+    return command(request.volumes, request.copies, Copies.SEED)
 
 
 def _listed(found: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from virtshim.domain.errors import InternalError, ResourceExhausted
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.layout import Layout
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.guest_script import SEED_FILE
 from virtshim.guestinit.documents import SeedDocuments, seed_documents
 from virtshim.guestinit.hosts_file import read_hosts_file
 from virtshim.ports.seeds import SeedRequest
@@ -35,7 +36,7 @@ class SeedStore:
     def create(self, request: SeedRequest) -> Disk:
         """A repeated call replaces the file; a reader never sees half of it."""
         hosts = read_hosts_file(request.hosts_file, request.pod.uid)
-        image = _iso(seed_documents(request, hosts))
+        image = _iso(seed_documents(request, hosts), request.copied)
         path = self._layout.seed_iso(request.container)
         with _writing(path):
             _make_directory(self._layout.container_dir(request.container))
@@ -74,20 +75,21 @@ def _replace(path: str, content: bytes) -> None:
     os.rename(beside, path)
 
 
-def _iso(documents: SeedDocuments) -> bytes:
+def _iso(documents: SeedDocuments, copied: bytes) -> bytes:
     """Rock Ridge and Joliet carry the names as they are; ISO 9660's own are upper case."""
-    files = [("user-data", documents.user_data), ("meta-data", documents.meta_data)]
+    files = [("user-data", documents.user_data.encode()), ("meta-data", documents.meta_data.encode())]
     if documents.network_config is not None:
-        files.append(("network-config", documents.network_config))
+        files.append(("network-config", documents.network_config.encode()))
+    if copied:
+        files.append((SEED_FILE, copied))
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=_LABEL, joliet=3, rock_ridge="1.09")
     try:
-        for name, text in files:
-            content = text.encode()
+        for name, content in files:
             iso.add_fp(
                 io.BytesIO(content),
                 len(content),
-                iso_path=f"/{name.upper().replace('-', '_')}.;1",
+                iso_path=f"/{name.upper().replace('-', '_').replace('.', '_')}.;1",
                 rr_name=name,
                 joliet_path=f"/{name}",
                 file_mode=_GUEST_FILE_MODE,

@@ -11,6 +11,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.shares import SharedVolume
 
 
@@ -30,6 +31,9 @@ class SeedRequest:
     # As they are numbered in the guest.
     volumes: tuple[SharedVolume, ...] = ()
     sysctls: Mapping[str, str] = field(default_factory=dict)
+    copies: tuple[CopiedVolume, ...] = ()
+    # An archive of what the copied ones hold.
+    copied: bytes = b""
 
 
 class GuestSeeds(Protocol):

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,9 @@ class InMemory(World):
         super().__init__(directory)
         self.guests = self.operations = self._fake = FakeGuests()
         self._fake.process_user = ProcessUser(os.geteuid(), os.getegid(), (os.getegid(),))
-        self._fake.do = lambda *_: CommandResult(3, b"out\n", b"err\n")
+        self._fake.do = lambda command, *_: (
+            CommandResult(0, command.input, b"") if command.input else CommandResult(3, b"out\n", b"err\n")
+        )
         self._ended = asyncio.Event()
         end = OutputPosition(StreamPosition(0, 4, over=True), StreamPosition(0, 4, over=True))
         said = (Output(OutStream.STDOUT, b"out\n"), Output(OutStream.STDERR, b"err\n"))
@@ -212,6 +215,17 @@ def talk(world: World, command: GuestCommand, client: Callable[[StreamSession], 
 
 def test_a_commands_streams_and_exit_code_are_told_apart(world: World) -> None:
     assert world.guests.run(A, FAIL, SECONDS, NEVER) == CommandResult(3, b"out\n", b"err\n")
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_a_command_reads_the_input_that_it_is_given_to_its_end(world: World, size: int) -> None:
+    given = bytes(range(1, 256)) * (size // 255) + b"x"
+    assert world.guests.run(A, replace(ECHO, input=given), SECONDS, NEVER) == CommandResult(0, given, b"")
+
+
+def test_a_command_that_reads_no_input_ends_all_the_same(world: World) -> None:
+    unread = GuestCommand(("sh", "-c", "exit 0"), PATH, input=bytes(300_000))
+    assert world.guests.run(A, unread, SECONDS, NEVER).code == 0
 
 
 def test_a_command_that_nobody_waits_for_is_given_up(world: World) -> None:

@@ -48,7 +48,7 @@ def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: 
     assert validation.container_faults(ORDINARY) == []
     assert validation.unimplemented(ORDINARY) == ""
     taken = without_effect.of_container(ORDINARY)
-    assert {"seccomp", "apparmor", "capabilities", "kubelet_mounts", "readonly_rootfs"} <= set(taken)
+    assert {"seccomp", "apparmor", "capabilities", "readonly_rootfs"} <= set(taken)
     logged = without_effect.LogOnce()
     logged.log(taken)
     logged.log(taken)
@@ -65,4 +65,4 @@ def test_a_bare_pod_has_nothing_without_effect() -> None:
 
 def test_what_a_pod_asks_for_beyond_the_usual_is_told_by_kind() -> None:
     asked = container(command=["sh"], stdin=True, envs=[pb.KeyValue(key="A", value=b"b")], mounts=ORDINARY.mounts[:2])
-    assert set(without_effect.of_container(asked)) == {"kubelet_mounts"}
+    assert without_effect.of_container(asked) == {}

@@ -4,9 +4,11 @@ import pytest
 
 from virtshim.domain.container import Mount
 from virtshim.domain.guest.termination_message import PATH_ANNOTATION
-from virtshim.domain.volumes.pod_mounts import SERVICE_ACCOUNT, Origin, origins, there, volumes_of, why_not_yet
+from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.pod_mounts import Origin, origins, subpath_sources, there, volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, check_shares
 
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 POD = "/data/kubelet/pods/0b5e"
 TOKEN = f"{POD}/volumes/kubernetes.io~projected/kube-api-access-7xk2p"
 MESSAGE = Mount("/dev/termination-log", f"{POD}/containers/vm/7f")
@@ -16,8 +18,6 @@ TOLD = {PATH_ANNOTATION: "/dev/termination-log"}
 @pytest.mark.parametrize(
     "mount",
     [
-        Mount(SERVICE_ACCOUNT, TOKEN, readonly=True),
-        Mount(SERVICE_ACCOUNT + "/", f"{POD}/volumes/kubernetes.io~secret/default-token-x", readonly=True),
         Mount("/etc/hosts", f"{POD}/etc-hosts"),
         Mount("/etc/hosts", f"{POD}/etc-hosts", readonly=True),
         Mount("/not\nprintable", f"{POD}/containers/vm/7f"),
@@ -31,18 +31,15 @@ def test_what_kubelet_adds_to_every_pod_is_known_by_both_its_paths(mount: Mount)
 @pytest.mark.parametrize(
     "mount",
     [
-        Mount(SERVICE_ACCOUNT, TOKEN),
         Mount(SERVICE_ACCOUNT, f"{POD}/volumes/kubernetes.io~csi/claim/mount", readonly=True),
         Mount("/etc/hosts", "/etc/hosts"),
         Mount("/etc/hosts", f"{POD}/volume-subpaths/texts/vm/0"),
         Mount("/etc/hosts", f"{POD}/etc-hosts/x"),
-        Mount("/var/run/secrets/other", TOKEN, readonly=True),
         Mount("/dev/termination-log", "/var/log/x"),
     ],
 )
 def test_a_volume_at_a_path_of_kubelets_is_a_volume(mount: Mount) -> None:
-    ((_, origin),) = origins([mount], {})
-    assert origin is (Origin.NOT_YET if "~projected" in mount.host_path else Origin.VOLUME)
+    assert origins([mount], {}) == [(mount, Origin.VOLUME)]
 
 
 def test_what_has_no_path_on_the_node_is_no_volume_of_it() -> None:
@@ -55,23 +52,25 @@ def test_the_guest_has_the_termination_message_and_the_volumes_that_its_vm_was_m
     mounts = [hosts, data, MESSAGE]
     assert there(mounts, TOLD, ()) == [MESSAGE]
     assert there(mounts, {}, ()) == []
-    assert there(mounts, TOLD, volumes_of(mounts, TOLD)) == [data, MESSAGE]
+    shared, _ = volumes_of(mounts, TOLD)
+    assert there(mounts, TOLD, shared) == [data, MESSAGE]
 
 
 def test_a_volume_below_another_one_is_mounted_after_it() -> None:
     mounts = [Mount("/a/b/c", "/1"), Mount("/a", "/2", readonly=True), Mount("/z/../a/b/", "/3", follows=True)]
-    assert volumes_of(mounts, {}) == (
+    shared = (
         SharedVolume("/a", "/2", readonly=True),
         SharedVolume("/a/b", "/3", follows=True),
         SharedVolume("/a/b/c", "/1"),
     )
+    assert volumes_of(mounts, {}) == (shared, ())
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/proc", "/sys/fs/cgroup", "/dev", "/run", "relative", "/a\0b", "/" + "x" * 5000]
 )
 def test_a_place_that_is_the_guests_own_or_no_path_is_refused_by_name(path: str) -> None:
-    (fault,) = check_shares(volumes_of([Mount(path, "/srv")], {}))
+    (fault,) = check_shares(volumes_of([Mount(path, "/srv")], {})[0])
     assert fault.startswith("config.mounts[")
 
 
@@ -90,17 +89,52 @@ def test_a_volume_at_the_termination_messages_path_is_not_taken_for_it() -> None
     assert there([same_file, MESSAGE], TOLD, ()) == [MESSAGE]
 
 
+@pytest.mark.parametrize("kind", ["configmap", "secret", "downward-api", "projected"])
+def test_the_guest_gets_copies_of_what_kubelet_writes_itself_for_this_pod(kind: str) -> None:
+    host = f"{POD}/volumes/kubernetes.io~{kind}/texts"
+    whole = Mount("/t/", host, readonly=True)
+    assert origins([whole], {}) == [(whole, Origin.COPY)]
+    assert volumes_of([whole], {}, "0b5e") == ((), (CopiedVolume("/t", host),))
+    assert volumes_of([whole], {}, "another") == ((SharedVolume("/t", host, readonly=True),), ())
+    assert there([whole], {}, [CopiedVolume("/t", host)]) == [whole]
+
+
+def test_the_token_is_one_of_them_wherever_it_is_mounted() -> None:
+    token, moved = Mount(SERVICE_ACCOUNT, TOKEN, readonly=True), Mount("/var/run/token", TOKEN)
+    assert origins([token, moved], {}) == [(token, Origin.COPY), (moved, Origin.COPY)]
+    assert volumes_of([moved], {}, "0b5e")[1] == (CopiedVolume("/var/run/token", TOKEN, readonly=False),)
+
+
 @pytest.mark.parametrize(
-    ("directory", "kind"),
+    "host",
     [
-        ("configmap", "a configMap"),
-        ("secret", "a secret"),
-        ("downward-api", "a downwardAPI"),
-        ("projected", "a projected"),
+        f"{POD}/volumes/kubernetes.io~empty-dir/kubernetes.io~configmap",
+        f"{POD}/volumes/kubernetes.io~empty-dir/x/volumes/kubernetes.io~secret/y",
+        f"{POD}/volumes/kubernetes.io~configmap",
+        f"{POD}/volumes/kubernetes.io~configmap/a/b",
+        f"{POD}/volumes/kubernetes.io~configmaps/a",
+        "/srv/volumes/kubernetes.io~configmap/a",
+        f"{POD}/volume-subpaths/kubernetes.io~configmap/vm/0",
     ],
 )
-def test_what_kubelet_writes_is_called_as_the_pods_author_calls_it(directory: str, kind: str) -> None:
-    whole = Mount("/t", f"{POD}/volumes/kubernetes.io~{directory}/texts", readonly=True)
-    assert origins([whole], {}) == [(whole, Origin.NOT_YET)]
-    assert why_not_yet(whole).startswith(f"{kind} volume is not passed")
-    assert "VirtletCloudInitUserData" in why_not_yet(whole)
+def test_an_empty_dir_is_never_taken_for_one(host: str) -> None:
+    mount = Mount("/t", host)
+    assert volumes_of([mount], {}, "0b5e") == ((SharedVolume("/t", host),), ())
+
+
+def test_a_part_of_one_is_copied_and_stays_as_it_is() -> None:
+    part, other = f"{POD}/volume-subpaths/texts/vm/0", f"{POD}/volume-subpaths/claim/vm/1"
+    mounts = [Mount("/a", part, readonly=True), Mount("/b", other)]
+    assert volumes_of(mounts, {}, "0b5e", lambda path: path == part) == (
+        (SharedVolume("/b", other),),
+        (CopiedVolume("/a", part, renewed=False),),
+    )
+
+
+def test_where_the_whole_of_a_part_would_be_follows_from_its_path() -> None:
+    part = f"{POD}/volume-subpaths/texts/vm/0"
+    assert f"{POD}/volumes/kubernetes.io~configmap/texts" in subpath_sources(part, "0b5e")
+    assert len(subpath_sources(part, "0b5e")) == 4
+    for other in (f"{POD}/volumes/kubernetes.io~configmap/texts", f"{part}/x", "/srv/x"):
+        assert subpath_sources(other, "0b5e") == ()
+    assert subpath_sources(part, "another") == ()

@@ -19,6 +19,7 @@ from virtshim.domain.layout import Layout
 from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.guestinit.documents import seed_documents
 from virtshim.guestinit.iso import SeedStore
 from virtshim.ports.seeds import SeedRequest
@@ -68,6 +69,16 @@ def test_both_name_tables_hold_the_documents(layout: Layout, facade: str) -> Non
         "meta-data": documents.meta_data,
         "network-config": documents.network_config,
     }
+
+
+def test_copies_are_a_file_beside_the_documents_and_not_in_them(layout: Layout) -> None:
+    """cloud-init keeps the documents on the guest's disk."""
+    copies = (CopiedVolume("/s", "/srv/s"),)
+    disk = SeedStore(layout).create(dataclasses.replace(REQUEST, copies=copies, copied=b"a secret"))
+    found = read_back(disk.path, "rock ridge")
+    assert found.pop("volumes.tar") == "a secret"
+    assert found["user-data"].count("virtshim-copies") > 0
+    assert "a secret" not in str(found)
 
 
 def test_without_network_there_is_no_network_config(layout: Layout) -> None:

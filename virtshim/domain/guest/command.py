@@ -24,7 +24,8 @@ def exec_port(number: int) -> str:
 class GuestCommand:
     """`argv` is not given to a shell. `envs` is the whole environment. `working_dir` "": the agent's own. For a container's own
     command: `termination_path` is a file made for its termination message ("" for none); `stdin` and `tty` say
-    whether it has an input, which stays open, and a terminal; `readonly_root`, that it cannot write the guest's root."""
+    whether it has an input, which stays open, and a terminal; `readonly_root`, that it cannot write the guest's root.
+    `input`: all that a command reads that is only waited for."""
 
     argv: tuple[str, ...]
     envs: tuple[tuple[str, bytes], ...] = ()
@@ -34,6 +35,7 @@ class GuestCommand:
     stdin: bool = False
     tty: bool = False
     readonly_root: bool = False
+    input: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:

@@ -1,22 +1,132 @@
-"""The script that puts the volumes in their places in the guest. Pure.
+"""The script that puts the volumes in their places in the guest, and what is copied of them there. Pure.
 
 It is run by cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
-container; what is in its place already stays. It needs a POSIX shell, mount, mkdir and grep.
+container, and whenever kubelet has written anew; what is in its place already stays. It needs a POSIX shell, mount, mkdir, rm and
+grep; for copies tar, readlink, ln and mv (with -T, or python3 or perl).
+
+Copies lie in memory that is never swapped out, below a directory that root alone enters: `c0` is the first of the container's
+copied volumes, `c0.digest` tells what it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from virtshim.domain.volumes.copies import CopiedVolume, copy_name
 from virtshim.domain.volumes.shares import TAG, SharedVolume
 
 # What it ends with, other than 0; why is told on standard error.
 NO_MODULE: Final = 81
 NOT_MOUNTED: Final = 82
+# There is no copy yet, so what comes from there on is not mounted.
+NO_COPY: Final = 83
 
-# Arguments: number of the volume on the device, its path, `ro` or `rw`; of each volume.
-MOUNT: Final = rf"""
+# In the seed: a tar archive of the copies as they were when the container was created.
+SEED_FILE: Final = "volumes.tar"
+
+
+class Copies(enum.Enum):
+    """Where the script takes them from."""
+
+    # They are there, or the script tells that they are not.
+    AS_THEY_ARE = ""
+    # The seed's disk, unless there is a newer one already.
+    SEED = "seed"
+    # A tar archive on standard input, in place of what is there.
+    INPUT = "input"
+
+
+# Functions. A volume that kubelet swaps is swapped in the same way: the new directory, then `..data`, at last the names.
+_COPIES: Final = rf"""
+copies=/run/{TAG}-copies
+fail() {{
+  echo "$1" >&2
+  exit {NOT_MOUNTED}
+}}
+swap() {{
+  mv -T -f "$1" "$2" 2>/dev/null ||
+    python3 -c 'import os, sys; os.rename(*sys.argv[1:])' "$1" "$2" 2>/dev/null ||
+    perl -e 'rename $ARGV[0], $ARGV[1] or exit 1' "$1" "$2" 2>/dev/null ||
+    fail "nothing in the guest can swap a link: mv -T, python3 or perl"
+}}
+is_there() {{ [ -L "$1" ] || [ -e "$1" ]; }}
+renew() {{
+  data=$(readlink "$1/..data") fresh=$data
+  while is_there "$2/$fresh"; do fresh=$fresh.$3; done
+  mv "$1/$data" "$2/$fresh" && rm -f "$2/..data_tmp" && ln -s "$fresh" "$2/..data_tmp" || return 1
+  swap "$2/..data_tmp" "$2/..data"
+  for old in "$2"/* "$2"/.[!.]* "$2"/..?*; do
+    case ${{old##*/}} in ..data | "$fresh") continue ;; esac
+    is_there "$1/${{old##*/}}" || rm -rf "$old"
+  done
+  for new in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+    is_there "$new" && [ "${{new##*/}}" != ..data ] || continue
+    old=$2/${{new##*/}}
+    [ ! -L "$new" ] || [ ! -L "$old" ] || [ "$(readlink "$new")" != "$(readlink "$old")" ] || continue
+    rm -rf "$old"
+    mv "$new" "$old"
+  done
+  chown "$(stat -c %u:%g "$1")" "$2" 2>/dev/null && chmod "$(stat -c %a "$1")" "$2" 2>/dev/null
+  return 0
+}}
+# "seed", or nothing: what is there gives way.
+take() {{
+  for told in "$copies"/.new/c*.digest; do
+    [ -f "$told" ] || continue
+    name=${{told##*/}}
+    name=${{name%.digest}}
+    read -r digest <"$told"
+    [ -z "$1" ] || [ ! -e "$copies/$name.digest" ] || continue
+    if ! is_there "$copies/$name"; then
+      mv "$copies/.new/$name" "$copies/$name" || fail "a copied volume cannot be put in its place"
+    elif [ -L "$copies/.new/$name/..data" ] && [ -d "$copies/$name" ]; then
+      renew "$copies/.new/$name" "$copies/$name" "$digest" || fail "a copied volume cannot be renewed"
+    fi
+    mv -f "$told" "$copies/$name.digest"
+  done
+}}
+unpack() {{
+  umask 077
+  rm -rf "$copies/.new"
+  mkdir "$copies/.new" && why=$(tar -xpf - -C "$copies/.new" 2>&1) || fail "the copied volumes cannot be unpacked: $why"
+  umask 022
+}}
+seed_device() {{
+  for device in /dev/disk/by-label/cidata /dev/disk/by-id/virtio-seed; do
+    [ ! -e "$device" ] || {{ echo "$device" && return; }}
+  done
+  findfs LABEL=cidata 2>/dev/null || blkid -L cidata 2>/dev/null
+}}
+if [ -n "$copied" ]; then
+  if ! grep -q " $copies " /proc/mounts; then
+    mkdir -p "$copies"
+    mount -t tmpfs -o noswap,mode=0700,nosuid,nodev,size=64m {TAG}-copies "$copies" 2>/dev/null ||
+      mount -t ramfs -o mode=0700,nosuid,nodev {TAG}-copies "$copies" || fail "there is no memory to copy volumes to"
+  fi
+  case $copied in
+    seed)
+      mkdir -p "$copies/.seed"
+      why=$(mount -t iso9660 -o ro "$(seed_device)" "$copies/.seed" 2>&1) || fail "the seed cannot be read: $why"
+      unpack <"$copies/.seed/{SEED_FILE}"
+      take seed
+      ;;
+    input)
+      unpack
+      take ""
+      ;;
+  esac
+fi
+"""
+
+# Arguments: where copies come from ("seed", "input", "there"; "" if nothing is copied), whether something is shared (1); then, of
+# each volume, its name there, its path, `ro` or `rw`.
+MOUNT: Final = (
+    rf"""
+copied=$1 shared=$2
+shift 2
 base=/run/{TAG}-volumes
 read -r boot </proc/sys/kernel/random/boot_id
 state=/run/{TAG}-volumes.$boot
@@ -30,8 +140,11 @@ until (set -C && echo $$ >"$state/lock") 2>/dev/null; do
   [ "$tries" -lt 3 ] || kill -0 "${{owner:-none}}" 2>/dev/null || rm -f "$state/lock"
   sleep 1
 done
-trap 'rm -f "$state/lock"' EXIT
-if ! grep -q " $base virtiofs " /proc/mounts; then
+trap 'umount /run/{TAG}-copies/.seed 2>/dev/null; rm -rf /run/{TAG}-copies/.new "$state/lock"' EXIT
+"""
+    + _COPIES
+    + rf"""
+if [ -n "$shared" ] && ! grep -q " $base virtiofs " /proc/mounts; then
   grep -qw virtiofs /proc/filesystems || modprobe virtiofs 2>/dev/null
   if ! why=$(mount -t virtiofs {TAG} "$base" 2>&1); then
     grep -qw virtiofs /proc/filesystems && {{ echo "$why" >&2; exit {NOT_MOUNTED}; }}
@@ -39,30 +152,58 @@ if ! grep -q " $base virtiofs " /proc/mounts; then
     exit {NO_MODULE}
   fi
 fi
+code=0
 while [ $# -ge 3 ]; do
-  number=$1 path=$2 mode=$3
+  name=$1 path=$2 mode=$3
   shift 3
-  [ ! -e "$state/$number" ] || continue
-  if [ -d "$base/$number" ]; then
+  [ ! -e "$state/$name" ] || continue
+  case $name in c*) from=$copies/$name ;; *) from=$base/$name ;; esac
+  if [ "$from" = "$copies/$name" ] && [ ! -e "$from.digest" ]; then
+    echo "$path: there is no copy yet" >&2
+    code={NO_COPY}
+    break
+  fi
+  if [ -d "$from" ]; then
     mkdir -p "$path"
   else
     [ -e "$path" ] || {{ mkdir -p "${{path%/*}}/" && : >"$path"; }}
   fi
-  if ! why=$(mount -o bind "$base/$number" "$path" 2>&1); then
+  if ! why=$(mount -o bind "$from" "$path" 2>&1); then
     echo "$path: $why" >&2
     exit {NOT_MOUNTED}
   fi
   [ "$mode" = rw ] || mount -o remount,bind,ro "$path" 2>/dev/null
-  : >"$state/$number"
+  : >"$state/$name"
 done
+case $copied in
+  there | input)
+    for told in "$copies"/c*.digest; do
+      [ ! -f "$told" ] || {{ read -r digest <"$told" && echo "${{told##*/}} $digest"; }}
+    done
+    ;;
+esac
+exit $code
 """
+)
+
+_TOLD: Final = re.compile(rb"(c[0-9]{1,4})\.digest ([0-9a-f]{64})")
 
 
-def command(volumes: Sequence[SharedVolume]) -> tuple[str, ...]:
-    """`volumes` as they are numbered on the device."""
-    words = [
-        word
-        for number, volume in enumerate(volumes)
-        for word in (str(number), volume.guest, "ro" if volume.readonly else "rw")
-    ]
-    return ("/bin/sh", "-c", MOUNT, f"{TAG}-volumes", *words)
+def command(
+    volumes: Sequence[SharedVolume],
+    copies: Sequence[CopiedVolume] = (),
+    source: Copies = Copies.AS_THEY_ARE,
+) -> tuple[str, ...]:
+    """`volumes` as they are numbered on the device; what is below another one is mounted after it."""
+    places = [(str(number), volume.guest, volume.readonly) for number, volume in enumerate(volumes)]
+    places += [(copy_name(number), volume.guest, volume.readonly) for number, volume in enumerate(copies)]
+    places.sort(key=lambda place: place[1].count("/"))
+    words = [word for name, path, readonly in places for word in (name, path, "ro" if readonly else "rw")]
+    copied = (source.value or "there") if copies else ""
+    return ("/bin/sh", "-c", MOUNT, f"{TAG}-volumes", copied, "1" if volumes else "", *words)
+
+
+def digests(output: bytes) -> Mapping[str, str]:
+    """By name, those of the copies that the script found: what it said at its end."""
+    found = (_TOLD.fullmatch(line) for line in output[-1 << 16 :].splitlines())
+    return {match[1].decode(): match[2].decode() for match in found if match}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.printable import escaped
@@ -28,7 +28,16 @@ class SharedVolume:
     follows: bool = False
 
 
-def check_shares(volumes: Iterable[SharedVolume]) -> Sequence[str]:
+class Placed(Protocol):
+    """A volume of any kind."""
+
+    @property
+    def guest(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+
+
+def check_shares(volumes: Iterable[Placed]) -> Sequence[str]:
     """What is wrong with them: each fault names the path."""
     volumes = list(volumes)
     faults = [fault for volume in volumes[: MOST_SHARES + 1] if (fault := _fault(volume))]
@@ -40,13 +49,13 @@ def check_shares(volumes: Iterable[SharedVolume]) -> Sequence[str]:
     return faults
 
 
-def refuse_odd(volumes: Iterable[SharedVolume]) -> None:
+def refuse_odd(volumes: Iterable[Placed]) -> None:
     """Raises InvalidRequest."""
     if faults := check_shares(volumes):
         raise InvalidRequest("; ".join(faults))
 
 
-def _fault(volume: SharedVolume) -> str:
+def _fault(volume: Placed) -> str:
     where = f"config.mounts[{escaped(volume.guest, 200)}]"
     for name, path in (("container_path", volume.guest), ("host_path", volume.host)):
         if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) > _LONGEST_PATH:

@@ -19,6 +19,7 @@ from virtshim.domain.network import nics_of
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
+from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.root_volume import DEVICE, refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
@@ -43,6 +44,7 @@ class Admitted:
     # Absolute path of the CRI log, "" if none is wanted.
     log_file: str
     volumes: tuple[SharedVolume, ...] = ()
+    copies: tuple[CopiedVolume, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ class Admission:
         self.claims.check(granted, size)
         self._refuse_without_hugepages(size)
         log_file = _log_file(sandbox, config)
-        volumes = self.volumes.admit(config)
-        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes)
+        volumes, copies = self.volumes.admit(config, sandbox.key.uid)
+        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies)
 
     def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
         """Remembered before anything is refused for it. Raises WrongState for another one, and beside an attempt that runs."""

@@ -77,6 +77,7 @@ class ContainerRecords:
             beside_pod=sandbox.vms_lie_beside,
             volumes=admitted.volumes,
             image_id=image.id,
+            copies=admitted.copies,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

@@ -9,21 +9,24 @@ from virtshim.domain.devices import guest_view
 from virtshim.domain.network import Dns, nics_of
 from virtshim.domain.volumes.pod_mounts import hosts_file
 from virtshim.lifecycle.creation.step import Draft
+from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.ports.seeds import GuestSeeds, SeedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
     seeds: GuestSeeds
+    copies: VolumeCopies
 
     def make(self, draft: Draft) -> Draft:
-        return draft.with_disk(self.seeds.create(_request(draft)))
+        copied = self.copies.seed(draft.container.spec.copies)
+        return draft.with_disk(self.seeds.create(_request(draft, copied)))
 
     def undo(self, container: Container) -> None:
         """It lies in the container's directory, which goes with the root disk."""
 
 
-def _request(draft: Draft) -> SeedRequest:
+def _request(draft: Draft, copied: bytes) -> SeedRequest:
     container, sandbox, network = draft.container, draft.sandbox, draft.sandbox.network
     return SeedRequest(
         container=container.id,
@@ -36,4 +39,6 @@ def _request(draft: Draft) -> SeedRequest:
         envs=guest_view.environment(container.config.envs, container.granted),
         volumes=container.spec.volumes,
         sysctls=sandbox.config.sysctls,
+        copies=container.spec.copies,
+        copied=copied,
     )

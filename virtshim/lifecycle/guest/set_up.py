@@ -1,6 +1,7 @@
 """What is set up in a guest before anything runs in it for its container: the pod's sysctls, and the volumes in their places.
 
-cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not.
+cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not, and copies of volumes
+become what kubelet has written last.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,10 +18,12 @@ import structlog
 from virtshim.domain.container import Container
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
 from virtshim.domain.guest import sysctls
-from virtshim.domain.guest.command import GuestCommand
+from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes import guest_script
+from virtshim.domain.volumes.copies import archive
+from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestAgents
@@ -34,6 +37,11 @@ _SLICE: Final = 60.0
 _AGAIN: Final = 2.0
 _MOST_TOLD: Final = 500
 
+_NOT_RENEWED: Final = (
+    "its configMap, secret, downwardAPI and projected volumes, the service account token among them, are as they were when its "
+    "VM was made, if cloud-init has put them there, and are not renewed"
+)
+
 
 class NotSetUp(WrongState):
     """The guest cannot have it, and says why."""
@@ -41,11 +49,12 @@ class NotSetUp(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`remedies`: by the code that its script ends with, for causes that it knows."""
+    """`remedies`: by the code that its script ends with, for causes that it knows. `copies`: it tells which it has found."""
 
     what: str
     argv: tuple[str, ...]
     remedies: dict[int, str]
+    copies: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +64,7 @@ class GuestSetUp:
     records: Records
     guests: GuestAgents
     volumes: PodVolumes
+    copies: VolumeCopies
     clock: Clock
     agent_timeout: float
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
@@ -62,11 +72,15 @@ class GuestSetUp:
     _made: set[ContainerId] = field(default_factory=set)
 
     def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
-        """All of it is there. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to
-        be tried again; NotSetUp; another ShimError: it cannot be known."""
+        """All of it is there, copies as they are on the node now. `timeout` and `within` as those of `GuestAgents.run`.
+        DeadlineExceeded, Unavailable and Aborted: to be tried again; NotSetUp; another ShimError: it cannot be known."""
         faults = []
         for part in self._parts(container):
-            done = self.guests.run(container.id, GuestCommand(part.argv), timeout, cancelled, within)
+
+            def run(command: GuestCommand) -> CommandResult:
+                return self.guests.run(container.id, command, timeout, cancelled, within)
+
+            done = self._copied(container, part, run) if part.copies else run(GuestCommand(part.argv))
             if done.code:
                 said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
                 remedy = part.remedies.get(done.code, "")
@@ -79,6 +93,20 @@ class GuestSetUp:
         with self._lock:
             self._made.add(container.id)
 
+    def _copied(self, container: Container, part: _Part, run: Callable[[GuestCommand], CommandResult]) -> CommandResult:
+        """What the guest does not have is given to it."""
+        boot, now = self.copies.boot(container.id), self.copies.now(container)
+        done = run(GuestCommand(part.argv))
+        if stale := self.copies.stale(container, now, guest_script.digests(done.stdout)):
+            spec = container.spec
+            script = guest_script.command(spec.volumes, spec.copies, guest_script.Copies.INPUT)
+            done = run(GuestCommand(script, input=archive(stale)))
+        if not done.code:
+            self.copies.settle(container.id, now, boot)
+            if stale:
+                log.info("volumes.copied", container=container.id.short, volumes=len(stale))
+        return done
+
     def before_command(self, container: Container, timeout: float, cancelled: threading.Event, within: float) -> float:
         """So that a command of somebody else's finds what is to be there, if the guest can have it. What is left of `timeout`,
         which is as that of `GuestAgents.run`."""
@@ -90,10 +118,19 @@ class GuestSetUp:
         return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
 
     def follow(self, container: Container) -> None:
-        """It is set up as soon as the guest can do it; also again, after it was restarted. Returns at once. A container with a
-        command is left to whoever begins that."""
-        if not container.spec.command and self._parts(container):
+        """It is set up as soon as the guest can do it; also again, after it was restarted. Returns at once. A container whose
+        command has not begun is left to whoever begins that."""
+        renewed = container.status.command_begun and container.spec.copies
+        if (not container.spec.command or renewed) and self._parts(container):
             self._threads.start(container.id, lambda: self._follow(container.id))
+
+    def renew(self, container: Container) -> bool:
+        """The copies are as they are on the node now, and nothing more is to be done; otherwise that is begun, and to be asked
+        for again."""
+        if self.copies.is_settled(container, self.copies.now(container)):
+            return True
+        self.follow(container)
+        return False
 
     def changed(self, domain: uuid.UUID) -> None:
         """Something has happened to this domain: its guest may have been restarted, or ended."""
@@ -101,6 +138,7 @@ class GuestSetUp:
             if container.domain_uuid == domain:
                 with self._lock:
                     self._made.discard(container.id)
+                self.copies.forget(container.id)
                 if container.is_running:
                     self.follow(container)
 
@@ -119,14 +157,15 @@ class GuestSetUp:
                 sysctls.command(sandbox.config.sysctls),
                 {sysctls.NOT_SET: remedy},
             )
-        if container.spec.volumes:
+        if container.spec.volumes or container.spec.copies:
             yield _Part(
                 "the volumes cannot be mounted",
-                guest_script.command(container.spec.volumes),
+                guest_script.command(container.spec.volumes, container.spec.copies),
                 {
                     guest_script.NO_MODULE: "use an image with that module",
                     guest_script.NOT_MOUNTED: "see the guest's console",
                 },
+                bool(container.spec.copies),
             )
 
     # --- below: a thread of each container
@@ -139,18 +178,27 @@ class GuestSetUp:
             except NotSetUp as exc:
                 log.warning("guest.not_set_up", container=wanted.short, error=str(exc))
                 self.volumes.note(container, str(exc))
+                self._give_up(container)
                 return
             except ShimError as exc:
                 passes = isinstance(exc, DeadlineExceeded | Unavailable | Aborted)
                 if not passes or self.clock.monotonic() >= until:
                     # cloud-init may have done it; of a guest that says nothing nothing is known.
                     log.info("guest.set_up_unconfirmed", container=wanted.short, why=str(exc))
+                    if container.spec.copies and isinstance(exc, WrongState):
+                        self.volumes.note(container, f"{_NOT_RENEWED}: {exc}")
+                    self._give_up(container)
                     return
                 self.clock.wait(self._threads.closing, _AGAIN)
             else:
-                log.info("guest.set_up", container=wanted.short, volumes=len(container.spec.volumes))
+                volumes = len(container.spec.volumes) + len(container.spec.copies)
+                log.info("guest.set_up", container=wanted.short, volumes=volumes)
                 self.volumes.note(container, "")
                 return
+
+    def _give_up(self, container: Container) -> None:
+        """On copies, until kubelet has written anew or the guest was restarted."""
+        self.copies.settle(container.id, self.copies.now(container), self.copies.boot(container.id))
 
     def _running(self, wanted: ContainerId) -> Container | None:
         found = self.records.containers.get(wanted)

@@ -8,8 +8,10 @@ from typing import Final
 
 from virtshim.domain.container import Container, ContainerConfig
 from virtshim.domain.sandbox import Sandbox
+from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.pod_mounts import volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
+from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.ports.records import Records
 from virtshim.ports.shares import VmShares
 
@@ -25,18 +27,23 @@ class PodVolumes:
 
     records: Records
     shares: VmShares
+    copies: VolumeCopies
     timeout: float
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _unserved: frozenset[str] = frozenset()
     _in_guest: dict[str, str] = field(default_factory=dict)
 
-    def admit(self, config: ContainerConfig) -> tuple[SharedVolume, ...]:
-        """As they will be numbered in the guest. Raises ShimError for those that it cannot have."""
-        volumes = volumes_of(config.mounts, config.annotations)
-        if volumes:
-            refuse_odd(volumes)
-            self.shares.check(volumes, self.timeout)
-        return volumes
+    def admit(self, config: ContainerConfig, pod_uid: str) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
+        """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
+        that it cannot have."""
+        shared, copied = volumes_of(
+            config.mounts, config.annotations, pod_uid, lambda path: self.copies.files.is_part(path, pod_uid)
+        )
+        refuse_odd((*shared, *copied))
+        if shared:
+            self.shares.check(shared, self.timeout)
+        self.copies.check(copied)
+        return shared, copied
 
     def start(self, container: Container, sandbox: Sandbox) -> None:
         """Before its VM starts."""

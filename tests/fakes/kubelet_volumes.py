@@ -1,0 +1,45 @@
+"""kubelet's volumes, as a test says that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from virtshim.domain.errors import NotFound
+from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
+
+
+class FakeKubeletVolumes:
+    """Implements `virtshim.ports.copies.KubeletVolumes`. `volumes`: where each is on the node -> what is in it. `parts`: paths of
+    parts of volumes."""
+
+    def __init__(self) -> None:
+        self.volumes: dict[str, tuple[Entry, ...]] = {}
+        self.parts: set[str] = set()
+        self.asked: frozenset[str] = frozenset()
+        self._changed: set[str] = set()
+
+    def write(self, host: str, files: Mapping[str, bytes], version: str = "1") -> None:
+        """As kubelet does: a new directory, and the swap of `..data`."""
+        data = f"..2026_11_22_{version}"
+        entries = [Entry("", EntryKind.DIRECTORY, 0o1777, 0, 0), Entry(data, EntryKind.DIRECTORY, 0o755, 0, 0)]
+        entries.append(Entry("..data", EntryKind.LINK, 0o777, 0, 0, target=data))
+        for name, content in files.items():
+            entries.append(Entry(f"{data}/{name}", EntryKind.FILE, 0o644, 0, 0, content=content))
+            entries.append(Entry(name, EntryKind.LINK, 0o777, 0, 0, target=f"..data/{name}"))
+        self.volumes[host] = tuple(entries)
+        self._changed.add(host)
+
+    def is_part(self, host_path: str, pod_uid: str) -> bool:
+        return host_path in self.parts
+
+    def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
+        if volume.host not in self.volumes:
+            raise NotFound(f"the volume at {volume.host} is not there (any more)")
+        return self.volumes[volume.host]
+
+    def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
+        wanted = frozenset(hosts)
+        found = (self._changed & wanted) | (wanted - self.asked)
+        self.asked = wanted
+        self._changed -= found
+        return found

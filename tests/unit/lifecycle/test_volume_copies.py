@@ -1,0 +1,240 @@
+"""What kubelet writes for a container: copied into its seed, into its guest, and again when it changes."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.waiting import eventually
+from fakes.world import World, container_config, pod_key
+
+from virtshim.domain.container import Mount
+from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.volumes.copies import MAX_ALL_BYTES
+from virtshim.domain.volumes.guest_script import NO_COPY
+
+POD = f"/data/kubelet/pods/{pod_key('web', 0).uid}"
+TEXTS = f"{POD}/volumes/kubernetes.io~configmap/texts"
+TOKEN = f"{POD}/volumes/kubernetes.io~projected/kube-api-access-x"
+PART = f"{POD}/volume-subpaths/texts/vm/0"
+MOUNTS = (Mount("/etc/texts", TEXTS, readonly=True), Mount("/token", TOKEN, readonly=True))
+
+
+class CopyingGuest:
+    """What the script does in a guest: remembers the volumes that it is given."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.runs: list[str] = []
+
+    def do(self, command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        if "virtshim-volumes" not in command.argv:
+            return CommandResult(0, b"", b"")
+        source, names = command.argv[4], command.argv[6::3]
+        self.runs.append(source)
+        if source == "input":
+            with tarfile.open(fileobj=io.BytesIO(command.input)) as tar:
+                for member in tar.getmembers():
+                    if member.isfile() and (content := tar.extractfile(member)) is not None:
+                        self.files[member.name] = content.read()
+        told = b"".join(f"{name} ".encode() + self.files[name] for name in self.files if name.endswith(".digest"))
+        missing = [name for name in names if name.startswith("c") and f"{name}.digest" not in self.files]
+        return CommandResult(NO_COPY if missing else 0, told, b"no copy yet")
+
+    def reboot(self) -> None:
+        self.files.clear()
+
+    def read(self, name: str) -> bytes:
+        """The newest of them."""
+        return [content for path, content in self.files.items() if path.endswith(f"/{name}")][-1]
+
+
+@pytest.fixture
+def guest() -> CopyingGuest:
+    return CopyingGuest()
+
+
+@pytest.fixture
+def world(tmp_path: Path, guest: CopyingGuest) -> Iterator[World]:
+    world = World(tmp_path)
+    world.pull()
+    world.outside.guests.do = guest.do
+    world.outside.kubelet_volumes.write(TEXTS, {"a": b"one"})
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"first"})
+    yield world
+    world.close()
+
+
+def created(world: World, *more: Mount, command: tuple[str, ...] = ()) -> ContainerId:
+    return world.create(world.run(), config=container_config(mounts=(*MOUNTS, *more), command=command))
+
+
+def running(world: World) -> ContainerId:
+    made = created(world)
+    world.start(made)
+    is_quiet()
+    return made
+
+
+def is_quiet() -> None:
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
+
+
+def looked(world: World) -> None:
+    """The watch has looked, and what it began is done."""
+    world.app.copy_watch.look(0.0)
+    is_quiet()
+
+
+def test_the_seed_has_them_and_the_vm_no_share(world: World) -> None:
+    made = created(world)
+    request = world.outside.seeds.requests[made]
+    with tarfile.open(fileobj=io.BytesIO(request.copied)) as tar:
+        assert {os.path.basename(name) for name in tar.getnames()} >= {"a", "token", "c0.digest", "c1.digest"}
+    assert [volume.guest for volume in request.copies] == ["/etc/texts", "/token"]
+    world.start(made)
+    assert world.outside.shares.shares == {}
+    (spec,) = world.outside.vms.running()
+    assert spec.shares_socket == ""
+
+
+def test_a_guest_gets_them_once_and_then_only_what_has_changed(world: World, guest: CopyingGuest) -> None:
+    running(world)
+    assert guest.runs == ["there", "input"]
+    assert (guest.read("a"), guest.read("token")) == (b"one", b"first")
+    for _ in range(3):
+        looked(world)
+    assert guest.runs == ["there", "input"]
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    assert guest.runs == ["there", "input", "there", "input"]
+    assert guest.read("token") == b"second"
+
+
+def test_what_cloud_init_has_put_there_is_not_sent_again(world: World, guest: CopyingGuest) -> None:
+    made = created(world)
+    with tarfile.open(fileobj=io.BytesIO(world.outside.seeds.requests[made].copied)) as tar:
+        for name in ("c0.digest", "c1.digest"):
+            read = tar.extractfile(name)
+            assert read is not None
+            guest.files[name] = read.read()
+    world.start(made)
+    is_quiet()
+    assert guest.runs == ["there"]
+
+
+def test_a_token_that_was_rotated_while_virtshim_was_away_arrives(world: World, guest: CopyingGuest) -> None:
+    made = running(world)
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    world = world.recovered()
+    try:
+        is_quiet()
+        looked(world)
+        assert world.container(made).is_running
+        assert guest.read("token") == b"second"
+    finally:
+        world.close()
+
+
+def test_a_guest_that_was_restarted_gets_them_again(world: World, guest: CopyingGuest) -> None:
+    made = running(world)
+    guest.reboot()
+    world.app.guest_set_up.changed(world.domain(made))
+    is_quiet()
+    assert (guest.read("a"), guest.read("token")) == (b"one", b"first")
+
+
+def test_a_command_begins_when_they_are_there_and_gets_changes_then(world: World, guest: CopyingGuest) -> None:
+    made = created(world, command=("serve",))
+    world.start(made)
+    eventually(lambda: world.container(made).status.command_begun)
+    assert guest.read("token") == b"first"
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    assert guest.read("token") == b"second"
+
+
+def test_a_part_of_a_volume_stays_as_it_is(world: World, guest: CopyingGuest) -> None:
+    volumes = world.outside.kubelet_volumes
+    volumes.parts.add(PART)
+    volumes.write(PART, {"a": b"one"})
+    made = created(world, Mount("/etc/a.conf", PART))
+    world.start(made)
+    is_quiet()
+    volumes.write(PART, {"a": b"two"}, "2")
+    looked(world)
+    assert guest.runs == ["there", "input"]
+
+
+def test_one_that_is_not_there_or_too_large_is_refused_and_nothing_is_made(world: World) -> None:
+    sandbox = world.run()
+    before = world.everything()
+    gone = container_config(mounts=(Mount("/x", f"{POD}/volumes/kubernetes.io~secret/gone"),))
+    with pytest.raises(NotFound, match="secret/gone is not there"):
+        world.create(sandbox, config=gone)
+    hosts = [f"{POD}/volumes/kubernetes.io~secret/{number}" for number in range(9)]
+    for host in hosts:
+        world.outside.kubelet_volumes.write(host, {"a": bytes(MAX_ALL_BYTES // 9 - 4096)})
+    mounts = tuple(Mount(f"/s{number}", host) for number, host in enumerate(hosts))
+    with pytest.raises(InvalidRequest, match="copies of 8388608 bytes at most"):
+        world.create(sandbox, config=container_config(mounts=mounts))
+    assert world.everything() == before
+
+
+def test_an_agent_that_may_not_run_commands_is_told_in_the_message(world: World, guest: CopyingGuest) -> None:
+    def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        raise WrongState("the agent may not run commands")
+
+    world.outside.guests.do = refuses
+    made = running(world)
+    world.app.watch.look()
+    trouble = world.container(made).status.trouble
+    assert "are not renewed: the agent may not run commands" in trouble
+    world.outside.guests.do = guest.do
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    world.app.watch.look()
+    assert world.container(made).status.trouble == ""
+
+
+def test_a_guest_that_is_away_for_a_moment_gets_a_change_later(world: World, guest: CopyingGuest) -> None:
+    running(world)
+    away = iter([Unavailable("the agent was restarted")])
+
+    def do(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        for error in away:
+            raise error
+        return guest.do(command, timeout, cancelled)
+
+    world.outside.guests.do = do
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    assert guest.read("token") == b"second"
+
+
+def test_a_volume_that_cannot_be_read_any_more_is_left_as_it_is_in_the_guest_and_the_others_change(
+    world: World, guest: CopyingGuest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running(world)
+    del world.outside.kubelet_volumes.volumes[TEXTS]
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    for _ in range(2):
+        looked(world)
+    assert (guest.read("a"), guest.read("token")) == (b"one", b"second")
+    assert capsys.readouterr().out.count("volumes.copy.unreadable") == 1
+
+
+def test_of_a_container_that_has_ended_nothing_is_read_or_remembered(world: World, guest: CopyingGuest) -> None:
+    made = running(world)
+    world.stop(made)
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    assert guest.runs == ["there", "input"]
+    assert world.outside.kubelet_volumes.asked == frozenset()

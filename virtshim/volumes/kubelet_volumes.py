@@ -1,0 +1,186 @@
+"""kubelet's volumes as they lie on the node. Implements `virtshim.ports.copies.KubeletVolumes`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from virtshim.domain.errors import InternalError, NotFound, Unavailable
+from virtshim.domain.printable import escaped
+from virtshim.domain.volumes.copies import (
+    DATA,
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_ENTRIES,
+    CopiedVolume,
+    Entry,
+    EntryKind,
+    is_swapped,
+    odd_file,
+    too_large,
+)
+from virtshim.domain.volumes.pod_mounts import subpath_sources
+from virtshim.volumes.swap_watch import SwapWatch
+
+# Nothing is followed, nobody's FIFO is waited for.
+_SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# A volume that is swapped while it is read is read again, so often.
+_TRIES: Final = 10
+_ODD: Final = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class KubeletVolumeFiles:
+    def __init__(self) -> None:
+        self._watch = SwapWatch()
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def is_part(self, host_path: str, pod_uid: str) -> bool:
+        return any(os.path.isdir(path) for path in subpath_sources(host_path, pod_uid))
+
+    def read(self, volume: CopiedVolume) -> tuple[Entry, ...]:
+        where = escaped(volume.host, 300)
+        try:
+            for _ in range(_TRIES):
+                with contextlib.ExitStack() as opened:
+                    place = _opened(volume.host, opened)
+                    with contextlib.suppress(_Changed):
+                        return _Reader(volume).read(place)
+        except FileNotFoundError as exc:
+            raise NotFound(f"the volume at {where} is not there (any more)") from exc
+        except OSError as exc:
+            raise InternalError(f"the volume at {where} cannot be read: {exc.strerror}") from exc
+        raise Unavailable(f"the volume at {where} changes all the time; it is read again later")
+
+    def changed(self, hosts: Collection[str], timeout: float) -> Collection[str]:
+        return self._watch.changed(hosts, timeout)
+
+
+class _Changed(Exception):
+    """Meanwhile."""
+
+
+class _Reader:
+    """Of one volume, once."""
+
+    def __init__(self, volume: CopiedVolume) -> None:
+        self._volume = volume
+        self._entries: list[Entry] = []
+        self._bytes = 0
+
+    def read(self, place: int) -> tuple[Entry, ...]:
+        """Raises _Changed, ShimError, OSError."""
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            self._add_file(place, "")
+            return tuple(self._entries)
+        data = _target(place, DATA)
+        self._add_directory(place, "", 0, data if is_swapped(data) else "")
+        if _target(place, DATA) != data:
+            raise _Changed
+        return tuple(self._entries)
+
+    def _add_directory(self, place: int, path: str, depth: int, data: str) -> None:
+        """`place`: how it was opened. `data`: of a volume that is swapped, where its files are; what lies beside that is being
+        made or on its way out."""
+        found = os.fstat(place)
+        self._add(Entry(path, EntryKind.DIRECTORY, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid))
+        if depth > MAX_DEPTH:
+            raise too_large(self._volume, f"{MAX_DEPTH} levels")
+        inside = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=place)
+        try:
+            for name in _names(inside, self._volume):
+                if data and name.startswith("..") and name not in (DATA, data):
+                    continue
+                with _nothing_is_gone(swapped=depth > 0 or bool(data)):
+                    self._add_name(inside, name, f"{path}/{name}" if path else name, depth)
+        finally:
+            os.close(inside)
+
+    def _add_name(self, directory: int, name: str, path: str, depth: int) -> None:
+        place = os.open(name, os.O_PATH | _SAFE, dir_fd=directory)
+        try:
+            found = os.fstat(place)
+            if stat.S_ISDIR(found.st_mode):
+                self._add_directory(place, path, depth + 1, "")
+            elif stat.S_ISLNK(found.st_mode):
+                target = os.readlink(name, dir_fd=directory)
+                self._add(_entry(path, EntryKind.LINK, found, target=target))
+            else:
+                self._add_file(place, path)
+        finally:
+            os.close(place)
+
+    def _add_file(self, place: int, path: str) -> None:
+        found = os.fstat(place)
+        for is_odd, what in _ODD:
+            if is_odd(found.st_mode):
+                raise odd_file(self._volume, f"{self._volume.host}/{path}" if path else self._volume.host, what)
+        with open(f"/proc/self/fd/{place}", "rb") as file:
+            content = file.read(MAX_BYTES - self._bytes + 1)
+        self._bytes += len(content)
+        if self._bytes > MAX_BYTES:
+            raise too_large(self._volume, f"{MAX_BYTES} bytes")
+        self._add(_entry(path, EntryKind.FILE, found, content=content))
+
+    def _add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) > MAX_ENTRIES:
+            raise too_large(self._volume, f"{MAX_ENTRIES} files, directories and links")
+
+
+def _entry(path: str, kind: EntryKind, found: os.stat_result, *, content: bytes = b"", target: str = "") -> Entry:
+    mode = stat.S_IMODE(found.st_mode)
+    return Entry(path, kind, mode, found.st_uid, found.st_gid, int(found.st_mtime), content, target)
+
+
+def _names(directory: int, volume: CopiedVolume) -> list[str]:
+    names = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > MAX_ENTRIES:
+                raise too_large(volume, f"{MAX_ENTRIES} files, directories and links")
+    return sorted(names)
+
+
+@contextlib.contextmanager
+def _nothing_is_gone(*, swapped: bool) -> Iterator[None]:
+    """What goes while a volume is read went because kubelet has swapped it."""
+    try:
+        yield
+    except FileNotFoundError as exc:
+        if swapped:
+            raise _Changed from exc
+        raise
+
+
+def _target(directory: int, name: str) -> str:
+    """Where that link leads; "" if it is none."""
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError:
+        return ""
+
+
+def _opened(path: str, opened: contextlib.ExitStack) -> int:
+    """kubelet's own directory may lead over links; from a pod's on none is followed."""
+    at = max(path.rfind("/pods/"), 0)
+    here = os.open(path[:at] or "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened.callback(os.close, here)
+    *directories, name = filter(None, path[at:].split("/"))
+    for directory in directories:
+        here = os.open(directory, os.O_PATH | os.O_DIRECTORY | _SAFE, dir_fd=here)
+        opened.callback(os.close, here)
+    here = os.open(name, os.O_PATH | _SAFE, dir_fd=here)
+    opened.callback(os.close, here)
+    return here
