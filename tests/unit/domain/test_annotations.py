@@ -65,6 +65,12 @@ def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
     assert "neither use nor ignore" in refusal(**{"virtshim.io/image-config": "true"})
 
 
+def test_what_kubelet_writes_is_copied_unless_the_pod_wants_it_shared() -> None:
+    assert parse_vm_options({"virtshim.io/kubelet-volumes": "shared"}).share_kubelet_volumes is True
+    assert parse_vm_options({"virtshim.io/kubelet-volumes": "copied"}).share_kubelet_volumes is False
+    assert "neither copied nor shared" in refusal(**{"virtshim.io/kubelet-volumes": "virtiofs"})
+
+
 def test_no_annotations_give_the_defaults() -> None:
     assert parse_vm_options({}) == VmOptions()
     assert VmOptions().vcpus is None

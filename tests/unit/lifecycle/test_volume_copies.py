@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fakes.waiting import eventually
-from fakes.world import World, container_config, pod_key
+from fakes.world import World, container_config, pod_key, sandbox_config
 
 from virtshim.domain.container import Mount
 from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
@@ -188,6 +188,17 @@ def test_one_that_is_not_there_or_too_large_is_refused_and_nothing_is_made(world
     assert world.everything() == before
 
 
+def test_by_annotation_they_are_shared_and_nothing_is_copied(world: World, guest: CopyingGuest) -> None:
+    sandbox = world.run(config=sandbox_config(annotations={"virtshim.io/kubelet-volumes": "shared"}))
+    made = world.create(sandbox, config=container_config(mounts=MOUNTS))
+    world.start(made)
+    is_quiet()
+    spec = world.container(made).spec
+    assert {(volume.guest, volume.host) for volume in spec.volumes} == {("/etc/texts", TEXTS), ("/token", TOKEN)}
+    assert (spec.copies, world.outside.seeds.requests[made].copied, guest.runs) == ((), b"", [""])
+    assert set(world.outside.shares.shares) == {made.short}
+
+
 def test_an_agent_that_may_not_run_commands_is_told_in_the_message(world: World, guest: CopyingGuest) -> None:
     def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         raise WrongState("the agent may not run commands")
@@ -196,7 +207,7 @@ def test_an_agent_that_may_not_run_commands_is_told_in_the_message(world: World,
     made = running(world)
     world.app.watch.look()
     trouble = world.container(made).status.trouble
-    assert "are not renewed: the agent may not run commands" in trouble
+    assert trouble.endswith("virtiofs): the agent may not run commands")
     world.outside.guests.do = guest.do
     world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
     looked(world)

@@ -37,6 +37,11 @@ class VmOptions:
     # A volume that the VM boots from, and whose root disk is of another image, gets the new one in its place.
     replace_root_disk: bool = False
 
+    # --- volumes
+
+    # What kubelet writes itself (configMap, secret ...) is shared as other volumes are, not copied.
+    share_kubelet_volumes: bool = False
+
     # --- what cloud-init tells the guest
 
     meta_data: Mapping[str, Any] = field(default_factory=dict)

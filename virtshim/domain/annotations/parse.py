@@ -20,6 +20,7 @@ from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest.login import parse_keys
 from virtshim.domain.vm import CpuModel, DiskBus
+from virtshim.domain.volumes.copies import SHARED_ANNOTATION
 from virtshim.domain.volumes.root_volume import ON_CHANGE
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
 
@@ -212,6 +213,14 @@ def _on_image_change(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, replace_root_disk=text == "replace")
 
 
+def _kubelet_volumes(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("", "copied", "shared"):
+        raise InvalidRequest(
+            f"{_shown(text)} is neither copied nor shared; write shared if the guest's agent may not run commands, or nothing"
+        )
+    return dataclasses.replace(options, share_kubelet_volumes=text == "shared")
+
+
 def _system_uuid(options: VmOptions, text: str) -> VmOptions:
     if not _UUID.fullmatch(text) or not uuid.UUID(text).int:
         raise InvalidRequest(
@@ -315,6 +324,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "VirtletRootVolumeSize": _root_size,
     "virtshim.io/root-disk": _root_disk,
     ON_CHANGE: _on_image_change,
+    SHARED_ANNOTATION: _kubelet_volumes,
     "VirtletSystemUUID": _system_uuid,
     "VirtletCloudInitImageType": _seed_type,
     "VirtletCloudInitMetaData": _meta_data,

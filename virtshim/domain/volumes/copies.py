@@ -26,6 +26,9 @@ MAX_DEPTH: Final = 32
 MAX_ALL_BYTES: Final = 8 << 20
 _PAGE: Final = 4096
 
+# `shared`: nothing is copied.
+SHARED_ANNOTATION: Final = "virtshim.io/kubelet-volumes"
+
 DATA: Final = "..data"
 _DATA_TARGET: Final = re.compile(r"\.\.[A-Za-z0-9][A-Za-z0-9_.:+-]{0,200}")
 _END: Final = bytes(2 * tarfile.BLOCKSIZE)

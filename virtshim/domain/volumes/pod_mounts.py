@@ -103,18 +103,25 @@ def volumes_of(
     mounts: Iterable[Mount],
     annotations: Mapping[str, str],
     pod_uid: str = "",
-    parts: Callable[[str], bool] | None = None,
+    parts: Callable[[str], bool] = lambda _: False,
+    *,
+    share: bool = False,
 ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
     """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
-    and copied ones. `parts` tells whether the host path of a part of a volume is of one that kubelet writes."""
+    and copied ones. `parts` tells whether the host path of a part of a volume is of one that kubelet writes. `share`: none is
+    copied."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
         guest = _normal(mount.container_path)
-        if origin is Origin.COPY:
+        if origin not in (Origin.COPY, Origin.VOLUME):
+            continue
+        if share:
+            shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
+        elif origin is Origin.COPY:
             copied.append(CopiedVolume(guest, mount.host_path, mount.readonly))
-        elif origin is Origin.VOLUME and parts is not None and parts(mount.host_path):
+        elif parts(mount.host_path):
             copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, renewed=False))
-        elif origin is Origin.VOLUME:
+        else:
             shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
     shared.sort(key=lambda volume: volume.guest.count("/"))
     return tuple(shared), tuple(copied)

@@ -74,7 +74,7 @@ class Admission:
         self.claims.check(granted, size)
         self._refuse_without_hugepages(size)
         log_file = _log_file(sandbox, config)
-        volumes, copies = self.volumes.admit(config, sandbox.key.uid)
+        volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=options.share_kubelet_volumes)
         return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies)
 
     def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:

@@ -22,7 +22,7 @@ from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes import guest_script
-from virtshim.domain.volumes.copies import archive
+from virtshim.domain.volumes.copies import SHARED_ANNOTATION, archive
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.ports.clock import Clock
@@ -39,7 +39,8 @@ _MOST_TOLD: Final = 500
 
 _NOT_RENEWED: Final = (
     "its configMap, secret, downwardAPI and projected volumes, the service account token among them, are as they were when its "
-    "VM was made, if cloud-init has put them there, and are not renewed"
+    f"VM was made, if cloud-init has put them there, and are not renewed (the annotation {SHARED_ANNOTATION}: shared has them by "
+    "virtiofs)"
 )
 
 

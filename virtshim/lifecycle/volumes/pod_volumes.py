@@ -33,11 +33,17 @@ class PodVolumes:
     _unserved: frozenset[str] = frozenset()
     _in_guest: dict[str, str] = field(default_factory=dict)
 
-    def admit(self, config: ContainerConfig, pod_uid: str) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
+    def admit(
+        self, config: ContainerConfig, pod_uid: str, *, share: bool
+    ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
         """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
-        that it cannot have."""
+        that it cannot have. `share`: none is copied."""
         shared, copied = volumes_of(
-            config.mounts, config.annotations, pod_uid, lambda path: self.copies.files.is_part(path, pod_uid)
+            config.mounts,
+            config.annotations,
+            pod_uid,
+            lambda path: self.copies.files.is_part(path, pod_uid),
+            share=share,
         )
         refuse_odd((*shared, *copied))
         if shared:
