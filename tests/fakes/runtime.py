@@ -226,9 +226,24 @@ def _pieces(answer: Any) -> Iterator[bytes]:
     return iter([answer] if isinstance(answer, bytes) else answer)
 
 
+def _add_as_kubelet(runtime: FakeRuntime, number: int) -> None:
+    """A Deployment's pod, with what kubelet writes to each: some 700 bytes in a list."""
+    name, uid = f"web-7d4b9c6f5d-{number:05}", f"3f2b8c1e-77aa-4b1d-9c0e-{number:012}"
+    made = runtime.pods[runtime.add_pod(pb.PodSandboxMetadata(name=name, namespace="default", uid=uid))]
+    made.labels.update(
+        {
+            "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": uid,
+            "app.kubernetes.io/name": "web", "app.kubernetes.io/instance": "web", "pod-template-hash": "7d4b9c6f5d",
+        }
+    )  # fmt: skip
+    made.annotations.update(
+        {"kubernetes.io/config.seen": "2026-11-22T19:41:16.123456789Z", "kubernetes.io/config.source": "api"}
+    )
+
+
 if __name__ == "__main__":
     with FakeRuntime(sys.argv[1], sys.argv[2]) as alone:
         for number in range(int(sys.argv[3])):
-            alone.add_pod(pb.PodSandboxMetadata(name=f"pod-{number}", namespace="default", uid=str(number)))
+            _add_as_kubelet(alone, number)
         print("ready", flush=True)
         sys.stdin.read()

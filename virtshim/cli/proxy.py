@@ -6,12 +6,15 @@ import sys
 
 from virtshim import config
 from virtshim.domain.errors import InvalidRequest
+from virtshim.heap import keep_large_blocks, share_one_heap
 from virtshim.proxy.routes import Routes, Runtime
 
 
 def proxy_command(file: str | None, directory: str | None) -> None:
     if directory is not None and file is not None:
         raise InvalidRequest("--dir and --config exclude each other: a node's settings are DIR/config.toml")
+    share_one_heap()
+    keep_large_blocks()
     # structlog takes rich, where it is installed, for tracebacks in colour, which a daemon's log never shows: 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from virtshim.logsetup import set_up_logging

@@ -53,7 +53,8 @@ class Lists:
         refuse(failures)
         if asked.method == LIST_METRICS_KNOWN:
             return _each_once(parts)
-        return _filesystems(parts) if asked.method == IMAGE_FS_INFO else b"".join(parts)
+        # One part alone is not copied.
+        return _filesystems(parts) if asked.method == IMAGE_FS_INFO else b"".join(filter(None, parts))
 
     async def refresh(self, backend: Backend) -> None:
         """What is kept of a runtime that may be down has what was just made there, too."""
