@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_networks import leases, networks
+from fakes.calico_plugin import GATEWAY, GATEWAY_6
 from fakes.spdy import close_all, spdy
 from guest import ping
 from node import Node
@@ -21,6 +23,9 @@ PATIENCE = 900
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.debian, pytest.mark.timeout(2 * PATIENCE)]
 
 GIB = 1 << 30
+# Its networks: gateways outside the pod's subnets, as most clusters have them.
+CALICO = ("10.90.20.2/32", "fd00:90:20::2/128")
+PTP = "10.90.21"
 USER_DATA = """
 write_files:
 - path: /etc/from-user-data
@@ -96,9 +101,13 @@ def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def debian_pod(node: Node, image_url: str, ssh_key: Path) -> Iterator[Debian]:
+def debian_pod(node: Node, image_url: str, ssh_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Debian]:
+    folder = tmp_path_factory.mktemp("networks")
+    calico = {"name": "calico", "type": "calico", "addresses": CALICO}
+    ptp = {"name": "ptp", "type": "ptp", "mtu": 1400, "ipam": leases(folder, f"{PTP}.0/24")}
     with PodClient(node.socket) as cri:
-        made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key)
+        with networks(node, folder, calico, ptp):
+            made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key)
         yield made
         cri.remove_pod(made.pod)
 
@@ -136,16 +145,28 @@ def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
     assert debian.says("cat /var/lib/boots").splitlines()[-1] == "ran on debian-pod"
 
 
-def test_netplan_gives_the_nic_the_pods_address_routes_and_name_servers(debian: Debian, node: Node):
-    (nic,) = json.loads(debian.says("ip -json -4 address show dev eth0"))
-    assert [one["local"] for one in nic["addr_info"]] == [debian.address]
-    (default,) = json.loads(debian.says("ip -json route show default"))
-    assert default["gateway"] == f"{node.pod_cidr.removesuffix('0/16')}1"
+def test_netplan_gives_each_nic_the_pods_addresses_routes_and_name_servers(debian: Debian):
+    assert [addresses_of(debian, nic) for nic in ("eth0", "net1")] == [set(CALICO), {f"{PTP}.2/32"}]
+    assert [gateways_of(debian, family) for family in "46"] == [[GATEWAY], [GATEWAY_6]]
     resolver = debian.says("cat /run/systemd/resolve/resolv.conf").splitlines()
     assert {"nameserver 10.96.0.10", "search default.svc.cluster.local"} <= set(resolver)
-    assert ping(debian.address)
-    assert "1 received" in debian.says(f"sudo ping -c 1 -W 10 {default['gateway']}")
+    assert debian.says("cat /sys/class/net/net1/mtu") == "1400"
     assert debian.says("networkctl --no-pager status eth0 | grep -c 'State: routable' || true") == "1"
+
+
+def test_guest_and_node_reach_each_other_where_gateways_are_in_no_subnet(debian: Debian):
+    assert [ping(address.partition("/")[0]) for address in (*CALICO, f"{PTP}.2/32")] == [True, True, True]
+    for gateway in (GATEWAY, f"{GATEWAY_6}%eth0", f"{PTP}.1"):
+        assert "1 received" in debian.says(f"sudo ping -c 1 -W 10 {gateway}")
+
+
+def addresses_of(debian: Debian, nic: str) -> set[str]:
+    (told,) = json.loads(debian.says(f"ip -json address show dev {nic}"))
+    return {f"{one['local']}/{one['prefixlen']}" for one in told["addr_info"] if one["scope"] == "global"}
+
+
+def gateways_of(debian: Debian, family: str) -> list[str]:
+    return [route["gateway"] for route in json.loads(debian.says(f"ip -json -{family} route show default"))]
 
 
 def test_a_person_with_the_pods_key_logs_in_over_the_network(debian: Debian, ssh_key: Path):
@@ -187,6 +208,7 @@ def test_port_forward_reaches_what_listens_on_the_guests_own_loopback(debian: De
     """Dialed by what Debian has for it."""
     request = pb.PortForwardRequest(pod_sandbox_id=debian.pod)
     client = spdy(debian.cri.runtime.PortForward(request, timeout=60).url, "portforward.k8s.io")
+    client.sock.settimeout(PATIENCE)  # a program of the guest is started for it
     client.open(streamtype="error", fin=True, port="22", requestid="0")
     data = client.open(streamtype="data", port="22", requestid="0")
     client.until(lambda: b"SSH-2.0-OpenSSH" in client.received[data])

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes import meta_plugin
+from cluster_networks import leases, networks, own_network
 from guest import boot, console_of_pod, ping
 from node import Node
 from podclient import log_lines, wait_for_log
@@ -23,35 +19,9 @@ BRIDGE = "vst-e2e-net1"
 SECOND = "10.90.9"
 
 
-@contextlib.contextmanager
-def two_networks(node: Node, plugins: Path, folder: Path) -> Iterator[None]:
-    """The node's own network, and another bridge, by a meta plugin."""
-    plugins.mkdir(exist_ok=True)
-    plugin = plugins / "meta"
-    plugin.write_text(f"#!/bin/sh\nexec {sys.executable} {meta_plugin.__file__}\n")
-    plugin.chmod(0o755)
-    own = json.loads(next(Path(node.directory, "cni/net.d").glob("*.conflist")).read_text())
-    ipam = {
-        "type": "host-local",
-        "ranges": [[{"subnet": f"{SECOND}.0/24"}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
-        "dataDir": str(folder / "leases"),
-    }
-    delegates = [
-        {"name": own["name"], **own["plugins"][0]},
-        {"name": "blue", "type": "bridge", "bridge": BRIDGE, "isGateway": True, "mtu": 1400, "ipam": ipam},
-    ]
-    meta = {"type": "meta", "cniDir": str(folder / "multus"), "delegates": delegates}
-    first = Path(node.directory, "cni/net.d/00-two.conflist")
-    first.write_text(json.dumps({"cniVersion": "1.0.0", "name": "two", "plugins": [meta]}))
-    try:
-        yield
-    finally:
-        first.unlink()
-
-
-def test_a_guest_is_on_both_networks_of_its_pod(cri, node: Node, node_root: str, image_url: str, tmp_path: Path):
-    with two_networks(node, Path(node_root, "cni-bin"), tmp_path):
+def test_a_guest_is_on_both_networks_of_its_pod(cri, node: Node, image_url: str, tmp_path: Path):
+    blue = {"name": "blue", "type": "bridge", "bridge": BRIDGE, "isGateway": True, "mtu": 1400}
+    with networks(node, tmp_path, own_network(node), {**blue, "ipam": leases(tmp_path, f"{SECOND}.0/24")}):
         pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "both")
     address = cri.pod_ip(pod)
     assert address.startswith(node.pod_cidr.removesuffix("0.0/16")), "the first network's"
