@@ -167,13 +167,29 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Who has that MAC, as a plugin wrote it down."""
+
+    address: str
+    mac: str
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Neighbour:
+        refuse_unknown(obj, ("address", "mac"), where)
+        return cls(
+            address(text(obj, "address", where), f"{where}.address"),
+            mac_address(text(obj, "mac", where), f"{where}.mac"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Nic:
     """One guest NIC and what stands behind it in the pod's namespace.
 
     `link` is the CNI interface, whose MAC the guest uses (`mac`) while the link itself got `link_mac`; both ends hang on
     `bridge`, the guest's by `tap`. `addresses` and `routes` are what the guest must carry; `link_addresses` and
     `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes; `route_mtu` that of the link's routes
-    where it is smaller, else 0.
+    where it is smaller, else 0. `neighbours`: for whom `bridge` answers the guest.
     """
 
     link: str
@@ -188,6 +204,7 @@ class Nic:
     link_addresses: tuple[str, ...]
     link_routes: tuple[Route, ...]
     route_mtu: int = 0
+    neighbours: tuple[Neighbour, ...] = ()
 
     @property
     def guest_mtu(self) -> int:
@@ -223,6 +240,10 @@ class Nic:
             link_addresses=addresses("link_addresses"),
             link_routes=routes("link_routes"),
             route_mtu=number({"route_mtu": 0, **obj}, "route_mtu", where, 0, 65535),  # earlier versions' have none
+            neighbours=tuple(
+                Neighbour.from_json(item, f"{where}.neighbours[{at}]")
+                for at, item in enumerate(objects(obj, "neighbours", where))
+            ),
         )
 
     def to_json(self) -> Json:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tapmanager.cni.result import CniInterface, CniResult
-from tapmanager.pod import Dns, Nic, NicFunction, Route
+from tapmanager.pod import Dns, Neighbour, Nic, NicFunction, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class KernelLink:
     """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
     PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
     beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host.
-    `frames`: it carries Ethernet frames."""
+    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones."""
 
     name: str
     kind: str
@@ -42,6 +42,7 @@ class KernelLink:
     leads_out: bool = False
     alias: str = ""
     frames: bool = True
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:
@@ -84,6 +85,7 @@ def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callabl
         link_addresses=addresses,
         link_routes=tuple(Route(route.destination, route.gateway) for route in _sorted(link.routes)),
         route_mtu=_route_mtu(link),
+        neighbours=link.neighbours,
     )
 
 

@@ -20,7 +20,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from tapmanager.errors import internal, unavailable
-from tapmanager.links import dhcp_guard, netlink, tap
+from tapmanager.links import dhcp_guard, neighbours, netlink, tap
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Nic, Route
 
@@ -55,6 +55,7 @@ def read() -> list[KernelLink]:
         links = [link for link in ipr.get_links() if _counts(link)]
         addresses = list(ipr.get_addr())
         routes = list(ipr.get_routes(table=_TABLE_MAIN))
+        permanent = neighbours.read(ipr)
         return [
             KernelLink(
                 name=link.get_attr("IFLA_IFNAME"),
@@ -67,6 +68,7 @@ def read() -> list[KernelLink]:
                 leads_out=_leads_out(link),
                 alias=link.get_attr("IFLA_IFALIAS") or "",
                 frames=_carries_frames(link),
+                neighbours=permanent.get(link["index"], ()),
             )
             for link in links
         ]
@@ -163,6 +165,11 @@ def _build_one(ipr: Any, nic: Nic, tap_owner: int) -> None:
     ipr.link("set", index=_index(nic.tap), mtu=nic.mtu, master=bridge, state="up")
     ipr.link("set", index=link, master=bridge, state="up")
     ipr.link("set", index=bridge, mtu=nic.mtu, state="up")
+    if nic.neighbours:
+        if neighbours.any_ipv6(nic):  # a bridge without IPv6 cannot know them; without an address it is not heard
+            _write_sysctl(f"net/ipv6/conf/{nic.bridge}/addr_gen_mode", "1")
+            _write_sysctl(f"net/ipv6/conf/{nic.bridge}/disable_ipv6", "0")
+        neighbours.answer_for(ipr, nic)
 
 
 def _strip(ipr: Any, link: int, nic: Nic) -> None:
@@ -260,6 +267,7 @@ def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
     for route in nic.link_routes:
         # Beside those of other links: several networks' plugins set a default route each.
         _route_change(ipr, "append" if route.gateway else "replace", route, link)
+    neighbours.put_back(ipr, nic, link)
 
 
 def put_addresses(ipr: Any, index: int, name: str, addresses: Sequence[str]) -> None:

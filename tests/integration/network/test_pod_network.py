@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,40 @@ def test_a_link_that_carries_packets_alone_is_refused_by_name_and_nothing_is_lef
         tap_node.attach(sandbox())
     assert told.value.kind == "unimplemented"
     assert tap_node.listed() == []
+
+
+def test_a_neighbour_that_only_the_plugin_knows_is_answered_for_also_while_tapmanager_is_down(
+    tap_node: TapNode,
+) -> None:
+    """As AWS's VPC CNI and Azure's do it: nobody on the wire answers for the gateway."""
+    tap_node.plugin("written-down", """
+        inside() { ip -n $(basename $CNI_NETNS) "$@"; }
+        host=wd$(echo $CNI_CONTAINERID | cut -c1-9)
+        test $CNI_COMMAND = DEL && { inside neigh > $0.at-del; ip link del $host; exit 0; }
+        ip link add $host address 02:00:00:00:00:77 arp off type veth peer $CNI_IFNAME netns $(basename $CNI_NETNS)
+        ip link set $host up && inside link set $CNI_IFNAME up && inside addr add 10.90.31.2/32 dev $CNI_IFNAME
+        inside addr add fd00:90:31::2/128 dev $CNI_IFNAME nodad
+        inside route add 169.254.1.1 dev $CNI_IFNAME scope link && inside route add default via 169.254.1.1
+        inside route add default via fe80::1 dev $CNI_IFNAME
+        for gateway in 169.254.1.1 fe80::1; do
+          inside neigh add $gateway lladdr 02:00:00:00:00:77 dev $CNI_IFNAME nud permanent
+        done
+        echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'$CNI_IFNAME'", "sandbox": "'$CNI_NETNS'"}],
+               "ips": [{"address": "10.90.31.2/32", "interface": 0}, {"address": "fd00:90:31::2/128", "interface": 0}]}'
+    """)  # fmt: skip
+    tap_node.configure({"type": "written-down"})
+    which, mac = sandbox(), bytes.fromhex("020000000077")
+    network = tap_node.attach(which)
+    with tap_node.guest(which, network) as guest:
+        guest.boot()
+        assert guest.resolve(IPv4Address("169.254.1.1")) == mac
+        tap_node.stop(signal.SIGKILL)
+        assert guest.resolve(IPv4Address("169.254.1.1")) == mac
+        assert guest.resolve_6(IPv6Address("fe80::1"), IPv6Address("fd00:90:31::2")) == mac
+        tap_node.start()
+    tap_node.release(which)
+    found = (tap_node.bin_dir / "written-down.at-del").read_text().splitlines()
+    assert sorted(line.split()[0] for line in found if line.endswith("PERMANENT ")) == ["169.254.1.1", "fe80::1"]
 
 
 def test_attach_twice_is_one_network_and_release_twice_is_no_error(tap_node: TapNode) -> None:

@@ -12,7 +12,7 @@ import select
 import struct
 import threading
 import time
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Self
 
 from tapmanager.dhcp import frame, packet
@@ -156,6 +156,19 @@ class ToyGuest:
             lambda data: data[12:14] == b"\x08\x06" and data[20:22] == b"\0\2" and data[28:32] == target.packed,
         )
         return found[22:28]
+
+    def resolve_6(self, target: IPv6Address, own: IPv6Address) -> bytes:
+        """The MAC that answers a neighbour solicitation for `target`."""
+        group = IPv6Address(b"\xff\2" + bytes(9) + b"\1\xff" + target.packed[13:])
+        body = b"\x87\0\0\0" + bytes(4) + target.packed + b"\1\1" + self.mac
+        pseudo = own.packed + group.packed + len(body).to_bytes(4, "big") + b"\0\0\0\x3a"
+        body = body[:2] + checksum(pseudo + body).to_bytes(2, "big") + body[4:]
+        header = b"\x60\0\0\0" + len(body).to_bytes(2, "big") + b"\x3a\xff" + own.packed + group.packed
+        found = self.ask(
+            b"\x33\x33" + group.packed[12:] + self.mac + b"\x86\xdd" + header + body,
+            lambda data: data[12:14] == b"\x86\xdd" and data[54:55] == b"\x88" and data[62:78] == target.packed,
+        )
+        return found[80:86]
 
 
 def is_answer(data: bytes, xid: int) -> bool:
