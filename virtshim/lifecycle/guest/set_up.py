@@ -91,8 +91,9 @@ class GuestSetUp:
                 )
         if faults:
             raise NotSetUp("; ".join(faults))
+        running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
-            self._made.add(container.id)
+            self._made = (self._made & running) | {container.id}
 
     def _copied(self, container: Container, part: _Part, run: Callable[[GuestCommand], CommandResult]) -> CommandResult:
         """What the guest does not have is given to it."""
