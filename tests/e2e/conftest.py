@@ -33,6 +33,8 @@ def node(node_root: str) -> Iterator[Node]:
     config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
     config += "[cri]\npod_commands = 60\n"  # one test runs more at once than a pod should
     config += "[vm]\nagent_timeout = 900\n"  # a real distribution boots for minutes under emulation
+    if other := os.environ.get("VIRTSHIM_TEST_VIRTIOFSD"):
+        config += f'[shares]\nvirtiofsd = "{other}"\n'
     node = Node(f"{node_root}/n", pod_cidr=free_cidr(), config=config)
     try:
         node.up()
