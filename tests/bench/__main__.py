@@ -30,6 +30,7 @@ from proxy import proxy_rounds  # noqa: E402
 from pull import pull_rounds  # noqa: E402
 from recover import recover_rounds  # noqa: E402
 from scale import scale_round  # noqa: E402
+from shares import share_rounds  # noqa: E402
 
 NULL = PROJECT / "build" / "null.qcow2"
 GUEST = PROJECT / "build" / "guest.qcow2"
@@ -69,6 +70,7 @@ def main() -> None:
                 for number in range(1, options.rounds + 1):
                     boot_round(cri, node, guest, GUEST, figures, number)
                     exec_rounds(cri, node, guest, 4, figures.add)
+                share_rounds(cri, node, guest, GUEST, options.rounds, figures)
         finally:
             node.stop()
             node.down()

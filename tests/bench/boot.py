@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bare_qemu import boot_ms, said_ms
@@ -26,14 +28,25 @@ def boot_round(cri: PodClient, node: Node, image: str, file: Path, figures: Figu
 
 
 def _in_a_pod(cri: PodClient, node: Node, image: str, number: int) -> float:
-    """Milliseconds from StartContainer's answer."""
-    config = pod_config(f"boot-{number}", f"{node.directory}/logs/boot-{number}")
+    with boot_in_pod(cri, node, image, f"boot-{number}", {}) as (_, took):
+        return took
+
+
+@contextlib.contextmanager
+def boot_in_pod(
+    cri: PodClient, node: Node, image: str, name: str, volumes: Mapping[str, str]
+) -> Iterator[tuple[str, float]]:
+    """The container, which runs inside the block, and milliseconds from StartContainer's answer. `volumes`: paths in the guest ->
+    directories."""
+    config = pod_config(name, f"{node.directory}/logs/{name}")
     pod = cri.run_pod(config)
     try:
         wanted = container_config(cri.pull(image), _MEMORY)
         wanted.linux.resources.cpu_shares = 1024  # the weight of any process, as the bare QEMU is one
+        for inside, directory in volumes.items():
+            wanted.mounts.add(container_path=inside, host_path=directory)
         made = cri.create(pod, wanted, config)
         cri.start(made)
-        return said_ms(f"{node.directory}/state/containers/{made}/console.log", _READY, time.monotonic())
+        yield made, said_ms(f"{node.directory}/state/containers/{made}/console.log", _READY, time.monotonic())
     finally:
         cri.remove_pod(pod)
