@@ -8,6 +8,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterable
+from pathlib import Path
 
 _BLOCK = 512  # the unit of st_blocks, whatever the file system's own is
 
@@ -55,6 +56,17 @@ def space_taken(paths: Iterable[str | os.PathLike[str]]) -> tuple[int, int]:
             used += os.lstat(path).st_blocks * _BLOCK
             inodes += 1
     return used, inodes
+
+
+def mountpoint(directory: str | os.PathLike[str]) -> str:
+    """Where the file system that holds it, or will, is mounted: the highest parent that is on the same device."""
+    here = Path(directory).resolve()
+    while not here.exists():
+        here = here.parent
+    device = here.stat().st_dev
+    while here != here.parent and here.parent.stat().st_dev == device:
+        here = here.parent
+    return str(here)
 
 
 class FileLocked(Exception):

@@ -6,7 +6,7 @@ from fakes.clock import START_NS
 
 from virtshim.domain.errors import InternalError, WrongState
 from virtshim.domain.ids import ContainerId, ImageDigest
-from virtshim.domain.image import DiskFormat, Image
+from virtshim.domain.image import DiskFormat, FilesystemUsage, Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.domain.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse
@@ -77,6 +77,18 @@ class FakeRootDisks:
             return None
         count = len(files) + (pod_disk in self.pod_disks)
         return DiskUsage(START_NS, "/state/containers", count << 20, 1 + count, 1 << 40, 1_000_000, 900_000)
+
+
+class FakeContainersRoom:
+    """Implements `virtshim.ports.disks.ContainersRoom`. A mebibyte a file."""
+
+    def __init__(self, disks: FakeRootDisks) -> None:
+        self._disks = disks
+
+    def use(self) -> FilesystemUsage:
+        directories = self._disks.directories
+        count = len(self._disks.pod_disks) + sum(map(len, directories.values()))
+        return FilesystemUsage("/state", count << 20, len(directories) + count, START_NS)
 
 
 class FakeRecordCopies:

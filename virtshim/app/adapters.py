@@ -22,6 +22,7 @@ from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.host_files import HostFiles
 from virtshim.devices.node_devices import NodeDevices, device_rules
 from virtshim.devices.resolve import Resolver
+from virtshim.disks import containers_room
 from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
@@ -52,7 +53,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
 from virtshim.ports.copies import KubeletVolumes
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.ports.disks import RootDisks, RootVolumes
+from virtshim.ports.disks import ContainersRoom, RootDisks, RootVolumes
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import CheckpointFiles, VmPausing
@@ -94,6 +95,7 @@ class Adapters:
     kubelet_volumes: KubeletVolumes
     files: KnownImageFiles
     disks: RootDisks
+    containers_room: ContainersRoom
     root_volumes: RootVolumes
     copies: RecordCopies
     archives: CheckpointFiles
@@ -175,6 +177,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         kubelet_volumes=stack.enter_context(contextlib.closing(KubeletVolumeFiles())),
         files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
         disks=RootDiskStore(layout),
+        containers_room=containers_room.ContainersRoom(layout),
         root_volumes=RootVolumeStore(copy_to_device),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),

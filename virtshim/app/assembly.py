@@ -90,7 +90,7 @@ class App:
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
-        image = ImageServicer(self.images, settings.cri.runtime_handlers)
+        image = ImageServicer(self.images, self.adapters.containers_room.use, settings.cri.runtime_handlers)
         admin = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
         return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, admin)
 

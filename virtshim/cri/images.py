@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import grpc
 
@@ -13,6 +13,7 @@ from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import batches
 from virtshim.cri.services import set_when_cancelled
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.image import FilesystemUsage
 from virtshim.domain.sandbox import check_handler
 from virtshim.lifecycle.images import ImageService
 
@@ -20,8 +21,11 @@ from virtshim.lifecycle.images import ImageService
 class ImageServicer(api_pb2_grpc.ImageServiceServicer):
     """What is not defined here answers UNIMPLEMENTED."""
 
-    def __init__(self, images: ImageService, handlers: Collection[str]) -> None:
+    def __init__(
+        self, images: ImageService, containers_take: Callable[[], FilesystemUsage], handlers: Collection[str]
+    ) -> None:
         self._images = images
+        self._containers_take = containers_take
         self._handlers = handlers
 
     def ListImages(self, request: pb.ListImagesRequest, context: grpc.ServicerContext) -> pb.ListImagesResponse:
@@ -65,8 +69,10 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
 
     def ImageFsInfo(self, request: pb.ImageFsInfoRequest, context: grpc.ServicerContext) -> pb.ImageFsInfoResponse:
         del request, context
-        use = to_proto.filesystem(self._images.filesystem())
-        return pb.ImageFsInfoResponse(image_filesystems=[use], container_filesystems=[use])
+        return pb.ImageFsInfoResponse(
+            image_filesystems=[to_proto.filesystem(self._images.filesystem())],
+            container_filesystems=[to_proto.filesystem(self._containers_take())],
+        )
 
 
 def _reference(spec: pb.ImageSpec) -> str:

@@ -23,7 +23,7 @@ from virtshim.domain.errors import Aborted, InternalError, NotFound, ResourceExh
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
 from virtshim.domain.image_name import ImageName
-from virtshim.files import space_taken, sync
+from virtshim.files import mountpoint, space_taken, sync
 from virtshim.images import http_source, oci_source
 from virtshim.images.confinement import Account, account
 from virtshim.images.disk_writer import OUT_OF_SPACE
@@ -168,7 +168,7 @@ class ImageFileStore:
             for directory, _, names in os.walk(self._root)
             for path in (directory, *(f"{directory}/{name}" for name in names))
         )
-        return FilesystemUsage(_mountpoint(self._root), used, inodes, time.time_ns())
+        return FilesystemUsage(mountpoint(self._root), used, inodes, time.time_ns())
 
     def _download(
         self,
@@ -281,14 +281,3 @@ class ImageFileStore:
             if exc.errno in OUT_OF_SPACE:
                 raise ResourceExhausted(f"image {what}: no space left in {self._root}; free some") from exc
             raise InternalError(f"image {what}: the image store {self._root} fails: {exc.strerror}") from exc
-
-
-def _mountpoint(directory: Path) -> str:
-    """Where the file system that holds `directory` is mounted: the highest parent that is on the same device."""
-    here = directory.resolve()
-    while not here.exists():
-        here = here.parent
-    device = here.stat().st_dev
-    while here != here.parent and here.parent.stat().st_dev == device:
-        here = here.parent
-    return str(here)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from virtshim.domain.ids import ContainerId, ImageDigest
-from virtshim.domain.image import Image
+from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.domain.volumes.root_volume import RootVolume
@@ -46,6 +46,11 @@ class RootDisks(Protocol):
 
     def free_bytes(self) -> int:
         """Bytes that disks may still grow by."""
+
+
+class ContainersRoom(Protocol):
+    def use(self) -> FilesystemUsage:
+        """What the directories of all containers and the disks of all pods take."""
 
 
 class RootVolumes(Protocol):

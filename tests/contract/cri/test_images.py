@@ -326,8 +326,20 @@ def test_an_image_in_use_can_be_removed_and_its_vm_runs_on(client: Client, world
 
 def test_image_fs_info_has_what_kubelet_dereferences(client: Client) -> None:
     answer = client.ImageFsInfo(pb.ImageFsInfoRequest())
-    for (use,) in (answer.image_filesystems, answer.container_filesystems):
-        assert use.fs_id.mountpoint == "/images"
+    for (use,), mountpoint, taken in (
+        (answer.image_filesystems, "/images", 6),
+        (answer.container_filesystems, "/state", 0),
+    ):
+        assert use.fs_id.mountpoint == mountpoint
         assert use.HasField("used_bytes")
-        assert use.used_bytes.value == 6
+        assert use.used_bytes.value == taken
         assert use.timestamp > 0
+
+
+def test_the_containers_disks_are_told_apart_from_the_images(client: Client) -> None:
+    client.create(client.run())
+    (containers,) = client.ImageFsInfo(pb.ImageFsInfoRequest()).container_filesystems
+    (images,) = client.ImageFsInfo(pb.ImageFsInfoRequest()).image_filesystems
+    assert containers.used_bytes.value >= 1 << 20
+    assert containers.inodes_used.value > 0
+    assert images.used_bytes.value == 6

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fakes.disks import FakeRootDisks
+from fakes.disks import FakeContainersRoom, FakeRootDisks
 
+from virtshim.disks import containers_room
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
@@ -18,7 +19,7 @@ from virtshim.domain.layout import Layout
 from virtshim.domain.pod_disk import disk_name, pod_hash
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
-from virtshim.ports.disks import RootDisks
+from virtshim.ports.disks import ContainersRoom, RootDisks
 
 A = ContainerId("a" * 64)
 B = ContainerId("b" * 64)
@@ -32,6 +33,7 @@ class World:
     """`base` is an image of 16 MiB in the file `base_path`."""
 
     disks: RootDisks
+    room: ContainersRoom
 
     def __init__(self, base_path: Path) -> None:
         self.base_path = str(base_path)
@@ -54,6 +56,7 @@ class InMemory(World):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "base.qcow2")
         self.disks = self._fake = FakeRootDisks()
+        self.room = FakeContainersRoom(self._fake)
 
     def size(self, disk: Disk) -> int:
         name = disk.path.split("/")
@@ -68,6 +71,7 @@ class OnDisk(World):
         os.makedirs(layout.containers)
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", self.base_path, "16M"], check=True)
         self.disks = RootDiskStore(layout)
+        self.room = containers_room.ContainersRoom(layout)
 
     def size(self, disk: Disk) -> int:
         command = ["qemu-img", "info", "--output=json", disk.path]
@@ -175,6 +179,20 @@ def test_all_disks_of_a_pod_go_together_and_no_others(world: World) -> None:
 
 
 # --- numbers
+
+
+def test_all_that_containers_and_pods_take_is_counted(world: World) -> None:
+    before = world.room.use()
+    world.create(A)
+    after_one = world.room.use()
+    world.create_pod_disk()
+    after_both = world.room.use()
+    assert before.used_bytes < after_one.used_bytes < after_both.used_bytes
+    assert before.inodes_used < after_one.inodes_used < after_both.inodes_used
+    assert os.path.isabs(before.mountpoint)
+    world.disks.delete(A)
+    world.disks.delete_pod_disks(pod_hash(WEB))
+    assert world.room.use().used_bytes < after_one.used_bytes
 
 
 def test_a_container_without_a_directory_uses_nothing(world: World) -> None:
