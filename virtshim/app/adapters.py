@@ -139,9 +139,7 @@ def _guests(layout: Layout, records: SqliteRecords, ports: LibvirtPorts) -> Agen
 def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     """All is closed with `stack`; VMs and pod networks stay."""
     layout = settings.layout()
-    # Searchable, so that the QEMU user reaches its disks; not readable.
-    for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
-        os.makedirs(directory, mode=0o711, exist_ok=True)
+    _make_directories(layout)
     clock = SystemClock()
     records = open_records(layout.database)
     stack.callback(records.close)
@@ -198,6 +196,12 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
     screens = ScreenSockets(layout, partial(_qemu_of, records, pid_directory(settings.libvirt.uri)))
     return RealParts(adapters, attaches, screens, connection, networks, streaming)
+
+
+def _make_directories(layout: Layout) -> None:
+    """Searchable, so that the QEMU user reaches its disks; not readable."""
+    for directory in (layout.state_dir, layout.containers, layout.images, layout.run_dir, layout.sockets):
+        os.makedirs(directory, mode=0o711, exist_ok=True)
 
 
 def _readers(connection: Connection) -> int | None:
