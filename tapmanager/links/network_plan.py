@@ -124,9 +124,10 @@ def nics_of(
         raise internal("the CNI result has no IP address; configure an IPAM plugin in the network's CNI config")
     for network in networks:
         for name in network.interfaces:
+            link = by_name.get(name)
+            _refuse_rules(network, link)
             if name in functions:
                 continue
-            link = by_name.get(name)
             if (link is None or not link.frames) and network.pci_of(name) and network is not networks[0]:
                 continue  # neither an Ethernet link nor at VFIO (vDPA, InfiniBand): what kubelet granted, the VM has
             if link is None:
@@ -172,6 +173,15 @@ def _refuse_unfit(network: Network, link: KernelLink) -> None:
             remedy = "with Cilium, set bpf.datapathMode=veth"
         what = f"{network.label(link.name)} is of kind {link.kind or 'unknown'}"
         raise TapmanagerError("unimplemented", f"{what}, which cannot carry a virtual machine's frames; {remedy}")
+
+
+def _refuse_rules(network: Network, link: KernelLink | None) -> None:
+    if link is not None and link.rules:
+        message = (
+            f"{network.label(link.name)} has routes in another table than the main one (rule: {link.rules[0]}), which a virtual "
+            "machine is not given; leave plugins for it (sbr) out of the network, and set such rules in the guest by user-data"
+        )
+        raise TapmanagerError("unimplemented", message)
 
 
 def _free_number(taken: set[str], at_least: int) -> int:

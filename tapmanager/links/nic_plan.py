@@ -30,7 +30,8 @@ class KernelLink:
     """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
     PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
     beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host.
-    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones."""
+    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones. `rules`: those that
+    choose another table with routes through it, as `ip rule` shows them."""
 
     name: str
     kind: str
@@ -43,6 +44,7 @@ class KernelLink:
     alias: str = ""
     frames: bool = True
     neighbours: tuple[Neighbour, ...] = ()
+    rules: tuple[str, ...] = ()
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from tapmanager.errors import internal, unavailable
-from tapmanager.links import dhcp_guard, neighbours, netlink, tap
+from tapmanager.links import dhcp_guard, neighbours, netlink, policy_rules, tap
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Nic, Route
 
@@ -55,7 +55,7 @@ def read() -> list[KernelLink]:
         links = [link for link in ipr.get_links() if _counts(link)]
         addresses = list(ipr.get_addr())
         routes = list(ipr.get_routes(table=_TABLE_MAIN))
-        permanent = neighbours.read(ipr)
+        permanent, rules = neighbours.read(ipr), policy_rules.read(ipr)
         return [
             KernelLink(
                 name=link.get_attr("IFLA_IFNAME"),
@@ -69,6 +69,7 @@ def read() -> list[KernelLink]:
                 alias=link.get_attr("IFLA_IFALIAS") or "",
                 frames=_carries_frames(link),
                 neighbours=permanent.get(link["index"], ()),
+                rules=rules.get(link["index"], ()),
             )
             for link in links
         ]

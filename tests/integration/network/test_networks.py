@@ -240,6 +240,22 @@ def test_a_network_that_no_guest_can_have_is_refused_and_all_are_undone(networks
     networks.nothing_is_left()
 
 
+def test_source_based_routing_is_refused_by_name_and_all_is_undone(networks: Networks) -> None:
+    """By the distribution's own plugin, after one that makes the interface."""
+    networks.node.plugin("routed", f"""
+        given=$(cat)
+        result=$(echo "$given" | {PLUGINS}/ptp) || {{ echo "$result"; exit 1; }}
+        test $CNI_COMMAND = ADD || exit 0
+        echo "$given" | sed "s|^{{|{{\\"prevResult\\": $(echo $result),|" | {PLUGINS}/sbr
+    """)  # fmt: skip
+    networks.configure(networks.delegate(13, "routed"))
+    with pytest.raises(protocol.RemoteError, match=r'"net1" of network "n13-.*from 10\.90\.13\.2 lookup') as told:
+        networks.node.attach(sandbox())
+    assert told.value.kind == "unimplemented"
+    assert networks.node.listed() == []
+    networks.nothing_is_left()
+
+
 def test_one_networks_trouble_at_del_is_told_and_the_others_are_free(networks: Networks) -> None:
     networks.node.plugin(
         "sour", f"test -e {networks.node.folder}/sour && test $CNI_COMMAND = DEL && exit 1\nexec {PLUGINS}/bridge\n"

@@ -224,6 +224,7 @@ def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
         (result(interfaces=[{"name": "eth0", "sandbox": SANDBOX}]), [link()], "internal", "no IP address"),
         (BRIDGE, [link("other")], "internal", 'interface "eth0" is not in'),
         (BRIDGE, [link(kind="macvlan")], "unimplemented", "macvlan"),
+        (BRIDGE, [link(rules=("from 10.88.0.5 lookup 100",))], "unimplemented", "eth0.*from 10.88.0.5 lookup 100.*sbr"),
         (BRIDGE, [link(kind="netkit", frames=False)], "unimplemented", "of kind netkit, .*bpf.datapathMode=veth"),
         (BRIDGE, [link(kind="wireguard", frames=False)], "unimplemented", "of kind wireguard, .*a veth pair"),
         (result(ips=[{"address": "10.1.1.1/24"}]), [link()], "internal", "no interface in the pod"),
