@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.volumes.guest_script import NO_MODULE, NOT_MOUNTED, command
+from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE, NOT_MOUNTED, command
 from virtshim.domain.volumes.shares import SharedVolume
 
 pytestmark = [
@@ -58,6 +58,15 @@ def test_a_run_that_was_killed_holds_up_no_other(tmp_path: Path) -> None:
     before = "state=/run/virtshim-volumes.$(cat /proc/sys/kernel/random/boot_id); mkdir $state; sh -c 'echo $$' > $state/lock"
     done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], before)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_goes_on_is_waited_for_and_told_apart_from_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "device" / "0").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sleep").write_text("#!/bin/sh\n")
+    before = "state=/run/virtshim-volumes.$(cat /proc/sys/kernel/random/boot_id); mkdir $state; echo $$ > $state/lock"
+    done = run(tmp_path, [SharedVolume(str(tmp_path / "guest" / "a"), "/")], before)
+    assert (done.returncode, done.stderr) == (BUSY, "another run of this script goes on\n")
 
 
 def test_what_cannot_be_mounted_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from virtshim.domain.errors import ShimError, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason
-from virtshim.domain.volumes.guest_script import NO_MODULE
+from virtshim.domain.volumes.guest_script import BUSY, NO_MODULE
 
 DATA = container_config(mounts=(Mount("/data", "/srv"), Mount("/data/sub", "/srv/sub", readonly=True)))
 
@@ -107,6 +107,16 @@ def test_a_guest_without_virtiofs_is_told_in_the_message(world: World) -> None:
     made = running(world)
     eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
     assert "module virtiofs" in world.container(made).status.trouble
+
+
+def test_a_guest_that_is_still_mounting_them_is_asked_again_and_nothing_is_wrong(world: World) -> None:
+    answers = [CommandResult(BUSY, b"", b"another run of this script goes on\n"), CommandResult(0, b"", b"")]
+    world.outside.guests.do = lambda command, timeout, cancelled: answers.pop(0) if len(answers) > 1 else answers[0]
+    made = running(world)
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("set-up-")])
+    world.app.watch.look()
+    assert len(mount_scripts(world)) == 2
+    assert world.container(made).status.trouble == ""
 
 
 def test_they_are_mounted_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:

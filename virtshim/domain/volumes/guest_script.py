@@ -23,6 +23,8 @@ NO_MODULE: Final = 81
 NOT_MOUNTED: Final = 82
 # There is no copy yet, so what comes from there on is not mounted.
 NO_COPY: Final = 83
+# Another run of it goes on; that may take a while, with many volumes.
+BUSY: Final = 84
 
 # In the seed: a tar archive of the copies as they were when the container was created.
 SEED_FILE: Final = "volumes.tar"
@@ -134,7 +136,7 @@ mkdir -p "$base" "$state" && chmod 0700 "$state" || exit {NOT_MOUNTED}
 tries=0
 until (set -C && echo $$ >"$state/lock") 2>/dev/null; do
   tries=$((tries + 1)) owner=
-  [ "$tries" -lt 60 ] || {{ echo "another run of this script does not end" >&2; exit {NOT_MOUNTED}; }}
+  [ "$tries" -lt 60 ] || {{ echo "another run of this script goes on" >&2; exit {BUSY}; }}
   {{ read -r owner <"$state/lock"; }} 2>/dev/null
   # One that was killed leaves it; one that has just begun has not written into it yet.
   [ "$tries" -lt 3 ] || kill -0 "${{owner:-none}}" 2>/dev/null || rm -f "$state/lock"

@@ -82,6 +82,8 @@ class GuestSetUp:
                 return self.guests.run(container.id, command, timeout, cancelled, within)
 
             done = self._copied(container, part, run) if part.copies else run(GuestCommand(part.argv))
+            if done.code == guest_script.BUSY:
+                raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
             if done.code:
                 said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
                 remedy = part.remedies.get(done.code, "")
