@@ -36,7 +36,11 @@ runcmd:
 JOB = """
 until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done
 id -un; pwd; echo $GREETING; hostname
-cat /var/lib/cloud/data/instance-id /var/lib/boots
+cat /var/lib/cloud/data/instance-id
+md5sum < /etc/ssh/ssh_host_ed25519_key.pub
+ip -4 -oneline address show dev eth0 | awk '{print $4}'
+cat /etc/cloud/environment
+wc -l < /var/lib/boots
 df --output=size -B1 / | tail -n 1
 echo trouble >&2
 exit 3
@@ -62,16 +66,25 @@ class Debian:
         self.address = cri.pod_ip(self.pod)
         self.containers: list[str] = []
 
-    def begin(self, *command: str) -> str:
+    def begin(self, *command: str, greeting: bytes = b"hello there") -> str:
         """Another container on the pod's disk: its id."""
         wanted = container_config(self._image, memory=512 << 20, attempt=len(self.containers))
         wanted.linux.security_context.run_as_user.value = 1000  # whom cloud-init makes
         wanted.working_dir = "/var/lib/cloud"
-        wanted.envs.add(key="GREETING", value=b"hello there")
+        wanted.envs.add(key="GREETING", value=greeting)
         wanted.command.extend(command)
         self.containers.append(self.cri.create(self.pod, wanted, self._config))
         self.cri.start(self.containers[-1])
         return self.containers[-1]
+
+    def move_to_a_new_sandbox(self) -> None:
+        """As after a restart of the node. The old one goes last: with the pod's last sandbox its disk would."""
+        old = self.pod
+        self.cri.stop_pod(old)
+        self._config.metadata.attempt += 1
+        self.pod = self.cri.run_pod(self._config)
+        self.address = self.cri.pod_ip(self.pod)
+        self.cri.remove_pod(old)
 
     def comes_up(self) -> None:
         """Returns when cloud-init has done all that it does at a boot."""
@@ -229,23 +242,30 @@ def test_the_guest_agent_tells_what_runs(debian: Debian):
     assert told["hostname"] == "debian-pod"
 
 
-def test_systemd_hears_the_power_button_and_the_next_container_is_a_new_instance_on_the_same_disk(debian: Debian):
-    instance = debian.says("cat /var/lib/cloud/data/instance-id")
-    first = debian.containers[-1]
-    boots = debian.says("cat /var/lib/boots").splitlines()
+def test_systemd_hears_the_power_button_and_the_disk_is_the_same_instance_in_a_new_sandbox(debian: Debian):
+    """Host keys and first commands are an instance's; addresses, and the container's variables, are the sandbox's."""
+    instance, key = debian.says(
+        "cat /var/lib/cloud/data/instance-id; md5sum < /etc/ssh/ssh_host_ed25519_key.pub"
+    ).splitlines()
+    first, address = debian.containers[-1], debian.address
+    assert debian.says("wc -l < /var/lib/boots") == "1"
     debian.cri.stop(first, PATIENCE)
     status = debian.cri.status(first)
     assert (status.state, status.exit_code, status.reason) == (pb.CONTAINER_EXITED, 143, "Error")
     assert "Reached target" in (log := debian.log_of(first))
     assert "Power down" in log, "systemd went through all of its shut-down"
 
-    second = debian.begin("sh", "-c", JOB)
+    debian.move_to_a_new_sandbox()
+    assert debian.address != address
+    second = debian.begin("sh", "-c", JOB, greeting=b"hello again")
     wait_until(lambda: not debian.is_running(), PATIENCE, "the container's command has ended")
     status = debian.cri.status(second)
     assert (status.exit_code, status.reason) == (3, "Error")
     *said, size = [line for line in debian.log_of(second).splitlines() if line != "trouble"]
-    assert said[:4] == ["debian", "/var/lib/cloud", "hello there", "debian-pod"]
-    assert said[4].startswith("i-")
-    assert said[4] != instance
-    assert said[5:] == [*boots, "ran on debian-pod"], "what is done for each new instance was done again"
+    assert said[:4] == ["debian", "/var/lib/cloud", "hello again", "debian-pod"]
+    assert said[4:6] == [instance, key]
+    assert said[6].partition("/")[0] == debian.address
+    assert said[7] == "GREETING=hello again"
+    assert said[8] == "1", "what is done once was not done again"
     assert int(size) > 2.8 * GIB
+    debian.cri.remove_pod(debian.pod)  # it is this test's

@@ -17,5 +17,10 @@ def disk_name(pod: PodKey, container: str) -> str:
     return f"{pod_hash(pod)}/{_digest(container)}"
 
 
+def identity(disk: str) -> str:
+    """Who the disk of that name is: 20 hex digits."""
+    return _digest(disk)[:20]
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

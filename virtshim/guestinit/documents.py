@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import posixpath
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,9 +35,16 @@ _MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
 _ENVIRONMENT: Final = "/etc/cloud/environment"
 _HOSTS: Final = "/etc/hosts"
 
+# An instance's network is set up once, and a kept disk gets other addresses with each sandbox. Not in user-data, which may be a
+# script of the pod's.
+_NETWORK_AT_EACH_BOOT: Final = "#cloud-config\nupdates: {network: {when: [boot]}}\n"
+
 _RESOLVER: Final = "/etc/resolv.conf"
 # In user-data: what that is to be.
 _RESOLVER_KEYS: Final = ("manage_resolv_conf", "resolv_conf")
+
+# Shells have a limit for what they hand to programs, and none for their own echo.
+_FILE_SCRIPT: Final = "(umask 022; mkdir -p {directory}; echo {content} | base64 -d > {path})"
 
 # libyaml's is some ten times as fast; PyYAML may have been built without.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -44,11 +52,12 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 @dataclass(frozen=True, slots=True)
 class SeedDocuments:
-    """`network_config` None: the guest asks by DHCP."""
+    """`network_config` None: the guest asks by DHCP. `vendor_data` "": none."""
 
     meta_data: str
     user_data: str
     network_config: str | None
+    vendor_data: str = ""
 
 
 def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
@@ -58,6 +67,7 @@ def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
         meta_data=_json(_meta_data(request)),
         user_data=_user_data(request, hosts),
         network_config=None if network is None else _json(network),
+        vendor_data=_NETWORK_AT_EACH_BOOT if request.kept_disk else "",
     )
     for name, text in (("meta-data", documents.meta_data), ("user-data", documents.user_data)):
         if len(text.encode()) > _MAX_BYTES:
@@ -72,10 +82,11 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def _meta_data(request: SeedRequest) -> dict[str, Any]:
-    """cloud-init runs its once-per-instance part whenever `instance-id` is a new one. It is made of the container's id: a
-    re-created container has a new disk, so everything must run again, which a name made of the pod's would prevent."""
+    """cloud-init runs its once-per-instance part whenever `instance-id` is a new one. So the instance is the disk: a re-created
+    container has a new one, where everything must run again, unless it goes on with the disk of an earlier one, whose host keys
+    and first commands are there."""
     generated: dict[str, Any] = {
-        "instance-id": f"i-{request.container.short}",
+        "instance-id": f"i-{request.kept_disk or request.container.short}",
         "local-hostname": _hostname(request),
     }
     if request.options.ssh_keys:
@@ -95,14 +106,19 @@ def _user_data(request: SeedRequest, hosts: bytes) -> str:
         return options.user_data_script.replace(_MOUNT_TOKEN, _mount_script(request))
     generated = {} if options.user_data_overwrite else _generated_user_data(request, hosts)
     document = merged(options.user_data, generated)
-    if scripts := [] if options.user_data_overwrite else list(_scripts(request)):
+    if scripts := [] if options.user_data_overwrite else list(_scripts(request, hosts)):
         document["bootcmd"] = [*scripts, *_listed(document.get("bootcmd"))]
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
 
 
-def _scripts(request: SeedRequest) -> Iterator[list[str]]:
+def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
     """What is run at each boot, not only at the first."""
+    if request.kept_disk:
+        for path, content in _files(request, hosts).items():
+            yield _FILE_SCRIPT.format(
+                directory=posixpath.dirname(path), path=path, content=base64.b64encode(content).decode()
+            )
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
     if _has_volumes(request):
@@ -139,16 +155,23 @@ def _generated_user_data(request: SeedRequest, hosts: bytes) -> dict[str, Any]:
     """What the pod asks of the guest besides its annotations."""
     asked = request.options.user_data
     generated = _resolver_settings(request.dns, asked)
-    files = []
-    if request.envs:
-        lines = b"".join(name.encode() + b"=" + value + b"\n" for name, value in request.envs)
-        files.append(_file(_ENVIRONMENT, lines))
-    if hosts and not _writes_hosts(asked):
-        files.append(_file(_HOSTS, hosts))
+    files = _files(request, hosts)
+    if _HOSTS in files:
         generated["manage_etc_hosts"] = False  # images that have it on would write theirs over it
-    if files:
-        generated["write_files"] = files
+    if files and not request.kept_disk:
+        generated["write_files"] = [_file(path, content) for path, content in files.items()]
     return generated
+
+
+def _files(request: SeedRequest, hosts: bytes) -> dict[str, bytes]:
+    """Path -> content. They are this container's and its sandbox's, also where the instance is an earlier one's: there
+    `write_files`, which is for once, would leave it the earlier one's."""
+    files = {}
+    if request.envs:
+        files[_ENVIRONMENT] = b"".join(name.encode() + b"=" + value + b"\n" for name, value in request.envs)
+    if hosts and not _writes_hosts(request.options.user_data):
+        files[_HOSTS] = hosts
+    return files
 
 
 def _file(path: str, content: bytes) -> dict[str, str]:

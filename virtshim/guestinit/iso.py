@@ -80,6 +80,8 @@ def _iso(documents: SeedDocuments, copied: bytes) -> bytes:
     files = [("user-data", documents.user_data.encode()), ("meta-data", documents.meta_data.encode())]
     if documents.network_config is not None:
         files.append(("network-config", documents.network_config.encode()))
+    if documents.vendor_data:
+        files.append(("vendor-data", documents.vendor_data.encode()))
     if copied:
         files.append((SEED_FILE, copied))
     iso = pycdlib.PyCdlib()

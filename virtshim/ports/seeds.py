@@ -28,6 +28,8 @@ class SeedRequest:
     dns: Dns
     hosts_file: str = ""
     envs: tuple[tuple[str, bytes], ...] = ()
+    # Who its root disk is, if that is there before and after the container; "" for a disk of its own.
+    kept_disk: str = ""
     # As they are numbered in the guest.
     volumes: tuple[SharedVolume, ...] = ()
     sysctls: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ CASES = {
     "script": with_options(user_data={"a": 1}, user_data_script="#!/bin/sh\r\n@virtlet-mount-script@\necho 'é'"),
     "network": dataclasses.replace(PLAIN, interfaces=(ETH0,), dns=DNS),
     "network-on-link": dataclasses.replace(PLAIN, interfaces=(ON_LINK,), dns=DNS),
+    "kept-disk": dataclasses.replace(
+        PLAIN,
+        options=VmOptions(user_data={"bootcmd": ["mine"]}),
+        interfaces=(ETH0,),
+        kept_disk="0123456789abcdef0123",
+        envs=(("GREETING", b"hello"),),
+    ),
     "network-several": dataclasses.replace(PLAIN, interfaces=(BARE, ETH0, ETH1), dns=DNS),
     "network-dhcp": dataclasses.replace(
         PLAIN, interfaces=(ETH0,), dns=DNS, options=VmOptions(force_dhcp=True, user_data={"a": 1})
@@ -109,7 +117,9 @@ def test_documents_are_as_recorded(case: str) -> None:
             ("meta-data", documents.meta_data),
             ("user-data", documents.user_data),
             ("network-config", documents.network_config),
+            ("vendor-data", documents.vendor_data),
         )
+        if text != ""
     )
     golden = GOLDEN / f"{case}.txt"
     if os.environ.get("GOLDEN_UPDATE") == "1":
@@ -126,6 +136,32 @@ def test_a_recreated_container_is_a_new_instance() -> None:
     again = json.loads(seed_documents(dataclasses.replace(PLAIN, container=ContainerId("f" * 64))).meta_data)
     assert first["instance-id"] != again["instance-id"]
     assert first["local-hostname"] == again["local-hostname"]
+
+
+def test_a_recreated_container_on_a_kept_disk_is_the_same_instance() -> None:
+    on_disk = dataclasses.replace(PLAIN, kept_disk="0123456789abcdef0123")
+    again = dataclasses.replace(on_disk, container=ContainerId("f" * 64))
+    assert seed_documents(on_disk).meta_data == seed_documents(again).meta_data
+    assert yaml.safe_load(seed_documents(again).vendor_data) == {"updates": {"network": {"when": ["boot"]}}}
+    assert seed_documents(PLAIN).vendor_data == ""
+
+
+def test_on_a_kept_disk_variables_and_hosts_are_written_at_each_boot(tmp_path: Path) -> None:
+    """By what cloud-init makes of bootcmd; `write_files` runs once."""
+    values = tuple((f"NAME{number}", b"x" * 1000) for number in range(300))
+    kept = dataclasses.replace(PLAIN, kept_disk="0123456789abcdef0123", envs=values)
+    document = yaml.safe_load(seed_documents(kept, hosts=b"127.0.0.1 localhost\n").user_data)
+    assert "write_files" not in document
+    assert document["manage_etc_hosts"] is False
+    script = "\n".join(document["bootcmd"]).replace("/etc/", f"{tmp_path}/etc/")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hosts").write_text("an earlier sandbox's")
+    subprocess.run(["sh", "-eu"], input=script, text=True, check=True)
+    assert (tmp_path / "etc/hosts").read_text() == "127.0.0.1 localhost\n"
+    assert (tmp_path / "etc/cloud/environment").read_bytes() == b"".join(
+        b"%s=%s\n" % (n.encode(), v) for n, v in values
+    )
+    assert (tmp_path / "etc/cloud/environment").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("network")])

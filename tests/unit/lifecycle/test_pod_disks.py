@@ -37,6 +37,17 @@ def test_usually_each_attempt_has_a_fresh_disk_of_its_own(world: World) -> None:
     assert first != second
 
 
+def test_the_guest_knows_a_kept_disk_again(world: World) -> None:
+    """What cloud-init calls an instance."""
+    first, other = world.run(config=KEEP), world.run("other", config=KEEP)
+    made = [ran(world, first), ran(world, first, 1), ran(world, other), ran(world, world.run("fresh"))]
+    kept = [world.outside.seeds.requests[container].kept_disk for container in made]
+    assert kept[0] == kept[1]
+    assert len(set(kept)) == 3
+    assert kept[3] == ""
+    assert [len(word) for word in kept[:3]] == [20, 20, 20]
+
+
 def test_a_kept_disk_serves_every_attempt_and_every_sandbox_of_the_pod(world: World) -> None:
     first = world.run(config=KEEP)
     disks = {root_of(world, ran(world, first, attempt)) for attempt in (0, 1)}

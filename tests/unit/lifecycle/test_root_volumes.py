@@ -12,7 +12,7 @@ from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InternalError, InvalidRequest, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import Disk
-from virtshim.domain.volumes.root_volume import Content
+from virtshim.domain.volumes.root_volume import Content, header
 
 pytestmark = pytest.mark.volumes
 
@@ -55,6 +55,25 @@ def test_a_later_pod_goes_on_with_what_is_there(world: World) -> None:
     second = world.create(world.run("other"), config=ON_PV)
     assert written(world) == []
     assert root_of(world, second).path == PV
+
+
+def test_the_guest_knows_the_volume_again_and_not_what_is_written_over_it(world: World) -> None:
+    kept = world.outside.seeds.requests
+    made = [world.create(world.run(pod), config=ON_PV) for pod in ("first", "second")]
+    assert kept[made[0]].kept_disk == kept[made[1]].kept_disk == made[0].short
+    world.outside.root_volumes.devices[PV] = b"somebody's data".ljust(512, b"!")
+    anew = world.create(world.run("third", config=sandbox_config(annotations=REPLACE)), config=ON_PV)
+    assert kept[anew].kept_disk == anew.short
+
+
+def test_a_volume_of_virtlets_is_gone_on_with(world: World) -> None:
+    world.pull()
+    image = world.images.find(IMAGE)
+    assert image is not None
+    world.outside.root_volumes.devices[PV] = header(image.digest, ContainerId("f" * 64))[:42].ljust(512, b"\0")
+    made = world.create(world.run(), config=ON_PV)
+    assert written(world) == []
+    assert world.outside.seeds.requests[made].kept_disk == image.digest.hex[:20]
 
 
 def test_an_image_change_is_refused_unless_the_pod_asks_for_it(world: World) -> None:

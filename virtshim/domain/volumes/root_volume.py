@@ -53,7 +53,7 @@ class RootVolume:
     size_bytes: int
     # Of what a ROOT_DISK is a copy.
     image: ImageDigest | None = None
-    # A ROOT_DISK's own name, 20 hex digits; "" for one that Virtlet has made.
+    # Who a ROOT_DISK is, 20 hex digits; for one that Virtlet has made, those of its image.
     identity: str = ""
     version: int = _VERSION
 
@@ -70,7 +70,7 @@ def parse(head: bytes, size_bytes: int) -> RootVolume:
     if version != _VERSION:
         return RootVolume(Content.NEWER, size_bytes, version=version)
     image = ImageDigest(f"sha256:{digest.hex()}")
-    return RootVolume(Content.ROOT_DISK, size_bytes, image, _identity(head))
+    return RootVolume(Content.ROOT_DISK, size_bytes, image, _identity(head) or image.hex[:20])
 
 
 def _identity(head: bytes) -> str:

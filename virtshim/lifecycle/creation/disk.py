@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import Container
+from virtshim.domain.pod_disk import identity
 from virtshim.domain.vm import Backing, Disk
 from virtshim.domain.volumes.root_volume import must_be_written
 from virtshim.lifecycle.creation.step import Draft
@@ -26,8 +27,10 @@ class RootDisk:
     def make(self, draft: Draft) -> Draft:
         if (volume := draft.container.granted.root_volume) is not None:
             self.disks.make_directory(draft.container.id)
-            return draft.with_disk(self._on_volume(draft, volume.host_path))
-        return draft.with_disk(dataclasses.replace(self._disk(draft), backing=self._backing(draft)))
+            return self._on_volume(draft, volume.host_path)
+        disk = dataclasses.replace(self._disk(draft), backing=self._backing(draft))
+        name = draft.container.spec.pod_disk
+        return dataclasses.replace(draft.with_disk(disk), kept_disk=identity(name) if name else "")
 
     def undo(self, container: Container) -> None:
         """With all that later steps wrote into the directory. The pod's disk is no part of it: it stays for the next attempt."""
@@ -42,16 +45,19 @@ class RootDisk:
         pod_disk = self.disks.pod_disk(container.spec.pod_disk)
         return pod_disk or self.disks.create_pod_disk(container.spec.pod_disk, image, path, size)
 
-    def _on_volume(self, draft: Draft, device: str) -> Disk:
+    def _on_volume(self, draft: Draft, device: str) -> Draft:
         """A call that is repeated after a kill finds how far it came. Nothing is undone: the volume outlives the container, and a
         half copy is none."""
         own, image = draft.container.id, draft.image
-        if must_be_written(self.volumes.look(device), image, replace=draft.options.replace_root_disk):
+        found = self.volumes.look(device)
+        kept_disk = found.identity
+        if must_be_written(found, image, replace=draft.options.replace_root_disk):
             log.info("root_volume.written", container=own.short, device=device, image=image.digest.value)
             self.volumes.begin(device, own)
             self.volumes.copy(device, own, image, self.files.path(image.digest))
             self.volumes.seal(device, own, image.digest)
-        return self.volumes.disk(device)
+            kept_disk = own.short
+        return dataclasses.replace(draft.with_disk(self.volumes.disk(device)), kept_disk=kept_disk)
 
     def _backing(self, draft: Draft) -> Backing:
         """The image that the disk was made over: for the pod's disk that of its first attempt. By records alone: what is in the

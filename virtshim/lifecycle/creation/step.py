@@ -26,6 +26,8 @@ class Draft:
     options: VmOptions
     # In the order in which they are attached: the boot disk first.
     disks: tuple[Disk, ...] = ()
+    # Who the root disk is, 20 hex digits, if it outlives the container.
+    kept_disk: str = ""
 
     def with_disk(self, disk: Disk) -> Draft:
         return dataclasses.replace(self, disks=(*self.disks, disk))
