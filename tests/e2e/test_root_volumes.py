@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from fakes.loop import loop_device, no_loop_devices
 from guest import BOOT, READY
 from node import Node
-from podclient import PodClient, container_config, pod_config, wait_for_log, wait_until
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -20,17 +21,30 @@ pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes, pytest.ma
 # A sector behind all that the image has.
 SECTOR = "bs=512 count=1 conv=notrunc,fsync"
 READ = "dd if=/dev/vda skip=200000 bs=512 count=1 2>/dev/null | tr -d '\\0'"
+FILL = "echo hello | dd of=/dev/disks/data conv=notrunc,fsync 2>/dev/null"
 WRITE = f"dd of=/dev/vda seek=200000 {SECTOR}"
+
+
+@contextlib.contextmanager
+def block_volume(directory: str, size: int) -> Iterator[Path]:
+    file = Path(directory, f"volume-{uuid.uuid4().hex[:8]}")
+    with file.open("wb") as made:
+        made.truncate(size)
+    with loop_device(file) as device:
+        yield device
+    file.unlink()
 
 
 @pytest.fixture
 def volume(node_root: str) -> Iterator[Path]:
-    file = Path(node_root, f"volume-{uuid.uuid4().hex[:8]}")
-    with file.open("wb") as made:
-        made.truncate(128 << 20)
-    with loop_device(file) as device:
+    with block_volume(node_root, 128 << 20) as device:
         yield device
-    file.unlink()
+
+
+@pytest.fixture
+def data(node_root: str) -> Iterator[Path]:
+    with block_volume(node_root, 1 << 20) as device:
+        yield device
 
 
 class Pod:
@@ -45,13 +59,15 @@ class Pod:
         self.pod = cri.run_pod(self.config)
         self.container = ""
 
-    def create(self, image: str) -> None:
+    def create(self, image: str, data: Path | None = None) -> None:
         wanted = container_config(self.cri.pull(image))
         wanted.devices.add(host_path=str(self.link), container_path="/", permissions="mrw")
+        if data is not None:
+            wanted.devices.add(host_path=str(data), container_path="/dev/disks/data", permissions="mrw")
         self.container = self.cri.create(self.pod, wanted, self.config)
 
-    def boot(self, image: str) -> None:
-        self.create(image)
+    def boot(self, image: str, data: Path | None = None) -> None:
+        self.create(image, data)
         self.cri.start(self.container)
         wait_for_log(self.cri.status(self.container).log_path, READY, BOOT)
 
@@ -62,12 +78,20 @@ class Pod:
 
 
 def test_a_guest_boots_from_the_volume_and_the_next_pod_finds_what_it_wrote(
-    cri: PodClient, node: Node, image_url: str, volume: Path, tmp_path: Path
+    cri: PodClient, node: Node, image_url: str, volume: Path, data: Path, tmp_path: Path
 ) -> None:
     first = Pod(cri, node, volume, tmp_path)
-    first.boot(f"{image_url}/guest.qcow2")
+    first.boot(f"{image_url}/guest.qcow2", data)
     assert first.says("cat /sys/block/vda/size /sys/block/vda/serial").split() == [str((128 << 11) - 1), "root"]
     first.says(f"echo written by the first | {WRITE}")
+    assert first.says(f"{FILL}; readlink -f /dev/disks/data") == "/dev/vdc"
+    assert data.read_bytes()[:5] == b"hello"
+    boots = "\n".join(log_lines(cri.status(first.container).log_path)).count(READY)
+    with contextlib.suppress(grpc.RpcError):
+        first.cri.exec_sync(first.container, "reboot", "-f", timeout=10)
+    log = cri.status(first.container).log_path
+    wait_until(lambda: "\n".join(log_lines(log)).count(READY) > boots, BOOT, "the guest has booted again")
+    assert first.says("head -c 5 /dev/disks/data") == "hello", "the link is there again"
     rival = Pod(cri, node, volume, tmp_path)
     with pytest.raises(grpc.RpcError, match=f"container {first.container} runs on the volume {volume}; stop it first"):
         rival.create(f"{image_url}/guest.qcow2")

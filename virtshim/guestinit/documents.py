@@ -16,6 +16,7 @@ from typing import Any, Final
 import yaml
 
 from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.devices import guest_links
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
 from virtshim.domain.network import Dns
@@ -121,6 +122,8 @@ def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
             )
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
+    if request.blocks:
+        yield list(guest_links.command(request.blocks))
     if _has_volumes(request):
         yield list(_mounting(request))
     if request.interfaces and request.dns.servers and not _writes_resolver(request.options):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.devices.granted import BlockDevice
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
@@ -28,6 +29,8 @@ class SeedRequest:
     dns: Dns
     hosts_file: str = ""
     envs: tuple[tuple[str, bytes], ...] = ()
+    # Those that are disks beside its own.
+    blocks: tuple[BlockDevice, ...] = ()
     # Who its root disk is, if that is there before and after the container; "" for a disk of its own.
     kept_disk: str = ""
     # As they are numbered in the guest.

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.devices import guest_links
+from virtshim.domain.devices.granted import BlockDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
 from virtshim.domain.ids import ContainerId
@@ -176,6 +178,12 @@ def test_sysctls_are_set_at_each_boot_before_the_pods_own_commands() -> None:
     assert mine == "mine"
     assert script == list(sysctls.command(asked.sysctls))
     assert script[-3:] == ["net.core.somaxconn", "net/core/somaxconn", "1 'a"]
+
+
+def test_block_volumes_are_linked_at_each_boot() -> None:
+    volumes = (BlockDevice("/dev/of-the-node", "/dev/xvda"),)
+    (script,) = yaml.safe_load(seed_documents(dataclasses.replace(PLAIN, blocks=volumes)).user_data)["bootcmd"]
+    assert script == list(guest_links.command(volumes))
 
 
 def test_a_script_is_kept_byte_for_byte() -> None:

@@ -1,4 +1,5 @@
-"""A pod's sysctls: set in its guest before anything runs there for the container; what cannot be is told."""
+"""A pod's sysctls, and links to its block volumes: made in its guest before anything runs there for the container; what cannot
+be is told."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from fakes.waiting import eventually
 from fakes.world import World, container_config, sandbox_config
 
 from virtshim.domain.container import ExitReason
-from virtshim.domain.errors import WrongState
+from virtshim.domain.devices import guest_links
+from virtshim.domain.devices.granted import BlockDevice, CriDevice
+from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.sysctls import NOT_SET, command
 from virtshim.domain.ids import ContainerId
@@ -120,3 +123,41 @@ def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: W
     eventually(settled)
     world.app.watch.look()
     assert world.container(made).status.trouble == ""
+
+
+def test_block_volumes_are_linked_to_their_paths_by_cloud_init_and_by_the_agent(world: World) -> None:
+    devices = (
+        CriDevice("/dev/block/a", "/dev/xvda"),
+        CriDevice("/dev/block/root", "/"),
+        CriDevice("/dev/block/b", "/srv/b"),
+    )
+    made = world.create(world.run(), config=container_config(devices=devices))
+    linked = (BlockDevice("/dev/block/a", "/dev/xvda"), BlockDevice("/dev/block/b", "/srv/b"))
+    assert world.outside.seeds.requests[made].blocks == linked
+    world.start(made)
+    eventually(lambda: ran(world) == [guest_links.command(linked)])
+    assert ran(world)[0][4:] == ("dev-xvda", "/dev/xvda", "srv-b", "/srv/b")
+
+
+def test_a_path_that_the_guest_uses_itself_is_told(world: World) -> None:
+    taken = CommandResult(guest_links.NOT_LINKED, b"", b"/dev/vda: the guest has something else there\n")
+    world.outside.guests.do = lambda command, timeout, cancelled: taken
+    made = world.create(world.run(), config=container_config(devices=(CriDevice("/dev/block/a", "/dev/vda"),)))
+    world.start(made)
+    eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
+    assert (
+        "/dev/vda: the guest has something else there; use another devicePath" in world.container(made).status.trouble
+    )
+
+
+@pytest.mark.parametrize("path", ["data", "/proc/data", "/dev", "/a/../etc/passwd", "/a\nb", "/" + "a" * 5000])
+def test_a_device_path_that_no_guest_can_have_is_refused_by_name(world: World, path: str) -> None:
+    config = container_config(devices=(CriDevice("/dev/block/a", path),))
+    with pytest.raises(InvalidRequest, match=r"config\.devices\[container_path .*(use another|correct) devicePath"):
+        world.create(world.run(), config=config)
+
+
+def test_one_device_path_twice_is_refused(world: World) -> None:
+    config = container_config(devices=(CriDevice("/dev/block/a", "/dev/x"), CriDevice("/dev/block/b", "/dev//x")))
+    with pytest.raises(InvalidRequest, match="is asked for twice"):
+        world.create(world.run(), config=config)

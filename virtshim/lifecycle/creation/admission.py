@@ -11,6 +11,7 @@ import structlog
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerConfig, ContainerName
+from virtshim.domain.devices import guest_links
 from virtshim.domain.devices.granted import GrantedDevices, on_one_volume
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
@@ -69,6 +70,7 @@ class Admission:
         self._refuse_too_large(options)
         granted = self.claims.resolve(sandbox, name, config)
         self._refuse_root_volume(granted, options)
+        guest_links.refuse_odd(granted.data_volumes)
         _log_missing_nics(sandbox, name, granted)
         size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
         self.claims.check(granted, size)

@@ -37,6 +37,7 @@ def _request(draft: Draft, copied: bytes) -> SeedRequest:
         dns=network.dns if network else Dns(),
         hosts_file=hosts_file(container.config.mounts, container.config.annotations),
         envs=guest_view.environment(container.config.envs, container.granted),
+        blocks=container.granted.data_volumes,
         kept_disk=draft.kept_disk,
         volumes=container.spec.volumes,
         sysctls=sandbox.config.sysctls,

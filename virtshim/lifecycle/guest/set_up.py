@@ -1,4 +1,5 @@
-"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, and the volumes in their places.
+"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, and its volumes in their
+places.
 
 cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not, and copies of volumes
 become what kubelet has written last.
@@ -16,6 +17,7 @@ from typing import Final
 import structlog
 
 from virtshim.domain.container import Container
+from virtshim.domain.devices import guest_links
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
 from virtshim.domain.guest import sysctls
 from virtshim.domain.guest.command import CommandResult, GuestCommand
@@ -160,6 +162,12 @@ class GuestSetUp:
                 "securityContext.sysctls cannot be set",
                 sysctls.command(sandbox.config.sysctls),
                 {sysctls.NOT_SET: remedy},
+            )
+        if container.granted.data_volumes:
+            yield _Part(
+                "block volumes cannot be linked to their paths",
+                guest_links.command(container.granted.data_volumes),
+                {guest_links.NOT_LINKED: "use another devicePath, or an image whose kernel has the driver"},
             )
         if container.spec.volumes or container.spec.copies:
             yield _Part(
