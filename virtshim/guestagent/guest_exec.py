@@ -93,6 +93,9 @@ class RunningCommand:
         )
 
     def close(self) -> None:
+        if self.stdin is not None:
+            with suppress(OSError):
+                self.stdin.shutdown(socket.SHUT_RDWR)  # whoever feeds it may wait for a guest that never reads
         for end in (*self.outputs.values(), *([self.stdin] if self.stdin else [])):
             end.close()
 

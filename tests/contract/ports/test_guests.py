@@ -224,8 +224,9 @@ def test_a_command_reads_the_input_that_it_is_given_to_its_end(world: World, siz
 
 
 def test_a_command_that_reads_no_input_ends_all_the_same(world: World) -> None:
-    unread = GuestCommand(("sh", "-c", "exit 0"), PATH, input=bytes(300_000))
+    unread = GuestCommand(("sh", "-c", "exit 0"), PATH, input=bytes(5_000_000))
     assert world.guests.run(A, unread, SECONDS, NEVER).code == 0
+    eventually(lambda: "exec-input" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_a_command_that_nobody_waits_for_is_given_up(world: World) -> None:
