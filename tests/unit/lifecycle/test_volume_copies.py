@@ -114,7 +114,7 @@ def test_a_guest_gets_them_once_and_then_only_what_has_changed(world: World, gue
     assert guest.runs == ["there", "input"]
     world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
     looked(world)
-    assert guest.runs == ["there", "input", "there", "input"]
+    assert guest.runs == ["there", "input", "input"]
     assert guest.read("token") == b"second"
 
 
@@ -149,6 +149,14 @@ def test_a_guest_that_was_restarted_gets_them_again(world: World, guest: Copying
     world.app.guest_set_up.changed(world.domain(made))
     is_quiet()
     assert (guest.read("a"), guest.read("token")) == (b"one", b"first")
+
+
+def test_a_guest_that_has_lost_them_unseen_gets_all_with_the_next_change(world: World, guest: CopyingGuest) -> None:
+    running(world)
+    guest.reboot()
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    assert (guest.read("a"), guest.read("token")) == (b"one", b"second")
 
 
 def test_a_command_begins_when_they_are_there_and_gets_changes_then(world: World, guest: CopyingGuest) -> None:

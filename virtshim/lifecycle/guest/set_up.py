@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +24,7 @@ from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes import guest_script
-from virtshim.domain.volumes.copies import SHARED_ANNOTATION, archive
+from virtshim.domain.volumes.copies import SHARED_ANNOTATION, Packed, archive
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.ports.clock import Clock
@@ -83,7 +83,7 @@ class GuestSetUp:
             def run(command: GuestCommand) -> CommandResult:
                 return self.guests.run(container.id, command, timeout, cancelled, within)
 
-            done = self._copied(container, part, run) if part.copies else run(GuestCommand(part.argv))
+            done = self._copied(container, run) if part.copies else run(GuestCommand(part.argv))
             if done.code == guest_script.BUSY:
                 raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
             if done.code:
@@ -99,14 +99,17 @@ class GuestSetUp:
         with self._lock:
             self._made = (self._made & running) | {container.id}
 
-    def _copied(self, container: Container, part: _Part, run: Callable[[GuestCommand], CommandResult]) -> CommandResult:
+    def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult]) -> CommandResult:
         """What the guest does not have is given to it."""
         boot, now = self.copies.boot(container.id), self.copies.now(container)
-        done = run(GuestCommand(part.argv))
-        if stale := self.copies.stale(container, now, guest_script.digests(done.stdout)):
-            spec = container.spec
-            script = guest_script.command(spec.volumes, spec.copies, guest_script.Copies.INPUT)
-            done = run(GuestCommand(script, input=archive(stale)))
+        known = self.copies.known(container.id)
+        stale = [] if known is None else self.copies.stale(container, now, known)
+        done = run(_copying(container, stale))
+        # What it says itself counts: of a guest that was restarted nothing is known, or what is known is wrong.
+        again = self.copies.stale(container, now, guest_script.digests(done.stdout))
+        if again and done.code != guest_script.BUSY:
+            stale = again
+            done = run(_copying(container, stale))
         if not done.code:
             self.copies.settle(container.id, now, boot)
             if stale:
@@ -215,3 +218,10 @@ class GuestSetUp:
     def _running(self, wanted: ContainerId) -> Container | None:
         found = self.records.containers.get(wanted)
         return found if found is not None and found.is_running else None
+
+
+def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:
+    """The script that puts the volumes in their places, and these copies, if there are any."""
+    source = guest_script.Copies.INPUT if stale else guest_script.Copies.AS_THEY_ARE
+    script = guest_script.command(container.spec.volumes, container.spec.copies, source)
+    return GuestCommand(script, input=archive(stale) if stale else b"")

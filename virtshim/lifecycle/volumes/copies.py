@@ -60,6 +60,11 @@ class VolumeCopies:
             one for name, one in now.items() if there.get(name) != one.digest and (name in renewed or name not in there)
         ]
 
+    def known(self, container: ContainerId) -> Mapping[str, str] | None:
+        """The digests of what its guest is thought to have; None if nothing is known."""
+        with self._lock:
+            return self._settled.get(container)
+
     def boot(self, container: ContainerId) -> int:
         """Another number after each `forget`."""
         with self._lock:
