@@ -185,13 +185,13 @@ class ImageFileStore:
         ):
             if self._settings.pull_timeout:
                 watch.limit(self._settings.pull_timeout)
+            unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
             if isinstance(location, HttpLocation):
                 if transport.timeout is not None:
                     watch.limit(transport.timeout)
                 client = clients.enter_context(HttpClient(watch, transport, self._forbidden))
-                return http_source.download(location, credentials, client, landing)
+                return http_source.download(location, credentials, client, landing, unpacking)
             repository = self._repository(location, credentials, watch, clients)
-            unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
             return oci_source.download(location, repository, landing, unpacking, watch.progressed)
 
     def _repository(

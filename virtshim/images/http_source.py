@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Generator, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.ids import ImageDigest
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
+from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import resumed
 from virtshim.images.downloads.landing import Landing
 from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
+from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import HttpLocation, is_loopback
 from virtshim.images.pull_cache import Pulled
 
 
-def download(location: HttpLocation, credentials: Credentials | None, client: HttpClient, landing: Landing) -> Pulled:
-    """Brings the file, unless it is known. A digest in the name must be the file's. The client has the location's transport."""
+def download(
+    location: HttpLocation, credentials: Credentials | None, client: HttpClient, landing: Landing, unpacking: Unpacking
+) -> Pulled:
+    """Brings the file, unless it is known. A digest in the name must be the file's, packed or not. The client has the location's
+    transport."""
     with _get(location, credentials, client, {}) as answer:
         _check_answer(location, answer)
         identity, tag = _identity(location, answer), answer.headers.get("ETag", "")
         total = answer.length()
-        stored = None
-        if identity:
-            stored = landing.claim(identity, functools.partial(_make_way, answer, client))
+        content = _content(location, identity)
+        stored = landing.claim(content, functools.partial(_make_way, answer, client)) if identity else None
         if stored is not None:
-            _check_digest(location, stored)
-            return Pulled(identity, stored)
+            if content == identity:
+                _check_digest(location, stored)
+            return Pulled(content, stored)
+        rest = functools.partial(_rest, location, credentials, client, identity, tag) if identity else None
+        if location.is_packed:
+            part = landing.part(identity, total or 0) if identity else None
+            begun = None if answer.is_closed else answer
+            _unpack(location, resumed.by_way_of(part, total, begun, rest, client.watch), landing.disk(), unpacking)
+            return Pulled(content)
         disk = landing.disk(identity)
         disk.resume(client.watch.progressed)
         if total is not None:
@@ -37,13 +49,33 @@ def download(location: HttpLocation, credentials: Credentials | None, client: Ht
             disk.expect(total)
         if disk.size != total:
             begun = None if answer.is_closed or disk.size else answer
-            rest = functools.partial(_rest, location, credentials, client, identity, tag) if identity else None
             for chunk in resumed.body(begun, disk.size, rest, client.watch):
                 disk.write(chunk)
     if total is not None and disk.size != total:
         raise Unavailable(f"{redacted_url(location.url)} broke off after {disk.size} of {total} bytes; try again")
     _check_digest(location, disk.digest())
     return Pulled(identity)
+
+
+def _content(location: HttpLocation, identity: str) -> str:
+    """What the disk is remembered by. A packed file's own digest is known no more when it is unpacked: where the name has one,
+    only a disk that had it then counts."""
+    wanted = location.name.digest if location.is_packed else None
+    return f"{identity} {wanted}" if identity and wanted else identity
+
+
+def _unpack(location: HttpLocation, chunks: Iterator[bytes], disk: DiskWriter, unpacking: Unpacking) -> None:
+    sha256 = hashlib.sha256()
+
+    def digested() -> Generator[bytes, None, None]:
+        for chunk in chunks:
+            sha256.update(chunk)
+            yield chunk
+
+    what = redacted_url(location.url)
+    unpacking.run(str(location.name), [Layer(what, "", "", digested, is_disk=True)], disk)
+    if location.name.digest != f"sha256:{sha256.hexdigest()}":
+        _check_digest(location, disk.digest())
 
 
 def _make_way(answer: HttpResponse, client: HttpClient) -> None:

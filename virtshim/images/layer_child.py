@@ -37,12 +37,14 @@ _MOST_DIGITS = 30
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`what` names it in error texts, `digest` is the blob's and `diff` the unpacked one's; `open` begins its download."""
+    """`what` names it in error texts, `digest` is the blob's and `diff` the unpacked one's, the same where that is not to be
+    checked; `open` begins its download; `is_disk`: unpacked it is the disk itself."""
 
     what: str
     digest: str
     diff: str
     open: Callable[[], Generator[bytes, None, None]]
+    is_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Unpacking:
             exchange = _Exchange(image, child, selector, disk, self)
             exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes)))
             for layer in layers:
-                exchange.send(frames.LAYER, frames.words(layer.what, layer.digest, layer.diff))
+                kind = frames.WHOLE if layer.is_disk else frames.TAR
+                exchange.send(frames.LAYER, frames.words(layer.what, layer.digest, layer.diff, kind))
                 with contextlib.closing(layer.open()) as chunks:
                     for chunk in chunks:
                         exchange.send(frames.DATA, chunk)

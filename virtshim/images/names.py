@@ -3,7 +3,7 @@
 http://..., https://...            that URL
 virtlet.cloud/NAME                 Virtlet's rules: NAME by a translation rule, else NAME is a URL without scheme
 a name in a translation rule       the rule's URL
-host/path.{qcow2,qcow,img,raw}     a URL without scheme
+host/path.{qcow2,qcow,img,raw}     a URL without scheme; also with .gz, .xz or .zst behind it
 all else                           an OCI registry
 """
 
@@ -22,6 +22,7 @@ from virtshim.images.translations import TranslationFile, Transport, translate
 VIRTLET_PREFIX = "virtlet.cloud/"
 
 _DISK_SUFFIXES = (".qcow2", ".qcow", ".img", ".raw")
+_PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 # The OCI distribution grammar: a repository, its components in lower case.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
@@ -38,6 +39,11 @@ class HttpLocation:
     name: ImageName
     url: str
     transport: Transport = Transport()
+
+    @property
+    def is_packed(self) -> bool:
+        """The file is to be unpacked: its name says so."""
+        return urlsplit(self.url).path.endswith(_PACKED_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,13 @@ def resolve(name: ImageName, files: Sequence[TranslationFile], default_scheme: s
             )
         return HttpLocation(name, f"{default_scheme}://{bare}")
     host, slash, path = bare.partition("/")
-    if slash and path.endswith(_DISK_SUFFIXES) and _is_host(host):
+    if slash and _unpacked_name(path).endswith(_DISK_SUFFIXES) and _is_host(host):
         return HttpLocation(name, f"{default_scheme}://{bare}")
     return _registry(name)
+
+
+def _unpacked_name(path: str) -> str:
+    return next((path.removesuffix(suffix) for suffix in _PACKED_SUFFIXES if path.endswith(suffix)), path)
 
 
 def _registry(name: ImageName) -> RegistryLocation:

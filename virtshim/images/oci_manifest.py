@@ -24,6 +24,9 @@ MEDIA_TYPES = (
 )
 MAX_MANIFEST_BYTES = 4 << 20
 
+DISK_NAME = re.compile(r"\.(?:qcow2?|img|raw)(?:\.(?:gz|xz|zst))?$")
+
+_TITLE = "org.opencontainers.image.title"
 _MAX_LAYERS = 127
 # Of what a config says of containers: it goes into the records of all of them.
 _MAX_CONFIG_CHARS = 64 << 10
@@ -39,12 +42,15 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686"
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """`size` is in bytes. `platform` is `os/architecture`, "" if the descriptor has none; `variant` e.g. v8."""
+    """`size` is in bytes. `platform` is `os/architecture`, "" if the descriptor has none; `variant` e.g. v8; `title` the file's
+    name, of an artifact's layer."""
 
     digest: str
     size: int
     platform: str = ""
     variant: str = ""
+    media_type: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,28 @@ def diff_ids(body: bytes, manifest: Manifest, wanted: str, image: str) -> tuple[
     if len(digests) != len(manifest.layers) or not all(isinstance(d, str) and _SHA256.fullmatch(d) for d in digests):
         raise _bad(image, "its config's diff_ids do not match its layers")
     return tuple(digests)
+
+
+def is_artifact(body: bytes) -> bool:
+    """Whether this is no image's config: it does not say what the layers are."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(document, dict) or "rootfs" not in document
+
+
+def artifact_disk(manifest: Manifest, image: str) -> Descriptor:
+    """The layer of an artifact that is a disk: its only file, or the only one called like a disk. Raises InvalidRequest."""
+    files = [layer for layer in manifest.layers if "tar" not in re.split("[.+]", layer.media_type)]
+    disks = files if len(files) == 1 else [layer for layer in files if DISK_NAME.search(layer.title)]
+    if len(disks) != 1:
+        raise _bad(
+            image,
+            f"it is an artifact with {len(disks)} layers that are disks; push one, its title ending in .qcow2, .img or .raw, "
+            "or build a containerDisk: FROM scratch, ADD disk.qcow2 /disk/",
+        )
+    return disks[0]
 
 
 def image_config(body: bytes, image: str) -> ImageConfig:
@@ -195,10 +223,13 @@ def _descriptor(value: Any, image: str) -> Descriptor:
         raise _bad(image, "its manifest holds a digest that is not sha256; others are not supported")
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise _bad(image, "its manifest holds a descriptor without size")
+    annotations = value.get("annotations")
+    title = annotations.get(_TITLE) if isinstance(annotations, dict) else None
+    said = (str(value.get("mediaType") or "")[:200], str(title or "")[:200])
     if not isinstance(platform, dict):
-        return Descriptor(digest, size)
+        return Descriptor(digest, size, "", "", *said)
     system, machine, variant = (str(platform.get(key) or "")[:40] for key in ("os", "architecture", "variant"))
-    return Descriptor(digest, size, f"{system}/{machine}", variant)
+    return Descriptor(digest, size, f"{system}/{machine}", variant, *said)
 
 
 def _bad(image: str, why: str) -> InvalidRequest:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ImageId
 from virtshim.images.downloads.landing import Landing
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
-from virtshim.images.oci_manifest import Index, Manifest, architecture, choose, diff_ids, image_config, parse_manifest
+from virtshim.images.oci_manifest import (
+    Descriptor,
+    Index,
+    architecture,
+    artifact_disk,
+    choose,
+    diff_ids,
+    image_config,
+    is_artifact,
+    parse_manifest,
+)
 from virtshim.images.pull_cache import Pulled
 from virtshim.images.registries.repository import Repository
 
@@ -37,19 +47,28 @@ def download(
         if isinstance(manifest, Index):
             raise InvalidRequest(f"image {image!r} cannot be used: its index holds another index")
     config = repository.config(manifest.config)
+    if is_artifact(config):
+        disk = artifact_disk(manifest, image)
+        stored = landing.claim(chosen, waiting)
+        if stored is None:
+            unpacking.run(image, _layers(image, ((disk, ""),), repository, landing), landing.disk())
+        # Its config says nothing of the disk, and is that of many others.
+        return Pulled(chosen, stored, listed)
     said = image_config(config, image)
     stored = landing.claim(chosen, waiting)
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
-        unpacking.run(image, _layers(image, manifest, diffs, repository, landing), landing.disk())
+        layers = zip(reversed(manifest.layers), reversed(diffs), strict=True)
+        unpacking.run(image, _layers(image, layers, repository, landing), landing.disk())
     return Pulled(chosen, stored, listed, said, ImageId(manifest.config.digest))
 
 
 def _layers(
-    image: str, manifest: Manifest, diffs: tuple[str, ...], repository: Repository, landing: Landing
+    image: str, layers: Iterable[tuple[Descriptor, str]], repository: Repository, landing: Landing
 ) -> Iterator[Layer]:
-    """From the top one down."""
-    for layer, diff in zip(reversed(manifest.layers), reversed(diffs), strict=True):
+    """From the top one down, with their diff_ids; without one it is the disk itself."""
+    for layer, diff in layers:
         part = landing.part(repository.identity(layer), layer.size)
         what = f"layer {layer.digest} of image {image!r}"
-        yield Layer(what, layer.digest, diff, functools.partial(repository.blob, layer, part))
+        opened = functools.partial(repository.blob, layer, part)
+        yield Layer(what, layer.digest, diff or layer.digest, opened, is_disk=not diff)

@@ -52,6 +52,10 @@ class DiskSearch:
         self._add(self._next_hidden, path)
         return path != _DIRECTORY and self._take(path, entry)
 
+    def found_as(self, what: str) -> None:
+        """A layer is the disk itself."""
+        self._found = what
+
     def layer_done(self) -> None:
         """What this layer hides is hidden from the layers below it."""
         self._hidden |= self._next_hidden

@@ -1,8 +1,8 @@
 """What virtshim and the child that unpacks layers tell each other: a letter, a length, that many bytes.
 
-To the child: BEGIN (words: image, max_bytes), then for each layer, from the top one down, LAYER (words: what, digest, diff), DATA
-as it comes in, END; at last DONE. From it: SIZE (the disk's, in digits), DATA (the disk), END (of a layer), DONE, or REFUSED and
-why.
+To the child: BEGIN (words: image, max_bytes), then for each layer, from the top one down, LAYER (words: what, digest, diff,
+whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it: SIZE (the disk's, in digits), DATA (the
+disk), END (of a layer), DONE, or REFUSED and why.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import struct
 
 BEGIN, LAYER, DATA, END, DONE, SIZE, REFUSED = b"B", b"L", b"D", b"E", b"F", b"S", b"X"
+
+TAR, WHOLE = "tar", "whole"
+"""What a layer is, when it is unpacked."""
 
 MOST = 1 << 20
 """Bytes that follow a head."""

@@ -35,10 +35,15 @@ def serve(source: int, target: int) -> None:
 
 
 def _read_layer(layer: list[str], source: _Source, search: DiskSearch, answers: _Answers, max_bytes: int) -> None:
-    what, digest, diff = layer
+    what, digest, diff, kind = layer
     chunks = limited(unpacked(source.data(), what), max_bytes, what)
     if diff != digest:
         chunks = verified(chunks, diff, what)
+    if kind == frames.WHOLE:
+        search.found_as(what)
+        for piece in chunks:
+            answers.send(frames.DATA, piece)
+        return
     tar = TarStream(chunks)
     try:
         while (entry := tar.next()) is not None:

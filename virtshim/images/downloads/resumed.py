@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import structlog
 
 from virtshim.domain.errors import Unavailable
+from virtshim.images.downloads.partials import also_written, kept
 from virtshim.images.http_client import CHUNK, HttpResponse, redacted_url
 from virtshim.images.pull_watch import PullWatch
 
@@ -43,6 +45,25 @@ def body(
             watch.pause(pause)
             answer = None
             log.info("image.download.resumed", image=watch.name, bytes=at, error=str(exc))
+
+
+def by_way_of(
+    part: Path | None,
+    size: int | None,
+    answer: HttpResponse | None,
+    rest: Callable[[int], HttpResponse] | None,
+    watch: PullWatch,
+) -> Iterator[bytes]:
+    """All of a content of that size: what the file `part` has, then the rest of it, which goes there too; `answer` and `rest` as
+    in `body`, from the first byte on."""
+    at = 0
+    for chunk in kept(part) if part else ():
+        at += len(chunk)
+        watch.progressed()
+        yield chunk
+    if at == 0 or at != size:
+        chunks = body(None if at else answer, at, rest, watch)
+        yield from also_written(chunks, part) if part else chunks
 
 
 def rest_range(at: int) -> dict[str, str]:

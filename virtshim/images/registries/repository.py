@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,6 @@ import structlog
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ShimError
 from virtshim.images.blob_digest import verified
 from virtshim.images.downloads import resumed
-from virtshim.images.downloads.partials import also_written, kept
 from virtshim.images.http_client import HttpResponse
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
@@ -51,7 +50,9 @@ class Repository:
         """A blob as it comes in; raises at its end if it is not what the descriptor says. `part` has its first bytes and gets the
         others: the next pull goes on there if this one breaks off."""
         what = f"blob {descriptor.digest} of image {self._location.name.name!r}"
-        yield from verified(self._chunks(descriptor, part), descriptor.digest, descriptor.size, what)
+        rest = functools.partial(self._rest, descriptor)
+        chunks = resumed.by_way_of(part, descriptor.size, None, rest, self._watch)
+        yield from verified(chunks, descriptor.digest, descriptor.size, what)
 
     def identity(self, descriptor: Descriptor) -> str:
         """Of a blob that was given to whoever may read this repository."""
@@ -66,18 +67,6 @@ class Repository:
                 f"the manifest of {self._location.name} has the digest {digest}, expected {reference}; the registry is damaged"
             )
         return body, digest
-
-    def _chunks(self, descriptor: Descriptor, part: Path | None) -> Iterator[bytes]:
-        rest, at = functools.partial(self._rest, descriptor), 0
-        if part is None:
-            yield from resumed.body(None, 0, rest, self._watch)
-            return
-        for chunk in kept(part):
-            at += len(chunk)
-            self._watch.progressed()
-            yield chunk
-        if at < descriptor.size:
-            yield from also_written(resumed.body(None, at, rest, self._watch), part)
 
     def _rest(self, descriptor: Descriptor, at: int) -> HttpResponse:
         def ask(endpoint: Endpoint) -> HttpResponse:

@@ -1,0 +1,192 @@
+"""Disks that are no containerDisk's: packed files on web servers, and OCI artifacts whose layer is the disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backports import zstd
+from fakes.registry import FakeRegistry
+from fakes.webserver import WebServer
+
+from virtshim.domain.errors import InvalidRequest, Unavailable
+from virtshim.domain.image import ImageConfig
+from virtshim.domain.image_name import ImageName
+from virtshim.images.filestore import ImageFileStore
+from virtshim.images.names import HttpLocation, RegistryLocation, resolve
+
+NEVER = threading.Event()
+AT = 60_000
+EMPTY = b"{}"
+PACKERS = [
+    pytest.param("gz", gzip.compress, id="gz"),
+    pytest.param("xz", lzma.compress, id="xz"),
+    pytest.param("zst", zstd.compress, id="zst"),
+]
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def stored(store: ImageFileStore, found: Any) -> bytes:
+    return Path(store.path(found.digest)).read_bytes()
+
+
+@pytest.fixture
+def noise(qcow2: bytes) -> bytes:
+    """A raw disk that does not shrink when it is packed."""
+    return b"\xeb\x3c" + os.urandom(256 * 1024 - 2)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_a_packed_disk_is_unpacked(web: WebServer, store, qcow2: bytes, incoming, suffix: str, pack: Any) -> None:
+    url = web.serve(f"/disk.qcow2.{suffix}", pack(qcow2), ETag='"1"')
+    found = store.fetch(url, None, NEVER)
+    assert stored(store, found) == qcow2
+    assert str(found.digest) == found.id.value == digest_of(qcow2)
+    assert incoming() == []
+    assert store.fetch(url, None, NEVER) == found
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_a_digest_in_its_name_is_that_of_either(web: WebServer, store, qcow2: bytes, suffix: str, pack: Any) -> None:
+    packed = pack(qcow2)
+    url = web.serve(f"/disk.qcow2.{suffix}", packed, ETag='"1"')
+    for digest in (digest_of(packed), digest_of(qcow2)):
+        for _ in range(2):  # brought, and known
+            assert store.fetch(f"{url}@{digest}", None, NEVER).repo_digest == f"{url}@{digest_of(qcow2)}"
+    with pytest.raises(InvalidRequest, match="has changed or was tampered with"):
+        store.fetch(f"{url}@{digest_of(b'other')}", None, NEVER)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_a_packed_disk_that_breaks_off_goes_on(
+    web: WebServer, make_store, noise: bytes, partial, suffix: str, pack: Any
+) -> None:
+    path = f"/disk.raw.{suffix}"
+    url = web.serve_parts(path, pack(noise), [AT, 0, 0, 0])
+    with pytest.raises(Unavailable, match="broke off"):
+        make_store().fetch(url, None, NEVER)
+    assert [one.stat().st_size for one in partial()] == [AT]
+    store = make_store()
+    assert stored(store, store.fetch(url, None, NEVER)) == noise
+    assert web.ranges(path)[-1] == f"bytes={AT}-"
+    assert partial() == []
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_a_packed_disk_that_is_cut_short_is_refused(
+    web: WebServer, store, noise: bytes, suffix: str, pack: Any
+) -> None:
+    with pytest.raises(InvalidRequest, match="cut short"):
+        store.fetch(web.serve(f"/disk.raw.{suffix}", pack(noise)[:-30]), None, NEVER)
+
+
+def test_what_a_packed_disk_unpacks_to_is_bounded(web: WebServer, make_store) -> None:
+    url = web.serve("/disk.raw.zst", zstd.compress(b"\xeb\x3c" + bytes(64 << 20)))
+    with pytest.raises(InvalidRequest, match=r"images\.max_bytes"):
+        make_store(max_bytes=32 << 20).fetch(url, None, NEVER)
+
+
+def test_a_file_that_is_only_called_packed_is_taken_as_it_is(web: WebServer, store, qcow2: bytes) -> None:
+    assert stored(store, store.fetch(web.serve("/disk.qcow2.gz", qcow2), None, NEVER)) == qcow2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "packed"),
+    [
+        ("host.test/a/disk.qcow2.xz", HttpLocation, True),
+        ("host.test/a/disk.img.gz", HttpLocation, True),
+        ("host.test/disk.raw.zst", HttpLocation, True),
+        ("host.test/disk.raw", HttpLocation, False),
+        ("https://host.test/disk.xz?token=a.qcow2", HttpLocation, True),
+        ("host.test/a/archive.gz", RegistryLocation, None),
+        ("host.test/a/disk.tar.gz", RegistryLocation, None),
+    ],
+)
+def test_a_name_says_whether_it_is_packed(name: str, kind: type, packed: bool | None) -> None:
+    location = resolve(ImageName.parse(name), [], "https")
+    assert isinstance(location, kind)
+    assert packed is None or (isinstance(location, HttpLocation) and location.is_packed is packed)
+
+
+@pytest.fixture
+def push(fake_registry: FakeRegistry) -> Callable[..., str]:
+    """As oras does: files as layers, each with its name; the config is empty."""
+
+    def push(repository: str, *files: tuple[str, bytes], media_type: str = "", config: bytes = EMPTY) -> str:
+        layers = []
+        for title, data in files:
+            described = fake_registry.blob(repository, data)
+            kind = media_type or "application/octet-stream"
+            layers.append({**described, "mediaType": kind, "annotations": {"org.opencontainers.image.title": title}})
+        document = {
+            "schemaVersion": 2,
+            "artifactType": "application/vnd.acme.disk",
+            "config": {**fake_registry.blob(repository, config), "mediaType": "application/vnd.oci.empty.v1+json"},
+            "layers": layers,
+        }
+        fake_registry.document(repository, "latest", document)
+        return fake_registry.name(repository)
+
+    return push
+
+
+@pytest.mark.parametrize("config", [EMPTY, b"", b"no JSON", b'["a"]', b'{"config": {"User": "7"}}'])
+def test_an_artifacts_only_layer_is_the_disk(push, store, qcow2: bytes, config: bytes) -> None:
+    found = store.fetch(push("a", ("anything", qcow2), config=config), None, NEVER)
+    assert stored(store, found) == qcow2
+    assert found.config == ImageConfig()
+
+
+def test_artifacts_are_known_by_their_disks(push, store, qcow2: bytes, noise: bytes) -> None:
+    """Their configs are all the same."""
+    one, other = (store.fetch(push(name, ("x.raw", disk)), None, NEVER) for name, disk in (("a", qcow2), ("b", noise)))
+    assert (one.id.value, other.id.value) == (str(one.digest), str(other.digest))
+    assert one.id != other.id
+    assert one.repo_digest.partition("@")[2] != str(one.digest)
+
+
+def test_of_an_artifacts_files_the_one_called_like_a_disk_is_it(push, store, qcow2: bytes) -> None:
+    name = push("a", ("README.md", b"read me"), ("disk.qcow2", qcow2), ("SHA256SUMS", b"0"))
+    assert stored(store, store.fetch(name, None, NEVER)) == qcow2
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_an_artifacts_disk_may_be_packed(push, store, qcow2: bytes, suffix: str, pack: Any) -> None:
+    name = push("a", ("README.md", b"read me"), (f"disk.qcow2.{suffix}", pack(qcow2)))
+    assert stored(store, store.fetch(name, None, NEVER)) == qcow2
+
+
+@pytest.mark.parametrize(
+    ("files", "media_type", "count"),
+    [
+        ([("a.qcow2", b"1"), ("b.img", b"2")], "", 2),
+        ([("a", b"1"), ("b", b"2")], "", 0),
+        ([("disk.qcow2", b"1")], "application/vnd.oci.image.layer.v1.tar+gzip", 0),
+    ],
+)
+def test_an_artifact_without_one_disk_is_refused(push, store, files: Any, media_type: str, count: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"it is an artifact with {count} layers that are disks; push one"):
+        store.fetch(push("a", *files, media_type=media_type), None, NEVER)
+
+
+def test_an_artifact_that_is_no_disk_is_refused(push, store) -> None:
+    with pytest.raises(InvalidRequest):
+        store.fetch(push("a", ("chart.txt", b"text")), None, NEVER)
+
+
+def test_a_known_artifact_is_asked_for_and_not_downloaded(push, store, web: WebServer, qcow2: bytes) -> None:
+    name = push("a", ("disk.qcow2", qcow2))
+    first = store.fetch(name, None, NEVER)
+    asked = len(web.seen)
+    assert store.fetch(name, None, NEVER) == first
+    assert len(web.seen) == asked + 2
