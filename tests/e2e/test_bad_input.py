@@ -95,7 +95,8 @@ def test_a_wrong_digest_names_both(cri, image_url):
 
 
 def test_an_unreachable_registry_is_unavailable(cri):
-    message = refused(grpc.StatusCode.UNAVAILABLE, cri.pull, "127.0.0.1:1/some/disk:v1")
+    message = refused(grpc.StatusCode.UNKNOWN, cri.pull, "127.0.0.1:1/some/disk:v1")
+    assert message.startswith("RegistryUnavailable: ")
     assert "127.0.0.1:1" in message
 
 

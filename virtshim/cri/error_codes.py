@@ -19,6 +19,8 @@ GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
     Kind.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
     Kind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Kind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    # kubelet looks for a known beginning of the message only where there is no code.
+    Kind.REGISTRY: grpc.StatusCode.UNKNOWN,
     Kind.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Kind.PERMISSION: grpc.StatusCode.PERMISSION_DENIED,
     Kind.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,

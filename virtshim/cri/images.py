@@ -12,7 +12,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import batches
 from virtshim.cri.services import set_when_cancelled
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InvalidRequest, RegistryUnavailable, Unavailable
 from virtshim.domain.image import FilesystemUsage
 from virtshim.domain.sandbox import check_handler
 from virtshim.lifecycle.images import ImageService
@@ -59,7 +59,11 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         check_handler(request.image.runtime_handler, self._handlers)
         reference = _reference(request.image)
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
-        image = self._images.pull(reference, credentials, set_when_cancelled(context))
+        try:
+            image = self._images.pull(reference, credentials, set_when_cancelled(context))
+        except Unavailable as exc:
+            # kubelet tells the pod's owner by this word.
+            raise RegistryUnavailable(f"RegistryUnavailable: {exc}") from exc
         return pb.PullImageResponse(image_ref=image.id.value)
 
     def RemoveImage(self, request: pb.RemoveImageRequest, context: grpc.ServicerContext) -> pb.RemoveImageResponse:

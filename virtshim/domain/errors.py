@@ -7,6 +7,7 @@
       WrongState                 FAILED_PRECONDITION  the object is there but cannot do this now
       DeadlineExceeded           DEADLINE             the caller's time, or an outside step's own limit, is over
       Unavailable                UNAVAILABLE          libvirt, tapmanager or a registry cannot be reached; try again
+        RegistryUnavailable      REGISTRY             of those, what a pull asked: kubelet has a name for it
       ResourceExhausted          EXHAUSTED            no disk, memory, address or place left
       PermissionRefused          PERMISSION           credentials refused
       Unimplemented              UNIMPLEMENTED        the product does not do this (yet)
@@ -28,6 +29,7 @@ class Kind(enum.Enum):
     FAILED_PRECONDITION = "failed-precondition"
     DEADLINE = "deadline"
     UNAVAILABLE = "unavailable"
+    REGISTRY = "registry"
     EXHAUSTED = "exhausted"
     PERMISSION = "permission"
     UNIMPLEMENTED = "unimplemented"
@@ -63,6 +65,10 @@ class DeadlineExceeded(ShimError):
 
 class Unavailable(ShimError):
     kind = Kind.UNAVAILABLE
+
+
+class RegistryUnavailable(Unavailable):
+    kind = Kind.REGISTRY
 
 
 class ResourceExhausted(ShimError):

@@ -291,10 +291,19 @@ def test_a_pull_goes_on_when_the_client_of_another_pull_of_the_image_leaves(clie
 def test_a_pull_that_fails_lists_nothing_and_can_be_repeated(client: Client, world: World, error: Any) -> None:
     world.outside.files.publish(OTHER, b"other disk")
     world.journal.fail("files.fetch", error)
-    with refused(Code.RESOURCE_EXHAUSTED if "space" in str(error) else Code.UNAVAILABLE, str(error)):
+    with refused(Code.RESOURCE_EXHAUSTED if "space" in str(error) else Code.UNKNOWN, str(error)):
         client.pull(OTHER)
     assert status(client, OTHER) is None
     client.pull(OTHER)
+
+
+def test_a_registry_that_is_away_is_called_what_kubelet_knows(client: Client, world: World) -> None:
+    """It looks at how the message begins, and only where the code is UNKNOWN."""
+    world.journal.fail("files.fetch", Unavailable("registry.test cannot be reached"))
+    with pytest.raises(grpc.RpcError) as caught:
+        client.pull()
+    assert caught.value.code() is Code.UNKNOWN
+    assert caught.value.details() == "RegistryUnavailable: registry.test cannot be reached"
 
 
 def test_parallel_pulls_of_one_image_give_one_id(client: Client, world: World) -> None:
