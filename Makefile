@@ -2,7 +2,7 @@
 PYTHON := .venv/bin/python
 DIR ?= /var/lib/virtshim-up
 
-.PHONY: demo test test-half-one test-half-two test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup lock guest debian-guest vfio-machine up down lint clean
+.PHONY: demo test test-half-one test-half-two test-e2e test-machine test-anywhere test-faults test-vfio faults long e2e-vfio soak bench setup lock guest debian-guest vfio-machine up down lint clean
 
 demo: guest            ## a VM pod through the CRI socket, step by step
 	$(PYTHON) deploy/demo.py
@@ -10,7 +10,7 @@ demo: guest            ## a VM pod through the CRI socket, step by step
 # What needs a processor and nothing else of the machine.
 ANYWHERE := tests/unit tests/property tests/policy tests/contract/cri tests/contract/proxy tests/contract/streaming tests/contract/ports
 
-test:                  ## every test: two halves beside each other, each of two lanes, one after the other
+test:                  ## every test: two halves beside each other, each of lanes that run one after the other
 	+@$(MAKE) -j 2 --output-sync=line vfio-machine debian-guest
 	@rm -rf build/failures
 	+@status=0; $(MAKE) -j 2 --output-sync=line test-half-one test-half-two || status=$$?; \
@@ -20,13 +20,16 @@ test:                  ## every test: two halves beside each other, each of two 
 in_turn = status=0; for lane in $(1); do $(MAKE) $$lane || status=$$?; done; exit $$status
 
 test-half-one:         # these two see each other's processes
-	+@$(call in_turn,test-machine test-anywhere)
+	+@$(call in_turn,test-e2e test-anywhere)
 
 test-half-two:         # out of sight of the other half: tests/apart.sh tells how
-	+@$(call in_turn,test-faults test-vfio)
+	+@$(call in_turn,test-machine test-faults test-vfio)
 
-test-machine:          ## VMs, namespaces, links, mounts; everything is set up
-	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/machine $(addprefix --ignore=,$(ANYWHERE) tests/faults)
+test-e2e:              ## whole nodes with VMs
+	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/e2e tests/e2e
+
+test-machine:          ## namespaces, links, mounts, libvirt, programs: a part of the product at a time
+	tests/apart.sh $(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/machine $(addprefix --ignore=,$(ANYWHERE) tests/e2e tests/faults)
 
 test-anywhere:         ## what needs a processor and nothing else of the machine
 	$(PYTHON) -m pytest $(PYTEST_ARGS) --failures=build/failures/anywhere $(ANYWHERE)
