@@ -173,7 +173,8 @@ class Vm(_Section):
         ByteSize(0), description="memory a VM can be resized to; 0: what it starts with. A pod may override it"
     )
     max_root_volume: ByteSize = Field(
-        ByteSize(0), description="a larger VirtletRootVolumeSize is refused; 0: up to 64 TiB"
+        ByteSize(0),
+        description="a larger VirtletRootVolumeSize, or disk of virtshim.io/disks, is refused; 0: up to 64 TiB",
     )
     disk_iops: int = Field(
         0, ge=0, description="requests a second that each root disk serves at most; 0: as many as it can"

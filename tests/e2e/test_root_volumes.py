@@ -1,4 +1,4 @@
-"""A VM that boots from a block volume, as a pod's volumeDevices with devicePath /."""
+"""A VM that boots from a block volume, as a pod's volumeDevices with devicePath /, and has empty disks."""
 
 from __future__ import annotations
 
@@ -98,11 +98,16 @@ def test_a_guest_boots_from_the_volume_and_the_next_pod_finds_what_it_wrote(
     cri.stop(first.container, 0)
     cri.remove_pod(first.pod)
 
-    second = Pod(cri, node, volume, tmp_path)
+    second = Pod(cri, node, volume, tmp_path, **{"virtshim.io/disks": "scratch: {size: 64Mi, mountPath: /srv/scratch}"})
     second.boot(f"{image_url}/guest.qcow2")
     assert second.says(READ) == "written by the first"
+    assert second.says("echo mine > /srv/scratch/file && sync; grep -c ' /srv/scratch ext4 rw' /proc/mounts") == "1"
+    assert second.says("cat /sys/block/vdc/serial /sys/block/vdc/size").split() == [f"scratch{(64 << 11)}"]
+    state = Path(node.directory, "state/containers", second.container)
+    assert (state / "disk-scratch").exists()
     cri.stop(second.container, 0)
     wait_until(lambda: cri.status(second.container).state == pb.CONTAINER_EXITED, 60, "the second has ended")
+    assert not (state / "disk-scratch").exists()
 
     other = Pod(cri, node, volume, tmp_path)
     with pytest.raises(grpc.RpcError, match=r"virtshim\.io/root-disk-on-image-change: replace"):

@@ -9,6 +9,7 @@ from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, FilesystemUsage, Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.empty_disks import EmptyDisk
 from virtshim.domain.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse
 from virtshim.ports.seeds import SeedRequest
 
@@ -55,7 +56,8 @@ class FakeRootDisks:
 
     def delete(self, container: ContainerId, *, disk_alone: bool = False) -> None:
         if disk_alone:
-            self.directories.get(container, set()).discard("root.qcow2")
+            names = self.directories.get(container, set())
+            names -= {name for name in names if name == "root.qcow2" or name.startswith("disk-")}
             return
         self.directories.pop(container, None)
         self.sizes.pop(container, None)
@@ -109,6 +111,17 @@ class FakeRecordCopies:
     def read(self, container: ContainerId) -> str:
         files = self._disks.directories.get(container, set())
         return self.texts[container] if "record.json" in files else ""
+
+
+class FakeEmptyDisks:
+    """Implements `virtshim.ports.disks.EmptyDiskFiles`; writes into the directories of the root disks."""
+
+    def __init__(self, disks: FakeRootDisks) -> None:
+        self._disks = disks
+
+    def create(self, container: ContainerId, wanted: EmptyDisk) -> Disk:
+        self._disks.directories[container].add(f"disk-{wanted.name}")
+        return Disk(f"/containers/{container}/disk-{wanted.name}", wanted.format, wanted.name)
 
 
 class FakeRootVolumes:

@@ -17,7 +17,14 @@ from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
-from fakes.disks import FakeContainersRoom, FakeGuestSeeds, FakeRecordCopies, FakeRootDisks, FakeRootVolumes
+from fakes.disks import (
+    FakeContainersRoom,
+    FakeEmptyDisks,
+    FakeGuestSeeds,
+    FakeRecordCopies,
+    FakeRootDisks,
+    FakeRootVolumes,
+)
 from fakes.guests import FakeEntrypointListeners, FakeGuests, FakeTerminationFiles
 from fakes.images import FakeImageFiles
 from fakes.journal import Journal, watched
@@ -134,6 +141,7 @@ class World:
             files=watched("files", out.files, journal, ("path", "format_of")),
             disks=watched("disks", out.disks, journal),
             containers_room=FakeContainersRoom(out.disks),
+            empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),

@@ -24,6 +24,7 @@ from virtshim.devices.node_devices import NodeDevices, device_rules
 from virtshim.devices.resolve import Resolver
 from virtshim.disks import containers_room
 from virtshim.disks.checkpoint_archives import CheckpointArchives
+from virtshim.disks.empty_disks import EmptyDiskStore
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.disks.termination_file import TerminationFileStore
@@ -53,7 +54,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
 from virtshim.ports.copies import KubeletVolumes
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.ports.disks import ContainersRoom, RootDisks, RootVolumes
+from virtshim.ports.disks import ContainersRoom, EmptyDiskFiles, RootDisks, RootVolumes
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import CheckpointFiles, VmPausing
@@ -97,6 +98,7 @@ class Adapters:
     disks: RootDisks
     containers_room: ContainersRoom
     root_volumes: RootVolumes
+    empty_disks: EmptyDiskFiles
     copies: RecordCopies
     archives: CheckpointFiles
     devices: Devices
@@ -177,6 +179,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         disks=RootDiskStore(layout),
         containers_room=containers_room.ContainersRoom(layout),
         root_volumes=RootVolumeStore(copy_to_device),
+        empty_disks=EmptyDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
         devices=node_devices(settings, stack),

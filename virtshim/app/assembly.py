@@ -26,6 +26,7 @@ from virtshim.lifecycle.create_container import CreateContainer
 from virtshim.lifecycle.creation.admission import Admission
 from virtshim.lifecycle.creation.devices import HostDevices
 from virtshim.lifecycle.creation.disk import RootDisk
+from virtshim.lifecycle.creation.empty_disks import EmptyDisks
 from virtshim.lifecycle.creation.libvirt_domain import Domain
 from virtshim.lifecycle.creation.record import ContainerRecords
 from virtshim.lifecycle.creation.seed import Seed
@@ -326,6 +327,7 @@ def _create_container(
         HostDevices(devices.borrowed),
         RootDisk(a.files, a.disks, a.root_volumes),
         Seed(a.seeds, volumes.copies),
+        EmptyDisks(a.empty_disks),
         Domain(a.hypervisor, a.records, a.copies, settings.layout(), settings.sizes(), settings.tapmanager.socket),
     )
     return CreateContainer(

@@ -87,6 +87,11 @@ class Layout:
         return f"{self.socket_dir(container)}/exec-{number}.sock"
 
 
+def empty_disk_name(name: str) -> str:
+    """Of either format: which it is, only its VM's definition says."""
+    return f"disk-{name}"
+
+
 def share_dir(layout: Layout) -> str:
     """It has a directory for each VM with volumes, by the short id."""
     return f"{layout.run_dir}/shares"

@@ -20,6 +20,7 @@ from virtshim.domain.devices import guest_links
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
 from virtshim.domain.network import Dns
+from virtshim.domain.volumes import empty_disks
 from virtshim.domain.volumes.guest_script import Copies, command
 from virtshim.guestinit import resolver
 from virtshim.guestinit.network_config import network_config
@@ -122,6 +123,8 @@ def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
             )
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
+    if mount := empty_disks.command(request.options.empty_disks):
+        yield list(mount)
     if request.blocks:
         yield list(guest_links.command(request.blocks))
     if _has_volumes(request):

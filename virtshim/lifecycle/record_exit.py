@@ -110,9 +110,7 @@ class ExitRecorder:
 
     def drop_disk(self, container: Container) -> None:
         """Of a VM that is off: it is not started again, and kubelet keeps ended containers for as long as it likes. The pod's
-        disk stays. RemoveContainer repeats it."""
-        if container.spec.pod_disk:
-            return
+        disk stays: it is elsewhere. RemoveContainer repeats it."""
         try:
             self.disks.delete(container.id, disk_alone=True)
         except ShimError as exc:

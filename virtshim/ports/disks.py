@@ -8,6 +8,7 @@ from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
+from virtshim.domain.volumes.empty_disks import EmptyDisk
 from virtshim.domain.volumes.root_volume import RootVolume
 
 
@@ -46,6 +47,13 @@ class RootDisks(Protocol):
 
     def free_bytes(self) -> int:
         """Bytes that disks may still grow by."""
+
+
+class EmptyDiskFiles(Protocol):
+    """Beside a container's root disk, with which they go."""
+
+    def create(self, container: ContainerId, wanted: EmptyDisk) -> Disk:
+        """In the container's directory, which is there; anew if it is there. ResourceExhausted if it does not fit."""
 
 
 class ContainersRoom(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fakes.journal import Crash, When
-from fakes.world import IMAGE, World, container_config
+from fakes.world import IMAGE, World, container_config, sandbox_config
 
 from virtshim.cri.to_proto import container_state, sandbox_state
 from virtshim.domain.container import ContainerPhase
@@ -82,6 +82,7 @@ def made_pod(world: World) -> Any:
 
 VOLUME = "/dev/block/pv"
 ON_VOLUME = container_config(devices=(CriDevice(VOLUME, "/"),))
+WITH_DISKS = sandbox_config(annotations={"virtshim.io/disks": "a: {size: 1Gi}\nb: {size: 1Gi, format: raw}"})
 WITH_DEVICE = container_config(devices=(CriDevice("/dev/vfio/7", "/dev/vfio/7"),))
 
 
@@ -180,6 +181,11 @@ CALLS = {
             [c.phase for c in world.records.containers.all()] == [ContainerPhase.CREATED]
             and world.outside.root_volumes.look(VOLUME).content is Content.ROOT_DISK
         ),
+    ),
+    "create with empty disks": Call(
+        prepare=lambda world: world.run(config=WITH_DISKS),
+        make=lambda world, sandbox: world.create(sandbox),
+        done=lambda world, _: [c.phase for c in world.records.containers.all()] == [ContainerPhase.CREATED],
     ),
     "start": Call(
         prepare=made_pod,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from virtshim.domain.vm import CpuDetails, CpuModel, DiskBus
+from virtshim.domain.volumes.empty_disks import EmptyDisk
 
 # Of a VM, what it starts with and what is plugged in later: 60 commands at once, 40 with input.
 MAX_EXEC_PORTS = 120
@@ -36,6 +37,9 @@ class VmOptions:
     keep_root_disk: bool = False
     # A volume that the VM boots from, and whose root disk is of another image, gets the new one in its place.
     replace_root_disk: bool = False
+
+    # Beside the root disk, and gone with the container.
+    empty_disks: tuple[EmptyDisk, ...] = ()
 
     # --- volumes
 

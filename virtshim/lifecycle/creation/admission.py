@@ -13,6 +13,7 @@ from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerConfig, ContainerName
 from virtshim.domain.devices import guest_links
 from virtshim.domain.devices.granted import GrantedDevices, on_one_volume
+from virtshim.domain.devices.guest_view import serials
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import SandboxId
@@ -21,6 +22,7 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.empty_disks import ANNOTATION, refuse_clashes
 from virtshim.domain.volumes.root_volume import DEVICE, refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
@@ -77,6 +79,8 @@ class Admission:
         self._refuse_without_hugepages(size)
         log_file = _log_file(sandbox, config)
         volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=options.share_kubelet_volumes)
+        places = [*(volume.guest for volume in volumes), *(copied.guest for copied in copies)]
+        refuse_clashes(options.empty_disks, places, serials(granted.data_volumes))
         return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies)
 
     def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
@@ -100,6 +104,12 @@ class Admission:
                 f"VirtletRootVolumeSize: {options.root_volume_bytes} bytes are more than this node allows ({most}); "
                 "ask for less, or raise vm.max_root_volume"
             )
+        for disk in options.empty_disks:
+            if most and disk.size_bytes > most:
+                raise InvalidRequest(
+                    f"{ANNOTATION}: {disk.name}.size: {disk.size_bytes} bytes are more than this node allows ({most}); ask for "
+                    "less, or raise vm.max_root_volume"
+                )
 
     def _refuse_root_volume(self, granted: GrantedDevices, options: VmOptions) -> None:
         """One that the VM cannot boot from, or that another VM runs on."""

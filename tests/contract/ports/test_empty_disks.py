@@ -1,0 +1,60 @@
+"""What all EmptyDiskFiles do: the fake, and the real store with qemu-img."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes.disks import FakeEmptyDisks, FakeRootDisks
+
+from virtshim.disks.empty_disks import EmptyDiskStore
+from virtshim.disks.root_disks import RootDiskStore
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.layout import Layout
+from virtshim.domain.volumes.empty_disks import parse
+from virtshim.ports.disks import EmptyDiskFiles, RootDisks
+
+pytestmark = pytest.mark.volumes
+
+A = ContainerId("a" * 64)
+MIB = 1 << 20
+WANTED = parse("a: {size: 32Mi}\nb: {size: 16Mi, format: raw}")
+
+
+def real(directory: Path) -> tuple[RootDiskStore, EmptyDiskStore]:
+    layout = Layout(str(directory), str(directory / "run"))
+    disks = RootDiskStore(layout)
+    disks.make_directory(A)
+    return disks, EmptyDiskStore(layout)
+
+
+@pytest.mark.parametrize("kind", ["fake", "real"])
+def test_an_empty_disk_has_its_name_as_serial_and_goes_with_the_root_disk(kind: str, tmp_path: Path) -> None:
+    disks: RootDisks = (fake := FakeRootDisks())
+    empty: EmptyDiskFiles = FakeEmptyDisks(fake)
+    if kind == "real":
+        disks, empty = real(tmp_path)
+    disks.make_directory(A)
+    made = [empty.create(A, disk) for disk in WANTED]
+    assert [(disk.format, disk.serial) for disk in made] == [(DiskFormat.QCOW2, "a"), (DiskFormat.RAW, "b")]
+    disks.delete(A, disk_alone=True)
+    assert not [disk for disk in made if os.path.exists(disk.path)]
+    assert fake.directories.get(A, set()) == set()
+    assert A in disks.existing()
+
+
+def test_it_is_as_large_as_asked_for_takes_no_room_and_is_made_anew(tmp_path: Path) -> None:
+    _, empty = real(tmp_path)
+    for wanted in WANTED:
+        path = Path(empty.create(A, wanted).path)
+        argv = ["qemu-img", "info", "--output=json", "-f", wanted.format.value, str(path)]
+        found = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+        assert found["virtual-size"] == wanted.size_bytes
+        assert found["actual-size"] < MIB
+        path.write_bytes(b"an earlier call's")
+        empty.create(A, wanted)
+        assert path.read_bytes()[:2] != b"an"
