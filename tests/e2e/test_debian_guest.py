@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from cluster_networks import leases, networks
 from fakes.calico_plugin import GATEWAY, GATEWAY_6
@@ -32,6 +33,7 @@ write_files:
   content: written
 runcmd:
 - echo ran on $(hostname) >> /var/lib/boots
+- cp /srv/claim/text /var/lib/at-runcmd
 """
 JOB = """
 until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done
@@ -50,8 +52,10 @@ exit 3
 class Debian:
     """A pod whose root disk lives as long as it does, and the container that runs in it now."""
 
-    def __init__(self, cri: PodClient, node: Node, image: str, key: Path) -> None:
+    def __init__(self, cri: PodClient, node: Node, image: str, key: Path, claim: Path) -> None:
+        """`claim`: a directory that it has as a volume."""
         self.cri = cri
+        self._claim = claim
         self._image = cri.pull(image)
         public = key.with_suffix(".pub").read_text()
         annotations = {
@@ -72,6 +76,7 @@ class Debian:
         wanted.linux.security_context.run_as_user.value = 1000  # whom cloud-init makes
         wanted.working_dir = "/var/lib/cloud"
         wanted.envs.add(key="GREETING", value=greeting)
+        wanted.mounts.add(container_path="/srv/claim", host_path=str(self._claim))
         wanted.command.extend(command)
         self.containers.append(self.cri.create(self.pod, wanted, self._config))
         self.cri.start(self.containers[-1])
@@ -114,13 +119,23 @@ def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def debian_pod(node: Node, image_url: str, ssh_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Debian]:
+def claim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("claim")
+    directory.chmod(0o755)
+    (directory / "text").write_text("from the node\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def debian_pod(
+    node: Node, image_url: str, ssh_key: Path, claim: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Debian]:
     folder = tmp_path_factory.mktemp("networks")
     calico = {"name": "calico", "type": "calico", "addresses": CALICO}
     ptp = {"name": "ptp", "type": "ptp", "mtu": 1400, "ipam": leases(folder, f"{PTP}.0/24")}
     with PodClient(node.socket) as cri:
         with networks(node, folder, calico, ptp):
-            made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key)
+            made = Debian(cri, node, f"{image_url}/debian.qcow2", ssh_key, claim)
         yield made
         cri.remove_pod(made.pod)
 
@@ -156,6 +171,17 @@ def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
         "written",
     ]
     assert debian.says("cat /var/lib/boots").splitlines()[-1] == "ran on debian-pod"
+
+
+@pytest.mark.volumes
+def test_its_volumes_are_there_before_cloud_inits_first_runcmd(debian: Debian, claim: Path):
+    assert debian.says("cat /var/lib/at-runcmd") == "from the node"
+    assert "virtiofs" in debian.says("findmnt --noheadings --output FSTYPE /srv/claim")
+    assert (
+        debian.says("sudo install -o debian -m 0640 /dev/null /srv/claim/mine; stat -c %U:%a /srv/claim/mine")
+        == "debian:640"
+    )
+    assert (claim / "mine").stat().st_uid == 1000
 
 
 def test_netplan_gives_each_nic_the_pods_addresses_routes_and_name_servers(debian: Debian):
@@ -240,6 +266,24 @@ def test_the_guest_agent_tells_what_runs(debian: Debian):
     told = json.loads(debian.cri.runtime.ContainerStatus(request, timeout=60).info["guestInfo"])
     assert told["system"]["pretty-name"] == "Debian GNU/Linux 12 (bookworm)"
     assert told["hostname"] == "debian-pod"
+
+
+@pytest.mark.volumes
+def test_its_volumes_are_there_again_after_the_guest_has_rebooted(debian: Debian):
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before = debian.says(boot)
+    debian.run("sudo systemd-run --on-active=1 systemctl reboot")
+
+    def has_rebooted() -> bool:
+        try:
+            now = debian.run(boot, 60)
+        except grpc.RpcError:  # nobody answers there just now
+            return False
+        return now.exit_code == 0 and now.stdout.decode().strip() != before
+
+    wait_until(has_rebooted, PATIENCE, "it has rebooted")
+    debian.comes_up()
+    assert debian.says("cat /srv/claim/text") == "from the node"
 
 
 def test_systemd_hears_the_power_button_and_the_disk_is_the_same_instance_in_a_new_sandbox(debian: Debian):
