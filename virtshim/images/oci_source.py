@@ -49,13 +49,13 @@ def download(
     config = repository.config(manifest.config)
     if is_artifact(config):
         disk = artifact_disk(manifest, image)
-        stored = landing.claim(chosen, waiting)
+        stored = landing.claim(chosen, waiting, repository.name)
         if stored is None:
             unpacking.run(image, _layers(image, ((disk, ""),), repository, landing), landing.disk())
         # Its config says nothing of the disk, and is that of many others.
         return Pulled(chosen, stored, listed)
     said = image_config(config, image)
-    stored = landing.claim(chosen, waiting)
+    stored = landing.claim(chosen, waiting, repository.name)
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
         layers = zip(reversed(manifest.layers), reversed(diffs), strict=True)

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from fakes.background import Background
+from fakes.journal import WAIT_LIMIT
 from fakes.registry import FakeRegistry
 from fakes.waiting import eventually
-from fakes.webserver import WebServer
+from fakes.webserver import WebServer, serving
 
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
 from virtshim.images import disk_writer
@@ -325,6 +326,30 @@ def test_who_waits_goes_on_when_the_one_that_downloads_is_given_up(
         first.done()
     assert is_whole(store, second.done(), qcow2)
     assert source.asked()[-1] == f"bytes={AT}-"
+
+
+def test_nobody_waits_for_another_registry_that_sends_the_same_image_slowly(
+    fake_registry: FakeRegistry, store, qcow2: bytes, web: WebServer
+) -> None:
+    """Whoever may name an image could hold up everybody's pulls of it."""
+    with serving() as other:
+        name, slow = fake_registry.push("a", {"disk/x": qcow2}), FakeRegistry(other).name("a")
+        other.routes.update(web.routes)
+        path = next(path for path in reversed(other.routes) if "/blobs/" in path)
+        whole = other.routes[path]
+        goes_on = threading.Event()
+
+        def late(request: Any) -> None:
+            assert goes_on.wait(WAIT_LIMIT)
+            whole(request)
+
+        other.routes[path] = late
+        held = Background(lambda: store.fetch(slow, None, NEVER))
+        eventually(lambda: path in other.paths())
+        found = store.fetch(name, None, NEVER)
+        assert is_whole(store, found, qcow2)
+        goes_on.set()
+        assert held.done().digest == found.digest  # type: ignore[attr-defined]
 
 
 def test_who_waits_can_be_given_up(layer: Source, store, qcow2: bytes) -> None:

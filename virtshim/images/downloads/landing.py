@@ -47,12 +47,13 @@ class Landing:
     ) -> None:
         self._held.__exit__(kind, error, trace)
 
-    def claim(self, identity: str, waiting: Callable[[], None]) -> ImageDigest | None:
+    def claim(self, identity: str, waiting: Callable[[], None], source: str = "") -> ImageDigest | None:
         """The stored disk that this identity stands for; None: it is now this pull's to download. Another pull that downloads it
-        already is waited for: `waiting` is called meanwhile."""
+        from the same source already is waited for: `waiting` is called meanwhile. Nobody waits for another source, which may send
+        a byte now and then."""
         if (stored := self._ground.stored(identity)) is not None:
             return stored
-        self._held.enter_context(self._ground.turns.taken(identity, waiting))
+        self._held.enter_context(self._ground.turns.taken(f"{source} {identity}", waiting))
         return self._ground.stored(identity)
 
     def disk(self, identity: str = "") -> DiskWriter:

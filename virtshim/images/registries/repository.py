@@ -54,9 +54,13 @@ class Repository:
         chunks = resumed.by_way_of(part, descriptor.size, None, rest, self._watch)
         yield from verified(chunks, descriptor.digest, descriptor.size, what)
 
+    @property
+    def name(self) -> str:
+        return f"{self._location.registry}/{self._location.repository}"
+
     def identity(self, descriptor: Descriptor) -> str:
         """Of a blob that was given to whoever may read this repository."""
-        return f"{self._location.registry}/{self._location.repository} {descriptor.digest}"
+        return f"{self.name} {descriptor.digest}"
 
     def _manifest(self, reference: str, endpoint: Endpoint) -> tuple[bytes, str]:
         with endpoint.get(f"manifests/{reference}", {"Accept": ", ".join(MEDIA_TYPES)}) as answer:
