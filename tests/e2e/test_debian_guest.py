@@ -12,6 +12,7 @@ import grpc
 import pytest
 from cluster_networks import leases, networks
 from fakes.calico_plugin import GATEWAY, GATEWAY_6
+from fakes.kubelet_writer import WrittenVolume
 from fakes.spdy import close_all, spdy
 from guest import ping
 from node import Node
@@ -34,6 +35,7 @@ write_files:
 runcmd:
 - echo ran on $(hostname) >> /var/lib/boots
 - cp /srv/claim/text /var/lib/at-runcmd
+- test -s /etc/texts/text && touch /var/lib/texts-were-there
 """
 JOB = """
 until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done
@@ -66,6 +68,8 @@ class Debian:
             "virtshim.io/forward": "agent",
         }
         self._config = pod_config("debian-pod", f"{node.directory}/logs/debian", annotations=annotations)
+        self.texts = WrittenVolume(Path(node.directory, "kubelet"), self._config.metadata.uid, "secret", "texts")
+        self.texts.write({"text": b"the words of a secret\n"}, mode=0o440, group=1000)
         self.pod = cri.run_pod(self._config)
         self.address = cri.pod_ip(self.pod)
         self.containers: list[str] = []
@@ -78,6 +82,7 @@ class Debian:
         wanted.envs.add(key="GREETING", value=greeting)
         wanted.mounts.add(container_path="/srv/claim", host_path=str(self._claim))
         wanted.command.extend(command)
+        wanted.mounts.add(container_path="/etc/texts", host_path=str(self.texts.path), readonly=True)
         self.containers.append(self.cri.create(self.pod, wanted, self._config))
         self.cri.start(self.containers[-1])
         return self.containers[-1]
@@ -182,6 +187,22 @@ def test_its_volumes_are_there_before_cloud_inits_first_runcmd(debian: Debian, c
         == "debian:640"
     )
     assert (claim / "mine").stat().st_uid == 1000
+
+
+def test_a_secret_is_there_before_runcmd_is_renewed_and_on_no_disk(debian: Debian):
+    assert debian.says("ls /var/lib/texts-were-there")
+    assert debian.says("cat /etc/texts/text; stat -L -c '%u %g %a' /etc/texts/text") == (
+        "the words of a secret\n0 1000 440"
+    )
+    # Brackets: the journal has the words of this command.
+    assert (
+        debian.says("sudo grep -rl 'words of a[ ]secret' /etc /var /run/cloud-init | grep -v ^/etc/texts/ || true")
+        == ""
+    )
+    debian.texts.write({"text": b"other words\n", "more": b""}, mode=0o440, group=1000)
+    wait_until(
+        lambda: debian.says("cat /etc/texts/text; ls /etc/texts") == "other words\nmore\ntext", 120, "the new ones"
+    )
 
 
 def test_netplan_gives_each_nic_the_pods_addresses_routes_and_name_servers(debian: Debian):
