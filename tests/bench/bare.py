@@ -80,6 +80,7 @@ class BareLibvirt:
         root.find("name").text = "bare"
         root.find("uuid").text = str(uuid.uuid4())
         root.find("devices/emulator").text = "/usr/bin/qemu-system-x86_64"
+        _with_open_images(root, f"{self._directory}/vm")
         text = etree.tostring(root).decode()
         old = f"{self._node.directory}/state/containers/{container}"
         new = f"{self._directory}/vm/disks"
@@ -119,6 +120,15 @@ class BareLibvirt:
                 self._domain.destroy()
             self._domain.undefine()
             self._domain = None
+
+
+def _with_open_images(domain: etree._Element, directory: str) -> None:
+    """Images that libvirt's user opens by name, where virtshim hands descriptors over."""
+    for source in domain.iterfind("devices/disk/backingStore/source[@fdgroup]"):
+        path = f"{directory}/{source.attrib.pop('fdgroup')}"
+        shutil.copyfile(source.get("file"), path)
+        os.chmod(path, 0o644)
+        source.set("file", path)
 
 
 def _without_nic(xml: str) -> str:

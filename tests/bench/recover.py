@@ -26,7 +26,7 @@ from virtshim.cli.daemons import Daemon
 from virtshim.cli.node_dir import NodeDir, NodeOptions, write_node
 from virtshim.config import Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName, ContainerSpec
-from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
+from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.layout import record_copy
 from virtshim.domain.network import Dns
@@ -73,7 +73,7 @@ class ManyPods:
         image = Path(f"{self._layout.images}/sha256/{_IMAGE.hex}")
         image.parent.mkdir(parents=True, exist_ok=True)
         image.touch()
-        records.images.put(Image(_IMAGE, ("registry.test/vm:1",), (), 1, 1, DiskFormat.RAW, 1))
+        records.images.put(Image(ImageId(_IMAGE.value), _IMAGE, ("registry.test/vm:1",), (), 1, 1, DiskFormat.RAW, 1))
         profile = domain_xml.NodeProfile(node, DomainType.TEST, "/usr/bin/qemu", "/usr/bin/qemu", Cgroups.OFF)
         domains = []
         for number in range(pods):
@@ -120,6 +120,7 @@ class ManyPods:
                 name=ContainerName("vm", 0),
                 config=ContainerConfig("registry.test/vm:1", labels=labels, log_path="vm/0.log"),
                 image=_IMAGE,
+                image_id=ImageId(_IMAGE.value),
                 image_ref=_IMAGE.value,
                 domain_uuid=str(own.domain_uuid()),
                 created_at=2 * number + 2,
