@@ -77,7 +77,8 @@ def _meaning(device: CriDevice, files: HostFiles) -> Meaning:
     if found.kind is NodeKind.BLOCK:
         # kubelet names it by a link of the pod's own; another pod has another link to the same device.
         readonly = "w" not in (device.permissions or "rwm")
-        block = BlockDevice(files.target(path) or path, device.container_path or path, readonly)
+        number = f"{found.major}:{found.minor}"
+        block = BlockDevice(files.target(path) or path, device.container_path or path, readonly, number)
         use = "" if block.readonly else use_of_block(files, found.major, found.minor)
         return Unusable(f"{use}, and two writers would corrupt it; grant another one") if use else block
     if found.kind is NodeKind.DIRECTORY:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
-from virtshim.domain.devices.granted import on_one_volume
+from virtshim.domain.devices.granted import volume_of_both
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, cgroup_of
 from virtshim.lifecycle.container_logs import ContainerLogs
+from virtshim.lifecycle.creation.data_volumes import anothers
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.record_exit import ExitRecorder
@@ -89,6 +90,8 @@ class StartContainer:
                 continue
             if other.is_running:
                 if other.sandbox_id != container.sandbox_id:
+                    if (volume := volume_of_both(container.granted, other.granted)) is not None:
+                        raise WrongState(anothers(volume, other, self.records.sandboxes.get(other.sandbox_id)))
                     raise WrongState(
                         f"container {other.id}, of another sandbox, still runs on the same disk; stop it first"
                     )
@@ -115,10 +118,10 @@ class StartContainer:
 
 
 def _share(one: Container, other: Container) -> bool:
-    """A pod's network, its root disk or its UUID: at most one of them may be on. (QEMU's own lock on the disk file is the
-    last resort.)"""
+    """A pod's network, its root disk, a volume or its UUID: at most one of them may be on. (QEMU's own lock on the disk file
+    is the last resort.)"""
     if one.sandbox_id == other.sandbox_id or one.domain_uuid == other.domain_uuid:
         return True
-    if on_one_volume(one.granted, other.granted):
+    if volume_of_both(one.granted, other.granted) is not None:
         return True
     return one.spec.pod_disk != "" and one.spec.pod_disk == other.spec.pod_disk

@@ -159,3 +159,10 @@ def test_a_disk_beside_a_mounted_one_is_given(host: FakeSysfs, name: str, number
     major, minor = map(int, number.split(":"))
     host.node("/dev/x", NodeKind.BLOCK, major, minor)
     assert isinstance(meaning(host, "/dev/x"), BlockDevice)
+
+
+def test_a_block_volume_is_known_by_its_number_whatever_its_name(host: FakeSysfs) -> None:
+    host.node("/dev/sdb", NodeKind.BLOCK)
+    found, node = meaning(host, "/dev/sdb"), host.files().node("/dev/sdb")
+    assert isinstance(found, BlockDevice)
+    assert found.identity == f"{node.major}:{node.minor}"

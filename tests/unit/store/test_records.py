@@ -405,6 +405,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm["config"].pop("readonly_root")  # came later: read as writable
     for limit in ("dropped", "added", "no_new_privs"):
         assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
+    assert [block.pop("identity") for block in vm["granted"]["blocks"]] == ["7:0"]  # came later: read as not known
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     config = dataclasses.replace(SANDBOX.config, sysctls={})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.printable import escaped
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-7])", re.IGNORECASE | re.ASCII)
 
@@ -134,6 +135,13 @@ class BlockDevice:
     host_path: str
     container_path: str
     readonly: bool = False
+    # The same for all names that the node has for it; "" in records of the time when it was not asked for.
+    identity: str = field(default="", compare=False)
+
+    @property
+    def field_name(self) -> str:
+        """What it is asked for by."""
+        return f"config.devices[container_path {escaped(self.container_path, 200)}]"
 
     @property
     def is_root(self) -> bool:
@@ -168,12 +176,21 @@ class GrantedDevices:
         return any(not isinstance(device, UsbDevice) for device in self.passthrough)
 
 
-def on_one_volume(one: GrantedDevices, other: GrantedDevices) -> bool:
-    """Whether a VM boots from a volume that the other one has, too."""
-    return any(
-        root is not None and root.host_path in {block.host_path for block in others}
-        for root, others in ((one.root_volume, other.blocks), (other.root_volume, one.blocks))
+def volume_of_both(one: GrantedDevices, other: GrantedDevices) -> BlockDevice | None:
+    """The first volume of `one` that the other has, too, and that no two VMs may have at once: at least one of them writes it."""
+    return next(
+        (
+            block
+            for block in one.blocks
+            for another in other.blocks
+            if _is_same(block, another) and not (block.readonly and another.readonly)
+        ),
+        None,
     )
+
+
+def _is_same(one: BlockDevice, other: BlockDevice) -> bool:
+    return one.host_path == other.host_path or (one.identity != "" and one.identity == other.identity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerConfig, ContainerName
 from virtshim.domain.devices import guest_links
-from virtshim.domain.devices.granted import GrantedDevices, on_one_volume
+from virtshim.domain.devices.granted import GrantedDevices, volume_of_both
 from virtshim.domain.devices.guest_view import serials
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
@@ -23,8 +23,9 @@ from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import ANNOTATION, refuse_clashes
-from virtshim.domain.volumes.root_volume import DEVICE, refuse_unfit
+from virtshim.domain.volumes.root_volume import refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.lifecycle.creation.data_volumes import anothers
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.claims import DeviceClaims
@@ -71,7 +72,8 @@ class Admission:
         options = parse_vm_options(sandbox.config.annotations)
         self._refuse_too_large(options)
         granted = self.claims.resolve(sandbox, name, config)
-        self._refuse_root_volume(granted, options)
+        refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
+        self._refuse_anothers_volume(granted)
         guest_links.refuse_odd(granted.data_volumes)
         _log_missing_nics(sandbox, name, granted)
         size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
@@ -111,15 +113,10 @@ class Admission:
                     "less, or raise vm.max_root_volume"
                 )
 
-    def _refuse_root_volume(self, granted: GrantedDevices, options: VmOptions) -> None:
-        """One that the VM cannot boot from, or that another VM runs on."""
-        volume = granted.root_volume
-        if volume is None:
-            return
-        refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
-        for other in self.records.containers.all():
-            if other.is_running and on_one_volume(other.granted, granted):
-                raise WrongState(f"{DEVICE}: container {other.id} runs on the volume {volume.host_path}; stop it first")
+    def _refuse_anothers_volume(self, granted: GrantedDevices) -> None:
+        for other in self.records.containers.all() if granted.blocks else ():
+            if other.is_running and (volume := volume_of_both(granted, other.granted)) is not None:
+                raise WrongState(anothers(volume, other, self.records.sandboxes.get(other.sandbox_id)))
 
     def _refuse_without_hugepages(self, size: VmSize) -> None:
         free = self.free_hugepages(size.page_bytes) if size.page_bytes else size.memory_bytes
