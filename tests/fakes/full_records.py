@@ -45,6 +45,7 @@ from virtshim.domain.sandbox import (
 )
 from virtshim.domain.vm import DiskBus, VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.empty_disks import EmptyDisk
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.store.records import SqliteRecords
 
@@ -130,6 +131,7 @@ CONTAINER = Container(
         ),
         volumes=(SharedVolume("/a", "/b", readonly=True, follows=True),),
         copies=(CopiedVolume("/c", "/d", readonly=False, renewed=False),),
+        empty_disks=(EmptyDisk("e", 1 << 30, DiskFormat.RAW, "/e", is_volume=True),),
         image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
         image_id=ImageId(f"sha256:{'3' * 64}"),
     ),

@@ -35,6 +35,7 @@ from fakes.resizing import FakeResizing
 from fakes.shares import FakeVmShares
 from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
+from fakes.volume_disks import FakeVolumeDisks
 
 from virtshim.app.adapters import Adapters
 from virtshim.app.assembly import App, wire
@@ -81,6 +82,7 @@ class Outside:
     cgroups: FakeVmCgroups = field(default_factory=FakeVmCgroups)
     shares: FakeVmShares = field(default_factory=FakeVmShares)
     kubelet_volumes: FakeKubeletVolumes = field(default_factory=FakeKubeletVolumes)
+    volume_disks: FakeVolumeDisks = field(default_factory=FakeVolumeDisks)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     root_volumes: FakeRootVolumes = field(default_factory=FakeRootVolumes)
@@ -138,6 +140,7 @@ class World:
             cgroups=watched("cgroups", out.cgroups, journal),
             shares=watched("shares", out.shares, journal),
             kubelet_volumes=out.kubelet_volumes,
+            volume_disks=out.volume_disks,
             files=watched("files", out.files, journal, ("path", "format_of")),
             disks=watched("disks", out.disks, journal),
             containers_room=FakeContainersRoom(out.disks),

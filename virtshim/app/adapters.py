@@ -62,6 +62,7 @@ from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, RecordCopies
 from virtshim.ports.seeds import GuestSeeds
 from virtshim.ports.shares import VmShares
 from virtshim.ports.streaming import Streaming
+from virtshim.ports.volume_disks import VolumeDiskFiles
 from virtshim.primitives.clock import SystemClock
 from virtshim.store.opening import open_records
 from virtshim.store.record_copies import RecordCopyFiles
@@ -74,6 +75,7 @@ from virtshim.tapclient.drivers import DeviceDriverClient
 from virtshim.tapclient.networks import PodNetworkClient
 from virtshim.tapclient.shares import VmShareClient
 from virtshim.volumes.kubelet_volumes import KubeletVolumeFiles
+from virtshim.volumes.volume_disks import VolumeDisksOnNode
 
 # Seconds that libvirt and tapmanager get to answer at start.
 _START_LIMIT = 90.0
@@ -94,6 +96,7 @@ class Adapters:
     cgroups: VmCgroups
     shares: VmShares
     kubelet_volumes: KubeletVolumes
+    volume_disks: VolumeDiskFiles
     files: KnownImageFiles
     disks: RootDisks
     containers_room: ContainersRoom
@@ -165,9 +168,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         records=records,
         hypervisor=hypervisor,
         inventory=LibvirtInventory(connection, profile),
-        readings=LibvirtReadings(
-            BulkStats(VmStatistics(connection, hypervisor.busy).read), pid_directory(settings.libvirt.uri)
-        ),
+        readings=_readings(settings, connection, hypervisor),
         resizing=LibvirtResizing(connection, profile),
         unplugging=LibvirtUnplugging(connection, profile, hypervisor.watching),
         pausing=LibvirtPausing(connection, profile),
@@ -175,6 +176,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         cgroups=VmCgroupClient(tapmanager, own=own_groups(settings)),
         shares=_shares(settings, connection),
         kubelet_volumes=stack.enter_context(contextlib.closing(KubeletVolumeFiles())),
+        volume_disks=VolumeDisksOnNode(),
         files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
         disks=RootDiskStore(layout),
         containers_room=containers_room.ContainersRoom(layout),
@@ -210,6 +212,11 @@ def _make_directories(layout: Layout) -> None:
 def _readers(connection: Connection) -> int | None:
     qemu = connection.qemu_ids()
     return None if qemu is None else qemu.readers
+
+
+def _readings(settings: Settings, connection: Connection, hypervisor: LibvirtHypervisor) -> LibvirtReadings:
+    bulk = BulkStats(VmStatistics(connection, hypervisor.busy).read)
+    return LibvirtReadings(bulk, pid_directory(settings.libvirt.uri))
 
 
 def _shares(settings: Settings, connection: Connection) -> VmShareClient:

@@ -51,6 +51,7 @@ from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.copy_watch import CopyWatch
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
+from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
 from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
 from virtshim.passthrough.inspection import FunctionInspection
@@ -335,7 +336,9 @@ def _create_container(
         clock=a.clock,
         locks=locks,
         inflight=Inflight[ContainerId](),
-        admission=Admission(a.records, devices.claims, settings.sizes(), machine.free_hugepages, volumes),
+        admission=Admission(
+            a.records, devices.claims, settings.sizes(), machine.free_hugepages, volumes, VolumeDisks(a.volume_disks)
+        ),
         new_records=ContainerRecords(
             records=a.records,
             images=images,

@@ -123,7 +123,7 @@ def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
             )
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
-    if mount := empty_disks.command(request.options.empty_disks):
+    if mount := empty_disks.command(request.empty_disks):
         yield list(mount)
     if request.blocks:
         yield list(guest_links.command(request.blocks))

@@ -22,7 +22,6 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout, root_disk_of
-from virtshim.domain.volumes.empty_disks import ANNOTATION as EMPTY_DISKS
 from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.ports.clock import Clock
 from virtshim.ports.pause import CheckpointFiles, VmPausing
@@ -124,10 +123,10 @@ class CheckpointContainer:
                     f"container {container.id} runs on a volume ({container.granted.root_volume.host_path}), of which the "
                     "storage makes snapshots"
                 )
-            sandbox = self._records.sandboxes.get(container.sandbox_id)
-            if sandbox is not None and sandbox.config.annotations.get(EMPTY_DISKS):
+            if container.spec.empty_disks:
                 raise WrongState(
-                    f"container {container.id} has disks beside its root disk ({EMPTY_DISKS}), which are not saved"
+                    f"container {container.id} has disks beside its root disk ({container.spec.empty_disks[0].field_name()}), "
+                    "which are not saved"
                 )
             if container.spec.volumes:
                 raise WrongState(

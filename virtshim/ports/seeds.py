@@ -13,6 +13,7 @@ from virtshim.domain.network import Dns, Interface
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.empty_disks import EmptyDisk
 from virtshim.domain.volumes.shares import SharedVolume
 
 
@@ -39,6 +40,7 @@ class SeedRequest:
     copies: tuple[CopiedVolume, ...] = ()
     # An archive of what the copied ones hold.
     copied: bytes = b""
+    empty_disks: tuple[EmptyDisk, ...] = ()
 
 
 class GuestSeeds(Protocol):

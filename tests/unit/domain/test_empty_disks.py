@@ -74,5 +74,5 @@ def test_a_volume_in_one_and_beside_one_is_no_clash() -> None:
 
 
 def test_a_block_volume_has_a_name_of_its_own() -> None:
-    with pytest.raises(InvalidRequest, match="a block volume of the pod has that name"):
+    with pytest.raises(InvalidRequest, match="a block volume of the pod is called data"):
         refuse_clashes(parse("data: {size: 1Gi}"), [], ["data"])

@@ -30,7 +30,7 @@ def test_the_vm_has_them_behind_root_disk_and_seed(world: World) -> None:
 
 def test_they_are_mounted_by_cloud_init_and_by_the_agent(world: World) -> None:
     made = world.create(world.run(config=WITH_DISKS))
-    assert world.outside.seeds.requests[made].options.empty_disks == DISKS
+    assert world.outside.seeds.requests[made].empty_disks == DISKS
     world.start(made)
     eventually(lambda: [run.argv for run in world.outside.guests.commands] == [command(DISKS)])
 
@@ -64,7 +64,7 @@ def test_a_node_has_a_limit_for_each(world: World) -> None:
 
 def test_what_another_volume_of_the_pod_has_is_refused(world: World) -> None:
     config = container_config(devices=(CriDevice("/dev/block/a", "/plain"),))
-    with pytest.raises(InvalidRequest, match="plain: a block volume of the pod has that name"):
+    with pytest.raises(InvalidRequest, match="plain: a block volume of the pod is called plain"):
         world.create(world.run(config=WITH_DISKS), config=config)
 
 

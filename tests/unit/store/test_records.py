@@ -395,6 +395,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert len(vm.pop("copies")) == 1  # came later: read as none
+    assert len(vm.pop("empty_disks")) == 1  # came later: read as none
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert [mount.pop("recursive_read_only") for mount in vm["config"]["mounts"]] == [True, False]  # came later
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
@@ -424,6 +425,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             uid=0,
             volumes=(),
             copies=(),
+            empty_disks=(),
             image_config=ImageConfig(),
             beside_pod=False,
             image_id=None,

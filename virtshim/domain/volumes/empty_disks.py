@@ -1,4 +1,4 @@
-"""Empty disks that a pod's annotation asks for: what it says, and the script that puts them in their places in the guest. Pure.
+"""Empty disks: what the annotation that asks for them says, and the script that puts them in their places in the guest. Pure.
 
 The script is run by cloud-init at each boot of a guest that has it, and by way of the guest agent before anything is run for the
 container. A file system is made only where the disk's first MiB is all zeros, and what is mounted already stays.
@@ -15,6 +15,7 @@ from typing import Any, Final
 from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.image import DiskFormat
+from virtshim.domain.printable import escaped
 from virtshim.domain.volumes.guest_script import BUSY
 from virtshim.domain.yaml_text import parse_mapping
 
@@ -27,7 +28,9 @@ MOST: Final = 6
 _SECTOR: Final = 512
 _LEAST: Final = 16 << 20
 _LARGEST: Final = 2**46
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,18}[a-z0-9])?")
+# Of a serial of virtio.
+LONGEST_NAME: Final = 20
+_NAME: Final = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 _TAKEN: Final = ("root", "seed")
 _KEYS: Final = {"size", "format", "mountPath"}
 _LONGEST_PATH: Final = 4095
@@ -83,17 +86,30 @@ class EmptyDisk:
     size_bytes: int
     format: DiskFormat
     guest: str = ""
+    # Asked for by a volume of the pod's, and not by the annotation.
+    is_volume: bool = False
+
+    def field_name(self, part: str = "") -> str:
+        """What it, or a part of it, is asked for by."""
+        return f"config.mounts[{escaped(self.guest, 200)}]" if self.is_volume else f"{ANNOTATION}: {self.name}{part}"
 
 
 def parse(text: str) -> tuple[EmptyDisk, ...]:
     """Of a mapping: name -> size, format, mountPath. Raises InvalidRequest."""
-    disks = tuple(_disk(name, value) for name, value in parse_mapping(text).items())
+    return together([_disk(name, value) for name, value in parse_mapping(text).items()])
+
+
+def together(disks: Sequence[EmptyDisk]) -> tuple[EmptyDisk, ...]:
+    """In the order in which they are mounted. Raises InvalidRequest for what no VM can have."""
     if len(disks) > MOST:
         raise InvalidRequest(f"{len(disks)} disks are too many; ask for {MOST} at most")
-    paths = [disk.guest for disk in disks if disk.guest]
-    twice = next((path for path in paths if paths.count(path) > 1), "")
-    if twice:
-        raise InvalidRequest(f"mountPath {twice[:80]!r} is asked for twice; use another one")
+    for what, values in (
+        ("mountPath", [disk.guest for disk in disks if disk.guest]),
+        ("disk", [d.name for d in disks]),
+    ):
+        twice = next((value for value in values if values.count(value) > 1), "")
+        if twice:
+            raise InvalidRequest(f"{what} {twice[:80]!r} is asked for twice; use another one")
     return tuple(sorted(disks, key=lambda disk: disk.guest.count("/")))
 
 
@@ -109,17 +125,21 @@ def refuse_clashes(disks: Sequence[EmptyDisk], places: Sequence[str], serials: S
     for disk in disks:
         if disk.name in serials:
             raise InvalidRequest(
-                f"{ANNOTATION}: {disk.name}: a block volume of the pod has that name in the guest; use another one"
+                f"{disk.field_name()}: a block volume of the pod is called {disk.name} in the guest; use another name"
             )
         for place in places if disk.guest else ():
             if f"{disk.guest}/".startswith(f"{place}/"):
                 raise InvalidRequest(
-                    f"{ANNOTATION}: {disk.name}.mountPath: {disk.guest[:80]} is in the volume at {place[:80]}; use another path"
+                    f"{disk.field_name('.mountPath')}: {disk.guest[:80]} is in the volume at {place[:80]}; use another path"
                 )
 
 
+def is_name(text: str) -> bool:
+    return text not in _TAKEN and _NAME.fullmatch(text) is not None
+
+
 def _disk(name: str, value: Any) -> EmptyDisk:
-    if not _NAME.fullmatch(name) or name in _TAKEN:
+    if not is_name(name):
         raise InvalidRequest(
             f"{name[:40]!r} cannot be a disk's name; write up to 20 small letters, digits and dashes, and not root or seed"
         )
@@ -133,8 +153,15 @@ def _size(name: str, value: Any) -> int:
         size = parse_bytes(str(value), _LARGEST)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{name}.size: {exc}") from None
+    return whole_size(f"{name}.size", size)
+
+
+def whole_size(where: str, size: int) -> int:
+    """In whole sectors. Raises InvalidRequest, after `where`, if no disk has that size."""
     if size < _LEAST:
-        raise InvalidRequest(f"{name}.size: {size} bytes are too few; write 16Mi or more")
+        raise InvalidRequest(f"{where}: {size} bytes are too few; write 16Mi or more")
+    if size > _LARGEST:
+        raise InvalidRequest(f"{where}: {size} bytes are too many; write at most {_LARGEST}")
     return -(-size // _SECTOR) * _SECTOR
 
 
@@ -148,11 +175,14 @@ def _format(name: str, value: Any) -> DiskFormat:
 
 def _path(name: str, value: dict[str, Any]) -> str:
     path = value.get("mountPath", "")
-    if path == "":
-        return ""
+    return "" if path == "" else mount_path(f"{name}.mountPath", path)
+
+
+def mount_path(where: str, path: Any) -> str:
+    """In its normal form. Raises InvalidRequest, after `where`, if no disk can be mounted there."""
     if not isinstance(path, str) or not path.startswith("/") or ".." in path.split("/") or not path.isprintable():
-        raise InvalidRequest(f"{name}.mountPath: must be an absolute path without '..' and control characters")
+        raise InvalidRequest(f"{where}: must be an absolute path without '..' and control characters")
     normal = "/" + posixpath.normpath(path).lstrip("/")
     if normal in _NEVER or normal.startswith(_NEVER_BELOW) or len(normal.encode()) > _LONGEST_PATH:
-        raise InvalidRequest(f"{name}.mountPath: {normal[:80]!r} cannot be a mount of a disk; use a path such as /data")
+        raise InvalidRequest(f"{where}: {normal[:80]!r} cannot be a mount of a disk; use a path such as /data")
     return normal

@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 from virtshim.domain.container import Mount
 from virtshim.domain.guest.termination_message import termination_file
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.flex_volumes import DRIVER
 from virtshim.domain.volumes.shares import SharedVolume
 
 HOSTS: Final = "/etc/hosts"
@@ -23,6 +24,7 @@ WRITTEN_BY_KUBELET: Final = tuple(
     f"kubernetes.io~{kind}" for kind in ("configmap", "secret", "downward-api", "projected")
 )
 _WRITTEN: Final = re.compile(rf"/pods/([^/]+)/volumes/(?:{'|'.join(WRITTEN_BY_KUBELET)})/[^/]+")
+_FLEX: Final = re.compile(rf"/pods/([^/]+)/volumes/{DRIVER}/[^/]+")
 # A part of a volume, by the name that the pod has for it.
 _SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/]+")
 
@@ -46,6 +48,8 @@ class Origin(enum.Enum):
     VOLUME = "volume"
     # kubelet writes what is in it. The guest has a copy.
     COPY = "copy"
+    # Asked for in Virtlet's way, by a flexVolume: the guest has an empty disk in its place.
+    FLEX = "flexVolume"
     # An image. The guest cannot have it yet.
     NOT_YET = "not yet"
     # kubelet adds them to every pod: the guest has the hosts file by cloud-init, and no other.
@@ -74,8 +78,10 @@ def _origin(mount: Mounted, pod_uid: str) -> Origin:
         return Origin.KUBELETS
     if not host:
         return Origin.NOT_YET
-    written = _kubelets(_WRITTEN, host)
-    return Origin.COPY if written and pod_uid in ("", written[1]) else Origin.VOLUME
+    for form, origin in ((_WRITTEN, Origin.COPY), (_FLEX, Origin.FLEX)):
+        if (found := _kubelets(form, host)) and pod_uid in ("", found[1]):
+            return origin
+    return Origin.VOLUME
 
 
 def _normal(path: str) -> str:
@@ -127,6 +133,12 @@ def volumes_of(
     return tuple(shared), tuple(copied)
 
 
+def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str) -> list[tuple[str, str]]:
+    """Of Virtlet's flexVolumes of that pod: where each is in the guest, and on the node."""
+    found = origins(mounts, annotations, pod_uid)
+    return [(_normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
+
+
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
     """The path of the hosts file that kubelet wrote for the pod; "" if there is none."""
     kubelets = (mount for mount, origin in origins(mounts, annotations) if origin is Origin.KUBELETS)
@@ -141,5 +153,5 @@ def there(
     return [
         mount
         for mount, origin in origins(mounts, annotations)
-        if origin is Origin.TERMINATION or (_normal(mount.container_path), mount.host_path) in has
+        if origin in (Origin.TERMINATION, Origin.FLEX) or (_normal(mount.container_path), mount.host_path) in has
     ]

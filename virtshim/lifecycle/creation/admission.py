@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -22,12 +22,13 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
-from virtshim.domain.volumes.empty_disks import ANNOTATION, refuse_clashes
+from virtshim.domain.volumes.empty_disks import EmptyDisk, refuse_clashes, together
 from virtshim.domain.volumes.root_volume import refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.data_volumes import anothers
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
+from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_sandbox
@@ -49,6 +50,7 @@ class Admitted:
     log_file: str
     volumes: tuple[SharedVolume, ...] = ()
     copies: tuple[CopiedVolume, ...] = ()
+    empty_disks: tuple[EmptyDisk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Admission:
     # Page size -> bytes that are free in such pages.
     free_hugepages: Callable[[int], int]
     volumes: PodVolumes
+    volume_disks: VolumeDisks
 
     def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
         sandbox = existing_sandbox(self.records, sandbox_id)
@@ -70,7 +73,6 @@ class Admission:
         """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
         sandbox = self._with_sole_container(sandbox, name)
         options = parse_vm_options(sandbox.config.annotations)
-        self._refuse_too_large(options)
         granted = self.claims.resolve(sandbox, name, config)
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
@@ -82,8 +84,10 @@ class Admission:
         log_file = _log_file(sandbox, config)
         volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=options.share_kubelet_volumes)
         places = [*(volume.guest for volume in volumes), *(copied.guest for copied in copies)]
-        refuse_clashes(options.empty_disks, places, serials(granted.data_volumes))
-        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies)
+        empty_disks = together([*options.empty_disks, *self.volume_disks.empty(config, sandbox.key.uid)])
+        self._refuse_too_large(options, empty_disks)
+        refuse_clashes(empty_disks, places, serials(granted.data_volumes))
+        return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks)
 
     def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
         """Remembered before anything is refused for it. Raises WrongState for another one, and beside an attempt that runs."""
@@ -99,17 +103,17 @@ class Admission:
                 raise WrongState(f"container {other.id} ({other.name}) runs in this pod; stop it first")
         return sandbox
 
-    def _refuse_too_large(self, options: VmOptions) -> None:
+    def _refuse_too_large(self, options: VmOptions, empty_disks: Sequence[EmptyDisk]) -> None:
         most = self.sizes.max_root_volume
         if most and options.root_volume_bytes > most:
             raise InvalidRequest(
                 f"VirtletRootVolumeSize: {options.root_volume_bytes} bytes are more than this node allows ({most}); "
                 "ask for less, or raise vm.max_root_volume"
             )
-        for disk in options.empty_disks:
+        for disk in empty_disks:
             if most and disk.size_bytes > most:
                 raise InvalidRequest(
-                    f"{ANNOTATION}: {disk.name}.size: {disk.size_bytes} bytes are more than this node allows ({most}); ask for "
+                    f"{disk.field_name('.size')}: {disk.size_bytes} bytes are more than this node allows ({most}); ask for "
                     "less, or raise vm.max_root_volume"
                 )
 

@@ -15,7 +15,7 @@ class EmptyDisks:
 
     def make(self, draft: Draft) -> Draft:
         """Behind the seed, whose place in the guest is known."""
-        for wanted in draft.options.empty_disks:
+        for wanted in draft.container.spec.empty_disks:
             draft = draft.with_disk(self.disks.create(draft.container.id, wanted))
         return draft
 

@@ -78,6 +78,7 @@ class ContainerRecords:
             volumes=admitted.volumes,
             image_id=image.id,
             copies=admitted.copies,
+            empty_disks=admitted.empty_disks,
         )
         return Container(spec, ContainerStatus(size=admitted.size, claims=admitted.granted.claims))
 

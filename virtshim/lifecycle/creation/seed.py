@@ -43,4 +43,5 @@ def _request(draft: Draft, copied: bytes) -> SeedRequest:
         sysctls=sandbox.config.sysctls,
         copies=container.spec.copies,
         copied=copied,
+        empty_disks=container.spec.empty_disks,
     )

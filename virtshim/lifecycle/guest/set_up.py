@@ -23,10 +23,8 @@ from virtshim.domain.guest import sysctls
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.printable import escaped
-from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.volumes import empty_disks, guest_script
 from virtshim.domain.volumes.copies import SHARED_ANNOTATION, Packed, archive
-from virtshim.domain.volumes.empty_disks import EmptyDisk
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.ports.clock import Clock
@@ -168,9 +166,9 @@ class GuestSetUp:
                 sysctls.command(sandbox.config.sysctls),
                 {sysctls.NOT_SET: remedy},
             )
-        if mount := empty_disks.command(_empty_disks(sandbox)):
+        if mount := empty_disks.command(container.spec.empty_disks):
             remedy = "use another path, or an image with mkfs.ext4"
-            yield _Part(f"{empty_disks.ANNOTATION} cannot be mounted", mount, {empty_disks.NOT_MOUNTED: remedy})
+            yield _Part("the empty disks cannot be mounted", mount, {empty_disks.NOT_MOUNTED: remedy})
         if container.granted.data_volumes:
             yield _Part(
                 "block volumes cannot be linked to their paths",
@@ -230,7 +228,3 @@ def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:
     source = guest_script.Copies.INPUT if stale else guest_script.Copies.AS_THEY_ARE
     script = guest_script.command(container.spec.volumes, container.spec.copies, source)
     return GuestCommand(script, input=archive(stale) if stale else b"")
-
-
-def _empty_disks(sandbox: Sandbox | None) -> tuple[EmptyDisk, ...]:
-    return empty_disks.parse(sandbox.config.annotations.get(empty_disks.ANNOTATION, "")) if sandbox else ()

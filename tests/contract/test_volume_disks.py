@@ -1,0 +1,106 @@
+"""Volumes that are disks in the guest, on the node: what the flexVolume driver leaves, and what virtshim reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes.volume_disks import FakeVolumeDisks
+
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
+from virtshim.domain.volumes.flex_volumes import FILE, MAX_BYTES, parse
+from virtshim.ports.volume_disks import VolumeDiskFiles
+from virtshim.volumes.volume_disks import VolumeDisksOnNode
+
+pytestmark = pytest.mark.volumes
+
+DRIVER = Path(__file__).parents[2] / "deploy" / "flexvolume_driver"
+OPTIONS = '{"capacity": "1GiB", "kubernetes.io/readwrite": "rw", "type": "qcow2"}'
+
+
+def driver(*words: str) -> dict[str, object]:
+    done = subprocess.run([str(DRIVER), *words], capture_output=True, text=True, timeout=60, check=False)
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    assert (done.returncode == 0) == (answer["status"] == "Success")
+    return answer
+
+
+def on_node(directory: Path) -> VolumeDiskFiles:
+    (directory / FILE).write_text(OPTIONS)
+    return VolumeDisksOnNode()
+
+
+def in_memory(directory: Path) -> VolumeDiskFiles:
+    fake = FakeVolumeDisks()
+    fake.options[str(directory)] = OPTIONS.encode()
+    return fake
+
+
+@pytest.mark.parametrize("made", [on_node, in_memory])
+def test_a_flex_volume_has_the_options_that_its_driver_wrote(
+    made: Callable[[Path], VolumeDiskFiles], tmp_path: Path
+) -> None:
+    files = made(tmp_path)
+    assert files.flex_options(str(tmp_path)) == OPTIONS.encode()
+    with pytest.raises(NotFound, match=f"{FILE} is not there"):
+        files.flex_options(str(tmp_path / "other"))
+
+
+def test_the_driver_says_what_kubelet_need_not_ask_it() -> None:
+    assert driver("init")["capabilities"] == {"attach": False, "selinuxRelabel": False, "fsGroup": False}
+    assert driver("attach", "{}", "node") == {"status": "Not supported"}
+
+
+def test_the_drivers_volume_has_the_options_and_takes_no_data_and_is_gone_again(tmp_path: Path) -> None:
+    volume, seen = tmp_path / "scratch", tmp_path / "seen"
+    script = f"""
+    set -e
+    {DRIVER} mount {volume} {shlex.quote(OPTIONS)}
+    {DRIVER} mount {volume} '{{}}'
+    mountpoint -q {volume}
+    cp -r {volume} {seen}
+    if touch {volume}/data; then exit 1; fi
+    {DRIVER} unmount {volume}
+    {DRIVER} unmount {volume}
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"status": "Success"}] * 4
+    assert not volume.exists()
+    assert parse(VolumeDisksOnNode().flex_options(str(seen)), "scratch", "/data").size_bytes == 1 << 30
+
+
+def test_what_the_driver_cannot_do_is_told_as_kubelet_reads_it(tmp_path: Path) -> None:
+    (tmp_path / 'a "file"').write_text("")
+    answer = driver("mount", str(tmp_path / 'a "file"' / "below"), OPTIONS)
+    assert answer["status"] == "Failure"
+    assert "a file" in str(answer["message"])
+
+
+def test_options_that_are_not_there_are_told_with_the_driver_to_install(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "none"):
+        with pytest.raises(NotFound, match=f"{FILE} is not there.*deploy/flexvolume_driver"):
+            VolumeDisksOnNode().flex_options(str(place))
+
+
+def test_options_are_read_from_a_file_of_some_size_and_from_nothing_else(tmp_path: Path) -> None:
+    files, file = VolumeDisksOnNode(), tmp_path / FILE
+    file.write_bytes(b" " * (MAX_BYTES + 1))
+    with pytest.raises(InvalidRequest, match="shorten the flexVolume's options"):
+        files.flex_options(str(tmp_path))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(InvalidRequest, match="no regular file"):
+        files.flex_options(str(tmp_path))
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    with pytest.raises(InternalError, match="symbolic link"):
+        files.flex_options(str(tmp_path))
