@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fakes.volume_disks import FakeVolumeDisks
 
-from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
+from virtshim.domain.errors import InvalidRequest, NotFound
 from virtshim.domain.volumes.flex_volumes import FILE, MAX_BYTES, parse
 from virtshim.ports.volume_disks import VolumeDiskFiles
 from virtshim.volumes.volume_disks import VolumeDisksOnNode
@@ -33,12 +33,14 @@ def driver(*words: str) -> dict[str, object]:
 
 def on_node(directory: Path) -> VolumeDiskFiles:
     (directory / FILE).write_text(OPTIONS)
+    os.truncate(os.open(directory / "disk.img", os.O_CREAT | os.O_WRONLY), 1 << 20)
     return VolumeDisksOnNode()
 
 
 def in_memory(directory: Path) -> VolumeDiskFiles:
     fake = FakeVolumeDisks()
     fake.options[str(directory)] = OPTIONS.encode()
+    fake.images[str(directory)] = "one"
     return fake
 
 
@@ -50,6 +52,42 @@ def test_a_flex_volume_has_the_options_that_its_driver_wrote(
     assert files.flex_options(str(tmp_path)) == OPTIONS.encode()
     with pytest.raises(NotFound, match=f"{FILE} is not there"):
         files.flex_options(str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("made", [on_node, in_memory])
+def test_a_disks_image_in_a_volume_is_known_by_the_same_name_each_time(
+    made: Callable[[Path], VolumeDiskFiles], tmp_path: Path
+) -> None:
+    files = made(tmp_path)
+    assert files.image(str(tmp_path), readonly=False) == files.image(str(tmp_path), readonly=True) != ""
+    with pytest.raises(NotFound, match=r"disk.img is not there: put a raw disk image there"):
+        files.image(str(tmp_path / "other"), readonly=False)
+
+
+def test_a_disks_image_is_the_same_by_whatever_path_and_another_one_is_not(tmp_path: Path) -> None:
+    files = VolumeDisksOnNode()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "disk.img").write_bytes(bytes(512))
+    (tmp_path / "c").symlink_to("a")
+    (tmp_path / "a" / "disk.img").chmod(0o400)
+    assert files.image(f"{tmp_path}/a", readonly=False) == files.image(f"{tmp_path}/c", readonly=True)
+    assert files.image(f"{tmp_path}/a", readonly=False) != files.image(f"{tmp_path}/b", readonly=False)
+    assert (tmp_path / "a" / "disk.img").stat().st_mode & 0o777 == 0o400, "it stays whose it was, as it was"
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "empty"])
+def test_what_is_no_disks_image_is_refused(tmp_path: Path, kind: str) -> None:
+    image = tmp_path / "disk.img"
+    {
+        "link": lambda: image.symlink_to("/etc/shadow"),
+        "fifo": lambda: os.mkfifo(image),
+        "directory": image.mkdir,
+        "empty": image.touch,
+    }[kind]()
+    with pytest.raises(InvalidRequest, match="give it the disk's size" if kind == "empty" else "no regular file"):
+        VolumeDisksOnNode().image(str(tmp_path), readonly=kind == "link")
 
 
 def test_the_driver_says_what_kubelet_need_not_ask_it() -> None:
@@ -102,5 +140,5 @@ def test_options_are_read_from_a_file_of_some_size_and_from_nothing_else(tmp_pat
         files.flex_options(str(tmp_path))
     file.unlink()
     file.symlink_to("/etc/hostname")
-    with pytest.raises(InternalError, match="symbolic link"):
+    with pytest.raises(InvalidRequest, match="no regular file"):
         files.flex_options(str(tmp_path))

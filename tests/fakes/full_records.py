@@ -127,7 +127,7 @@ CONTAINER = Container(
                 UsbDevice(1, 2, "usb"),
                 VdpaDevice("/dev/vhost-vdpa-0", "vdpa"),
             ),
-            (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True, identity="7:0"),),
+            (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True, identity="7:0", is_file=True),),
         ),
         volumes=(SharedVolume("/a", "/b", readonly=True, follows=True),),
         copies=(CopiedVolume("/c", "/d", readonly=False, renewed=False),),

@@ -147,7 +147,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
     copies = VolumeCopies(a.kubelet_volumes)
-    volumes = PodVolumes(a.records, a.shares, copies, timeout)
+    volumes = PodVolumes(a.records, a.hypervisor, a.shares, copies, timeout)
     guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, settings.vm.agent_timeout)
     copy_watch = CopyWatch(a.records, a.kubelet_volumes, guest_set_up, a.clock)
     exits = ExitRecorder(

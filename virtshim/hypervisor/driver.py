@@ -25,7 +25,7 @@ from virtshim.hypervisor import cpu_query, domain_xml, ownership
 from virtshim.hypervisor.bounded import BoundedCalls, EarlyCalls
 from virtshim.hypervisor.chains import open_images, unchanged
 from virtshim.hypervisor.connection import Connection
-from virtshim.hypervisor.devices import disk, security_label, vnc
+from virtshim.hypervisor.devices import disk, hostdev, security_label, vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
@@ -116,6 +116,7 @@ class LibvirtHypervisor:
             runs_as = qemu and qemu.for_vm(security_label.uid_in(definition))
             with (
                 vnc_directory_writable(vnc.socket_in(definition), runs_as),
+                open_images.volumes_handed_over(found, hostdev.files_in(definition)),
                 self._output.of_start(found.name(), runs_as) as said,
             ):
                 began = time.monotonic()
@@ -143,7 +144,9 @@ class LibvirtHypervisor:
         # libvirt bounds this itself: SIGTERM, then SIGKILL after 10 s, then an error after another 5 s.
         # It looks every 200 ms whether QEMU is gone, which the kernel tells at once.
         def act(found: libvirt.virDomain) -> None:
-            has_devices = "<hostdev" in found.XMLDesc()  # libvirt keeps them from the next VM until it is through
+            definition = found.XMLDesc()
+            # libvirt keeps them from the next VM until it is through.
+            has_devices = "<hostdev" in definition or bool(hostdev.files_in(definition))
             self._exits.will_destroy(domain)
             with self._events.watching(domain) as news:
                 self._destroying.call(

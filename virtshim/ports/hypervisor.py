@@ -29,7 +29,7 @@ class Hypervisor(Protocol):
 
     def destroy(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Ends QEMU now. No error if it is off or gone, or another container's: a pod may choose the UUID of its VM, and
-        then all attempts have the same."""
+        then all attempts have the same. Nothing holds its devices and its volumes' files any more when this returns."""
 
     def undefine(self, domain: uuid.UUID, container: ContainerId) -> None:
         """Removes the definition of a domain that is off. No error if it is gone or another container's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Final
 
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
 from virtshim.domain.printable import escaped
+from virtshim.domain.volumes import disk_images
 from virtshim.domain.volumes.flex_volumes import FILE, MAX_BYTES
 
 # Nothing is followed in a volume, nobody's FIFO is waited for.
@@ -30,20 +32,36 @@ class VolumeDisksOnNode:
             )
         return text
 
+    def image(self, directory: str, *, readonly: bool) -> str:
+        missing = (
+            f"put a raw disk image there, or remove the volume's path from the annotation {disk_images.ANNOTATION}"
+        )
+        with _regular_file(directory, disk_images.FILE, missing, os.O_RDONLY if readonly else os.O_RDWR) as file:
+            found = os.fstat(file)
+        if not found.st_size:
+            raise InvalidRequest(
+                f"{_name(directory, disk_images.FILE)} is empty; give it the disk's size (truncate -s 10G), or write a disk to it"
+            )
+        return f"file {os.major(found.st_dev)}:{os.minor(found.st_dev)} {found.st_ino}"
+
 
 @contextlib.contextmanager
-def _regular_file(directory: str, name: str, missing: str) -> Iterator[int]:
-    """Opened for reading. `missing`: what that means, and the remedy."""
+def _regular_file(directory: str, name: str, missing: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Opened. `missing`: what that means, and the remedy."""
     what = _name(directory, name)
     try:
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            file = os.open(name, os.O_RDONLY | _SAFE, dir_fd=place)
+            file = os.open(name, flags | _SAFE, dir_fd=place)
         finally:
             os.close(place)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise NotFound(f"{what} is not there: {missing}") from exc
     except OSError as exc:
+        if exc.errno == errno.EROFS:
+            raise InvalidRequest(f"{what} cannot be written to; mount the volume with readOnly") from exc
+        if exc.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise InvalidRequest(f"{what} is no regular file") from exc
         raise InternalError(f"{what} cannot be opened: {exc.strerror}") from exc
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

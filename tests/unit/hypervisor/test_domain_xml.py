@@ -157,6 +157,20 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
         CONFINED,
         QemuIds(64055, 108, gets_images=True).for_vm(2130706433),
     ),
+    "disk_image_in_a_volume": (
+        dataclasses.replace(
+            PLAIN,
+            granted=GrantedDevices(
+                blocks=(
+                    BlockDevice("/dev/sdc", "/dev/data"),
+                    BlockDevice("/pods/1/volumes/a/disk.img", "/data", is_file=True),
+                    BlockDevice("/pods/1/volumes/b/disk.img", "/read", readonly=True, is_file=True),
+                )
+            ),
+        ),
+        CONFINED,
+        QemuIds(64055, 108, gets_images=True).for_vm(2130706433),
+    ),
     "volumes": (dataclasses.replace(PLAIN, shares_socket="/run/virtshim/shares/c/fs.sock"), NODE),
     "vdpa_and_huge_pages": (
         dataclasses.replace(

@@ -406,11 +406,13 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm["config"].pop("readonly_root")  # came later: read as writable
     for limit in ("dropped", "added", "no_new_privs"):
         assert vm["config"]["user"].pop(limit)  # came later: read as nothing that commands must not have
+    assert [block.pop("is_file") for block in vm["granted"]["blocks"]] == [True]  # came later: read as a device
     assert [block.pop("identity") for block in vm["granted"]["blocks"]] == ["7:0"]  # came later: read as not known
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     config = dataclasses.replace(SANDBOX.config, sysctls={})
     mounts = tuple(dataclasses.replace(mount, recursive_read_only=False) for mount in CONTAINER.config.mounts)
+    blocks = tuple(dataclasses.replace(block, is_file=False) for block in CONTAINER.granted.blocks)
     assert records.from_text(before) == (
         dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, sole_container=""),
         changed(
@@ -426,6 +428,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             volumes=(),
             copies=(),
             empty_disks=(),
+            granted=dataclasses.replace(CONTAINER.granted, blocks=blocks),
             image_config=ImageConfig(),
             beside_pod=False,
             image_id=None,

@@ -41,6 +41,9 @@ class VmOptions:
     # Beside the root disk, and gone with the container.
     empty_disks: tuple[EmptyDisk, ...] = ()
 
+    # Mount paths of volumes that hold a disk's image, and are that disk in the guest.
+    disk_images: tuple[str, ...] = ()
+
     # --- volumes
 
     # What kubelet writes itself (configMap, secret ...) is shared as other volumes are, not copied.

@@ -20,7 +20,7 @@ from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest.login import parse_keys
 from virtshim.domain.vm import CpuModel, DiskBus
-from virtshim.domain.volumes import empty_disks
+from virtshim.domain.volumes import disk_images, empty_disks
 from virtshim.domain.volumes.copies import SHARED_ANNOTATION
 from virtshim.domain.volumes.root_volume import ON_CHANGE
 from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
@@ -226,6 +226,10 @@ def _empty_disks(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, empty_disks=empty_disks.parse(text))
 
 
+def _disk_images(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, disk_images=disk_images.parse(text))
+
+
 def _system_uuid(options: VmOptions, text: str) -> VmOptions:
     if not _UUID.fullmatch(text) or not uuid.UUID(text).int:
         raise InvalidRequest(
@@ -331,6 +335,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     ON_CHANGE: _on_image_change,
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,
+    disk_images.ANNOTATION: _disk_images,
     "VirtletSystemUUID": _system_uuid,
     "VirtletCloudInitImageType": _seed_type,
     "VirtletCloudInitMetaData": _meta_data,

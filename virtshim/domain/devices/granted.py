@@ -130,18 +130,22 @@ Passthrough: TypeAlias = PciFunction | MediatedDevice | UsbDevice | VdpaDevice
 
 @dataclass(frozen=True, slots=True)
 class BlockDevice:
-    """A raw block volume for the VM. `container_path` is where the pod expects it, which becomes its name in the guest."""
+    """A raw block volume for the VM, or a file in one that is a disk. `container_path` is where the pod expects it, which becomes
+    its name in the guest."""
 
     host_path: str
     container_path: str
     readonly: bool = False
     # The same for all names that the node has for it; "" in records of the time when it was not asked for.
     identity: str = field(default="", compare=False)
+    # A file that holds a raw disk.
+    is_file: bool = False
 
     @property
     def field_name(self) -> str:
         """What it is asked for by."""
-        return f"config.devices[container_path {escaped(self.container_path, 200)}]"
+        path = escaped(self.container_path, 200)
+        return f"config.mounts[{path}]" if self.is_file else f"config.devices[container_path {path}]"
 
     @property
     def is_root(self) -> bool:
@@ -164,6 +168,10 @@ class GrantedDevices:
     @property
     def data_volumes(self) -> tuple[BlockDevice, ...]:
         return tuple(block for block in self.blocks if not block.is_root)
+
+    @property
+    def has_files(self) -> bool:
+        return any(block.is_file for block in self.blocks)
 
     @property
     def claims(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from typing import Final
 from virtshim.domain.devices.granted import BlockDevice
 from virtshim.domain.devices.guest_view import serials
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.printable import escaped
 
 # What the script ends with if a link cannot be made; which, and why, is told on standard error.
 NOT_LINKED: Final = 83
@@ -58,17 +57,18 @@ def refuse_odd(volumes: Iterable[BlockDevice]) -> None:
     """Raises InvalidRequest for paths that no guest can have."""
     seen = set()
     for volume in volumes:
-        path, where = _path(volume), f"config.devices[container_path {escaped(volume.container_path, 200)}]"
+        path, where = _path(volume), volume.field_name
+        name = "mountPath" if volume.is_file else "devicePath"
         parts = volume.container_path.split("/")
         if not path.startswith("/") or ".." in parts or not path.isprintable() or len(path.encode()) > _LONGEST_PATH:
             raise InvalidRequest(
                 f"{where}: must be an absolute path without '..' and control characters, of at most {_LONGEST_PATH} bytes; "
-                "correct devicePath"
+                f"correct {name}"
             )
         if path in _NEVER or path.startswith(_NEVER_BELOW):
-            raise InvalidRequest(f"{where}: is the guest's own; use another devicePath, such as /dev/data")
+            raise InvalidRequest(f"{where}: is the guest's own; use another {name}, such as /dev/data")
         if path in seen:
-            raise InvalidRequest(f"{where}: is asked for twice; use another devicePath")
+            raise InvalidRequest(f"{where}: is asked for twice; use another {name}")
         seen.add(path)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol, TypeVar
 
 from virtshim.domain.container import Mount
@@ -112,14 +113,15 @@ def volumes_of(
     parts: Callable[[str], bool] = lambda _: False,
     *,
     share: bool = False,
+    images: Collection[str] = (),
 ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
     """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
     and copied ones. `parts` tells whether the host path of a part of a volume is of one that kubelet writes. `share`: none is
-    copied."""
+    copied. `images`: places of those that are disks."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
         guest = _normal(mount.container_path)
-        if origin not in (Origin.COPY, Origin.VOLUME):
+        if origin not in (Origin.COPY, Origin.VOLUME) or guest in images:
             continue
         if share:
             shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
@@ -137,6 +139,18 @@ def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid
     """Of Virtlet's flexVolumes of that pod: where each is in the guest, and on the node."""
     found = origins(mounts, annotations, pod_uid)
     return [(_normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
+
+
+def image_mounts(
+    mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, images: Collection[str]
+) -> list[tuple[Mount, bool]]:
+    """Those at `images`, with their normal path, and whether each is a volume that can hold a disk's image."""
+    found = [(mount, _normal(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)]
+    return [
+        (dataclasses.replace(mount, container_path=guest), origin is Origin.VOLUME)
+        for mount, guest, origin in found
+        if guest in images
+    ]
 
 
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:

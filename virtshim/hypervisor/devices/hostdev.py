@@ -24,6 +24,7 @@ from virtshim.domain.devices.granted import (
     UsbDevice,
     VdpaDevice,
 )
+from virtshim.domain.errors import Unimplemented
 from virtshim.hypervisor.devices import root_bus, security_label
 from virtshim.hypervisor.devices.disk import target_name
 from virtshim.hypervisor.file_owner import QemuIds
@@ -107,24 +108,36 @@ def _usb(device: UsbDevice, port: int) -> etree._Element:
 
 def disks(blocks: Sequence[BlockDevice], first_letter: int, owner: QemuIds | None = None) -> list[etree._Element]:
     """virtio disks, named after `first_letter` other ones. Past the host's page cache: what the guest flushed is on the volume
-    if the node goes down, and the host's memory is not filled with it. libvirt gives the nodes to QEMU's user while it runs, or
-    to the `owner`."""
+    if the node goes down, and the host's memory is not filled with it. (Files do not: their
+    file system may not be able to.) libvirt gives the nodes to QEMU's user while it runs, or to the `owner`."""
     return [
         _disk(block, serial, first_letter + index, owner)
         for index, (block, serial) in enumerate(zip(blocks, guest_view.serials(blocks), strict=True))
     ]
 
 
+def files_in(definition: str) -> list[tuple[str, str, bool]]:
+    """Of those that come to QEMU as descriptors: the name that libvirt has for each, its path, and whether it is only read."""
+    disks = etree.fromstring(definition.encode()).iterfind("devices/disk")
+    found = [(disk.find("source[@fdgroup]"), disk.find("readonly") is not None) for disk in disks]
+    return [
+        (source.get("fdgroup", ""), source.get("file", ""), readonly)
+        for source, readonly in found
+        if source is not None
+    ]
+
+
 def _disk(block: BlockDevice, serial: str, index: int, owner: QemuIds | None) -> etree._Element:
-    element = etree.Element("disk", type="block", device="disk")
-    driver = etree.SubElement(element, "driver", name="qemu", type="raw", cache="none", io="native")
+    element = etree.Element("disk", type="file" if block.is_file else "block", device="disk")
+    driver = etree.SubElement(element, "driver", name="qemu", type="raw")
+    driver.set("cache", "writeback" if block.is_file else "none")
+    if not block.is_file:
+        driver.set("io", "native")
     if not block.readonly:
         driver.set("error_policy", "enospace")
         driver.set("rerror_policy", "report")
         driver.set("discard", "unmap")
-    source = etree.SubElement(element, "source", dev=absolute_path(block.host_path, "block device"))
-    if owner is not None and owner.is_its_own:
-        source.append(security_label.of_device(owner))
+    element.append(_source_of_disk(block, index, owner))
     etree.SubElement(element, "backingStore")
     etree.SubElement(element, "target", dev=target_name("vd", index), bus="virtio")
     if block.readonly:
@@ -132,6 +145,24 @@ def _disk(block: BlockDevice, serial: str, index: int, owner: QemuIds | None) ->
     etree.SubElement(element, "serial").text = serial
     element.append(root_bus.disk(index))
     return element
+
+
+def _source_of_disk(block: BlockDevice, index: int, owner: QemuIds | None) -> etree._Element:
+    """A file stays whose it is, in a directory that QEMU cannot reach."""
+    if not block.is_file:
+        source = etree.Element("source", dev=absolute_path(block.host_path, "block device"))
+        if owner is not None and owner.is_its_own:
+            source.append(security_label.of_device(owner))
+        return source
+    source = etree.Element("source", file=absolute_path(block.host_path, "disk image"))
+    if owner is not None:
+        if not owner.gets_images:
+            raise Unimplemented(
+                f"{block.field_name}: a volume that holds a disk's image needs libvirt 9.0 or newer on this node"
+            )
+        source.set("fdgroup", f"volume{index}")
+    etree.SubElement(source, "seclabel", model="dac", relabel="no")
+    return source
 
 
 def _address(address: PciAddress) -> etree._Element:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os.path
+import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +13,13 @@ import structlog
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerConfig, ContainerName
-from virtshim.domain.devices import guest_links
-from virtshim.domain.devices.granted import GrantedDevices, volume_of_both
-from virtshim.domain.devices.guest_view import serials
+from virtshim.domain.devices import guest_links, guest_view
+from virtshim.domain.devices.granted import BlockDevice, GrantedDevices, volume_of_both
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import nics_of
+from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
@@ -74,6 +76,9 @@ class Admission:
         sandbox = self._with_sole_container(sandbox, name)
         options = parse_vm_options(sandbox.config.annotations)
         granted = self.claims.resolve(sandbox, name, config)
+        share, images = options.share_kubelet_volumes, options.disk_images
+        volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=share, images=images)
+        granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
         guest_links.refuse_odd(granted.data_volumes)
@@ -82,11 +87,11 @@ class Admission:
         self.claims.check(granted, size)
         self._refuse_without_hugepages(size)
         log_file = _log_file(sandbox, config)
-        volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=options.share_kubelet_volumes)
         places = [*(volume.guest for volume in volumes), *(copied.guest for copied in copies)]
+        places += [volume.container_path for volume in granted.data_volumes]
         empty_disks = together([*options.empty_disks, *self.volume_disks.empty(config, sandbox.key.uid)])
         self._refuse_too_large(options, empty_disks)
-        refuse_clashes(empty_disks, places, serials(granted.data_volumes))
+        refuse_clashes(empty_disks, places, guest_view.serials(granted.data_volumes))
         return Admitted(sandbox, name, config, options, granted, size, log_file, volumes, copies, empty_disks)
 
     def _with_sole_container(self, sandbox: Sandbox, name: ContainerName) -> Sandbox:
@@ -116,6 +121,20 @@ class Admission:
                     f"{disk.field_name('.size')}: {disk.size_bytes} bytes are more than this node allows ({most}); ask for "
                     "less, or raise vm.max_root_volume"
                 )
+
+    def _with_disk_images(
+        self, granted: GrantedDevices, volumes: Sequence[SharedVolume], images: tuple[BlockDevice, ...]
+    ) -> GrantedDevices:
+        for image in images:
+            for volume in volumes:
+                if posixpath.dirname(image.host_path) == posixpath.normpath(volume.host):
+                    raise InvalidRequest(
+                        f"{image.field_name}: the volume is shared at {escaped(volume.guest, 200)}, too, where the disk would be "
+                        "written past the guest's own caches; mount it once"
+                    )
+        granted = dataclasses.replace(granted, blocks=(*granted.blocks, *images))
+        guest_view.refuse_too_many(granted)
+        return granted
 
     def _refuse_anothers_volume(self, granted: GrantedDevices) -> None:
         for other in self.records.containers.all() if granted.blocks else ():

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 from virtshim.domain.container import Container, ContainerConfig
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.volumes.copies import CopiedVolume
-from virtshim.domain.volumes.pod_mounts import volumes_of
+from virtshim.domain.volumes.pod_mounts import image_mounts, volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
 from virtshim.lifecycle.volumes.copies import VolumeCopies
+from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.shares import VmShares
 
@@ -26,6 +28,7 @@ class PodVolumes:
     """`timeout`: seconds for a call to the share program. Nothing is asked for containers without volumes."""
 
     records: Records
+    hypervisor: Hypervisor
     shares: VmShares
     copies: VolumeCopies
     timeout: float
@@ -34,20 +37,25 @@ class PodVolumes:
     _in_guest: dict[str, str] = field(default_factory=dict)
 
     def admit(
-        self, config: ContainerConfig, pod_uid: str, *, share: bool
+        self, config: ContainerConfig, pod_uid: str, *, share: bool, images: Collection[str] = ()
     ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
         """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
-        that it cannot have. `share`: none is copied."""
+        that it cannot have. `share`: none is copied. `images`: places of those that are disks: whether they can be had."""
         shared, copied = volumes_of(
             config.mounts,
             config.annotations,
             pod_uid,
             lambda path: self.copies.files.is_part(path, pod_uid),
             share=share,
+            images=images,
         )
         refuse_odd((*shared, *copied))
-        if shared:
-            self.shares.check(shared, self.timeout)
+        on_disks = [
+            SharedVolume(mount.container_path, mount.host_path, mount.readonly)
+            for mount, _ in image_mounts(config.mounts, config.annotations, pod_uid, images)
+        ]
+        if shared or on_disks:  # a volume that hangs, hangs the share program
+            self.shares.check((*shared, *on_disks), self.timeout)
         self.copies.check(copied)
         return shared, copied
 
@@ -58,6 +66,8 @@ class PodVolumes:
 
     def end(self, container: Container) -> None:
         """When its VM is off, and before anybody is told: kubelet unmounts them then."""
+        if container.granted.has_files:  # which libvirt may have open until it is through with the end
+            self.hypervisor.destroy(container.domain_uuid, container.id)
         if container.spec.volumes:
             self.shares.end(container.id.short, self.timeout)
         self.note(container, "")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from virtshim.domain.errors import InternalError, NotFound
-from virtshim.hypervisor.chains.open_images import hand_over
+from virtshim.hypervisor.chains.open_images import hand_over, volumes_handed_over
 
 
 class Domain:
@@ -49,3 +49,42 @@ def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "image").symlink_to("/etc/shadow")
     with pytest.raises(InternalError, match=f"the image {tmp_path}/image"):
         handed_over(("image0", f"{tmp_path}/image"))
+
+
+@pytest.mark.volumes
+def test_a_disk_in_a_volume_is_handed_over_for_what_is_done_with_it_and_only_for_the_start(tmp_path: Path) -> None:
+    for name in ("written", "read"):
+        (tmp_path / name).touch()
+    before = os.listdir("/proc/self/fd")
+    domain = Domain()
+    volumes = [("volume1", f"{tmp_path}/written", False), ("volume2", f"{tmp_path}/read", True)]
+    with volumes_handed_over(cast("Any", domain), volumes):
+        got = dict(domain.got)
+    assert got == {"volume1": (f"{tmp_path}/written", os.O_RDWR), "volume2": (f"{tmp_path}/read", os.O_RDONLY)}
+    assert {path for path, _ in domain.got.values()} == {"/dev/null"}
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.volumes
+def test_a_start_that_fails_leaves_libvirt_no_disk_of_a_volume(tmp_path: Path) -> None:
+    (tmp_path / "disk").touch()
+    domain = Domain()
+    with (
+        pytest.raises(ValueError, match="no start"),
+        volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/disk", False)]),
+    ):
+        raise ValueError("no start")
+    with pytest.raises(NotFound, match="a disk of the VM, is not there any more"):
+        volumes_handed_over(cast("Any", domain), [("w", f"{tmp_path}/gone", False)]).__enter__()
+    assert {path for path, _ in domain.got.values()} == {"/dev/null"}
+
+
+@pytest.mark.hostile
+def test_what_took_the_place_of_a_disk_in_a_volume_is_not_handed_over(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/shadow")
+    os.mkfifo(tmp_path / "fifo")
+    domain = Domain()
+    for name in ("link", "fifo"):
+        with pytest.raises(InternalError, match=f"{tmp_path}/{name}, which is a disk of the VM"):
+            volumes_handed_over(cast("Any", domain), [("v", f"{tmp_path}/{name}", True)]).__enter__()
+    assert {path for path, _ in domain.got.values()} == {"/dev/null"}

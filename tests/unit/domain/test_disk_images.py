@@ -1,0 +1,40 @@
+"""Which volumes of a pod are disks, because they hold a disk's image."""
+
+from __future__ import annotations
+
+import pytest
+
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.container import Mount
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.volumes.disk_images import ANNOTATION, parse
+from virtshim.domain.volumes.pod_mounts import image_mounts, volumes_of
+from virtshim.domain.volumes.shares import SharedVolume
+
+pytestmark = pytest.mark.volumes
+
+
+def test_the_pod_names_them_by_their_mount_paths() -> None:
+    assert parse_vm_options({ANNOTATION: "/data\n\n  //srv/b/ \n"}).disk_images == ("/data", "/srv/b")
+    assert parse("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("data", "no absolute path"),
+        ("/a/../b", "no absolute path"),
+        ("/data\n/data/", "/data is there twice"),
+        ("//", "devicePath / in volumeDevices"),
+        ("\n".join(f"/d{n}" for n in range(25)), "name 24 at most"),
+    ],
+)
+def test_what_is_no_mount_path_is_refused_with_the_remedy(text: str, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: .*{told}"):
+        parse_vm_options({ANNOTATION: text})
+
+
+def test_such_a_volume_is_not_shared_and_others_are() -> None:
+    mounts = [Mount("/data/", "/pods/1/a", readonly=True), Mount("/other", "/pods/1/b")]
+    assert volumes_of(mounts, {}, images=("/data",)) == ((SharedVolume("/other", "/pods/1/b"),), ())
+    assert image_mounts(mounts, {}, "", ("/data", "/none")) == [(Mount("/data", "/pods/1/a", readonly=True), True)]

@@ -1,0 +1,118 @@
+"""A pod whose volume holds a disk's image (disk.img)."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.waiting import eventually
+from fakes.world import World, container_config, pod_key, sandbox_config
+
+from virtshim.domain.container import Mount
+from virtshim.domain.devices.granted import BlockDevice, CriDevice
+from virtshim.domain.devices.guest_links import command
+from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.vm import OffReason
+
+pytestmark = pytest.mark.volumes
+
+HOST = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pv/mount"
+ON_IMAGE = container_config(mounts=(Mount("/data", HOST),))
+
+
+def run(world: World, pod: str = "web", text: str = "/data") -> SandboxId:
+    world.outside.volume_disks.images.setdefault(HOST, "file 8:1 12")
+    return world.run(pod, config=sandbox_config(annotations={"virtshim.io/disk-images": text}))
+
+
+def created(world: World, pod: str = "web") -> ContainerId:
+    return world.create(run(world, pod), config=ON_IMAGE)
+
+
+def test_it_is_a_disk_with_a_link_at_its_path_and_is_not_shared(world: World) -> None:
+    made = created(world)
+    (disk,) = world.outside.vms.spec(world.domain(made)).granted.data_volumes
+    assert (disk.host_path, disk.container_path, disk.is_file) == (f"{HOST}/disk.img", "/data", True)
+    assert world.outside.seeds.requests[made].blocks == (disk,)
+    world.start(made)
+    assert world.outside.shares.shares == {}
+    eventually(lambda: [done.argv for done in world.outside.guests.commands] == [command((disk,))])
+
+
+def test_a_directory_that_happens_to_hold_one_is_shared_as_any(world: World) -> None:
+    world.outside.volume_disks.images[HOST] = "file 8:1 12"
+    made = world.create(world.run(), config=ON_IMAGE)
+    assert [volume.guest for volume in world.container(made).spec.volumes] == ["/data"]
+    assert world.container(made).granted.blocks == ()
+
+
+def test_the_files_are_let_go_before_anybody_is_told_of_the_vms_end(world: World) -> None:
+    made = created(world)
+    world.start(made)
+    world.journal.calls.clear()
+    world.outside.vms.end(world.domain(made), OffReason.SHUTDOWN)
+    world.deliver()
+    calls = world.journal.calls
+    assert calls.index("vms.destroy") < calls.index("records.containers.replace")
+
+
+@pytest.mark.parametrize("other", [HOST, "/var/lib/kubelet/pods/2/volumes/kubernetes.io~csi/pv/mount"])
+def test_one_vm_at_a_time_has_it_whatever_its_path(world: World, other: str) -> None:
+    world.start(created(world))
+    world.outside.volume_disks.images[other] = world.outside.volume_disks.images[HOST]
+    told = rf"config.mounts\[/data\]: container .* of pod default/web\) has the volume {other}/disk.img"
+    with pytest.raises(WrongState, match=told):
+        world.create(run(world, "two"), config=container_config(mounts=(Mount("/data", other),)))
+
+
+def test_a_read_only_one_may_be_had_by_several(world: World) -> None:
+    for pod in ("one", "two"):
+        world.start(
+            world.create(run(world, pod), config=container_config(mounts=(Mount("/data", HOST, readonly=True),)))
+        )
+
+
+@pytest.mark.parametrize(
+    ("mounts", "kind", "told"),
+    [
+        ([Mount("/data", "/srv/none")], NotFound, "put a raw disk image there"),
+        ([Mount("/data", HOST), Mount("/also", HOST)], InvalidRequest, "is shared at /also, too"),
+        ([Mount("/data", HOST), Mount("/data/", HOST)], InvalidRequest, "asked for twice"),
+        (
+            [Mount("/data", f"/var/lib/kubelet/pods/{pod_key('web').uid}/volumes/kubernetes.io~secret/s")],
+            InvalidRequest,
+            "such a volume holds no disk's image",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_mount(
+    world: World, mounts: list[Mount], kind: type[ShimError], told: str
+) -> None:
+    with pytest.raises(kind, match=rf"config.mounts\[/data/?\].*: .*{told}"):
+        world.create(run(world), config=container_config(mounts=tuple(mounts)))
+
+
+def test_a_volume_that_does_not_answer_is_found_by_the_share_program(world: World) -> None:
+    """It has a time limit, and ends what hangs."""
+    world.outside.shares.missing.add(HOST)
+    with pytest.raises(NotFound, match=f"{HOST} is not there on the node"):
+        created(world)
+
+
+def test_one_place_is_no_block_volumes_too(world: World) -> None:
+    config = container_config(mounts=ON_IMAGE.mounts, devices=(CriDevice("/dev/block/a", "/data"),))
+    with pytest.raises(InvalidRequest, match="asked for twice"):
+        world.create(run(world), config=config)
+
+
+def test_an_empty_disk_is_not_mounted_where_it_is(world: World) -> None:
+    world.outside.volume_disks.images[HOST] = "file 8:1 12"
+    both = {"virtshim.io/disk-images": "/data", "virtshim.io/disks": "a: {size: 1Gi, mountPath: /data}"}
+    with pytest.raises(InvalidRequest, match=r"a\.mountPath: /data is in the volume at /data"):
+        world.create(world.run(config=sandbox_config(annotations=both)), config=ON_IMAGE)
+
+
+def test_a_record_tells_files_from_devices(world: World) -> None:
+    made = created(world)
+    again = world.restarted()
+    assert again.container(made).granted.blocks == (BlockDevice(f"{HOST}/disk.img", "/data", is_file=True),)
+    again.close()
