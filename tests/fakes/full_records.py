@@ -149,6 +149,7 @@ CONTAINER = Container(
         ending=Exit(3, ExitReason.ERROR, 8, "why"),
         frozen=True,
         claims=("pci:10000:3b:00.1", "usb:001/002"),
+        copied=("/c",),
     ),
 )
 BORROWED = BorrowedDevice(PciAddress(0, 0x3B, 0, 1), "iavf")

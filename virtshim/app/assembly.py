@@ -148,7 +148,7 @@ def wire(settings: Settings, adapters: Adapters) -> App:
     devices = _devices(settings, a, locks)
     copies = VolumeCopies(a.kubelet_volumes)
     volumes = PodVolumes(a.records, a.hypervisor, a.shares, copies, timeout)
-    guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, settings.vm.agent_timeout)
+    guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, settings.vm.agent_timeout, locks)
     copy_watch = CopyWatch(a.records, a.kubelet_volumes, guest_set_up, a.clock)
     exits = ExitRecorder(
         a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks, volumes

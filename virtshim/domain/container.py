@@ -231,6 +231,8 @@ class ContainerStatus:
     frozen: bool = False
     # The devices that it holds now: no other VM may have them.
     claims: tuple[str, ...] = ()
+    # The paths of those copied volumes that its guest has said it has.
+    copied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config, pod_key, sandbox_config
 
+from virtshim.cri.to_proto import container_status
 from virtshim.domain.container import Mount
-from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.volumes.copies import MAX_ALL_BYTES
@@ -216,11 +217,50 @@ def test_an_agent_that_may_not_run_commands_is_told_in_the_message(world: World,
     world.app.watch.look()
     trouble = world.container(made).status.trouble
     assert trouble.endswith("virtiofs): the agent may not run commands")
+    assert mounted(world, made) == []
     world.outside.guests.do = guest.do
     world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
     looked(world)
     world.app.watch.look()
     assert world.container(made).status.trouble == ""
+
+
+def mounted(world: World, made: ContainerId) -> list[str]:
+    """What the container's status says."""
+    return [mount.container_path for mount in container_status(world.container(made)).mounts]
+
+
+def test_mounts_are_those_that_the_guest_has_said_it_has(world: World, guest: CopyingGuest) -> None:
+    made = created(world)
+    assert mounted(world, made) == []
+    world.start(made)
+    is_quiet()
+    assert mounted(world, made) == ["/etc/texts", "/token"]
+    guest.reboot()
+    world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(NO_COPY, b"", b"no memory")
+    world.app.guest_set_up.changed(world.domain(made))
+    is_quiet()
+    assert mounted(world, made) == []
+
+
+def test_a_guest_without_an_agent_is_told_in_the_message_and_mounts_are_not_claimed(
+    world: World, guest: CopyingGuest
+) -> None:
+    def is_silent(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        world.outside.clock.advance(timeout)
+        raise DeadlineExceeded("timed out waiting for the guest agent")
+
+    world.outside.guests.do = is_silent
+    made = running(world)
+    world.app.watch.look()
+    trouble = world.container(made).status.trouble
+    assert "no guest agent has answered: its configMap" in trouble
+    assert "only if its image has cloud-init" in trouble
+    assert mounted(world, made) == []
+    world.outside.guests.do = guest.do
+    world.do.exec_command.run(world.container(made), ("true",), 60.0, threading.Event())
+    world.app.watch.look()
+    assert (world.container(made).status.trouble, mounted(world, made)) == ("", ["/etc/texts", "/token"])
 
 
 def test_a_guest_that_is_away_for_a_moment_gets_a_change_later(world: World, guest: CopyingGuest) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import re
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,6 +83,11 @@ class Packed:
 def copy_name(number: int) -> str:
     """What the copy of that volume is called in the guest, apart from the path at which it is mounted."""
     return f"c{number}"
+
+
+def paths_of(copies: Iterable[CopiedVolume], names: Container[str]) -> tuple[str, ...]:
+    """Where those with these names are in the guest."""
+    return tuple(volume.guest for at, volume in enumerate(copies) if copy_name(at) in names)
 
 
 def is_swapped(target: str) -> bool:

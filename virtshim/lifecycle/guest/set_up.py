@@ -24,13 +24,15 @@ from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes import empty_disks, guest_script
-from virtshim.domain.volumes.copies import SHARED_ANNOTATION, Packed, archive
+from virtshim.domain.volumes.confirmed import with_copied
+from virtshim.domain.volumes.copies import SHARED_ANNOTATION, Packed, archive, paths_of
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
 from virtshim.primitives.container_threads import ContainerThreads
+from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
 
@@ -39,10 +41,14 @@ _SLICE: Final = 60.0
 _AGAIN: Final = 2.0
 _MOST_TOLD: Final = 500
 
-_NOT_RENEWED: Final = (
-    "its configMap, secret, downwardAPI and projected volumes, the service account token among them, are as they were when its "
-    f"VM was made, if cloud-init has put them there, and are not renewed (the annotation {SHARED_ANNOTATION}: shared has them by "
-    "virtiofs)"
+_COPIED: Final = "its configMap, secret, downwardAPI and projected volumes, the service account token among them,"
+_REFUSED: Final = (
+    f"{_COPIED} are as they were when its VM was made, if cloud-init has put them there, and are not renewed (the annotation "
+    f"{SHARED_ANNOTATION}: shared has them by virtiofs)"
+)
+_UNHEARD: Final = (
+    "no guest agent has answered: {what} in the guest only if its image has cloud-init{renewed}; install qemu-guest-agent in the "
+    "image"
 )
 
 
@@ -70,6 +76,7 @@ class GuestSetUp:
     copies: VolumeCopies
     clock: Clock
     agent_timeout: float
+    locks: PodLocks
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: set[ContainerId] = field(default_factory=set)
@@ -78,6 +85,7 @@ class GuestSetUp:
         """All of it is there, copies as they are on the node now. `timeout` and `within` as those of `GuestAgents.run`.
         DeadlineExceeded, Unavailable and Aborted: to be tried again; NotSetUp; another ShimError: it cannot be known."""
         faults = []
+        copied: tuple[str, ...] = ()
         for part in self._parts(container):
 
             def run(command: GuestCommand) -> CommandResult:
@@ -86,6 +94,8 @@ class GuestSetUp:
             done = self._copied(container, run) if part.copies else run(GuestCommand(part.argv))
             if done.code == guest_script.BUSY:
                 raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
+            if part.copies and not done.code:
+                copied = paths_of(container.spec.copies, guest_script.digests(done.stdout))
             if done.code:
                 said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
                 remedy = part.remedies.get(done.code, "")
@@ -93,8 +103,10 @@ class GuestSetUp:
                     f"{part.what} in the guest: {said or f'the script ended with {done.code}'}"
                     + (remedy and f"; {remedy}")
                 )
+        self._tell_copied(container.id, copied)
         if faults:
             raise NotSetUp("; ".join(faults))
+        self.volumes.note(container, "")
         running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
             self._made = (self._made & running) | {container.id}
@@ -203,24 +215,42 @@ class GuestSetUp:
                 if not passes or self.clock.monotonic() >= until:
                     # cloud-init may have done it; of a guest that says nothing nothing is known.
                     log.info("guest.set_up_unconfirmed", container=wanted.short, why=str(exc))
-                    if container.spec.copies and isinstance(exc, WrongState):
-                        self.volumes.note(container, f"{_NOT_RENEWED}: {exc}")
+                    self.volumes.note(container, _unconfirmed(container, exc))
+                    self._tell_copied(wanted, ())
                     self._give_up(container)
                     return
                 self.clock.wait(self._threads.closing, _AGAIN)
             else:
                 volumes = len(container.spec.volumes) + len(container.spec.copies)
                 log.info("guest.set_up", container=wanted.short, volumes=volumes)
-                self.volumes.note(container, "")
                 return
 
     def _give_up(self, container: Container) -> None:
         """On copies, until kubelet has written anew or the guest was restarted."""
         self.copies.settle(container.id, self.copies.now(container), self.copies.boot(container.id))
 
+    def _tell_copied(self, wanted: ContainerId, paths: tuple[str, ...]) -> None:
+        """What the status says that the guest has; written on change only."""
+        found = self.records.containers.get(wanted)
+        if found is None or found.status.copied == paths:
+            return
+        with self.locks.held(found.sandbox_id):
+            if (container := self._running(wanted)) is not None:
+                self.records.containers.replace(with_copied(container, paths))
+
     def _running(self, wanted: ContainerId) -> Container | None:
         found = self.records.containers.get(wanted)
         return found if found is not None and found.is_running else None
+
+
+def _unconfirmed(container: Container, why: ShimError) -> str:
+    """For the container's message: what nobody knows to be in the guest; "" if it is as good as there."""
+    spec = container.spec
+    if isinstance(why, WrongState):  # an agent that refuses: of what does not change, cloud-init's word is enough
+        return f"{_REFUSED}: {why}" if spec.copies else ""
+    if spec.copies:
+        return _UNHEARD.format(what=f"{_COPIED} are", renewed=", and are not renewed")
+    return _UNHEARD.format(what="its volumes are", renewed="") if spec.volumes else ""
 
 
 def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:
