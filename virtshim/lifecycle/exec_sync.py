@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 
@@ -22,6 +23,8 @@ from virtshim.primitives.pod_places import PodPlaces
 
 # `crictl inspect` is not worth a longer wait.
 _FACTS_SECONDS = 1.0
+# A session begins then at the latest: whoever opens it may be looking for what hangs in the guest.
+_SET_UP_SECONDS = 70.0
 
 
 class ExecCommand:
@@ -62,6 +65,10 @@ class ExecCommand:
         container = existing_container(self._records, request.container)
         _refuse_unless_running(container)
         command = in_container(container, request.command, tty=request.streams.tty)
+        set_up = asyncio.wrap_future(self._guest_set_up.before_session(container))
+        done, _ = await asyncio.wait({set_up}, timeout=_SET_UP_SECONDS)
+        if done and (error := set_up.result()) is not None:
+            raise error
         return await self._guests.open(container.id, command, request.streams)
 
     async def dial(self, container: ContainerId, port: int) -> StreamSession:

@@ -3,6 +3,7 @@ be is told."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from fakes.world import World, container_config, sandbox_config
 from virtshim.domain.container import ExitReason
 from virtshim.domain.devices import guest_links
 from virtshim.domain.devices.granted import BlockDevice, CriDevice
-from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
+from virtshim.domain.guest.streaming import ExecRequest, Streams
 from virtshim.domain.guest.sysctls import NOT_SET, command
 from virtshim.domain.ids import ContainerId
 
@@ -90,6 +92,76 @@ def test_they_are_set_before_a_command_of_somebody_elses_once(world: World) -> N
         exec_sync(world, made)
         exec_sync(world, made)
         assert [argv[0] for argv in ran(world)] == [SCRIPT[0], "true", "true"]
+    finally:
+        world.close()
+
+
+def exec_streams(world: World, made: ContainerId) -> None:
+    """The fake has no sessions to hand out."""
+    with pytest.raises(Unavailable, match="no guest agent answers"):
+        asyncio.run(world.do.exec_command.start(ExecRequest(made, ("true",), Streams(stdout=True))))
+
+
+def test_they_are_set_before_a_session_begins_once(world: World) -> None:
+    made = running(world, "serve")
+    eventually(lambda: world.container(made).status.command_begun)
+    world = world.recovered()  # which remembers nothing of it
+    try:
+        world.outside.guests.commands.clear()
+        exec_streams(world, made)
+        exec_streams(world, made)
+        assert [argv[0] for argv in ran(world)] == [SCRIPT[0], "true", "true"]
+    finally:
+        world.close()
+
+
+def test_sessions_that_begin_together_wait_for_one_run(world: World) -> None:
+    made = running(world, "serve")
+    eventually(lambda: world.container(made).status.command_begun)
+    world = world.recovered()
+    try:
+        world.outside.guests.commands.clear()
+        may_go = threading.Event()
+
+        def waits(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+            assert may_go.wait(60)
+            return CommandResult(0, b"", b"")
+
+        world.outside.guests.do = waits
+        first, second = (world.app.guest_set_up.before_session(world.container(made)) for _ in range(2))
+        eventually(lambda: ran(world) == [SCRIPT])
+        may_go.set()
+        assert (first.result(60), second.result(60), ran(world)) == (None, None, [SCRIPT])
+    finally:
+        world.close()
+
+
+def test_a_session_begins_in_a_guest_that_cannot_have_them(world: World) -> None:
+    made = running(world)
+    eventually(settled)
+    world.outside.guests.do = lacks_it
+    world.app.guest_set_up.changed(world.domain(made))
+    eventually(settled)
+    exec_streams(world, made)
+    assert ran(world)[-1] == ("true",)
+
+
+def test_an_agent_that_does_not_come_up_is_waited_for_once(world: World) -> None:
+    made = running(world, "serve")
+    eventually(lambda: world.container(made).status.command_begun)
+    world = world.recovered()
+    try:
+        world.outside.guests.waits.clear()
+
+        def is_silent(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+            raise WrongState("timed out waiting for the guest agent")
+
+        world.outside.guests.do = is_silent
+        with pytest.raises(WrongState, match="timed out"):
+            asyncio.run(world.do.exec_command.start(ExecRequest(made, ("true",), Streams(stdout=True))))
+        with pytest.raises(WrongState, match="timed out"):
+            world.do.exec_command.run(world.container(made), ("true",), 0.0, threading.Event())
+        assert len(world.outside.guests.waits) == 2
     finally:
         world.close()
 

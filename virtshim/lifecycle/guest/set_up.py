@@ -11,6 +11,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -80,6 +81,8 @@ class GuestSetUp:
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: set[ContainerId] = field(default_factory=set)
+    _session_threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("session-set-up"))
+    _awaited: dict[ContainerId, Future[ShimError | None]] = field(default_factory=dict)
 
     def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
         """All of it is there, copies as they are on the node now. `timeout` and `within` as those of `GuestAgents.run`.
@@ -134,9 +137,23 @@ class GuestSetUp:
         if container.id in self._made or not self._parts(container):
             return timeout
         began = self.clock.monotonic()
-        with contextlib.suppress(WrongState):  # told where the container's state is, and commands may look into it
+        with contextlib.suppress(NotSetUp):  # told where the container's state is, and commands may look into it
             self.make(container, timeout, cancelled, within)
         return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
+
+    def before_session(self, container: Container) -> Future[ShimError | None]:
+        """As `before_command`, for one that somebody streams: returns at once, and one run serves all that wait.
+        The error: why no command can be run now."""
+        going: Future[ShimError | None] = Future()
+        if container.id in self._made or not self._parts(container):
+            going.set_result(None)
+            return going
+        with self._lock:
+            if (earlier := self._awaited.get(container.id)) is not None:
+                return earlier
+            self._awaited[container.id] = going
+        self._session_threads.start(container.id, lambda: self._for_sessions(container, going), beside_earlier=True)
+        return going
 
     def follow(self, container: Container) -> None:
         """It is set up as soon as the guest can do it; also again, after it was restarted. Returns at once. A container whose
@@ -164,7 +181,8 @@ class GuestSetUp:
                     self.follow(container)
 
     def close(self) -> None:
-        self._threads.close()
+        for threads in (self._threads, self._session_threads):
+            threads.close()
 
     def _parts(self, container: Container) -> tuple[_Part, ...]:
         return tuple(self._each_part(container))
@@ -199,6 +217,17 @@ class GuestSetUp:
             )
 
     # --- below: a thread of each container
+
+    def _for_sessions(self, container: Container, going: Future[ShimError | None]) -> None:
+        why: ShimError | None = None
+        try:
+            self.before_command(container, 0.0, self._session_threads.closing, _SLICE)
+        except ShimError as exc:
+            why = exc
+        finally:
+            with self._lock:
+                self._awaited.pop(container.id, None)
+            going.set_result(why)
 
     def _follow(self, wanted: ContainerId) -> None:
         until = self.clock.monotonic() + self.agent_timeout
