@@ -123,6 +123,35 @@ def test_a_reader_sees_all_of_the_old_version_or_all_of_the_new_one(old: Files, 
         )
 
 
+def test_an_update_runs_few_programs_however_many_names_there_are(tmp_path: Path) -> None:
+    """Each takes its time in a guest on a busy node, and kubelet's update has to be there within seconds."""
+    names = [f"key-{number}" for number in range(30)]
+    guest = Guest(tmp_path)
+    for name in (*_STEPS, "umount", "grep", "stat", "readlink", "cat"):
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\necho {name} >>{tmp_path}/ran\nPATH=/usr/sbin:/usr/bin:/sbin:/bin {name} "$@"\n')
+        program.chmod(0o755)
+    guest.takes(volume(dict.fromkeys(names, b"1"), "1"))
+    guest.does(f": >{tmp_path}/ran")
+    guest.takes(volume(dict.fromkeys(names, b"2"), "2"))
+    done = guest.run(f"cat {guest.place}/*")
+    assert done.stdout.endswith("2" * len(names)), done
+    ran = (tmp_path / "ran").read_text().split()
+    assert len(ran) <= 12, ran
+
+
+def test_a_change_of_the_volumes_own_mode_and_of_one_name_arrives(tmp_path: Path) -> None:
+    old, new = volume({"a": b"1"}, "1"), volume({"a": b"2"}, "2")
+    new[0] = Entry("", EntryKind.DIRECTORY, 0o2775, 7, 8)
+    link = new.index(Entry("a", EntryKind.LINK, 0o777, 0, 0, target="..data/a"))
+    new[link] = Entry("a", EntryKind.LINK, 0o777, 0, 0, target="elsewhere")
+    guest = Guest(tmp_path)
+    guest.takes(old)
+    guest.takes(new)
+    done = guest.run(f"stat -c '%u:%g %a' {guest.place}; readlink {guest.place}/a; cat {guest.place}/..data/a")
+    assert done.stdout.endswith("\n7:8 2775\nelsewhere\n2"), done
+
+
 def test_a_script_that_is_killed_at_any_step_is_finished_by_the_next_one(tmp_path: Path) -> None:
     old, new = {"a": b"1", "b": b"1"}, {"a": b"2", "c": b"2"}
     kill_at, was_killed = 0, True

@@ -119,6 +119,19 @@ def test_a_guest_gets_them_once_and_then_only_what_has_changed(world: World, gue
     assert guest.read("token") == b"second"
 
 
+def test_a_change_takes_one_command_whatever_else_was_set_up(world: World, guest: CopyingGuest) -> None:
+    made = world.create(
+        world.run(config=sandbox_config(sysctls={"net.core.somaxconn": "321"})), config=container_config(mounts=MOUNTS)
+    )
+    world.start(made)
+    is_quiet()
+    world.outside.guests.commands.clear()
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    assert guest.read("token") == b"second"
+    assert len(world.outside.guests.commands) == 1
+
+
 def test_what_cloud_init_has_put_there_is_not_sent_again(world: World, guest: CopyingGuest) -> None:
     made = created(world)
     with tarfile.open(fileobj=io.BytesIO(world.outside.seeds.requests[made].copied)) as tar:

@@ -41,7 +41,9 @@ class Copies(enum.Enum):
     INPUT = "input"
 
 
-# Functions. A volume that kubelet swaps is swapped in the same way: the new directory, then `..data`, at last the names.
+# Functions. A volume that kubelet swaps is swapped in the same way: the new directory, then `..data`, at last the names. On a
+# busy node each program costs a guest some hundredths of a second, and an update waits for all of them: links of kubelet's are
+# compared by the shell alone.
 _COPIES: Final = rf"""
 copies=/run/{TAG}-copies
 fail() {{
@@ -58,20 +60,25 @@ is_there() {{ [ -L "$1" ] || [ -e "$1" ]; }}
 renew() {{
   data=$(readlink "$1/..data") fresh=$data
   while is_there "$2/$fresh"; do fresh=$fresh.$3; done
-  mv "$1/$data" "$2/$fresh" && rm -f "$2/..data_tmp" && ln -s "$fresh" "$2/..data_tmp" || return 1
+  ! is_there "$2/..data_tmp" || rm -f "$2/..data_tmp"
+  mv "$1/$data" "$2/$fresh" && ln -s "$fresh" "$2/..data_tmp" || return 1
   swap "$2/..data_tmp" "$2/..data"
   for old in "$2"/* "$2"/.[!.]* "$2"/..?*; do
     case ${{old##*/}} in ..data | "$fresh") continue ;; esac
     is_there "$1/${{old##*/}}" || rm -rf "$old"
   done
+  ln -s "$2/$fresh" "$1/$data"
   for new in "$1"/* "$1"/.[!.]* "$1"/..?*; do
-    is_there "$new" && [ "${{new##*/}}" != ..data ] || continue
-    old=$2/${{new##*/}}
+    case ${{new##*/}} in ..data | "$data") continue ;; esac
+    is_there "$new" || continue
+    old=$2/${{new##*/}} file=$2/..data/${{new##*/}}
+    if [ -L "$new" ] && [ -L "$old" ] && [ "$new" -ef "$file" ] && [ "$old" -ef "$file" ]; then continue; fi
     [ ! -L "$new" ] || [ ! -L "$old" ] || [ "$(readlink "$new")" != "$(readlink "$old")" ] || continue
-    rm -rf "$old"
+    ! is_there "$old" || rm -rf "$old"
     mv "$new" "$old"
   done
-  chown "$(stat -c %u:%g "$1")" "$2" 2>/dev/null && chmod "$(stat -c %a "$1")" "$2" 2>/dev/null
+  set -- "$2" $(stat -c '%u:%g %a' "$1" "$2" 2>/dev/null)
+  [ "$2 $3" = "$4 $5" ] || {{ chown "$2" "$1" && chmod "$3" "$1"; }} 2>/dev/null
   return 0
 }}
 # "seed", or nothing: what is there gives way.
@@ -92,7 +99,7 @@ take() {{
 }}
 unpack() {{
   umask 077
-  rm -rf "$copies/.new"
+  ! is_there "$copies/.new" || rm -rf "$copies/.new"
   mkdir "$copies/.new" && why=$(tar -xpf - -C "$copies/.new" 2>&1) || fail "the copied volumes cannot be unpacked: $why"
   umask 022
 }}
@@ -103,11 +110,12 @@ seed_device() {{
   findfs LABEL=cidata 2>/dev/null || blkid -L cidata 2>/dev/null
 }}
 if [ -n "$copied" ]; then
-  if ! grep -q " $copies " /proc/mounts; then
+  if [ ! -e "$state/copies" ] && ! grep -q " $copies " /proc/mounts; then
     mkdir -p "$copies"
     mount -t tmpfs -o noswap,mode=0700,nosuid,nodev,size=64m {TAG}-copies "$copies" 2>/dev/null ||
       mount -t ramfs -o mode=0700,nosuid,nodev {TAG}-copies "$copies" || fail "there is no memory to copy volumes to"
   fi
+  : >"$state/copies"
   case $copied in
     seed)
       mkdir -p "$copies/.seed"
@@ -132,7 +140,7 @@ shift 2
 base=/run/{TAG}-volumes
 read -r boot </proc/sys/kernel/random/boot_id
 state=/run/{TAG}-volumes.$boot
-mkdir -p "$base" "$state" && chmod 0700 "$state" || exit {NOT_MOUNTED}
+[ -d "$base" ] && [ -d "$state" ] || {{ mkdir -p "$base" && mkdir -p -m 0700 "$state"; }} || exit {NOT_MOUNTED}
 tries=0
 until (set -C && echo $$ >"$state/lock") 2>/dev/null; do
   tries=$((tries + 1)) owner=
@@ -142,7 +150,8 @@ until (set -C && echo $$ >"$state/lock") 2>/dev/null; do
   [ "$tries" -lt 3 ] || kill -0 "${{owner:-none}}" 2>/dev/null || rm -f "$state/lock"
   sleep 1
 done
-trap 'umount /run/{TAG}-copies/.seed 2>/dev/null; rm -rf /run/{TAG}-copies/.new "$state/lock"' EXIT
+trap '[ "$copied" != seed ] || umount /run/{TAG}-copies/.seed 2>/dev/null
+rm -rf /run/{TAG}-copies/.new "$state/lock"' EXIT
 """
     + _COPIES
     + rf"""

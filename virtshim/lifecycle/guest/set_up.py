@@ -85,11 +85,15 @@ class GuestSetUp:
     _awaited: dict[ContainerId, Future[ShimError | None]] = field(default_factory=dict)
 
     def make(self, container: Container, timeout: float, cancelled: threading.Event, within: float = 60.0) -> None:
-        """All of it is there, copies as they are on the node now. `timeout` and `within` as those of `GuestAgents.run`.
-        DeadlineExceeded, Unavailable and Aborted: to be tried again; NotSetUp; another ShimError: it cannot be known."""
+        """All of it is there, copies as they are on the node now; what is known to be there, and does not change, is not made
+        again. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to be tried
+        again; NotSetUp; another ShimError: it cannot be known."""
         faults = []
         copied: tuple[str, ...] = ()
+        is_made = container.id in self._made
         for part in self._parts(container):
+            if is_made and not part.copies:
+                continue
 
             def run(command: GuestCommand) -> CommandResult:
                 return self.guests.run(container.id, command, timeout, cancelled, within)
