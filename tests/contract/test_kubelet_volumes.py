@@ -32,6 +32,10 @@ class Node:
     def write(self, files: Mapping[str, bytes]) -> None:
         raise NotImplementedError
 
+    def put(self, content: bytes) -> str:
+        """A file of the pod's, and where it is."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """The volumes are not used any more."""
 
@@ -46,6 +50,10 @@ class InMemory(Node):
     def write(self, files: Mapping[str, bytes]) -> None:
         self._fake.write(self.path, files, next(self._versions))
 
+    def put(self, content: bytes) -> str:
+        self._fake.put(f"{self.path}-hosts", content)
+        return f"{self.path}-hosts"
+
 
 class OnDisk(Node):
     def __init__(self, directory: Path) -> None:
@@ -55,6 +63,11 @@ class OnDisk(Node):
 
     def write(self, files: Mapping[str, bytes]) -> None:
         self._written.write(files)
+
+    def put(self, content: bytes) -> str:
+        path = Path(self.path).parents[2] / "etc-hosts"
+        path.write_bytes(content)
+        return str(path)
 
     def close(self) -> None:
         self._files.close()
@@ -109,6 +122,16 @@ def test_one_that_is_new_is_told_once_and_then_its_changes(node: Node) -> None:
     assert set(node.volumes.changed({node.path}, SECONDS)) == {node.path}
     assert not node.volumes.changed(set(), 0.0)
     assert set(node.volumes.changed({node.path}, SECONDS)) == {node.path}
+
+
+def test_a_file_that_kubelet_writes_in_its_place_is_told_when_it_changes(node: Node) -> None:
+    path = node.put(b"1")
+    assert set(node.volumes.changed({path}, SECONDS)) == {path}
+    while node.volumes.changed({path}, 0.0):
+        pass
+    node.put(b"2")
+    assert set(node.volumes.changed({path}, SECONDS)) == {path}
+    assert [one.content for one in node.volumes.read(CopiedVolume("/etc/hosts", path, written=True))] == [b"2"]
 
 
 def test_a_part_is_known_by_its_volume(node: Node, tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ class FakeKubeletVolumes:
         self.volumes[host] = tuple(entries)
         self._changed.add(host)
 
+    def put(self, host: str, content: bytes) -> None:
+        """A file in its place, as kubelet writes /etc/hosts."""
+        self.volumes[host] = (Entry("", EntryKind.FILE, 0o644, 0, 0, content=content),)
+        self._changed.add(host)
+
     def is_part(self, host_path: str, pod_uid: str) -> bool:
         return host_path in self.parts
 

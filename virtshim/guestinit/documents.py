@@ -22,6 +22,7 @@ from virtshim.domain.guest import sysctls
 from virtshim.domain.network import Dns
 from virtshim.domain.volumes import empty_disks
 from virtshim.domain.volumes.guest_script import Copies, command
+from virtshim.domain.volumes.hosts_file import HOSTS, says_hosts, written_paths
 from virtshim.guestinit import resolver
 from virtshim.guestinit.network_config import network_config
 from virtshim.ports.seeds import SeedRequest
@@ -35,7 +36,6 @@ _MOUNT_SCRIPT: Final = "# virtshim: no volumes to mount"
 
 # Virtlet's place for the container's variables.
 _ENVIRONMENT: Final = "/etc/cloud/environment"
-_HOSTS: Final = "/etc/hosts"
 
 # An instance's network is set up once, and a kept disk gets other addresses with each sandbox. Not in user-data, which may be a
 # script of the pod's.
@@ -136,7 +136,7 @@ def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
 def _writes_resolver(options: VmOptions) -> bool:
     """Whether the guest's DHCP client does, or the pod's own user-data says what /etc/resolv.conf is to be."""
     asked = options.user_data
-    return options.force_dhcp or any(key in asked for key in _RESOLVER_KEYS) or _RESOLVER in _written_paths(asked)
+    return options.force_dhcp or any(key in asked for key in _RESOLVER_KEYS) or _RESOLVER in written_paths(asked)
 
 
 def _mount_script(request: SeedRequest) -> str:
@@ -144,7 +144,7 @@ def _mount_script(request: SeedRequest) -> str:
 
 
 def _has_volumes(request: SeedRequest) -> bool:
-    return bool(request.volumes or request.copies)
+    return bool(request.volumes) or any(not volume.written for volume in request.copies)
 
 
 def _mounting(request: SeedRequest) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def _generated_user_data(request: SeedRequest, hosts: bytes) -> dict[str, Any]:
     asked = request.options.user_data
     generated = _resolver_settings(request.dns, asked)
     files = _files(request, hosts)
-    if _HOSTS in files:
+    if HOSTS in files:
         generated["manage_etc_hosts"] = False  # images that have it on would write theirs over it
     if files and not request.kept_disk:
         generated["write_files"] = [_file(path, content) for path, content in files.items()]
@@ -175,23 +175,14 @@ def _files(request: SeedRequest, hosts: bytes) -> dict[str, bytes]:
     files = {}
     if request.envs:
         files[_ENVIRONMENT] = b"".join(name.encode() + b"=" + value + b"\n" for name, value in request.envs)
-    if hosts and not _writes_hosts(request.options.user_data):
-        files[_HOSTS] = hosts
+    if hosts and not says_hosts(request.options.user_data):
+        files[HOSTS] = hosts
     return files
 
 
 def _file(path: str, content: bytes) -> dict[str, str]:
     """An entry of write_files. Base64, for neither the lines of variables nor what kubelet writes need be text."""
     return {"path": path, "permissions": "0644", "encoding": "b64", "content": base64.b64encode(content).decode()}
-
-
-def _writes_hosts(user_data: Mapping[str, Any]) -> bool:
-    """Whether the pod's own user-data says what /etc/hosts is to be."""
-    return "manage_etc_hosts" in user_data or _HOSTS in _written_paths(user_data)
-
-
-def _written_paths(user_data: Mapping[str, Any]) -> list[Any]:
-    return [file.get("path") for file in _listed(user_data.get("write_files")) if isinstance(file, Mapping)]
 
 
 def _resolver_settings(dns: Dns, user_data: Mapping[str, Any]) -> dict[str, Any]:

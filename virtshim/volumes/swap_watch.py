@@ -14,6 +14,8 @@ log = structlog.get_logger(__name__)
 
 # kubelet moves the new `..data` over the old one, and makes names before or after that.
 _CHANGES: Final = flags.MOVED_TO | flags.CREATE | flags.DELETE | flags.ATTRIB | flags.ONLYDIR | flags.DONT_FOLLOW
+# Of a file, which kubelet writes in its place.
+_FILE_CHANGES: Final = flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF | flags.DONT_FOLLOW
 # Milliseconds: what comes in so short a time is one change.
 _TOGETHER: Final = 50
 # Seconds between two looks at volumes that cannot be watched; each is reported then.
@@ -68,11 +70,11 @@ class SwapWatch:
     def _add(self, host: str) -> bool:
         if self._inotify is None:
             return False
-        try:
-            self._watches[host] = self._inotify.add_watch(host, _CHANGES)
-        except OSError:
-            return False
-        return True
+        for changes in (_CHANGES, _FILE_CHANGES):
+            with contextlib.suppress(OSError):
+                self._watches[host] = self._inotify.add_watch(host, changes)
+                return True
+        return False
 
     def _drop(self, host: str) -> None:
         watch = self._watches.pop(host)

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind, archive, packed
-from virtshim.domain.volumes.guest_script import NO_COPY, SEED_FILE, Copies, command, digests
+from virtshim.domain.volumes.guest_script import NO_COPY, SEED_FILE, Copies, command, digests, had
 
 pytestmark = [
     pytest.mark.volumes,
@@ -196,6 +196,32 @@ def test_copies_are_of_the_seed_at_boot_and_never_older_than_what_is_there(tmp_p
     guest.does("\n".join((from_seed, look_here, f"{from_agent} >/dev/null", from_seed, look_here)))
     done = guest.run()
     assert done.stdout.split() == ["old.seed", "c0", "c0.digest", "2", "new.seed", "c0", "c0.digest", "2"]
+
+
+def test_the_hosts_file_is_written_where_it_differs_and_a_guest_that_does_not_let_it_says_so(tmp_path: Path) -> None:
+    guest = Guest(tmp_path)
+    (tmp_path / "hosts").write_text("the guest's own\n")
+    (tmp_path / "new.tar").write_bytes(
+        archive([packed("c0", [Entry("", EntryKind.FILE, 0o644, 0, 0, content=b"new\n")])])
+    )
+    (tmp_path / "newer.tar").write_bytes(
+        archive([packed("c0", [Entry("", EntryKind.FILE, 0o644, 0, 0, content=b"newer\n")])])
+    )
+    hosts = CopiedVolume(f"{tmp_path}/hosts", "/", written=True)
+    script = {source: shlex.join(command([], [hosts], source)) for source in Copies}
+    look_here = f"cat {tmp_path}/hosts; grep -c hosts /proc/mounts"
+    guest.does(f"{script[Copies.SEED]}; {look_here}")
+    guest.does(f"{script[Copies.AS_THEY_ARE]}; {look_here}")
+    guest.does(f"{script[Copies.INPUT]} <{tmp_path}/new.tar; {look_here}")
+    guest.does(f"touch -d @1 {tmp_path}/hosts; {script[Copies.AS_THEY_ARE]}; stat -c %Y {tmp_path}/hosts")
+    guest.does(f"{script[Copies.INPUT]} <{tmp_path}/newer.tar; {look_here}")
+    guest.does(f"echo mine >{tmp_path}/hosts; mount -o bind,ro {tmp_path}/hosts {tmp_path}/hosts")
+    guest.does(f"{script[Copies.AS_THEY_ARE]}; echo $?; cat {tmp_path}/hosts")
+    done = guest.run()
+    said = [line for line in done.stdout.splitlines() if not line.startswith("c0.digest ")]
+    unchanged = ["the guest's own", "0"]
+    assert said == [*unchanged, *unchanged, "new", "0", "1", "newer", "0", "c0 unwritten", "0", "mine"], done
+    assert had(done.stdout.encode()) == frozenset()
 
 
 def test_without_a_copy_nothing_is_mounted_and_that_is_told(tmp_path: Path) -> None:

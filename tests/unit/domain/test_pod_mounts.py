@@ -20,11 +20,19 @@ TOLD = {PATH_ANNOTATION: "/dev/termination-log"}
     [
         Mount("/etc/hosts", f"{POD}/etc-hosts"),
         Mount("/etc/hosts", f"{POD}/etc-hosts", readonly=True),
-        Mount("/not\nprintable", f"{POD}/containers/vm/7f"),
         Mount("/etc/hosts", "/srv/pods/x/var/lib/kubelet/pods/0b5e/etc-hosts"),
     ],
 )
-def test_what_kubelet_adds_to_every_pod_is_known_by_both_its_paths(mount: Mount) -> None:
+def test_kubelets_hosts_file_is_known_by_both_its_paths_and_copied(mount: Mount) -> None:
+    assert origins([mount], {}) == [(mount, Origin.HOSTS)]
+    assert origins([mount], {}, "another pod's") == [(mount, Origin.KUBELETS)]
+    hosts = CopiedVolume("/etc/hosts", mount.host_path, mount.readonly, written=True)
+    assert volumes_of([mount], {}, "0b5e", share=True) == ((), (hosts,))
+    assert there([mount], {}, [hosts]) == [mount]
+
+
+def test_what_else_kubelet_adds_to_every_pod_is_known_by_its_path() -> None:
+    mount = Mount("/not\nprintable", f"{POD}/containers/vm/7f")
     assert origins([mount], {}) == [(mount, Origin.KUBELETS)]
 
 

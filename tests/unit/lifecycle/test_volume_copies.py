@@ -19,7 +19,7 @@ from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, U
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.volumes.copies import MAX_ALL_BYTES
-from virtshim.domain.volumes.guest_script import NO_COPY
+from virtshim.domain.volumes.guest_script import NO_COPY, NOT_MOUNTED
 
 POD = f"/data/kubelet/pods/{pod_key('web', 0).uid}"
 TEXTS = f"{POD}/volumes/kubernetes.io~configmap/texts"
@@ -34,6 +34,7 @@ class CopyingGuest:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.runs: list[str] = []
+        self.unwritten = b""
 
     def do(self, command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
         if "virtshim-volumes" not in command.argv:
@@ -46,6 +47,7 @@ class CopyingGuest:
                     if member.isfile() and (content := tar.extractfile(member)) is not None:
                         self.files[member.name] = content.read()
         told = b"".join(f"{name} ".encode() + self.files[name] for name in self.files if name.endswith(".digest"))
+        told += self.unwritten
         missing = [name for name in names if name.startswith("c") and f"{name}.digest" not in self.files]
         return CommandResult(NO_COPY if missing else 0, told, b"no copy yet")
 
@@ -236,6 +238,70 @@ def test_an_agent_that_may_not_run_commands_is_told_in_the_message(world: World,
     looked(world)
     world.app.watch.look()
     assert world.container(made).status.trouble == ""
+
+
+HOSTS = Mount("/etc/hosts", f"{POD}/etc-hosts")
+
+
+def write_hosts(world: World, text: bytes) -> None:
+    world.outside.kubelet_volumes.put(HOSTS.host_path, text)
+
+
+def test_kubelets_hosts_file_and_its_changes_reach_a_guest_without_cloud_init(
+    world: World, guest: CopyingGuest
+) -> None:
+    write_hosts(world, b"10.0.0.1 web")
+    made = created(world, HOSTS)
+    world.start(made)
+    is_quiet()
+    assert guest.files["c2"] == b"10.0.0.1 web"
+    assert " c2 /etc/hosts written" in " ".join(world.outside.guests.commands[0].argv)
+    assert mounted(world, made) == ["/etc/texts", "/token", "/etc/hosts"]
+    write_hosts(world, b"10.0.0.2 web")
+    looked(world)
+    assert guest.files["c2"] == b"10.0.0.2 web"
+
+
+def test_a_guest_that_cannot_write_it_is_none_the_worse(world: World, guest: CopyingGuest) -> None:
+    write_hosts(world, b"10.0.0.1 web")
+    guest.unwritten = b"c2 unwritten\n"
+    made = created(world, HOSTS, command=("serve",))
+    world.start(made)
+    eventually(lambda: world.container(made).status.command_begun)
+    world.app.watch.look()
+    assert mounted(world, made) == ["/etc/texts", "/token"]
+    assert world.container(made).status.trouble == ""
+
+
+def test_a_pod_with_that_file_alone_begins_in_a_guest_that_can_copy_nothing(world: World) -> None:
+    write_hosts(world, b"10.0.0.1 web")
+    ran = []
+
+    def has_no_tar(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        ran.append(command.argv[4])
+        return CommandResult(NOT_MOUNTED, b"", b"tar: not found")
+
+    world.outside.guests.do = has_no_tar
+    made = world.create(world.run(), config=container_config(mounts=(HOSTS,), command=("serve",)))
+    assert world.outside.seeds.requests[made].copied == b"", "cloud-init has its own way"
+    world.start(made)
+    eventually(lambda: world.container(made).status.command_begun)
+    for _ in range(2):
+        looked(world)
+    assert (ran, mounted(world, made)) == (["input", "input"], [])
+
+
+@pytest.mark.parametrize("says", ["manage_etc_hosts: true", "write_files: [{path: /etc/hosts, content: x}]"])
+def test_a_pod_whose_user_data_says_what_it_is_keeps_that(world: World, guest: CopyingGuest, says: str) -> None:
+    write_hosts(world, b"10.0.0.1 web")
+    pod = world.run(config=sandbox_config(annotations={"VirtletCloudInitUserData": says}))
+    made = world.create(pod, config=container_config(mounts=(HOSTS,)))
+    assert world.container(made).spec.copies == ()
+
+
+def test_one_that_is_not_there_is_left_out(world: World) -> None:
+    made = world.create(world.run(), config=container_config(mounts=(HOSTS,)))
+    assert world.container(made).spec.copies == ()
 
 
 def mounted(world: World, made: ContainerId) -> list[str]:

@@ -37,12 +37,14 @@ _END: Final = bytes(2 * tarfile.BLOCKSIZE)
 @dataclass(frozen=True, slots=True)
 class CopiedVolume:
     """`guest`: its normal path there. `host`: a directory or a file. `renewed`: kubelet writes it anew now and then, and the
-    guest gets that; a part of a volume (subPath) stays as it is, as in a container."""
+    guest gets that; a part of a volume (subPath) stays as it is, as in a container. `written`: nothing is mounted; the guest's
+    own file has that content, by the agent (cloud-init has its own way), and a guest that does not take it is none the worse."""
 
     guest: str
     host: str
     readonly: bool = True
     renewed: bool = True
+    written: bool = False
 
 
 class EntryKind(enum.Enum):

@@ -93,6 +93,8 @@ take() {{
       mv "$copies/.new/$name" "$copies/$name" || fail "a copied volume cannot be put in its place"
     elif [ -L "$copies/.new/$name/..data" ] && [ -d "$copies/$name" ]; then
       renew "$copies/.new/$name" "$copies/$name" "$digest" || fail "a copied volume cannot be renewed"
+    elif [ -f "$copies/.new/$name" ] && [ -f "$copies/$name" ]; then
+      cat "$copies/.new/$name" >"$copies/$name" || fail "a copied file cannot be renewed"
     fi
     mv -f "$told" "$copies/$name.digest"
   done
@@ -131,8 +133,9 @@ if [ -n "$copied" ]; then
 fi
 """
 
+_WRITTEN: Final = "written"
 # Arguments: where copies come from ("seed", "input", "there"; "" if nothing is copied), whether something is shared (1); then, of
-# each volume, its name there, its path, `ro` or `rw`.
+# each volume, its name there, its path, and `ro`, `rw`, or that the file there gets its content.
 MOUNT: Final = (
     rf"""
 copied=$1 shared=$2
@@ -163,12 +166,17 @@ if [ -n "$shared" ] && ! grep -q " $base virtiofs " /proc/mounts; then
     exit {NO_MODULE}
   fi
 fi
-code=0
+code=0 unwritten=
 while [ $# -ge 3 ]; do
   name=$1 path=$2 mode=$3
   shift 3
   [ ! -e "$state/$name" ] || continue
   case $name in c*) from=$copies/$name ;; *) from=$base/$name ;; esac
+  if [ "$mode" = {_WRITTEN} ]; then
+    [ -e "$from.digest" ] || continue
+    {{ [ "$(cat "$from")" = "$(cat "$path")" ] || cat "$from" >"$path"; }} 2>/dev/null || unwritten="$unwritten $name"
+    continue
+  fi
   if [ "$from" = "$copies/$name" ] && [ ! -e "$from.digest" ]; then
     echo "$path: there is no copy yet" >&2
     code={NO_COPY}
@@ -191,12 +199,14 @@ case $copied in
     for told in "$copies"/c*.digest; do
       [ ! -f "$told" ] || {{ read -r digest <"$told" && echo "${{told##*/}} $digest"; }}
     done
+    for name in $unwritten; do echo "$name unwritten"; done
     ;;
 esac
 exit $code
 """
 )
 
+_MISSING: Final = re.compile(rb"(c[0-9]{1,4}) unwritten")
 _TOLD: Final = re.compile(rb"(c[0-9]{1,4})\.digest ([0-9a-f]{64})")
 
 
@@ -206,12 +216,27 @@ def command(
     source: Copies = Copies.AS_THEY_ARE,
 ) -> tuple[str, ...]:
     """`volumes` as they are numbered on the device; what is below another one is mounted after it."""
-    places = [(str(number), volume.guest, volume.readonly) for number, volume in enumerate(volumes)]
-    places += [(copy_name(number), volume.guest, volume.readonly) for number, volume in enumerate(copies)]
+    here = [volume for volume in copies if not (volume.written and source is Copies.SEED)]
+    places = [(str(number), volume.guest, _mode(volume.readonly)) for number, volume in enumerate(volumes)]
+    places += [
+        (copy_name(number), volume.guest, _WRITTEN if volume.written else _mode(volume.readonly))
+        for number, volume in enumerate(copies)
+        if volume in here
+    ]
     places.sort(key=lambda place: place[1].count("/"))
-    words = [word for name, path, readonly in places for word in (name, path, "ro" if readonly else "rw")]
-    copied = (source.value or "there") if copies else ""
+    words = [word for place in places for word in place]
+    copied = (source.value or "there") if here else ""
     return ("/bin/sh", "-c", MOUNT, f"{TAG}-volumes", copied, "1" if volumes else "", *words)
+
+
+def _mode(readonly: bool) -> str:
+    return "ro" if readonly else "rw"
+
+
+def had(output: bytes) -> frozenset[str]:
+    """The names of the copies that are where they are to be."""
+    missing = {match[1].decode() for line in output[-1 << 16 :].splitlines() if (match := _MISSING.fullmatch(line))}
+    return frozenset(digests(output)) - missing
 
 
 def digests(output: bytes) -> Mapping[str, str]:

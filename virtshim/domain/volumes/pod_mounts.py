@@ -13,12 +13,11 @@ from virtshim.domain.container import Mount
 from virtshim.domain.guest.termination_message import termination_file
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.flex_volumes import DRIVER
+from virtshim.domain.volumes.hosts_file import HOSTS
 from virtshim.domain.volumes.shares import SharedVolume
 
-HOSTS: Final = "/etc/hosts"
-
 # What kubelet keeps below the directory of a pod.
-_HOSTS_FILE: Final = re.compile(r"/pods/[^/]+/etc-hosts")
+_HOSTS_FILE: Final = re.compile(r"/pods/([^/]+)/etc-hosts")
 _MESSAGE_FILE: Final = re.compile(r"/pods/[^/]+/containers/[^/]+/[^/]+")
 # The kinds whose files kubelet writes itself.
 WRITTEN_BY_KUBELET: Final = tuple(
@@ -53,7 +52,9 @@ class Origin(enum.Enum):
     FLEX = "flexVolume"
     # An image. The guest cannot have it yet.
     NOT_YET = "not yet"
-    # kubelet adds them to every pod: the guest has the hosts file by cloud-init, and no other.
+    # kubelet adds it to every pod. It is what the guest's own file is to hold.
+    HOSTS = "hosts"
+    # kubelet adds them to every pod, and the guest has none of them.
     KUBELETS = "kubelet's"
     # The file whose text is carried over from the guest when the container ends.
     TERMINATION = "termination"
@@ -74,8 +75,10 @@ def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = 
 
 def _origin(mount: Mounted, pod_uid: str) -> Origin:
     host = mount.host_path
-    is_hosts = _normal(mount.container_path) == HOSTS and _kubelets(_HOSTS_FILE, host)
-    if is_hosts or _kubelets(_MESSAGE_FILE, host):
+    hosts = _kubelets(_HOSTS_FILE, host)
+    if hosts and _normal(mount.container_path) == HOSTS:
+        return Origin.HOSTS if pod_uid in ("", hosts[1]) else Origin.KUBELETS
+    if _kubelets(_MESSAGE_FILE, host):
         return Origin.KUBELETS
     if not host:
         return Origin.NOT_YET
@@ -116,11 +119,14 @@ def volumes_of(
     images: Collection[str] = (),
 ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
     """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
-    and copied ones. `parts` tells whether the host path of a part of a volume is of one that kubelet writes. `share`: none is
-    copied. `images`: places of those that are disks."""
+    and copied ones, kubelet's hosts file among them. `parts` tells whether the host path of a part of a volume is of one that
+    kubelet writes. `share`: no volume is copied. `images`: places of those that are disks."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
         guest = _normal(mount.container_path)
+        if origin is Origin.HOSTS:
+            copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, written=True))
+            continue
         if origin not in (Origin.COPY, Origin.VOLUME) or guest in images:
             continue
         if share:
@@ -155,8 +161,7 @@ def image_mounts(
 
 def hosts_file(mounts: Iterable[M], annotations: Mapping[str, str]) -> str:
     """The path of the hosts file that kubelet wrote for the pod; "" if there is none."""
-    kubelets = (mount for mount, origin in origins(mounts, annotations) if origin is Origin.KUBELETS)
-    return next((mount.host_path for mount in kubelets if _normal(mount.container_path) == HOSTS), "")
+    return next((mount.host_path for mount, origin in origins(mounts, annotations) if origin is Origin.HOSTS), "")
 
 
 def there(

@@ -25,6 +25,7 @@ from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk, refuse_clashes, together
+from virtshim.domain.volumes.hosts_file import says_hosts
 from virtshim.domain.volumes.root_volume import refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.data_volumes import anothers
@@ -77,7 +78,8 @@ class Admission:
         options = parse_vm_options(sandbox.config.annotations)
         granted = self.claims.resolve(sandbox, name, config)
         share, images = options.share_kubelet_volumes, options.disk_images
-        volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=share, images=images)
+        own_hosts = says_hosts(options.user_data)
+        volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=share, images=images, own_hosts=own_hosts)
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)

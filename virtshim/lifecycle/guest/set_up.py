@@ -59,12 +59,14 @@ class NotSetUp(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`remedies`: by the code that its script ends with, for causes that it knows. `copies`: it tells which it has found."""
+    """`remedies`: by the code that its script ends with, for causes that it knows. `copies`: it tells which it has found.
+    `optional`: if it fails, the guest is as good without."""
 
     what: str
     argv: tuple[str, ...]
     remedies: dict[int, str]
     copies: bool = False
+    optional: bool = False
 
 
 @dataclass(slots=True)
@@ -98,12 +100,12 @@ class GuestSetUp:
             def run(command: GuestCommand) -> CommandResult:
                 return self.guests.run(container.id, command, timeout, cancelled, within)
 
-            done = self._copied(container, run) if part.copies else run(GuestCommand(part.argv))
+            done = self._copied(container, run, part) if part.copies else run(GuestCommand(part.argv))
             if done.code == guest_script.BUSY:
                 raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
             if part.copies and not done.code:
-                copied = paths_of(container.spec.copies, guest_script.digests(done.stdout))
-            if done.code:
+                copied = paths_of(container.spec.copies, guest_script.had(done.stdout))
+            if done.code and not part.optional:
                 said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
                 remedy = part.remedies.get(done.code, "")
                 faults.append(
@@ -118,18 +120,19 @@ class GuestSetUp:
         with self._lock:
             self._made = (self._made & running) | {container.id}
 
-    def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult]) -> CommandResult:
+    def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult], part: _Part) -> CommandResult:
         """What the guest does not have is given to it."""
         boot, now = self.copies.boot(container.id), self.copies.now(container)
         known = self.copies.known(container.id)
-        stale = [] if known is None else self.copies.stale(container, now, known)
+        # Of a guest of which nothing is known the seed may have brought what is mounted.
+        stale = [] if known is None and not part.optional else self.copies.stale(container, now, known or {})
         done = run(_copying(container, stale))
         # What it says itself counts: of a guest that was restarted nothing is known, or what is known is wrong.
         again = self.copies.stale(container, now, guest_script.digests(done.stdout))
         if again and done.code != guest_script.BUSY:
             stale = again
             done = run(_copying(container, stale))
-        if not done.code:
+        if not done.code or part.optional:
             self.copies.settle(container.id, now, boot)
             if stale:
                 log.info("volumes.copied", container=container.id.short, volumes=len(stale))
@@ -218,6 +221,7 @@ class GuestSetUp:
                     guest_script.NOT_MOUNTED: "see the guest's console",
                 },
                 bool(container.spec.copies),
+                not container.spec.volumes and not _mounted_copies(container),
             )
 
     # --- below: a thread of each container
@@ -279,11 +283,17 @@ class GuestSetUp:
 def _unconfirmed(container: Container, why: ShimError) -> str:
     """For the container's message: what nobody knows to be in the guest; "" if it is as good as there."""
     spec = container.spec
+    copies = _mounted_copies(container)
     if isinstance(why, WrongState):  # an agent that refuses: of what does not change, cloud-init's word is enough
-        return f"{_REFUSED}: {why}" if spec.copies else ""
-    if spec.copies:
+        return f"{_REFUSED}: {why}" if copies else ""
+    if copies:
         return _UNHEARD.format(what=f"{_COPIED} are", renewed=", and are not renewed")
     return _UNHEARD.format(what="its volumes are", renewed="") if spec.volumes else ""
+
+
+def _mounted_copies(container: Container) -> bool:
+    """Whether there are others than the hosts file."""
+    return any(not volume.written for volume in container.spec.copies)
 
 
 def _copying(container: Container, stale: Sequence[Packed]) -> GuestCommand:

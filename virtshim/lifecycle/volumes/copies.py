@@ -32,9 +32,10 @@ class VolumeCopies:
         check_size(sum(size_of(self.files.read(volume)) for volume in copies))
 
     def seed(self, copies: Sequence[CopiedVolume]) -> bytes:
-        """An archive of them as they are now, b"" for none. Raises ShimError."""
-        volumes = [packed(copy_name(at), self.files.read(volume)) for at, volume in enumerate(copies)]
-        return archive(volumes) if volumes else b""
+        """An archive of them as they are now, b"" if none of them is mounted. Raises ShimError."""
+        if all(volume.written for volume in copies):
+            return b""
+        return archive(packed(copy_name(at), self.files.read(volume)) for at, volume in enumerate(copies))
 
     def now(self, container: Container) -> Mapping[str, Packed]:
         """Its volumes as they are on the node, by their names in the guest. One that cannot be read is left out, and what has

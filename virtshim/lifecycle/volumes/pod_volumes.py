@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from virtshim.domain.container import Container, ContainerConfig
+from virtshim.domain.errors import ShimError
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.hosts_file import HOSTS
 from virtshim.domain.volumes.pod_mounts import image_mounts, volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
 from virtshim.lifecycle.volumes.copies import VolumeCopies
@@ -37,10 +39,11 @@ class PodVolumes:
     _in_guest: dict[str, str] = field(default_factory=dict)
 
     def admit(
-        self, config: ContainerConfig, pod_uid: str, *, share: bool, images: Collection[str] = ()
+        self, config: ContainerConfig, pod_uid: str, *, share: bool, own_hosts: bool, images: Collection[str] = ()
     ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
         """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
-        that it cannot have. `share`: none is copied. `images`: places of those that are disks: whether they can be had."""
+        that it cannot have. `share`: no volume is copied. `own_hosts`: the pod says what /etc/hosts is to be. `images`: places of
+        those that are disks: whether they can be had."""
         shared, copied = volumes_of(
             config.mounts,
             config.annotations,
@@ -49,6 +52,11 @@ class PodVolumes:
             share=share,
             images=images,
         )
+        mounted = tuple(volume for volume in copied if not volume.written)
+        others = {volume.guest for volume in shared} | {volume.guest for volume in mounted}
+        wanted = not own_hosts and HOSTS not in others
+        hosts = tuple(volume for volume in copied if volume.written and wanted and self._is_there(volume))
+        copied = (*mounted, *hosts)
         refuse_odd((*shared, *copied))
         on_disks = [
             SharedVolume(mount.container_path, mount.host_path, mount.readonly)
@@ -58,6 +66,13 @@ class PodVolumes:
             self.shares.check((*shared, *on_disks), self.timeout)
         self.copies.check(copied)
         return shared, copied
+
+    def _is_there(self, volume: CopiedVolume) -> bool:
+        try:
+            self.copies.files.read(volume)
+        except ShimError:
+            return False
+        return True
 
     def start(self, container: Container, sandbox: Sandbox) -> None:
         """Before its VM starts."""
