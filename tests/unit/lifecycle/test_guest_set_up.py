@@ -70,6 +70,19 @@ def test_they_are_set_by_the_agent_and_again_after_the_guest_was_restarted(world
     eventually(lambda: ran(world) == [SCRIPT, SCRIPT])
 
 
+def test_a_guest_that_was_restarted_meanwhile_is_set_up_again(world: World) -> None:
+    def restarts_once(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        if len(ran(world)) == 1:
+            (container,) = world.records.containers.all()
+            world.app.guest_set_up.changed(container.domain_uuid)
+        return CommandResult(0, b"", b"")
+
+    world.outside.guests.do = restarts_once
+    running(world)
+    eventually(settled)
+    assert ran(world) == [SCRIPT, SCRIPT]
+
+
 def test_they_are_set_before_the_containers_command_begins(world: World) -> None:
     set_before = []
 

@@ -342,6 +342,24 @@ def test_a_guest_without_an_agent_is_told_in_the_message_and_mounts_are_not_clai
     assert (world.container(made).status.trouble, mounted(world, made)) == ("", ["/etc/texts", "/token"])
 
 
+def test_a_guest_whose_agent_has_ended_still_has_what_it_had_and_is_told_to_be_behind(
+    world: World, guest: CopyingGuest
+) -> None:
+    made = running(world)
+
+    def has_ended(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        world.outside.clock.advance(timeout)
+        raise DeadlineExceeded("timed out waiting for the guest agent")
+
+    world.outside.guests.do = has_ended
+    world.outside.kubelet_volumes.write(TOKEN, {"token": b"second"}, "2")
+    looked(world)
+    world.app.watch.look()
+    trouble = world.container(made).status.trouble
+    assert trouble.endswith("are in the guest, and are not renewed: timed out waiting for the guest agent")
+    assert mounted(world, made) == ["/etc/texts", "/token"]
+
+
 def test_a_guest_that_is_away_for_a_moment_gets_a_change_later(world: World, guest: CopyingGuest) -> None:
     running(world)
     away = iter([Unavailable("the agent was restarted")])

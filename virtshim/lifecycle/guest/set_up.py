@@ -83,6 +83,7 @@ class GuestSetUp:
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: set[ContainerId] = field(default_factory=set)
+    _restarts: dict[ContainerId, int] = field(default_factory=dict)
     _session_threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("session-set-up"))
     _awaited: dict[ContainerId, Future[ShimError | None]] = field(default_factory=dict)
 
@@ -92,7 +93,8 @@ class GuestSetUp:
         again; NotSetUp; another ShimError: it cannot be known."""
         faults = []
         copied: tuple[str, ...] = ()
-        is_made = container.id in self._made
+        with self._lock:
+            is_made, restarts = container.id in self._made, self._restarts.get(container.id, 0)
         for part in self._parts(container):
             if is_made and not part.copies:
                 continue
@@ -118,7 +120,10 @@ class GuestSetUp:
         self.volumes.note(container, "")
         running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
-            self._made = (self._made & running) | {container.id}
+            if restarts == self._restarts.get(container.id, 0):  # else it was another boot, or may have been
+                self._made.add(container.id)
+            self._made &= running
+            self._restarts = {one: count for one, count in self._restarts.items() if one in running}
 
     def _copied(self, container: Container, run: Callable[[GuestCommand], CommandResult], part: _Part) -> CommandResult:
         """What the guest does not have is given to it."""
@@ -183,6 +188,7 @@ class GuestSetUp:
             if container.domain_uuid == domain:
                 with self._lock:
                     self._made.discard(container.id)
+                    self._restarts[container.id] = self._restarts.get(container.id, 0) + 1
                 self.copies.forget(container.id)
                 if container.is_running:
                     self.follow(container)
@@ -252,12 +258,17 @@ class GuestSetUp:
                 if not passes or self.clock.monotonic() >= until:
                     # cloud-init may have done it; of a guest that says nothing nothing is known.
                     log.info("guest.set_up_unconfirmed", container=wanted.short, why=str(exc))
-                    self.volumes.note(container, _unconfirmed(container, exc))
-                    self._tell_copied(wanted, ())
+                    if wanted in self._made:
+                        self.volumes.note(container, f"{_COPIED} are in the guest, and are not renewed: {exc}")
+                    else:
+                        self.volumes.note(container, _unconfirmed(container, exc))
+                        self._tell_copied(wanted, ())
                     self._give_up(container)
                     return
                 self.clock.wait(self._threads.closing, _AGAIN)
             else:
+                if wanted not in self._made:
+                    continue
                 volumes = len(container.spec.volumes) + len(container.spec.copies)
                 log.info("guest.set_up", container=wanted.short, volumes=volumes)
                 return
