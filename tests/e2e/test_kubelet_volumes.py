@@ -42,10 +42,17 @@ def test_a_guest_has_copies_of_what_kubelet_writes_and_its_changes(
     part = tmp_path / "pods" / uid / "volume-subpaths" / "texts" / "vm" / "0"
     part.parent.mkdir(parents=True)
     part.write_text("a part\n")
+    hosts = tmp_path / "pods" / uid / "etc-hosts"
+    hosts.write_text("10.1.2.3 first.local\n")
     pod = cri.run_pod(config)
     wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
-    for path, host in (("/etc/texts", texts.path), (TOKEN, token.path), ("/etc/part.conf", part)):
-        wanted.mounts.add(container_path=path, host_path=str(host), readonly=True)
+    for path, host in (
+        ("/etc/texts", texts.path),
+        (TOKEN, token.path),
+        ("/etc/part.conf", part),
+        ("/etc/hosts", hosts),
+    ):
+        wanted.mounts.add(container_path=path, host_path=str(host), readonly=path != "/etc/hosts")
     made = cri.create(pod, wanted, config)
     cri.start(made)
     log = cri.status(made).log_path
@@ -57,7 +64,10 @@ def test_a_guest_has_copies_of_what_kubelet_writes_and_its_changes(
         says(cri, made, f"stat -L -c '%u %g %a' {TOKEN}/token; readlink {TOKEN}/token") == "0 2000 640\n..data/token\n"
     )
     assert cri.exec_sync(made, "sh", "-c", "echo > /etc/texts/a").exit_code != 0, "it is read-only"
-    assert {mount.container_path for mount in cri.status(made).mounts} == {"/etc/texts", TOKEN, "/etc/part.conf"}
+    paths = {"/etc/texts", TOKEN, "/etc/part.conf", "/etc/hosts"}
+    assert {mount.container_path for mount in cri.status(made).mounts} == paths
+    hosts.write_text("10.1.2.4 second.local\n")
+    wait_until(partial(reads, cri, made, "cat /etc/hosts", "10.1.2.4 second.local\n"), 60, "the guest has its change")
     assert not os.path.exists(f"{node.directory}/run/shares/{made[:20]}"), "no daemon serves them"
 
     looks = "until [ -e /run/stop ]; do [ -s /etc/texts/a ] && [ -s /etc/texts/b ] || : >/run/torn; done"
