@@ -150,6 +150,7 @@ CONTAINER = Container(
         frozen=True,
         claims=("pci:10000:3b:00.1", "usb:001/002"),
         copied=("/c",),
+        unmounted=True,
     ),
 )
 BORROWED = BorrowedDevice(PciAddress(0, 0x3B, 0, 1), "iavf")

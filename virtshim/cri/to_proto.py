@@ -10,7 +10,7 @@ from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.domain.container import Container, ContainerPhase, Resources
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
-from virtshim.domain.volumes.confirmed import known_copies
+from virtshim.domain.volumes.confirmed import known_volumes
 from virtshim.domain.volumes.pod_mounts import there
 from virtshim.queries.container_events import ContainerEvent, EventType
 
@@ -124,7 +124,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
             for m in there(
                 container.config.mounts,
                 container.config.annotations,
-                (*container.spec.volumes, *known_copies(container)),
+                known_volumes(container),
             )
         ],
         log_path=container.spec.log_file,

@@ -233,6 +233,8 @@ class ContainerStatus:
     claims: tuple[str, ...] = ()
     # The paths of those copied volumes that its guest has said it has.
     copied: tuple[str, ...] = ()
+    # Its guest has said that it could not mount the volumes.
+    unmounted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from fakes.waiting import eventually
 from fakes.world import World, container_config
 
+from virtshim.cri.to_proto import container_status
 from virtshim.domain.container import ContainerPhase, Mount
 from virtshim.domain.errors import ShimError, Unavailable, WrongState
 from virtshim.domain.guest.command import CommandResult, GuestCommand
@@ -107,6 +108,10 @@ def test_a_guest_without_virtiofs_is_told_in_the_message(world: World) -> None:
     made = running(world)
     eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
     assert "module virtiofs" in world.container(made).status.trouble
+    assert list(container_status(world.container(made)).mounts) == []
+    world.outside.guests.do = lambda command, timeout, cancelled: CommandResult(0, b"", b"")
+    world.app.guest_set_up.changed(world.domain(made))
+    eventually(lambda: len(container_status(world.container(made)).mounts) == 2)
 
 
 def test_a_guest_that_is_still_mounting_them_is_asked_again_and_nothing_is_wrong(world: World) -> None:

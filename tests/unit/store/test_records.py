@@ -397,6 +397,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert len(vm.pop("copies")) == 1  # came later: read as none
     assert len(vm.pop("empty_disks")) == 1  # came later: read as none
     assert vm.pop("copied")  # came later: read as none that the guest is known to have
+    assert vm.pop("unmounted")  # came later: read as mounted, as far as is known
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert [mount.pop("recursive_read_only") for mount in vm["config"]["mounts"]] == [True, False]  # came later
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
@@ -436,6 +437,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             stop_asked=False,
             user=None,
             copied=(),
+            unmounted=False,
         ),
     )
 

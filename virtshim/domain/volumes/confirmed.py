@@ -1,4 +1,4 @@
-"""Which copied volumes a container's guest has said it has. Pure."""
+"""Which volumes a container's guest has, as far as it has said so. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import dataclasses
 
 from virtshim.domain.container import Container
 from virtshim.domain.volumes.copies import CopiedVolume
+from virtshim.domain.volumes.shares import SharedVolume
 
 
-def known_copies(container: Container) -> tuple[CopiedVolume, ...]:
-    return tuple(volume for volume in container.spec.copies if volume.guest in container.status.copied)
+def known_volumes(container: Container) -> tuple[SharedVolume | CopiedVolume, ...]:
+    """Shared ones, which its VM has, unless it could not mount them, and copies that it has said it has."""
+    spec, status = container.spec, container.status
+    shared = () if status.unmounted else spec.volumes
+    return (*shared, *(volume for volume in spec.copies if volume.guest in status.copied))
 
 
-def with_copied(container: Container, paths: tuple[str, ...]) -> Container:
-    return dataclasses.replace(container, status=dataclasses.replace(container.status, copied=paths))
+def with_told(container: Container, copied: tuple[str, ...], *, unmounted: bool) -> Container:
+    status = dataclasses.replace(container.status, copied=copied, unmounted=unmounted)
+    return dataclasses.replace(container, status=status)

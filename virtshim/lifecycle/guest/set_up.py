@@ -25,7 +25,7 @@ from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes import empty_disks, guest_script
-from virtshim.domain.volumes.confirmed import with_copied
+from virtshim.domain.volumes.confirmed import with_told
 from virtshim.domain.volumes.copies import SHARED_ANNOTATION, Packed, archive, paths_of
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
@@ -60,13 +60,14 @@ class NotSetUp(WrongState):
 @dataclass(frozen=True, slots=True)
 class _Part:
     """`remedies`: by the code that its script ends with, for causes that it knows. `copies`: it tells which it has found.
-    `optional`: if it fails, the guest is as good without."""
+    `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes."""
 
     what: str
     argv: tuple[str, ...]
     remedies: dict[int, str]
     copies: bool = False
     optional: bool = False
+    mounts: bool = False
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class GuestSetUp:
         again; NotSetUp; another ShimError: it cannot be known."""
         faults = []
         copied: tuple[str, ...] = ()
+        unmounted = False
         with self._lock:
             is_made, restarts = container.id in self._made, self._restarts.get(container.id, 0)
         for part in self._parts(container):
@@ -107,6 +109,7 @@ class GuestSetUp:
                 raise Unavailable(f"{part.what} in the guest yet: another run of the script goes on")
             if part.copies and not done.code:
                 copied = paths_of(container.spec.copies, guest_script.had(done.stdout))
+            unmounted |= part.mounts and done.code != 0
             if done.code and not part.optional:
                 said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
                 remedy = part.remedies.get(done.code, "")
@@ -114,7 +117,7 @@ class GuestSetUp:
                     f"{part.what} in the guest: {said or f'the script ended with {done.code}'}"
                     + (remedy and f"; {remedy}")
                 )
-        self._tell_copied(container.id, copied)
+        self._tell(container.id, copied, unmounted=unmounted)
         if faults:
             raise NotSetUp("; ".join(faults))
         self.volumes.note(container, "")
@@ -228,6 +231,7 @@ class GuestSetUp:
                 },
                 bool(container.spec.copies),
                 not container.spec.volumes and not _mounted_copies(container),
+                mounts=True,
             )
 
     # --- below: a thread of each container
@@ -262,7 +266,7 @@ class GuestSetUp:
                         self.volumes.note(container, f"{_COPIED} are in the guest, and are not renewed: {exc}")
                     else:
                         self.volumes.note(container, _unconfirmed(container, exc))
-                        self._tell_copied(wanted, ())
+                        self._tell(wanted, ())
                     self._give_up(container)
                     return
                 self.clock.wait(self._threads.closing, _AGAIN)
@@ -277,14 +281,14 @@ class GuestSetUp:
         """On copies, until kubelet has written anew or the guest was restarted."""
         self.copies.settle(container.id, self.copies.now(container), self.copies.boot(container.id))
 
-    def _tell_copied(self, wanted: ContainerId, paths: tuple[str, ...]) -> None:
+    def _tell(self, wanted: ContainerId, copied: tuple[str, ...], *, unmounted: bool = False) -> None:
         """What the status says that the guest has; written on change only."""
         found = self.records.containers.get(wanted)
-        if found is None or found.status.copied == paths:
+        if found is None or (found.status.copied, found.status.unmounted) == (copied, unmounted):
             return
         with self.locks.held(found.sandbox_id):
             if (container := self._running(wanted)) is not None:
-                self.records.containers.replace(with_copied(container, paths))
+                self.records.containers.replace(with_told(container, copied, unmounted=unmounted))
 
     def _running(self, wanted: ContainerId) -> Container | None:
         found = self.records.containers.get(wanted)
