@@ -37,6 +37,11 @@ def of_qemu(node: Node) -> dict[str, Any]:
     return {"uid": os.stat(f"/proc/{pid}").st_uid, "memlock": locked, "vfio_users": hardware.vfio_users()}
 
 
+def words_of_qemu(node: Node) -> list[str]:
+    (pid,) = node.qemu_pids()
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 def offered(plugins: Mapping[str, Plugin]) -> dict[str, dict[str, str]]:
     return {resource: plugin.lists[-1] for resource, plugin in plugins.items()}
 
@@ -73,7 +78,11 @@ def _tell(stage: Stage, plugin: ExitStack) -> None:
         pod = cluster.sandbox("one")
         volume = hardware.make_block_device()
         config.devices.add(container_path="/dev/volume", host_path=volume, permissions="rw")
+        directory = Path(node.directory, "data")
+        directory.mkdir()
+        config.mounts.add(container_path="/data", host_path=str(directory))
         facts["console"] = pod.run(config)
+        facts["words"] = words_of_qemu(node)
         facts["drivers"] = hardware.drivers()
         facts.update(of_qemu(node))
 

@@ -67,6 +67,15 @@ def test_a_block_volume_beside_granted_functions_is_a_disk_and_they_are_none(tol
     assert disks[0] == disks[1] + 1
 
 
+def test_devices_reach_memory_that_is_shared_with_the_daemon_of_a_volume(told):
+    """That they do, the guest has said: `dma=equal`."""
+    words = " ".join(told("passthrough")["words"])
+    assert re.search(r'"driver": ?"vhost-user-fs-pci"', words), words
+    assert re.search(r'"share": ?true', words), words
+    (found,) = lines(told("passthrough")["console"], "edu")
+    assert found.endswith("dma=equal")
+
+
 def test_a_function_at_a_kernel_driver_is_lent_to_the_vm(told):
     assert told("passthrough")["drivers"][THIRD] == "vfio-pci"
     found = lines(told("passthrough")["console"], "nvme")
