@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _LONGEST_ANSWER = 65536
 _VERSION_SECONDS = 10.0
+# Of the asker's time: who waits until its end has stopped listening when it is told which volume does not answer.
+_TO_TELL = 0.1
 # A process that was killed is gone a moment later, unless the kernel waits for a volume's server; seconds.
 _END_WAIT, _END_POLL = 10.0, 0.005
 
@@ -68,7 +70,7 @@ class ShareDaemons:
     def check(self, mounts: Sequence[SharedMount], until: float) -> None:
         """Raises TapmanagerError for the first that cannot be shared, and if there is no virtiofsd here."""
         self._find_program()
-        self._launch("check", "/", mounts, {}, until)
+        self._launch("check", "/", mounts, {}, until - _TO_TELL * max(0.0, until - time.monotonic()))
 
     def start(self, place: Place, uid: int, mounts: Sequence[SharedMount], until: float, group: str = "") -> None:
         """When it returns, QEMU may call: only `uid` can. What was there of it before is ended. `group`: the path of a cgroup of
