@@ -49,18 +49,18 @@ def build(datagram: Datagram) -> bytes:
     length = 8 + len(datagram.payload)
     udp = struct.pack("!HHHH", datagram.source_port, datagram.target_port, length, 0) + datagram.payload
     pseudo = datagram.source.packed + datagram.target.packed + struct.pack("!BBH", 0, _UDP, length)
-    total = _checksum(pseudo + udp) or 0xFFFF  # 0 would say "no checksum"
+    total = checksum(pseudo + udp) or 0xFFFF  # 0 would say "no checksum"
     udp = udp[:6] + struct.pack("!H", total) + udp[8:]
     ip = (
         struct.pack("!BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, _UDP, 0)
         + datagram.source.packed
         + datagram.target.packed
     )
-    ip = ip[:10] + struct.pack("!H", _checksum(ip)) + ip[12:]
+    ip = ip[:10] + struct.pack("!H", checksum(ip)) + ip[12:]
     return datagram.target_mac + datagram.source_mac + struct.pack("!H", _ETHERTYPE_IPV4) + ip + udp
 
 
-def _checksum(data: bytes) -> int:
+def checksum(data: bytes) -> int:
     """RFC 1071."""
     if len(data) % 2:
         data += b"\0"

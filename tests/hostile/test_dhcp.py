@@ -14,6 +14,7 @@ from podclient import wait_until
 
 from tapmanager.dhcp import frame, packet
 from tapmanager.dhcp.frame import Datagram
+from tapmanager.dhcp.guest_nic import GuestNic
 from tapmanager.dhcp.lease_plan import Lease, answer
 from tapmanager.dhcp.packet import Message
 from tapmanager.dhcp.server import DhcpServer
@@ -88,7 +89,7 @@ def node() -> Iterator[Node]:
     taps = Tap(), Tap()
     dhcp.start()
     for name, tap in zip(("hostile", "other"), taps, strict=True):
-        dhcp.serve(name, tap, LEASE)  # type: ignore[arg-type]
+        dhcp.serve(name, GuestNic(tap, LEASE))  # type: ignore[arg-type]
     yield Node(dhcp, *taps)
     assert dhcp.is_alive()
     dhcp.stop()

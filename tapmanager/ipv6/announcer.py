@@ -1,0 +1,115 @@
+"""Tells one guest its routers: answers its solicitations, repeats what was told, and finds out the MACs of gateways for which an
+address of ours stands. Not thread-safe: one thread uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+
+from tapmanager.ipv6 import discovery, frame, routers
+from tapmanager.ipv6.routers import Router, Told
+
+# How often all is said again, and gateways are looked for again. In seconds, as all here.
+_EVERY = 600.0
+# A gateway that does not answer is asked after 1, 2, 4 ... seconds, and for so long nobody is told that it is not there: it has
+# just been made, or we have just been started.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_PATIENCE = 3.5
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """`to_guest` and `to_network` send a frame by the tap and by the CNI interface. `stand_in` has an
+    address stand for a gateway with that MAC, and is False if it could not."""
+
+    to_guest: Callable[[bytes], None]
+    to_network: Callable[[bytes], None]
+    stand_in: Callable[[IPv6Address, bytes], bool]
+
+
+class Announcer:
+    """`known`: addresses that stand for a gateway already, since an earlier process."""
+
+    def __init__(self, told: Told, ends: Ends, known: Collection[IPv6Address], now: float) -> None:
+        self._told, self._ends = told, ends
+        # Of gateways for which an address stands, b"" where an earlier process knew it.
+        self._macs: dict[Router, bytes] = dict.fromkeys((one for one in told.routers if one.address in known), b"")
+        self._patient_until = now + _PATIENCE
+        self._asked = False
+        self._pause = _FIRST_PAUSE
+        self._look_at, self._announce_at = now, now
+        self._looked_at = now - _FIRST_PAUSE
+
+    def tick(self, now: float) -> float:
+        """Does what is due; when it wants to be called again."""
+        if now >= self._look_at:
+            self._look(now)
+        if now >= self._announce_at:
+            self._announce(frame.ALL_NODES, frame.group_mac(frame.ALL_NODES))
+            self._announce_at = now + _EVERY
+        if self._asked and now >= self._patient_until:
+            self._announce(frame.ALL_NODES, frame.group_mac(frame.ALL_NODES), whole=True)
+            self._asked = False
+        return min(self._look_at, self._announce_at, *([self._patient_until] if self._asked else []))
+
+    def _look(self, now: float) -> None:
+        """For gateways not known yet, and from time to time for the others: they may have another card."""
+        all_again = not self._missing()
+        for router in self._told.routers:
+            if router.gateway is not None and (all_again or router not in self._macs):
+                if router.mac is None:
+                    self._ends.to_network(discovery.solicitation(router.gateway, self._told.own, self._told.mac))
+                else:
+                    self._stand_in(router, router.mac)
+        self._looked_at = now
+        self._look_at = now + (_EVERY if all_again else self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def from_guest(self, data: bytes, now: float) -> None:
+        """A frame of its tap. What is no router solicitation of the guest's own stays without an answer."""
+        packet = discovery.parse(data)
+        if packet is None or packet.source_mac != self._told.mac or not discovery.is_router_solicitation(packet):
+            return
+        if self._missing() and now - self._looked_at >= _FIRST_PAUSE:
+            self._look(now)
+        if self._missing() and now < self._patient_until:
+            self._asked = True
+        elif packet.source == frame.NOBODY:
+            self._announce(frame.ALL_NODES, frame.group_mac(frame.ALL_NODES), whole=True)
+        else:
+            self._announce(packet.source, packet.source_mac, whole=True)
+
+    def from_network(self, data: bytes) -> None:
+        """A frame of the CNI interface: perhaps a gateway's answer."""
+        packet = discovery.parse(data)
+        found = None if packet is None else discovery.advertised(packet)
+        if found is None:
+            return
+        changed = False
+        for router in self._told.routers:
+            if router.gateway == found[0] and router.mac is None and self._macs.get(router) != found[1]:
+                changed |= self._stand_in(router, found[1])
+        if changed:
+            self._announce(frame.ALL_NODES, frame.group_mac(frame.ALL_NODES))
+            self._asked = self._asked and bool(self._missing())
+
+    def _stand_in(self, router: Router, mac: bytes) -> bool:
+        if self._ends.stand_in(router.address, mac):
+            self._macs[router] = mac
+            return True
+        return False
+
+    def _missing(self) -> list[Router]:
+        """Those for which an address would stand, had they a MAC."""
+        return [one for one in self._told.routers if one.gateway is not None and one not in self._macs]
+
+    def _announce(self, target: IPv6Address, target_mac: bytes, *, whole: bool = False) -> None:
+        """Nothing without a router, unless `whole`: the guest gets its addresses then, and the routers when they are found."""
+        missing = self._missing()
+        there = [router for router in self._told.routers if router not in missing]
+        if not there and self._told.routers and not whole:
+            return
+        frames = [data for router in there for data in routers.frames(self._told, router, target, target_mac)]
+        for data in frames or routers.frames(self._told, None, target, target_mac):
+            self._ends.to_guest(data)

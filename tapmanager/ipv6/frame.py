@@ -1,0 +1,93 @@
+"""IPv6 over Ethernet, just enough for neighbour discovery and DHCPv6. Pure: any bytes give a Packet or BadPacket."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+
+from tapmanager.dhcp.frame import checksum
+from tapmanager.dhcp.packet import BadPacket
+
+UDP, ICMP = 17, 58
+ALL_NODES, DHCP_SERVERS = IPv6Address("ff02::1"), IPv6Address("ff02::1:2")
+NOBODY = IPv6Address(0)
+CLIENT_PORT, SERVER_PORT = 546, 547
+# Of neighbour discovery: a packet that came through a router has less.
+OWN_LINK = 255
+# What each link carries whole (RFC 8200, 5).
+LEAST_MTU = 1280
+HEADER = 40
+_ETHERTYPE = 0x86DD
+_ETHERNET = 14
+_CHECKSUM_AT = {UDP: 6, ICMP: 2}
+_SHORTEST = {UDP: 8, ICMP: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """`payload` is the UDP datagram with its header, or the ICMPv6 message; its checksum is `build`'s."""
+
+    source_mac: bytes
+    target_mac: bytes
+    source: IPv6Address
+    target: IPv6Address
+    protocol: int
+    payload: bytes
+    hop_limit: int = OWN_LINK
+
+
+def parse(data: bytes) -> Packet:
+    """Raises BadPacket, for extension headers too. Of UDP the checksum is not checked (see `dhcp.frame.parse`)."""
+    start = _ETHERNET + HEADER
+    if len(data) < start or struct.unpack_from("!H", data, 12)[0] != _ETHERTYPE:
+        raise BadPacket("not IPv6 over Ethernet")
+    first, length, protocol, hops, source, target = struct.unpack_from("!IHBB16s16s", data, _ETHERNET)
+    if first >> 28 != 6 or start + length > len(data):
+        raise BadPacket("a bad IPv6 header")
+    if protocol not in _SHORTEST or length < _SHORTEST[protocol]:
+        raise BadPacket("neither UDP nor ICMPv6")
+    payload = data[start : start + length]
+    packet = Packet(data[6:12], data[:6], IPv6Address(source), IPv6Address(target), protocol, payload, hops)
+    if protocol == ICMP and checksum(_pseudo_header(packet) + payload) != 0:
+        raise BadPacket("a wrong checksum")
+    return packet
+
+
+def build(packet: Packet) -> bytes:
+    at = _CHECKSUM_AT[packet.protocol]
+    bare = packet.payload[:at] + b"\0\0" + packet.payload[at + 2 :]
+    total = checksum(_pseudo_header(packet) + bare) or 0xFFFF  # 0 would say "no checksum"
+    head = struct.pack("!IHBB", 6 << 28, len(bare), packet.protocol, packet.hop_limit)
+    return (
+        packet.target_mac
+        + packet.source_mac
+        + struct.pack("!H", _ETHERTYPE)
+        + head
+        + packet.source.packed
+        + packet.target.packed
+        + bare[:at]
+        + struct.pack("!H", total)
+        + bare[at + 2 :]
+    )
+
+
+def _pseudo_header(packet: Packet) -> bytes:
+    return packet.source.packed + packet.target.packed + struct.pack("!II", len(packet.payload), packet.protocol)
+
+
+def group_mac(group: IPv6Address) -> bytes:
+    """RFC 2464, 7."""
+    return b"\x33\x33" + group.packed[12:]
+
+
+def udp(source_port: int, target_port: int, body: bytes) -> bytes:
+    return struct.pack("!HHHH", source_port, target_port, 8 + len(body), 0) + body
+
+
+def from_udp(payload: bytes) -> tuple[int, bytes]:
+    """(the target's port, the body). Raises BadPacket."""
+    _, port, length = struct.unpack_from("!HHH", payload)
+    if not 8 <= length <= len(payload):
+        raise BadPacket("a bad UDP length")
+    return port, payload[8:length]

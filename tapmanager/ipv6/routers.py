@@ -1,0 +1,127 @@
+"""Which routers a guest is told of, and what each says. Pure.
+
+The next hop of whatever a router advertisement tells is its sender. So there is one for each gateway of the NIC's routes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Interface, IPv6Network
+
+from tapmanager.ipv6 import discovery, frame, stand_in
+from tapmanager.ipv6.frame import Packet
+from tapmanager.pod import Dns, Nic
+
+# The most that the field has (RFC 8319): while tapmanager is down nobody repeats what was told.
+_SECONDS = 65535
+_EVERYWHERE = IPv6Network("::/0")
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """`address`: what its advertisements come from. `gateway`: the plugin's, if `address` only stands for it. `mac`: the
+    gateway's, if the plugin told it. `routes`: besides the default one, if `is_default`."""
+
+    address: IPv6Address
+    gateway: IPv6Address | None
+    mac: bytes | None
+    is_default: bool
+    routes: tuple[IPv6Network, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one guest NIC is told. `own`: one of its addresses. `on_link`: networks without a gateway. `left_out`: routes that no
+    advertisement can tell, with the reason."""
+
+    mac: bytes
+    server_mac: bytes
+    own: IPv6Address
+    mtu: int
+    routers: tuple[Router, ...] = ()
+    on_link: tuple[IPv6Network, ...] = ()
+    dns: tuple[IPv6Address, ...] = ()
+    searches: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def looks_for_gateways(self) -> bool:
+        """Whether there are some whose MAC nobody told."""
+        return any(router.gateway is not None and router.mac is None for router in self.routers)
+
+
+def told(nic: Nic, dns: Dns) -> Told | None:
+    """None for a NIC without an IPv6 address."""
+    own = [IPv6Interface(address) for address in nic.addresses if ":" in address]
+    if not own:
+        return None
+    by_gateway: dict[IPv6Address, list[IPv6Network]] = {}
+    on_link = {one.network for one in own if one.network.prefixlen < one.max_prefixlen}
+    left_out: list[str] = []
+    for route in nic.routes:
+        if ":" not in route.destination:
+            continue
+        to = IPv6Network(route.destination)
+        if route.gateway:
+            by_gateway.setdefault(IPv6Address(route.gateway), []).append(to)
+        elif to == _EVERYWHERE:
+            left_out.append(f"{to}: it has no gateway")
+        elif not to.is_link_local:
+            on_link.add(to)
+    routers = []
+    for number, (gateway, networks) in enumerate(by_gateway.items(), start=1):
+        if number > stand_in.MOST and not gateway.is_link_local:
+            left_out += [f"{to}: too many gateways" for to in networks]
+        else:
+            routers.append(_router(gateway, number, networks, nic))
+    return Told(
+        mac=_mac(nic.mac),
+        server_mac=_mac(nic.bridge_mac),
+        own=own[0].ip,
+        mtu=nic.guest_mtu,
+        routers=tuple(routers),
+        on_link=tuple(sorted(on_link)),
+        dns=tuple(IPv6Address(server) for server in dns.servers if ":" in server),
+        searches=dns.searches,
+        left_out=tuple(left_out),
+    )
+
+
+def _router(gateway: IPv6Address, number: int, networks: Sequence[IPv6Network], nic: Nic) -> Router:
+    macs = {ipaddress.ip_address(one.address): _mac(one.mac) for one in nic.neighbours}
+    return Router(
+        address=gateway if gateway.is_link_local else stand_in.address(number),
+        gateway=None if gateway.is_link_local else gateway,
+        mac=macs.get(gateway),
+        is_default=_EVERYWHERE in networks,
+        routes=tuple(network for network in networks if network != _EVERYWHERE),
+    )
+
+
+def _mac_of(router: Router) -> bytes | None:
+    """What the guest is told of it. One that is nobody's stand-in it may ask itself."""
+    return router.mac if router.gateway is None else stand_in.mac(stand_in.number_of(router.address))
+
+
+def _mac(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
+
+
+def frames(told: Told, router: Router | None, target: IPv6Address, target_mac: bytes) -> list[bytes]:
+    """The advertisements of one router; without a router, what there is to tell beside."""
+    source = stand_in.address(stand_in.SERVER) if router is None else router.address
+    lifetime = _SECONDS if router is not None and router.is_default else 0
+    options = [
+        *([discovery.source_mac(mac)] if router is not None and (mac := _mac_of(router)) else []),
+        *([discovery.mtu(told.mtu)] if told.mtu >= frame.LEAST_MTU else []),
+        *(discovery.on_link(prefix, _SECONDS) for prefix in told.on_link),
+        *([discovery.dns(told.dns, _SECONDS)] if told.dns else []),
+        *(discovery.route(to, _SECONDS) for to in (() if router is None else router.routes)),
+        discovery.search(told.searches, _SECONDS),
+    ]
+    messages = [discovery.advertisement(lifetime, part) for part in discovery.in_packets(list(filter(None, options)))]
+    return [
+        frame.build(Packet(told.server_mac, target_mac, source, target, frame.ICMP, message)) for message in messages
+    ]

@@ -1,0 +1,231 @@
+"""What a guest may send to the DHCPv6 server and the router on its tap: whatever it is, it gets small answers or none, and the
+guest beside it is served."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from ipaddress import IPv6Address, IPv6Network
+
+import pytest
+from podclient import wait_until
+
+from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp.server import DhcpServer
+from tapmanager.ipv6 import frame, message
+from tapmanager.ipv6.announcer import Announcer, Ends
+from tapmanager.ipv6.frame import Packet
+from tapmanager.ipv6.lease import Lease
+from tapmanager.ipv6.routers import Router, Told
+
+pytestmark = pytest.mark.hostile
+
+MAC = bytes.fromhex("0a58c0a80002")
+OWN, LINK_LOCAL, GATEWAY = IPv6Address("fd00::5"), IPv6Address("fe80::858:c0ff:fea8:2"), IPv6Address("fe80::1")
+LEASE = Lease(MAC, bytes.fromhex("020000000002"), (OWN,), (IPv6Address("fd00::10"),), ("default.svc.cluster.local",))
+ROUTER = Router(GATEWAY, None, None, is_default=True, routes=())
+TOLD = Told(MAC, LEASE.server_mac, OWN, 1450, (ROUTER,), (IPv6Network("fd00::/64"),), LEASE.dns, LEASE.searches)
+
+
+class Tap:
+    """The server's end of a packet socket, which a real pair of sockets stands for, and the guest's."""
+
+    def __init__(self) -> None:
+        self._end, self.guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._end.setblocking(False)
+        self.guest.settimeout(60)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int, int]]:
+        return self._end.recv(size), ("tap", 0x86DD, 1)
+
+    def recv(self, size: int) -> bytes:
+        return self._end.recv(size)
+
+    def send(self, data: bytes) -> int:
+        return self._end.send(data)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def served(tap: Tap) -> GuestNic:
+    ends = Ends(tap.send, lambda data: None, lambda address, mac: True)  # type: ignore[arg-type, return-value]
+    return GuestNic(tap, None, LEASE, Announcer(TOLD, ends, (), time.monotonic()))  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class Node:
+    """A server with the taps of two guests."""
+
+    dhcp: DhcpServer
+    hostile: Tap
+    other: Tap
+
+    def answers(self) -> list[bytes]:
+        """All that the hostile guest was sent before the answer to a last, right request of its own."""
+        seen: list[bytes] = []
+        self.hostile.guest.send(in_frame(b"\x01END" + SOLICIT[4:]))
+        while True:
+            seen.append(self.hostile.guest.recv(65536))
+            if frame.parse(seen[-1]).payload[9:12] == b"END":
+                return seen[:-1]
+
+    def serves_the_other(self) -> bool:
+        self.other.guest.send(in_frame(SOLICIT))
+        while (packet := frame.parse(self.other.guest.recv(65536))).protocol != frame.UDP:
+            pass
+        return packet.payload[8] == message.ADVERTISE
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    dhcp = DhcpServer()
+    taps = Tap(), Tap()
+    dhcp.start()
+    for name, tap in zip(("hostile", "other"), taps, strict=True):
+        dhcp.serve(name, served(tap))
+        assert tap.guest.recv(2048)[54] == 134  # what a guest is told that asks for nothing
+    yield Node(dhcp, *taps)
+    assert dhcp.is_alive()
+    dhcp.stop()
+    for tap in taps:
+        tap.guest.close()
+
+
+CLIENT = (message.CLIENT_ID, b"\0\3\0\1" + MAC)
+IA = (message.IA_NA, b"\0\0\0\1" + bytes(8))
+SOLICIT = message.build(message.SOLICIT, b"abc", [CLIENT, IA])
+
+
+def in_frame(body: bytes) -> bytes:
+    group = frame.DHCP_SERVERS
+    return frame.build(Packet(MAC, frame.group_mac(group), LINK_LOCAL, group, frame.UDP, frame.udp(546, 547, body), 1))
+
+
+def icmp(payload: bytes) -> bytes:
+    group = IPv6Address("ff02::2")
+    return frame.build(Packet(MAC, frame.group_mac(group), LINK_LOCAL, group, frame.ICMP, payload))
+
+
+ROUTER_SOLICITATION = icmp(b"\x85" + bytes(7))
+GOOD = in_frame(SOLICIT)
+_IP, _UDP = 14, 54
+
+
+def patched(at: int, *values: int, of: bytes = GOOD) -> bytes:
+    """The right request, with these bytes at that place of its frame."""
+    return of[:at] + bytes(values) + of[at + len(values) :]
+
+
+def nested(depth: int) -> bytes:
+    """An address in an address, and so on."""
+    inner = b""
+    for _ in range(depth):
+        inner = message.encode([(message.IA_ADDRESS, bytes(24) + inner)])
+    return message.build(message.SOLICIT, b"abc", [CLIENT, (message.IA_NA, bytes(12) + inner)])
+
+
+SILENCED = {
+    "a byte": b"x",
+    "an Ethernet header and nothing": GOOD[:14],
+    "an IPv6 header and nothing": GOOD[:54],
+    "half a message": GOOD[:70],
+    "IPv4": patched(12, 8, 0),
+    "IP version 4 in IPv6": patched(_IP, 0x45),
+    "a length of nothing": patched(_IP + 4, 0, 0),
+    "a length beyond the frame": patched(_IP + 4, 0xFF, 0xFF),
+    "a hop-by-hop header": patched(_IP + 6, 0),
+    "a fragment header": patched(_IP + 6, 44),
+    "a routing header": patched(_IP + 6, 43),
+    "TCP": patched(_IP + 6, 6),
+    "a UDP length of nothing": patched(_UDP + 4, 0, 0),
+    "a UDP length beyond the packet": patched(_UDP + 4, 0xFF, 0xFF),
+    "from nobody": patched(_IP + 8, *bytes(16)),
+    "from a global address": patched(_IP + 8, *OWN.packed),
+    "from another card": patched(6, 2, 0, 0, 0, 0, 9),
+    "to the server alone": patched(_IP + 24, *IPv6Address("fe80::7669:7274:0:0").packed),
+    "options of no length without end": in_frame(message.build(1, b"abc", [IA, *[(0, b"")] * 300])),
+    "an option of 65535 bytes": in_frame(SOLICIT + b"\0\x11\xff\xff"),
+    "clients upon clients": in_frame(message.build(1, b"abc", [CLIENT] * 60)),
+    "associations upon associations": in_frame(message.build(1, b"abc", [CLIENT, *[IA] * 80])),
+    "a relay in a relay": in_frame((b"\x0c\0" + bytes(32) + b"\0\x09\0\x20") * 30),
+    "an ending that is not there": in_frame(SOLICIT + b"\0"),
+    "an echo": icmp(b"\x80" + bytes(7)),
+    "a router's advertisement": icmp(b"\x86" + bytes(15)),
+    "a solicitation with an option of no length": icmp(b"\x85" + bytes(7) + b"\1\0" * 100),
+    "a solicitation with a wrong checksum": patched(56, 0, 0, of=ROUTER_SOLICITATION),
+}  # fmt: skip
+
+STRANGE = {
+    "an address in an address": in_frame(nested(40)),
+    "every option that there is": in_frame(
+        message.build(1, b"abc", [CLIENT, IA, *((c, b"") for c in range(20, 200) if c != 25)])),
+    "asks for everything": in_frame(message.build(1, b"abc", [CLIENT, IA, (6, bytes(range(250)))])),
+    "names itself in escape sequences": in_frame(message.build(1, b"abc", [(1, b"\x1b[2J;rm -rf /"), IA])),
+    "wants eight of all kinds": in_frame(
+        message.build(1, b"abc", [CLIENT, *[IA, (4, b"\0\0\0\1"), (25, bytes(12))] * 2, IA, IA])),
+    "has sixteen addresses": in_frame(message.build(6, b"abc", [
+        CLIENT, (3, bytes(12) + message.encode([message.address_option(IPv6Address(n), 9) for n in range(16)]))])),
+    "a solicitation with a strange option": icmp(b"\x85" + bytes(7) + b"\xfe\1" + bytes(6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", SILENCED.values(), ids=SILENCED)
+def test_what_is_no_request_of_this_guest_gets_no_answer(node: Node, sent: bytes) -> None:
+    node.hostile.guest.send(sent)
+    assert node.answers() == []
+    assert node.serves_the_other()
+
+
+@pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
+def test_a_strange_request_gets_one_answer_that_fits_every_link(node: Node, sent: bytes) -> None:
+    node.hostile.guest.send(sent)
+    (answer,) = node.answers()
+    assert len(answer) <= 14 + frame.LEAST_MTU
+    assert node.serves_the_other()
+
+
+def test_right_requests_with_some_of_their_bytes_changed_or_gone_end_nothing() -> None:
+    dice = random.Random(11)  # the same at each run
+    silent = GuestNic(_Nowhere(), None, LEASE, Announcer(TOLD, _NO_ENDS, (), 0.0))  # type: ignore[arg-type]
+    for _ in range(3000):
+        data = bytearray(dice.choice([GOOD, ROUTER_SOLICITATION, *STRANGE.values()]))
+        for _ in range(dice.randrange(1, 8)):
+            data[dice.randrange(len(data))] = dice.choice([0, 1, 0x7F, 0x80, 0xFF, dice.randrange(256)])
+        cut = bytes(data[: dice.choice([len(data), dice.randrange(len(data))])])
+        silent.take(silent.tap, cut, 1.0)
+
+
+class _Nowhere:
+    def send(self, data: bytes) -> int:
+        assert len(data) <= 14 + frame.LEAST_MTU
+        return len(data)
+
+
+_NO_ENDS = Ends(_Nowhere().send, lambda data: None, lambda address, mac: True)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("noise", [GOOD, ROUTER_SOLICITATION], ids=["DHCPv6", "router solicitations"])
+def test_a_flood_gets_a_seconds_worth_of_answers_and_the_guest_beside_it_is_served(node: Node, noise: bytes) -> None:
+    node.hostile.guest.setblocking(False)
+    for _ in range(1000):
+        with contextlib.suppress(BlockingIOError):
+            node.hostile.guest.send(noise)
+    assert node.serves_the_other()
+    wait_until(lambda: any(s.paused for s in node.dhcp._served.values()), 60, "the flood is not read for a while")
+    assert node.serves_the_other()
+
+
+def test_the_length_of_a_message_is_that_of_its_datagram(node: Node) -> None:
+    """What follows it in the frame is padding."""
+    node.hostile.guest.send(GOOD + struct.pack("!HH", 1, 65535))
+    (answer,) = node.answers()
+    assert frame.parse(answer).payload[8] == message.ADVERTISE
