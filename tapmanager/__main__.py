@@ -8,18 +8,22 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 
-from tapmanager import log_lines, sdnotify, server, settings, verbs
+from tapmanager import capabilities, log_lines, sdnotify, server, settings, thread_dump, verbs
 from tapmanager.attachments import Attachments, AttachmentSettings
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
 from tapmanager.cni.plugins import CniPlugins
+from tapmanager.cni.status import PluginStatus
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers.pci import PciDrivers
 from tapmanager.errors import TapmanagerError
 from tapmanager.ledger import Ledger
 from tapmanager.links import netns
-from tapmanager.settings import QemuUser, Settings
+from tapmanager.links.vhost import VhostNet
+from tapmanager.reload import Reload
+from tapmanager.settings import Settings
 from tapmanager.sriov.host_links import NetlinkHostLinks
 from tapmanager.sriov.nic_functions import NicFunctions
 from tapmanager.sriov.physical_function import PhysicalFunctions
@@ -34,14 +38,16 @@ _HEALTH_INTERVAL = 5.0
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 after SIGTERM or SIGINT, 1 for what an operator must correct."""
     try:
-        chosen = settings.load(sys.argv[1:] if argv is None else argv)
+        given = sys.argv[1:] if argv is None else argv
+        chosen = settings.load(given)
         log_lines.set_up(chosen.log_level)
         for chatty in ("pyroute2", "asyncio"):
             logging.getLogger(chatty).setLevel(logging.WARNING)  # at debug they log each netlink message
         if os.geteuid() != 0:
             raise TapmanagerError("permission", "tapmanager must run as root")  # noqa: TRY301  told like all other trouble
+        capabilities.give_up()
         os.umask(0o022)  # directories others must pass, and plugins' files, as if started from a shell
-        return _run(chosen)
+        return _run(chosen, partial(settings.load, given))
     except TapmanagerError as exc:
         print(f"tapmanager: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it
     except OSError as exc:
@@ -49,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def _run(chosen: Settings) -> int:
+def _run(chosen: Settings, again: Callable[[], Settings]) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -58,25 +64,46 @@ def _run(chosen: Settings) -> int:
         log.warning("qemu_user.missing: no user libvirt-qemu or qemu here, only root is served")
     with contextlib.ExitStack() as held:
         _lock(chosen, held)
+        thread_dump.write_when_asked(chosen.socket)
         dhcp = DhcpServer()
         drivers, card_links = PciDrivers(), NetlinkHostLinks()
         functions = NicFunctions(drivers, card_links, PhysicalFunctions(card_links))
-        attachments = _attachments(chosen, user, dhcp, functions)
+        cni = CniPlugins(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
+        limits = AttachmentSettings(
+            netns_dir=chosen.netns_dir,
+            bin_dirs=chosen.cni_bin_dir,
+            tap_owner=user.uid or 0,
+            undo_timeout=chosen.undo_timeout,
+            filter=chosen.filter,
+            filter_by_pod=chosen.filter_by_pod,
+        )
+        status, vhost = PluginStatus(cni), VhostNet(wanted=chosen.vhost_net)
+        ledger = Ledger(chosen.state_dir)
+        ledger.prepare()
+        netns.prepare_dir(chosen.netns_dir)
+        attachments = Attachments(ledger, cni, dhcp, limits, functions, status, vhost)
         listener = sdnotify.activated_socket(os.environ, os.getpid())
         activated = listener is not None
-        listener = server.check_listener(listener) if listener else server.listen(chosen.socket, user.gid)
+        listener = (
+            server.adopt(listener, chosen.socket, user.gid) if listener else server.listen(chosen.socket, user.gid)
+        )
         dhcp.start()
         attachments.recover()
+        if chosen.cni_gc:
+            _collect(cni, attachments)
+        status.start()
         resources = verbs.HostResources(attachments, VmCgroups(hierarchies()), drivers, functions)
         serving = server.Server(
-            listener, partial(verbs.perform, resources), user.uid, lambda uid: uid in attachments.vm_uids
+            listener, partial(verbs.perform, resources), user.uid, lambda uid: uid in attachments.taps.vm_uids
         )
         serving.start()
+        Reload(chosen, again, settings.RELOADED, partial(_use, cni, limits, vhost)).start()
         log.info("tapmanager.ready socket=%s pods=%d", chosen.socket, len(attachments.sandboxes()))
         sdnotify.notify(os.environ, "READY=1")
         healthy = _watch(stop, serving, dhcp)
         sdnotify.notify(os.environ, "STOPPING=1")
         drained = serving.stop(_DRAIN)
+        status.stop()
         dhcp.stop()
         if not activated:
             with contextlib.suppress(FileNotFoundError):
@@ -94,13 +121,31 @@ def _lock(chosen: Settings, held: contextlib.ExitStack) -> None:
         held.callback(os.close, server.lock_file(path))
 
 
-def _attachments(chosen: Settings, user: QemuUser, dhcp: DhcpServer, functions: NicFunctions) -> Attachments:
-    ledger = Ledger(chosen.state_dir)
-    ledger.prepare()
-    netns.prepare_dir(chosen.netns_dir)
-    cni = CniPlugins(chosen.cni_conf_dir, chosen.cni_bin_dir, chosen.cni_timeout)
-    limits = AttachmentSettings(chosen.netns_dir, chosen.cni_bin_dir, user.uid or 0, chosen.undo_timeout)
-    return Attachments(ledger, cni, dhcp, limits, functions)
+def _use(cni: CniPlugins, limits: AttachmentSettings, vhost: VhostNet, new: Settings) -> None:
+    """What of the settings may change while pods come and go: `settings.RELOADED`."""
+    cni.limit(new.cni_timeout)
+    limits.undo_timeout = new.undo_timeout
+    limits.filter, limits.filter_by_pod = new.filter, new.filter_by_pod
+    vhost.wanted = new.vhost_net
+    logging.getLogger().setLevel(new.log_level.upper())
+
+
+_COLLECT_SECONDS = 300
+
+
+def _collect(cni: CniPlugins, attachments: Attachments) -> None:
+    """Before anybody is served: what a pod is just being given would be freed."""
+    try:
+        conf = cni.load()
+        if conf.has_status and conf.without_gc:
+            log.info("cni.not_collected network=%s: it has disableGC", conf.name)
+        elif conf.has_status:
+            # A plugin may take all of its time, which is more than a start has.
+            sdnotify.notify(os.environ, f"EXTEND_TIMEOUT_USEC={_COLLECT_SECONDS * 1_000_000}")
+            cni.collect(conf, attachments.sandboxes())
+            log.info("cni.collected network=%s pods=%d", conf.name, len(attachments.sandboxes()))
+    except TapmanagerError as exc:
+        log.warning("cni.not_collected error=%s", exc)
 
 
 def _watch(stop: threading.Event, serving: server.Server, dhcp: DhcpServer) -> bool:

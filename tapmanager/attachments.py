@@ -1,7 +1,9 @@
-"""The use cases: attach a pod, release it, hand out its taps. One lock a sandbox: a slow pod never blocks another.
+"""The use cases: attach a pod, release it; `tap_handover` hands out its taps. One lock a sandbox: a slow pod never blocks
+another.
 
-attach     ledger ATTACHING -> namespace -> CNI ADD -> ledger with result and plan -> bridge, tap, guard, DHCP -> ATTACHED
-release    ledger RELEASING -> DHCP, tap, bridge away, CNI interface as it was -> CNI DEL -> namespace -> ledger deleted
+attach     ledger ATTACHING, and the namespace; CNI ADD, and meanwhile bridge, tap, guard; ledger with result and plan -> the CNI
+           interface bridged to the tap, DHCP -> ATTACHED
+release    ledger RELEASING -> DHCP away, CNI interface as it was -> CNI DEL -> namespace -> ledger deleted
 
 After a kill at any point the ledger says what may exist, and release leaves none of it. All points in time are of
 time.monotonic().
@@ -12,39 +14,39 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hmac
 import logging
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tapmanager import kernel_files
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni import delegate_records
+from tapmanager.cni.addresses import PodAddresses
 from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
-from tapmanager.dhcp import server as dhcp_server
-from tapmanager.dhcp.lease_plan import Lease, lease_for
+from tapmanager.cni.runs import PluginRuns
+from tapmanager.cni.status import PluginStatus
+from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp.opened import open_nics
+from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
-from tapmanager.ledger import Entry, Ledger, Phase, Placement
-from tapmanager.links import counters, netns, network_plan, nic_plan, pod_links, tap
+from tapmanager.ledger import Entry, Ledger, Phase
+from tapmanager.links import counters, netns, network_plan, nic_plan, packet_rules, pod_links
 from tapmanager.links.counters import Counters
-from tapmanager.peer import Peer, process_of
-from tapmanager.pod import Nic, Pod
+from tapmanager.links.vhost import VhostNet
+from tapmanager.pod import FILTERS, OFF, WITH_IP, Bandwidth, Pod
 from tapmanager.sriov.nic_functions import NicFunctions, give_all_back
+from tapmanager.tap_handover import TapHandover
 
 log = logging.getLogger(__name__)
 
-# How long fetch waits for a tap whose last QEMU is just ending, and how often it looks, in seconds.
-_BUSY_WAIT = 2.0
-_BUSY_POLL = 0.02
-
-# How long after `arm` a VM's process may ask, in seconds: libvirt starts it within a few, a machine with much to do later.
-_START_TIME = 120
+# How long a look at a sandbox waits for the call that is busy with it, in seconds.
+_GOING = 0.02
 
 # Sandboxes in one answer: a few NICs each fit into a frame.
 _COUNTERS_PAGE = 256
@@ -55,15 +57,18 @@ _COUNTERS_PAGE = 256
 DEL_READS_ADDRESSES = frozenset({"bridge", "ptp", "portmap", "firewall", "bandwidth"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttachmentSettings:
     """`tap_owner` is the uid of QEMU; `undo_timeout`, in seconds, is what clean-up after a failed attach may take: it has a
-    limit of its own, for the caller's may be what ran out."""
+    limit of its own, for the caller's may be what ran out. `filter`: one of FILTERS; `filter_by_pod`: pods may ask for a weaker
+    one."""
 
     netns_dir: str
     bin_dirs: tuple[str, ...]
     tap_owner: int
     undo_timeout: float
+    filter: str = WITH_IP
+    filter_by_pod: bool = False
 
 
 class Attachments:
@@ -73,17 +78,22 @@ class Attachments:
         self,
         ledger: Ledger,
         cni: CniPlugins,
-        dhcp: dhcp_server.DhcpServer,
+        dhcp: DhcpServer,
         limits: AttachmentSettings,
         functions: NicFunctions,
+        status: PluginStatus | None = None,
+        vhost: VhostNet | None = None,
     ) -> None:
+        self._status = status or PluginStatus(cni)
+        self._addresses = PodAddresses()
         self._ledger = ledger
         self._cni = cni
         self._dhcp = dhcp
         self._limits = limits
         self._functions = functions
-        self._vm_uids: dict[str, int] = {}
+        self._boot = kernel_files.boot_id()
         self._locks = KeyedLocks()
+        self.taps = TapHandover(ledger, self._locks, limits.tap_owner, vhost or VhostNet())
 
     def recover(self) -> None:
         """Serves DHCP again for what an earlier process attached. Called once, before the first request. Never raises for
@@ -92,7 +102,8 @@ class Attachments:
             try:
                 entry = self._ledger.read(sandbox)
                 if entry is not None and entry.phase is Phase.ATTACHED:
-                    self._vm_uids[sandbox] = entry.placement.uid
+                    self.taps.remember(entry)
+                    self._addresses.remember(entry)
                     self._start_dhcp(entry)
             except (TapmanagerError, OSError) as exc:
                 log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, exc)
@@ -100,7 +111,11 @@ class Attachments:
     @property
     def trouble(self) -> str:
         """Why no pod could be attached now; "" if one could."""
-        return self._cni.trouble()
+        return self._cni.trouble() or self._status.trouble()
+
+    @property
+    def plugin_runs(self) -> PluginRuns:
+        return self._cni.runs
 
     def sandboxes(self) -> Sequence[str]:
         return self._ledger.sandboxes()
@@ -138,7 +153,7 @@ class Attachments:
             if self._missing_part(sandbox):
                 with (
                     contextlib.suppress(TapmanagerError),
-                    self._locks.holding(sandbox, min(until, time.monotonic() + _BUSY_POLL)),
+                    self._locks.holding(sandbox, min(until, time.monotonic() + _GOING)),
                 ):
                     if gone := self._missing_part(sandbox):
                         found[sandbox] = gone
@@ -173,6 +188,7 @@ class Attachments:
             return self._attach_new(pod, until)
 
     def _attach_new(self, pod: Pod, until: float) -> Entry:
+        self._refuse_weaker_filter(pod)
         entry = Entry(
             phase=Phase.ATTACHING,
             pod=pod,
@@ -180,29 +196,62 @@ class Attachments:
             conf=self._cni.load(),
             bin_dirs=self._limits.bin_dirs,
             fetch_key=secrets.token_hex(32),
+            boot=self._boot,
         )
         self._cni.require_plugins(entry.conf, entry.bin_dirs)
         self._refuse_id_collision(entry)
-        self._ledger.write(entry)
+        if pod.bandwidth != Bandwidth() and not entry.conf.can("bandwidth"):
+            log.warning(
+                "pod.bandwidth_unlimited sandbox=%s network=%s: no plugin bandwidth", pod.sandbox, entry.conf.name
+            )
+        with netns.Worker() as inside:
+            attached = self._make(entry, inside, until)
+        log.info("pod.attached sandbox=%s ips=%s nics=%d", pod.sandbox, ",".join(attached.ips), len(attached.nics))
+        return attached
+
+    def _make(self, entry: Entry, inside: netns.Worker, until: float) -> Entry:
+        """What needs nothing of what CNI says is made by `inside` meanwhile."""
+        netns.delete(entry.netns)  # a stray of that name has no record: nothing else can own it
+        created = inside.begin(netns.create_and_enter, entry.netns)
+
+        def prepare() -> None:
+            created.result()  # else this thread is still where tapmanager is, and so would bridge, tap and guard be
+            pod_links.prepare(self._limits.tap_owner, multi_queue=entry.pod.multi_queue)
+
+        prepared = inside.begin(prepare)
         try:
-            netns.delete(entry.netns)  # a stray of that name has no record: nothing else can own it
-            netns.create(entry.netns)
-            result = self._cni.add(entry.conf, self._at(entry, entry.netns), until)
-            entry = dataclasses.replace(entry, result=result)
-            entry = self._planned(entry)
-            # What follows is gone with a power cut, and what CNI has made is released without its result, too.
+            self._ledger.write(entry)
+        except BaseException:
+            inside.close()
+            netns.delete(entry.netns)  # nothing else is there yet
+            raise
+        try:
+            created.result()
+            entry = dataclasses.replace(entry, result=self._cni.add(entry.conf, self._at(entry, entry.netns), until))
+            prepared.result()
+            entry = self._planned(entry, inside)
+            self._addresses.take(entry)
             self._ledger.write(entry, survives_power_cuts=False)
             for function in entry.functions:
                 self._functions.take(function)
-            netns.run_inside(entry.netns, lambda: pod_links.build(entry.nics, self._limits.tap_owner))
-            self._start_dhcp(entry)
-            attached = dataclasses.replace(entry, phase=Phase.ATTACHED)
-            self._ledger.write(attached)
+            built = inside.begin(pod_links.build, entry.nics, self._limits.tap_owner)
+            self._ledger.sync()  # plugins want ADD's result at DEL, after a power cut too
+            built.result()
+            self._serve_dhcp(entry, inside.do(open_nics, entry))
+            return self._ledger.mark(entry, Phase.ATTACHED)
         except BaseException:
+            inside.close()  # or its namespace would live on
             self._undo(entry)
             raise
-        log.info("pod.attached sandbox=%s ips=%s nics=%d", pod.sandbox, ",".join(attached.ips), len(attached.nics))
-        return attached
+
+    def _refuse_weaker_filter(self, pod: Pod) -> None:
+        nodes = self._limits.filter
+        if pod.filter and FILTERS.index(pod.filter) < FILTERS.index(nodes) and not self._limits.filter_by_pod:
+            raise TapmanagerError(
+                "permission",
+                f"the pod asks for the network filter {pod.filter}, this node's is {nodes}: remove the annotation, or have the "
+                "node's operator set tapmanager.filter_by_pod",
+            )
 
     def _refuse_id_collision(self, entry: Entry) -> None:
         """Names are made of 80 bits of the id; two ids that share them would share a namespace."""
@@ -211,16 +260,22 @@ class Attachments:
             if other.startswith(short) and other != entry.pod.sandbox:
                 raise TapmanagerError("already-exists", f"sandbox {other} has the same first 20 digits; use another id")
 
-    def _planned(self, entry: Entry) -> Entry:
+    def _planned(self, entry: Entry, inside: netns.Worker) -> Entry:
         try:
             result = parse_result(entry.result or {})
         except BadField as exc:
             raise internal(f'CNI network "{entry.conf.name}" gave a result that cannot be used: {exc}') from exc
-        there = netns.run_inside(entry.netns, pod_links.read)
+        network_plan.refuse_packet_rules(entry.conf.name, inside.do(packet_rules.first))
+        there = inside.do(pod_links.read)
         networks = network_plan.networks_of(result, there, delegate_records.read(entry.conf, entry.pod.sandbox))
         functions = self._functions.planned(networks, there)
         nics = network_plan.nics_of(networks, there, pod_links.random_mac, {function.link for function in functions})
         nics, functions = network_plan.with_one_default(networks, nics, functions)
+        wanted = entry.pod.filter or self._limits.filter
+        many = entry.pod.multi_queue
+        nics = tuple(
+            dataclasses.replace(nic, filter=wanted if nic.addresses else OFF, multi_queue=many) for nic in nics
+        )
         for what in network_plan.not_given(networks, (*nics, *functions)):
             log.warning("interface.not_given sandbox=%s %s", entry.pod.sandbox, what)
         return dataclasses.replace(
@@ -232,18 +287,11 @@ class Attachments:
         )
 
     def _start_dhcp(self, entry: Entry) -> None:
-        leases = [(nic, lease_for(nic, entry.dns, entry.pod.hostname or entry.pod.name)) for nic in entry.nics]
+        self._serve_dhcp(entry, netns.run_inside(entry.netns, lambda: open_nics(entry)))
 
-        def open_all() -> list[tuple[socket.socket, Lease]]:
-            with contextlib.ExitStack() as undo:
-                opened = [
-                    (undo.enter_context(dhcp_server.open_socket(nic.tap)), lease) for nic, lease in leases if lease
-                ]
-                undo.pop_all()
-                return opened
-
-        for sock, lease in netns.run_inside(entry.netns, open_all):
-            self._dhcp.serve(entry.pod.sandbox, sock, lease)
+    def _serve_dhcp(self, entry: Entry, opened: Sequence[GuestNic]) -> None:
+        for nic in opened:
+            self._dhcp.serve(entry.pod.sandbox, nic)
 
     def _undo(self, entry: Entry) -> None:
         """The first error is the one to report; what cannot be undone stays in the ledger, and release repeats it."""
@@ -274,12 +322,15 @@ class Attachments:
     def _tear_down(self, entry: Entry, until: float) -> None:
         sandbox = entry.pod.sandbox
         if entry.phase is not Phase.RELEASING:
-            self._record_releasing(entry)
+            # Of an attach that failed behind its plugins the file does not know their result, which DEL wants.
+            self._record_as_releasing(entry, changed=entry.phase is Phase.ATTACHING)
         self._dhcp.forget(sandbox)
+        self._addresses.forget(sandbox)  # DEL frees them, and another pod may have them before it has ended
         alive = self._restore_links(entry)
         functions = give_all_back(self._functions, entry.functions, entry.netns if alive else "")
         if functions != entry.functions:
-            self._record_releasing(entry := dataclasses.replace(entry, functions=functions))
+            entry = dataclasses.replace(entry, functions=functions)
+            self._record_as_releasing(entry, changed=True)
         # CNI specification, DEL: a namespace that is gone is given as an empty name, and plugins free what is outside it.
         try:
             self._cni.delete(entry.conf, self._at(entry, entry.netns if alive else ""), entry.result, until)
@@ -291,13 +342,14 @@ class Attachments:
             log.warning("pod.del_failed sandbox=%s error=%s; its functions were bound to VFIO before", sandbox, exc)
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
-        self._vm_uids.pop(sandbox, None)
+        self.taps.forget(sandbox)
 
     def _restore_links(self, entry: Entry) -> bool:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""
         alive = netns.exists(entry.netns)
         work = pod_links.restore
-        made = entry.nics or entry.functions
+        # After a reboot there are no rules either, and iptables' new variant makes bridge and ptp fail on one that is missing.
+        made = (entry.nics or entry.functions) and entry.boot in ("", self._boot)
         if not alive and made and delegate_records.kinds(entry.conf, entry.pod.sandbox) <= DEL_READS_ADDRESSES:
             log.warning("pod.namespace_gone sandbox=%s; a stand-in serves the plugins", entry.pod.sandbox)
             netns.delete(entry.netns)
@@ -308,10 +360,13 @@ class Attachments:
                 log.warning("pod.link_not_restored sandbox=%s error=%s", entry.pod.sandbox, trouble)
         return alive
 
-    def _record_releasing(self, entry: Entry) -> None:
+    def _record_as_releasing(self, entry: Entry, *, changed: bool) -> None:
         """A full disk must not prevent resources from being given back; the older record leads to the same release."""
         try:
-            self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
+            if changed:
+                self._ledger.write(dataclasses.replace(entry, phase=Phase.RELEASING))
+            else:
+                self._ledger.mark(entry, Phase.RELEASING)
         except TapmanagerError as exc:
             log.warning("ledger.not_written sandbox=%s error=%s", entry.pod.sandbox, exc)
 
@@ -319,81 +374,3 @@ class Attachments:
         """Today's plugin directories, then those at the time of attach: plugins may have moved, or the config."""
         dirs = tuple(dict.fromkeys((*self._limits.bin_dirs, *entry.bin_dirs)))
         return cni_conf.CniAttachment(entry.pod, path, dirs)
-
-    # -- fetch ---------------------------------------------------------------------------------------------------------
-
-    def fetch(
-        self, sandbox: str, key: str, peer: Peer, admit: Callable[[Placement], object], until: float
-    ) -> tuple[Sequence[Nic], list[int]]:
-        """The NICs and one open tap descriptor for each, owned by the caller, when `peer` was admitted where `arm` said. The
-        same refusal for an unknown sandbox and a wrong key: an unauthorized caller learns nothing."""
-        with self._locks.holding(sandbox, until):
-            entry = self._taken(self._unlocked(sandbox, key), peer)
-            admit(entry.placement)
-            return entry.nics, self._open_taps(entry, min(until, time.monotonic() + _BUSY_WAIT))
-
-    def arm(self, sandbox: str, placement: Placement, until: float) -> None:
-        """The sandbox's VM is about to be started: its key opens the network once more, for one process, which goes to
-        `placement`. TapmanagerError (not-found) for an unknown sandbox."""
-        placement = dataclasses.replace(placement, open_until=_since_boot() + _START_TIME, taken_by="")
-        with self._locks.holding(sandbox, until):
-            entry = self._ledger.read(sandbox)
-            if entry is None:
-                raise TapmanagerError("not-found", f"sandbox {sandbox} has no network; delete the pod to recreate it")
-            # A power cut ends the QEMU that it is for.
-            self._ledger.write(dataclasses.replace(entry, placement=placement), survives_power_cuts=False)
-            self._vm_uids[sandbox] = placement.uid
-
-    def disarm(self, sandbox: str, until: float) -> None:
-        """The start that it was armed for is over: its key opens nothing. No error for an unknown sandbox."""
-        with self._locks.holding(sandbox, until):
-            entry = self._ledger.read(sandbox)
-            if entry is not None and entry.placement.open_until:
-                closed = dataclasses.replace(entry.placement, open_until=0)
-                self._ledger.write(dataclasses.replace(entry, placement=closed), survives_power_cuts=False)
-
-    @property
-    def vm_uids(self) -> frozenset[int]:
-        """The users that VMs' QEMUs are, one each; 0 for those that have none of their own."""
-        return frozenset(tuple(self._vm_uids.values()))
-
-    def _taken(self, entry: Entry, peer: Peer) -> Entry:
-        """From here on the sandbox's taps are the peer's alone, until it is armed again: a local user may have read the key."""
-        placement, process = entry.placement, process_of(peer)
-        if peer.uid not in (0, placement.uid or self._limits.tap_owner):
-            raise _no_network(entry.pod.sandbox)
-        if placement.taken_by == process:  # its connection broke, and it asks again
-            return entry
-        if placement.taken_by or _since_boot() >= placement.open_until:
-            why = "is not open: its key is good for one start by virtshim"
-            raise TapmanagerError("permission", f"the network of sandbox {entry.pod.sandbox} {why}")
-        taken = dataclasses.replace(entry, placement=dataclasses.replace(placement, taken_by=process))
-        self._ledger.write(taken, survives_power_cuts=False)
-        return taken
-
-    def _unlocked(self, sandbox: str, key: str) -> Entry:
-        entry = self._ledger.read(sandbox)
-        if entry is None or not hmac.compare_digest(entry.fetch_key.encode(), key.encode()):
-            raise _no_network(sandbox)
-        if entry.phase is not Phase.ATTACHED:
-            raise TapmanagerError("failed-precondition", f"the network of sandbox {sandbox} is {entry.phase.value}")
-        return entry
-
-    def _open_taps(self, entry: Entry, until: float) -> list[int]:
-        while True:
-            try:
-                return netns.run_inside(entry.netns, lambda: tap.open_taps(nic.tap for nic in entry.nics))
-            except TapmanagerError as exc:
-                if exc.kind != "failed-precondition" or time.monotonic() >= until:
-                    raise
-            threading.Event().wait(_BUSY_POLL)  # the kernel does not signal when a tap is closed
-
-
-def _no_network(sandbox: str) -> TapmanagerError:
-    """The same for all that is wrong: whoever may not have it learns nothing."""
-    return TapmanagerError("permission", f"no network of sandbox {sandbox} for this key; delete the pod to recreate it")
-
-
-def _since_boot() -> int:
-    """Goes on across our own restarts; a restart of the machine ends all networks."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME))

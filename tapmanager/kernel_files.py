@@ -20,3 +20,9 @@ def names_in(directory: str) -> list[str]:
         return sorted(os.listdir(directory))
     except FileNotFoundError:
         return []
+
+
+def boot_id() -> str:
+    """Of the machine's present boot: another one after each (proc(5), /proc/sys/kernel/random). Raises OSError."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

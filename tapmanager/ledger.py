@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from tapmanager.cni.conf import NetworkConf, conf_from_json
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField, Json, as_object, number, objects, refuse_unknown, text, texts
-from tapmanager.pod import Dns, Nic, NicFunction, Pod, address, sandbox_id
+from tapmanager.pod import MAX_QUEUES, Dns, Nic, NicFunction, Pod, address, sandbox_id
 
 _VERSION = 1
 MAX_UID = 2**32 - 2
@@ -39,6 +39,7 @@ _FIELDS = (
     "dns",
     "fetch_key",
     "placement",
+    "boot",
 )
 
 
@@ -54,13 +55,15 @@ class Phase(enum.Enum):
 class Placement:
     """Where the sandbox's next QEMU goes: its cgroup's path below each hierarchy ("": stays where it is) and its
     oom_score_adj (None: left alone). Its taps are handed out until `open_until` (seconds since the machine's start, 0: not at
-    all), to one process of the user `uid` (0: the one that VMs have in common), which `taken_by` names."""
+    all), to one process of the user `uid` (0: the one that VMs have in common), which `taken_by` names. `queues`: how many it may
+    have of each NIC; 0 for a virtshim of an earlier version, whose VMs know of neither queues nor vhost-net."""
 
     group: str = ""
     oom_score_adj: int | None = None
     open_until: int = 0
     taken_by: str = ""
     uid: int = 0
+    queues: int = 0
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Placement:
@@ -72,6 +75,7 @@ class Placement:
             number({"open_until": 0, **obj}, "open_until", where, 0, 1 << 62),  # those of earlier versions have none
             text(obj, "taken_by", where, ""),
             number({"uid": 0, **obj}, "uid", where, 0, MAX_UID),
+            number({"queues": 0, **obj}, "queues", where, 0, MAX_QUEUES),
         )
 
 
@@ -79,7 +83,7 @@ class Placement:
 class Entry:
     """All that release needs, whatever has changed since: the CNI config and plugin directories used, ADD's result
     (None: it may not have ended), the NICs, and the functions that are NICs themselves (both empty: links untouched).
-    `fetch_key` is 64 hex digits."""
+    `fetch_key` is 64 hex digits. `boot`: the kernel's id of the boot in which it was attached ("": not known)."""
 
     phase: Phase
     pod: Pod
@@ -93,6 +97,7 @@ class Entry:
     ips: tuple[str, ...] = ()
     dns: Dns = Dns()
     placement: Placement = Placement()
+    boot: str = ""
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"Entry({self.pod.sandbox}, {self.phase.value})"
@@ -113,6 +118,7 @@ def to_json(entry: Entry) -> Json:
         "dns": {"servers": entry.dns.servers, "searches": entry.dns.searches, "options": entry.dns.options},
         "fetch_key": entry.fetch_key,
         "placement": dataclasses.asdict(entry.placement),
+        "boot": entry.boot,
     }
 
 
@@ -148,6 +154,7 @@ def from_json(raw: Json) -> Entry:
         placement=Placement.from_json(  # records of earlier versions have none
             as_object(raw.get("placement", {"group": ""}), "ledger.placement"), "ledger.placement"
         ),
+        boot=text(raw, "boot", "ledger", ""),
     )
 
 
@@ -194,7 +201,8 @@ class Ledger:
         """On disk when it returns; without `survives_power_cuts` a cut may restore the old record. Raises TapmanagerError
         (exhausted on a full disk, else internal)."""
         path = self.path(entry.pod.sandbox)
-        data = json.dumps(to_json(entry)).encode()  # on one line: with line breaks the C encoder would not do it
+        plain = json.dumps(to_json(entry)).encode()  # on one line: with line breaks the C encoder would not do it
+        data = _head(entry.phase) + plain[len(_head(entry.phase).rstrip()) :]
         try:
             fd, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)  # 0600
             try:
@@ -212,6 +220,29 @@ class Ledger:
         except OSError as exc:
             raise _cannot_write(path, exc) from exc
 
+    def mark(self, entry: Entry, phase: Phase) -> Entry:
+        """The record, of which `entry` was written last, with that phase. A power cut, after which nothing is attached anyway,
+        may undo it. Raises TapmanagerError."""
+        marked = dataclasses.replace(entry, phase=phase)
+        old, new = _head(entry.phase), _head(phase)
+        path = self.path(entry.pod.sandbox)
+        try:
+            with open(path, "r+b", buffering=0) as file:
+                if file.read(len(old)) == old:
+                    os.pwrite(file.fileno(), new, 0)  # some bytes of one page: all of them are there, or none
+                    return marked
+        except OSError as exc:
+            raise _cannot_write(path, exc) from exc
+        self.write(marked)  # over an earlier version's
+        return marked
+
+    def sync(self) -> None:
+        """What was written so far survives power cuts. Raises TapmanagerError."""
+        try:
+            self._sync_folder()
+        except OSError as exc:
+            raise _cannot_write(self._folder, exc) from exc
+
     def delete(self, sandbox: str) -> None:
         """No error if there is none. Raises TapmanagerError."""
         path = self.path(sandbox)
@@ -228,6 +259,13 @@ class Ledger:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _head(phase: Phase) -> bytes:
+    """What a record of that phase begins with, as `to_json` orders it; of any phase equally long, as JSON allows."""
+    longest = max(len(one.value) for one in Phase)
+    padding = " " * (longest - len(phase.value))
+    return json.dumps({"version": _VERSION, "phase": phase.value})[:-1].encode() + b"," + padding.encode()
 
 
 def _unreadable(path: str, why: Exception) -> TapmanagerError:

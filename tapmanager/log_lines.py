@@ -6,6 +6,8 @@ Names, addresses and errors come from pods, CNI plugins and peers. A line break 
 from __future__ import annotations
 
 import logging
+import logging.handlers
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -18,13 +20,31 @@ _BURST = 20
 _EVERY = 10.0
 
 
+# `virtshim up` names a file here, which each of its programs keeps its log in as well.
+FILE_VARIABLE = "UP_LOG_FILE"
+_FILE_BYTES = 8 << 20  # and as much once more in FILE.1, the one before
+
+
 def set_up(level: str) -> None:
     """Everything that is logged in this process goes to standard error, in such lines."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(OneLine())
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if path := os.environ.get(FILE_VARIABLE):
+        handlers.append(LogFile(path))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = handlers
+    for handler in handlers:
+        handler.setFormatter(OneLine())
     root.setLevel(level.upper())
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    """A full disk costs its lines, and nothing else."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=1)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base class's name
+        del record
 
 
 def one_line(text: str, longest: int = _LONGEST) -> str:

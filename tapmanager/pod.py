@@ -15,6 +15,10 @@ from tapmanager.sriov.vf_settings import VfSettings
 
 # What may stand in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are narrower than this.
 _ARG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
+# What a guest may not send by its tap; from the weakest to the strongest.
+OFF, MAC_ONLY, WITH_IP = FILTERS = ("off", "mac", "mac+ip")
+# Of a NIC. More bring no more packets than a node's NIC has queues for; a VM has ten NICs at most, and a frame 160 descriptors.
+MAX_QUEUES = 8
 # Linux allows more, but nothing we or a sane plugin make needs it: dev_valid_name() forbids "/", ":" and white space.
 _LINK = re.compile(r"(?!\.\.?$)[!-.0-9;-~]{1,15}")
 
@@ -68,6 +72,13 @@ def address(value: str, where: str) -> str:
         raise BadField(f"{where}: not an IP address: {value[:60]!r}") from exc
 
 
+def filter_name(value: str, where: str) -> str:
+    """One of FILTERS."""
+    if value not in FILTERS:
+        raise BadField(f"{where}: {value[:20]!r} is none of {', '.join(FILTERS)}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Dns:
     servers: tuple[str, ...] = ()
@@ -106,9 +117,24 @@ class PortMapping:
 
 
 @dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bits a second, into the pod and out of it; 0 for no limit."""
+
+    ingress: int = 0
+    egress: int = 0
+
+    @classmethod
+    def from_json(cls, obj: Json, where: str) -> Bandwidth:
+        refuse_unknown(obj, cls.__slots__, where)
+        given = {"ingress": 0, "egress": 0, **obj}
+        return cls(*(number(given, name, where, 0, 10**15) for name in ("ingress", "egress")))
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """What attach is asked for. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, by DHCP; "" for one
-    that is made of the pod's name."""
+    that is made of the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: its VMs may want several queues a
+    NIC."""
 
     sandbox: str
     namespace: str
@@ -117,11 +143,15 @@ class Pod:
     dns: Dns = Dns()
     port_mappings: tuple[PortMapping, ...] = ()
     hostname: str = ""
+    filter: str = ""
+    bandwidth: Bandwidth = Bandwidth()
+    multi_queue: bool = False
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", "hostname"), where)
-        pod = as_object(obj.get("pod"), f"{where}.pod")
+        names = ("sandbox", "pod", "dns", "port_mappings", "hostname", "filter", "bandwidth", "multi_queue")
+        refuse_unknown(obj, names, where)
+        pod, asked = as_object(obj.get("pod"), f"{where}.pod"), text(obj, "filter", where, "")
         refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
         for name in ("namespace", "name", "uid"):
             if not _ARG.fullmatch(text(pod, name, f"{where}.pod")):
@@ -137,6 +167,9 @@ class Pod:
                 for at, item in enumerate(objects(obj, "port_mappings", where))
             ),
             text(obj, "hostname", where, ""),  # records of earlier versions have none
+            filter_name(asked, f"{where}.filter") if asked else "",
+            Bandwidth.from_json(as_object(obj.get("bandwidth") or {}, f"{where}.bandwidth"), f"{where}.bandwidth"),
+            obj.get("multi_queue") is True,
         )
 
     def to_json(self) -> Json:
@@ -146,6 +179,9 @@ class Pod:
             "dns": dataclasses.asdict(self.dns),
             "port_mappings": [dataclasses.asdict(mapping) for mapping in self.port_mappings],
             "hostname": self.hostname,
+            "filter": self.filter,
+            "bandwidth": dataclasses.asdict(self.bandwidth),
+            "multi_queue": self.multi_queue,
         }
 
 
@@ -189,7 +225,8 @@ class Nic:
     `link` is the CNI interface, whose MAC the guest uses (`mac`) while the link itself got `link_mac`; both ends hang on
     `bridge`, the guest's by `tap`. `addresses` and `routes` are what the guest must carry; `link_addresses` and
     `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes; `route_mtu` that of the link's routes
-    where it is smaller, else 0. `neighbours`: for whom `bridge` answers the guest.
+    where it is smaller, else 0. `neighbours`: for whom `bridge` answers the guest. `filter`: one of FILTERS. `multi_queue`: how
+    the tap was made.
     """
 
     link: str
@@ -205,6 +242,8 @@ class Nic:
     link_routes: tuple[Route, ...]
     route_mtu: int = 0
     neighbours: tuple[Neighbour, ...] = ()
+    filter: str = OFF
+    multi_queue: bool = False
 
     @property
     def guest_mtu(self) -> int:
@@ -244,6 +283,8 @@ class Nic:
                 Neighbour.from_json(item, f"{where}.neighbours[{at}]")
                 for at, item in enumerate(objects(obj, "neighbours", where))
             ),
+            filter=filter_name(text(obj, "filter", where, OFF), f"{where}.filter"),
+            multi_queue=obj.get("multi_queue") is True,  # earlier versions' were made for one
         )
 
     def to_json(self) -> Json:

@@ -24,14 +24,15 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 VERSION = 1
 
 # Kernel default for a socket's send buffer is 208 KiB (net.core.wmem_default); a longer SEQPACKET message is EMSGSIZE.
 MAX_FRAME = 192 * 1024
-# The kernel's own limit is 253 descriptors a message (SCM_MAX_FD); a VM has a NIC or two.
-MAX_FDS = 64
+# The kernel's own limit is 253 descriptors a message (SCM_MAX_FD); a VM has ten NICs at most, each with up to eight queues of
+# two descriptors.
+MAX_FDS = 160
 _FD_BYTES = struct.calcsize("i")
 
 # The values of virtshim.domain.errors.Kind that tapmanager has a use for; a test compares the two.
@@ -150,22 +151,40 @@ def _work_time(timeout: float) -> float:
     return timeout - min(2.0, timeout / 5)
 
 
-def call(path: str, verb: str, args: Mapping[str, object], timeout: float) -> tuple[dict[str, object], list[int]]:
+def call(
+    path: str,
+    verb: str,
+    args: Mapping[str, object],
+    timeout: float,
+    patience: float = 0.0,
+    when_over: Callable[[], None] | None = None,
+) -> tuple[dict[str, object], list[int]]:
     """One request on a connection of its own: the answer's `ok` object and the descriptors (owned by the caller).
 
-    `timeout` in seconds bounds the whole exchange. Raises RemoteError (the other side's error), FrameError, TimeoutError,
-    ConnectionError or another OSError.
-    """
+    `timeout` in seconds bounds the whole exchange. If there is no answer after `patience` seconds, `when_over` is called once:
+    what it raises ends the call. Raises RemoteError (the other side's error), FrameError, TimeoutError, ConnectionError or
+    another OSError."""
     until = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(max(timeout, 0.001))
         sock.connect(path)
         send_frame(sock, request(1, verb, args, _work_time(timeout)))
+        if when_over is not None and not _is_answered(sock, patience):
+            when_over()
         sock.settimeout(max(until - time.monotonic(), 0.001))
         received = recv_frame(sock)
     if received is None:
         raise ConnectionResetError("it closed the connection without an answer")
     return _opened(*received)
+
+
+def _is_answered(sock: socket.socket, within: float) -> bool:
+    sock.settimeout(within)
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _opened(body: dict[str, object], fds: list[int]) -> tuple[dict[str, object], list[int]]:

@@ -99,6 +99,7 @@ class Server:
         self._working = 0
         self._idle = threading.Condition(self._lock)
         self._stopping = threading.Event()
+        self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._accept_all, name="accept", daemon=True)
 
     def start(self) -> None:
@@ -110,17 +111,24 @@ class Server:
     def stop(self, timeout: float) -> bool:
         """No new requests; waits up to `timeout` seconds for those in progress. True if all ended."""
         self._stopping.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._wake.close()  # not the listener's shutdown: systemd, whose it may be, keeps it
         self._thread.join(timeout=5.0)
         self._listener.close()
+        self._woken.close()
         with self._lock:
             return self._idle.wait_for(lambda: self._working == 0, timeout=timeout)
 
     def _accept_all(self) -> None:
+        self._listener.setblocking(False)
+        wanted = select.poll()
+        for sock in (self._listener, self._woken):
+            wanted.register(sock, select.POLLIN)
         while not self._stopping.is_set():
+            wanted.poll()
             try:
                 conn, _ = self._listener.accept()
+            except BlockingIOError:
+                continue
             except OSError as exc:
                 if not self._stopping.is_set():
                     log.warning("server.accept_failed error=%s", exc)
@@ -252,8 +260,15 @@ def _peer_hung_up(conn: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def check_listener(sock: socket.socket) -> socket.socket:
-    """A socket we were handed by systemd. Raises TapmanagerError if it is not of our kind."""
+def adopt(sock: socket.socket, path: str, group: int) -> socket.socket:
+    """A listening socket that systemd opened at `path`, mode 0660 root:`group` from now on. Raises TapmanagerError if it is
+    another one, OSError."""
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
         raise invalid("the activated socket is not ListenSequentialPacket=; correct tapmanager.socket")
+    if sock.getsockname() != path:
+        raise invalid(
+            f"the activated socket is {sock.getsockname()}, tapmanager.socket is {path}; have both name the same"
+        )
+    os.chown(path, 0, group)
+    os.chmod(path, 0o660)
     return sock

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import glob
 import grp
 import pwd
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from tapmanager.errors import invalid
+from tapmanager import toml_files
+from tapmanager.errors import TapmanagerError, invalid
+from tapmanager.pod import FILTERS, WITH_IP
+from tapmanager.toml_files import Layers
 
 _QEMU_USERS = ("libvirt-qemu", "qemu")
+_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,24 @@ class Settings:
     )
     cni_timeout: float = field(default=90.0, metadata={"help": "longest run of one CNI plugin, seconds"})
     undo_timeout: float = field(default=30.0, metadata={"help": "longest clean-up after a failed attach, seconds"})
-    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error"})
+    filter: str = field(
+        default=WITH_IP,
+        metadata={"help": "forged senders that VMs cannot send: off, mac or mac+ip", "choices": FILTERS},
+    )
+    filter_by_pod: bool = field(
+        default=False, metadata={"help": "whether a pod's annotation may ask for a weaker filter, true or false"}
+    )
+    vhost_net: bool = field(
+        default=True,
+        metadata={"help": "whether the kernel moves guests' frames where /dev/vhost-net works, true or false"},
+    )
+    cni_gc: bool = field(
+        default=False,
+        metadata={
+            "help": "free, at the start, what CNI holds for pods that are not ours: only where no other runtime is"
+        },
+    )
+    log_level: str = field(default="info", metadata={"help": "debug, info, warning or error", "choices": _LEVELS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +67,43 @@ class QemuUser:
     gid: int
 
 
+# What SIGHUP changes in a running tapmanager; the rest of a change waits for its restart.
+RELOADED = ("cni_timeout", "undo_timeout", "filter", "filter_by_pod", "vhost_net", "log_level")
+
+
 def load(argv: Sequence[str]) -> Settings:
     """Raises TapmanagerError (invalid) with all problems at once; argparse ends the process for --help and unknown flags."""
     given = vars(_parser().parse_args(argv))
-    values: dict[str, object] = {}
-    problems: list[str] = []
     config = given.pop("config")
-    for path in [config, *sorted(glob.glob(f"{glob.escape(config)}.d/*.toml"))] if config else []:
-        _merge(path, values, problems)
-    values |= {name: value for name, value in given.items() if value is not None}
-    checked = {name: _checked(name, value, problems) for name, value in values.items()}
+    layers = toml_files.read(config, must_be_there=config != toml_files.DEFAULT_FILE) if config else Layers()
+    values, problems = table_of(layers, "tapmanager", [one.name for one in dataclasses.fields(Settings)])
+    flags = {name: value for name, value in given.items() if value is not None}
+    checked = {}
+    for name, value in (values | flags).items():
+        found: list[str] = []
+        checked[name] = _checked(name, value, found)
+        place = "--" + name.replace("_", "-") if name in flags else layers.place(("tapmanager", name))
+        problems += [f"{place}: tapmanager.{problem}" for problem in found]
     if problems:
-        raise invalid("; ".join(problems))
+        raise bad_configuration(problems)
     return Settings(**checked)  # type: ignore[arg-type]  # _checked has looked at each
+
+
+def table_of(layers: Layers, table: str, known: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+    """(what the files say of the known keys of a table, what is wrong with the files and with the table)"""
+    values, problems = layers.values.get(table, {}), list(layers.faults)
+    if not isinstance(values, Mapping):
+        return {}, [*problems, f"{layers.place((table,))}: {table}: must be a table, [{table}]"]
+    for key in values:
+        if key not in known:
+            near = toml_files.nearest(key, known)
+            meant = f"did you mean {table}.{near}?" if near else f"[{table}] has {', '.join(known)}"
+            problems.append(f"{layers.place((table, key))}: {table}.{key}: there is no such setting; {meant}")
+    return {key: value for key, value in values.items() if key in known}, problems
+
+
+def bad_configuration(problems: Sequence[str]) -> TapmanagerError:
+    return invalid(f"configuration: {len(problems)} to correct" + "".join(f"\n  {problem}" for problem in problems))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,52 +116,51 @@ def _parser() -> argparse.ArgumentParser:
     for one in dataclasses.fields(Settings):
         flag = "--" + one.name.replace("_", "-")
         text = f"{one.metadata['help']} (default: {one.default})"
-        kind = float if isinstance(one.default, float) else str
+        kind: Callable[[str], object] = str
+        if isinstance(one.default, bool | float):
+            kind = _switch if isinstance(one.default, bool) else float
         action = "append" if isinstance(one.default, tuple) else "store"
         parser.add_argument(flag, dest=one.name, type=kind, action=action, help=text, metavar="VALUE")
     return parser
 
 
-def _merge(path: str, values: dict[str, object], problems: list[str]) -> None:
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file).get("tapmanager", {})
-    except (OSError, ValueError) as exc:
-        problems.append(f"{path}: {exc}")
-        return
-    if not isinstance(table, Mapping):
-        problems.append(f"{path}: tapmanager must be a table")
-        return
-    names = {one.name for one in dataclasses.fields(Settings)}
-    known = ", ".join(sorted(names))
-    problems += [f"{path}: unknown setting tapmanager.{key}; known are {known}" for key in table if key not in names]
-    values |= {key: value for key, value in table.items() if key in names}
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError("must be true or false")
+    return text == "true"
 
 
 def _checked(name: str, value: object, problems: list[str]) -> object:
-    default = next(one.default for one in dataclasses.fields(Settings) if one.name == name)
-    if isinstance(default, tuple):
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list) and items and all(isinstance(item, str) and item.startswith("/") for item in items):
-            return tuple(items)
-        problems.append(f"{name}: must be absolute paths")
-    elif isinstance(default, float):
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 3600:
-            return float(value)
-        problems.append(f"{name}: must be seconds, more than 0 and at most 3600")
-    elif name == "log_level":
-        if value in ("debug", "info", "warning", "error"):
-            return value
-        problems.append("log_level: must be debug, info, warning or error")
-    elif name in ("qemu_user", "qemu_group"):
-        if isinstance(value, str | int):
-            return str(value)
-        problems.append(f"{name}: must be a name or number")
-    elif isinstance(value, str) and value.startswith("/"):
-        return value
-    else:
-        problems.append(f"{name}: must be an absolute path")
+    one = next(one for one in dataclasses.fields(Settings) if one.name == name)
+    try:
+        return _as(one, value)
+    except ValueError as exc:
+        problems.append(f"{name}: must be {exc}")
     return None
+
+
+def _as(one: dataclasses.Field[Any], value: object) -> object:
+    """Raises ValueError with what it must be."""
+    if choices := one.metadata.get("choices"):
+        return _required(value in choices, value, f"{', '.join(choices[:-1])} or {choices[-1]}")
+    if isinstance(one.default, tuple):
+        items = [value] if isinstance(value, str) else value
+        paths = isinstance(items, list) and all(isinstance(item, str) and item.startswith("/") for item in items)
+        return tuple(_required(bool(items) and paths, items, "absolute paths"))
+    if isinstance(one.default, bool):
+        return _required(isinstance(value, bool), value, "true or false")
+    if isinstance(one.default, float):
+        in_range = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 3600
+        return float(_required(in_range, value, "seconds, more than 0 and at most 3600"))
+    if one.name in ("qemu_user", "qemu_group"):
+        return str(_required(isinstance(value, str | int), value, "a name or number"))
+    return _required(isinstance(value, str) and value.startswith("/"), value, "an absolute path")
+
+
+def _required(is_so: bool, value: Any, what: str) -> Any:
+    if not is_so:
+        raise ValueError(what)
+    return value
 
 
 def qemu_user(name: str, group: str = "") -> QemuUser:

@@ -1,12 +1,15 @@
 """What tapmanager can be asked: a closed table of verbs, who may use each, and their typed arguments.
 
 attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...], "hostname"}  -> the network   root
+         "multi_queue": its VMs may want several queues a NIC; a tap is made for one, or for any number.
 release  {"sandbox"}         -> {}                                                                             root
-fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu"}]} + one tap descriptor each                     root, QEMU
-         Only after `group`, and by one process, which becomes QEMU and enters that cgroup.
-group    {"sandbox", "uid", "container", "parent", "limits", "oom_score_adj"}  -> {"made"}                     root
+fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu", "queues", "vhost"}]} + descriptors               root, QEMU
+         Only after `group`, and by one process, which becomes QEMU and enters that cgroup. For each interface in turn a tap's
+         descriptor for each of "queues" (absent: 1), then with "vhost" (absent: false) as many of vhost-net.
+group    {"sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues"}  -> {"made"}           root
          Makes the container's cgroup below `parent`, with limits; the sandbox's next VM goes into it. Opens its network to
          that VM: `fetch` answers one process of that user, of the next two minutes. "uid" 0: the user that VMs have in common.
+         "queues": how many of each NIC it wants; absent: it knows of neither queues nor vhost-net, as earlier versions.
 disarm   {"sandbox"}         -> {}         that start has failed: `fetch` answers nobody any more                  root
 limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or nothing, on a running VM             root
 ungroup  {"container", "parent"}  -> {}                                                                        root
@@ -19,6 +22,7 @@ bind     {"address", "driver"}  -> {}         it has that driver from now on; ""
 function {"address"}         -> {"driver"}, of a network card's VF also {"card", "number", "settings"}    as it is now    root
 reset    {"address"}         -> {"reset"}     False if it has no way to be reset                               root
 usb      {"bus", "device"}   -> {"interfaces"}    of a USB device, those that got the driver which they lacked    root
+plugins  {}                  -> {"bounds", "runs": [{"command", "plugin", "failures", "ms", "buckets"}]}    CNI's runs    root
 counters {"after"}           -> {"sandboxes": {id: {interface: [8 numbers]}}, "last"}   see `counters.Counters`   root
 """
 
@@ -39,8 +43,9 @@ from tapmanager.fields import BadField, Json, as_object, number, refuse_unknown,
 from tapmanager.ledger import MAX_UID, Entry, Placement
 from tapmanager.links import network_plan
 from tapmanager.peer import Peer
-from tapmanager.pod import Nic, NicFunction, Pod, sandbox_id
+from tapmanager.pod import MAX_QUEUES, Nic, NicFunction, Pod, sandbox_id
 from tapmanager.sriov.nic_functions import NicFunctions
+from tapmanager.tap_handover import OpenTap
 
 # The longest a caller may ask us to work on one request, in seconds.
 _MAX_TIMEOUT = 3600.0
@@ -143,25 +148,35 @@ def _release(resources: HostResources, call: _Call) -> Answer:
 def _fetch(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox", "key"), "args")
     sandbox, key = _sandbox(call.args), text(call.args, "key", "args")
-    nics, fds = resources.attachments.fetch(
+    taps = resources.attachments.taps.fetch(
         sandbox, key, call.peer, lambda placement: resources.groups.admit(placement, call.peer), call.until
     )
-    return Answer({"interfaces": [{"mac": nic.mac, "mtu": nic.guest_mtu} for nic in nics]}, fds)
+    return Answer(
+        {"interfaces": [_fetched(one) for one in taps]}, [fd for one in taps for fd in (*one.fds, *one.vhost)]
+    )
+
+
+def _fetched(tap: OpenTap) -> Json:
+    """Of one queue without vhost-net as in earlier versions."""
+    queues = {"queues": len(tap.fds)} if len(tap.fds) > 1 else {}
+    return {"mac": tap.nic.mac, "mtu": tap.nic.guest_mtu, **queues, **({"vhost": True} if tap.vhost else {})}
 
 
 def _group(resources: HostResources, call: _Call) -> Answer:
-    refuse_unknown(call.args, ("sandbox", "uid", "container", "parent", "limits", "oom_score_adj"), "args")
+    names = ("sandbox", "uid", "container", "parent", "limits", "oom_score_adj", "queues")
+    refuse_unknown(call.args, names, "args")
     sandbox, path = _sandbox(call.args), _path(call.args)
-    uid = number({"uid": 0, **call.args}, "uid", "args", 0, MAX_UID)  # earlier versions of virtshim send none
+    given = {"uid": 0, "queues": 0, **call.args}  # earlier versions of virtshim send none
+    uid, queues = number(given, "uid", "args", 0, MAX_UID), number(given, "queues", "args", 0, MAX_QUEUES)
     made = bool(path) and resources.groups.make(path, _limits(call.args))
-    placement = Placement(path if made else "", _oom_score_adj(call.args), uid=uid)
-    resources.attachments.arm(sandbox, placement, call.until)
+    placement = Placement(path if made else "", _oom_score_adj(call.args), uid=uid, queues=queues)
+    resources.attachments.taps.arm(sandbox, placement, call.until)
     return Answer({"made": made})
 
 
 def _disarm(resources: HostResources, call: _Call) -> Answer:
     refuse_unknown(call.args, ("sandbox",), "args")
-    resources.attachments.disarm(_sandbox(call.args), call.until)
+    resources.attachments.taps.disarm(_sandbox(call.args), call.until)
     return Answer({})
 
 
@@ -171,6 +186,11 @@ def _counters(resources: HostResources, call: _Call) -> Answer:
     after = text(call.args, "after", "args", "")
     found, last = resources.attachments.counters(after)
     return Answer({"sandboxes": found, "last": last})
+
+
+def _plugins(resources: HostResources, call: _Call) -> Answer:
+    refuse_unknown(call.args, (), "args")
+    return Answer(resources.attachments.plugin_runs.as_json())
 
 
 def _limit(resources: HostResources, call: _Call) -> Answer:
@@ -273,4 +293,5 @@ _TABLE: Mapping[str, _Verb] = {
     "usb": _Verb(_usb),
     "function": _Verb(_function),
     "counters": _Verb(_counters),
+    "plugins": _Verb(_plugins),
 }

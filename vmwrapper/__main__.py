@@ -7,6 +7,8 @@ unchanged.
     VIRTSHIM_SANDBOX     whose network
     VIRTSHIM_FETCH_KEY   the secret that opens it; empty or unset: a VM without network
     VIRTSHIM_TAPMANAGER  tapmanager's socket
+    VIRTSHIM_NICS        numbers of the NICs' places, with commas, which its guest knows them by; unset: in order
+    VIRTSHIM_NIC_MODEL   what they are to the guest; unset: virtio
     VIRTSHIM_CONFINE     what holds QEMU back, beside its user: words of landlock, seccomp, core-scheduling, with commas; unset: a
                          VM that an earlier version has defined, which nothing holds back
     VIRTSHIM_PARTS       paths that it may read and run besides, with colons
@@ -62,7 +64,9 @@ def _become_qemu(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     args = [emulator, *argv]
     if environ.get("VIRTSHIM_FETCH_KEY"):
         nics, fds = _fetch(environ)
-        args += argv_plan.nic_arguments(argv, nics, fds)
+        numbers = [int(number) for number in environ.get("VIRTSHIM_NICS", "").split(",") if number]
+        args += argv_plan.QUIET_PORTS
+        args += argv_plan.nic_arguments(argv, nics, fds, numbers, environ.get("VIRTSHIM_NIC_MODEL") or "virtio")
         for fd in fds:
             os.set_inheritable(fd, True)
     if environ.get("VIRTSHIM_OUTPUT"):

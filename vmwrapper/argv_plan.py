@@ -18,27 +18,79 @@ _LAST_SLOT = 0x19
 # machine type -> its root bus; a PCIe root port of our own would need one more slot a NIC.
 _ROOT_BUSES = (("q35", "pcie.0"), ("virt", "pcie.0"), ("i440fx", "pci.0"), ("pc", "pci.0"))
 
+_MOST_QUEUES = 8
+
+# What a pod may ask for -> QEMU's device.
+_MODELS = {"virtio": "virtio-net-pci", "e1000e": "e1000e", "e1000": "e1000", "rtl8139": "rtl8139"}
+
+# Each of a guest's serial ports has two queues, and each queue a descriptor that QEMU's loop looks at for every frame, unless
+# the guest's kicks are taken where they happen.
+QUIET_PORTS = ("-global", "virtio-serial-pci.ioeventfd=off")
+
 
 class PlanError(Exception):
     """The message says what is wrong, for people."""
 
 
-def nic_arguments(argv: Sequence[str], nics: Sequence[Mapping[str, object]], fds: Sequence[int]) -> list[str]:
-    """What to append to `argv` so that QEMU has one virtio NIC for each of `nics` ({"mac", "mtu"}) on the tap descriptor of
-    the same index. Raises PlanError."""
-    if len(nics) != len(fds):
-        raise PlanError(f"tapmanager sent {len(nics)} interfaces and {len(fds)} descriptors")
+def nic_arguments(
+    argv: Sequence[str],
+    nics: Sequence[Mapping[str, object]],
+    fds: Sequence[int],
+    numbers: Sequence[int] = (),
+    model: str = "virtio",
+) -> list[str]:
+    """What to append to `argv` so that QEMU has one NIC for each of `nics`: {"mac", "mtu"}, "queues" where it has several,
+    and "vhost" where the kernel moves its frames. `fds` are theirs in turn: of each a tap's for each queue, and then as many of
+    vhost-net. `numbers`: of the place of each, which its guest knows; (): in order. `model`: what they are to the guest. Raises
+    PlanError."""
+    needed = sum(_descriptors(nic) for nic in nics)
+    if needed != len(fds):
+        raise PlanError(f"tapmanager sent {len(nics)} interfaces and {len(fds)} descriptors, not {needed}")
+    if model not in _MODELS:
+        raise PlanError(f"there is no NIC model {model!r} here; virtshim and vmwrapper must be of the same version")
     bus = root_bus(argv)
     slots = _free_slots(argv, bus)
+    if numbers:
+        slots = [_FIRST_SLOT + number for number in numbers if _FIRST_SLOT + number in slots]
     added: list[str] = []
     if len(slots) < len(nics):
         raise PlanError(f"{len(nics)} network interfaces, but only {len(slots)} free PCI slots on {bus}")
-    for index, (nic, fd, slot) in enumerate(zip(nics, fds, slots, strict=False)):
-        added += ["-netdev", f"tap,id=virtshimnet{index},fd={fd},vhost=off"]
+    rest = list(fds)
+    for index, (nic, slot) in enumerate(zip(nics, slots, strict=False)):
+        queues = _queues(nic)
+        own, rest = rest[: _descriptors(nic)], rest[_descriptors(nic) :]
+        added += ["-netdev", f"tap,id=virtshimnet{index},{_on(own[:queues], own[queues:])}"]
         # An empty romfile: no boot from the network, and no option ROM to read at each start.
-        device = f"virtio-net-pci,netdev=virtshimnet{index},id=virtshimnic{index},mac={_mac(nic)},host_mtu={_mtu(nic)}"
+        device = f"{_MODELS[model]},netdev=virtshimnet{index},id=virtshimnic{index},mac={_mac(nic)}"
+        if model == "virtio":
+            device += f",host_mtu={_mtu(nic)}"
+        elif queues > 1:
+            raise PlanError(f"a NIC of model {model} has one queue, and tapmanager sent {queues}")
+        if queues > 1:  # an interrupt for each queue's two directions, one for changes, one for the control queue
+            device += f",mq=on,vectors={2 * queues + 2}"
         added += ["-device", f"{device},bus={bus},addr={slot:#x},romfile="]
     return added
+
+
+def _on(tap: Sequence[int], vhost: Sequence[int]) -> str:
+    several = "s" if len(tap) > 1 else ""
+    kernel = f"vhost=on,vhostfd{several}={_joined(vhost)}" if vhost else "vhost=off"
+    return f"fd{several}={_joined(tap)},{kernel}"
+
+
+def _joined(fds: Sequence[int]) -> str:
+    return ":".join(str(fd) for fd in fds)
+
+
+def _descriptors(nic: Mapping[str, object]) -> int:
+    return _queues(nic) * (2 if nic.get("vhost") is True else 1)
+
+
+def _queues(nic: Mapping[str, object]) -> int:
+    queues = nic.get("queues", 1)
+    if not isinstance(queues, int) or not 1 <= queues <= _MOST_QUEUES:
+        raise PlanError("tapmanager sent an interface without a number of queues")
+    return queues
 
 
 def _mac(nic: Mapping[str, object]) -> str:

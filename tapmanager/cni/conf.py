@@ -10,17 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tapmanager.cni import versions
 from tapmanager.fields import BadField, Json, as_object, objects, text
-from tapmanager.pod import Pod
+from tapmanager.pod import Bandwidth, Pod
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # A bare file name: it is looked up in the plugin directories, nowhere else.
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-_VERSIONS = frozenset({"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"})
-# Only from 0.4.0 on is DEL given the result of ADD.
-_NO_RESULT_AT_DEL = frozenset({"0.1.0", "0.2.0", "0.3.0", "0.3.1"})
-# Until 1.0.0 each address says its family.
-_FAMILY_IN_RESULT = frozenset({"0.4.0"})
+_LEAST_BURST = 64 * 1024 * 8
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 IFNAME = "eth0"
@@ -39,11 +36,23 @@ def ipam_program(plugin: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NetworkConf:
-    """A chain of plugins; `plugins` are their configurations as they stand in the file."""
+    """A chain of plugins; `plugins` are their configurations as they stand in the file. `without_gc`: the network's author wants
+    none."""
 
     name: str
     version: str
     plugins: tuple[Json, ...]
+    without_gc: bool = False
+
+    @property
+    def has_status(self) -> bool:
+        """And GC: its plugins are of CNI 1.1."""
+        return versions.has_status(self.version)
+
+    def can(self, capability: str) -> bool:
+        """Whether a plugin of it wants to know that of pods."""
+        told = (plugin.get("capabilities") for plugin in self.plugins)
+        return any(isinstance(one, dict) and one.get(capability) is True for one in told)
 
     def types(self) -> tuple[str, ...]:
         return tuple(str(plugin["type"]) for plugin in self.plugins)
@@ -67,9 +76,7 @@ def parse_conf(data: bytes | str) -> NetworkConf:
 
 def conf_from_json(raw: Json) -> NetworkConf:
     """Raises BadField."""
-    version = text(raw, "cniVersion", "network", "0.2.0") or "0.2.0"
-    if version not in _VERSIONS:
-        raise BadField(f"network.cniVersion: {version[:20]!r} is not among {', '.join(sorted(_VERSIONS))}")
+    version = versions.chosen(raw)
     name = text(raw, "name", "network")
     if not _NAME.fullmatch(name):
         raise BadField(f"network.name: {name[:60]!r}: must be letters, digits, _ . -, beginning with a letter or digit")
@@ -80,7 +87,7 @@ def conf_from_json(raw: Json) -> NetworkConf:
         kind = text(plugin, "type", f"network.plugins[{at}]")
         if not _TYPE.fullmatch(kind):
             raise BadField(f"network.plugins[{at}].type: {kind[:60]!r} is not a bare file name")
-    return NetworkConf(name, version, tuple(plugins))
+    return NetworkConf(name, version, tuple(plugins), raw.get("disableGC") is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +120,25 @@ def environment(command: str, attachment: CniAttachment) -> dict[str, str]:
     }
 
 
+def environment_of_all(command: str, bin_dirs: Sequence[str]) -> dict[str, str]:
+    """For what concerns no single attachment: STATUS and GC."""
+    return {"PATH": _PATH, "CNI_COMMAND": command, "CNI_PATH": ":".join(bin_dirs)}
+
+
+def stdin_of_all(conf: NetworkConf, plugin: Json, sandboxes: Sequence[str] | None = None) -> bytes:
+    """For STATUS; with `sandboxes`, whose attachments are all that there are, for GC."""
+    derived: dict[str, object] = {**plugin, "cniVersion": conf.version, "name": conf.name}
+    if sandboxes is not None:
+        derived["cni.dev/valid-attachments"] = [{"containerID": one, "ifname": IFNAME} for one in sandboxes]
+    return json.dumps(derived).encode()
+
+
 def stdin(conf: NetworkConf, plugin: Json, pod: Pod, previous: Json | None) -> bytes:
     """The plugin's configuration as the specification derives it from the list's."""
     derived: dict[str, object] = {**plugin, "cniVersion": conf.version, "name": conf.name}
     derived.pop("prevResult", None)
     if previous is not None:
-        derived["prevResult"] = previous
+        derived["prevResult"] = versions.converted(previous, conf.version)
     runtime = _runtime_config(plugin, pod)
     if runtime:
         derived["runtimeConfig"] = runtime
@@ -140,19 +160,22 @@ def _runtime_config(plugin: Json, pod: Pod) -> dict[str, object]:
         for mapping in pod.port_mappings
         if mapping.host_port
     ]
-    return {"portMappings": mappings} if mappings and capabilities.get("portMappings") is True else {}
+    wanted = {"portMappings": mappings, "bandwidth": _bandwidth(pod.bandwidth)}
+    return {name: value for name, value in wanted.items() if value and capabilities.get(name) is True}
+
+
+def _bandwidth(asked: Bandwidth) -> dict[str, int]:
+    """Bits a second, and bits that may come at once: a tenth of a second's, but never less than one large segment."""
+    found: dict[str, int] = {}
+    for direction, rate in (("ingress", asked.ingress), ("egress", asked.egress)):
+        if rate:
+            found |= {f"{direction}Rate": rate, f"{direction}Burst": max(rate // 10, _LEAST_BURST)}
+    return found
 
 
 def result_for_del(conf: NetworkConf, result: Json | None) -> Json | None:
-    """In the configuration's version, which is the only one that the plugin then reads: a meta plugin prints its delegate's."""
-    if conf.version in _NO_RESULT_AT_DEL or result is None:
-        return None
-    if "ip4" in result or "ip6" in result:  # of the oldest form
-        return result
-    ips = [{key: value for key, value in ip.items() if key != "version"} for ip in objects(result, "ips", "result")]
-    if conf.version in _FAMILY_IN_RESULT:
-        ips = [{**ip, "version": "6" if ":" in str(ip.get("address")) else "4"} for ip in ips]
-    return {**result, "cniVersion": conf.version, **({"ips": ips} if ips else {})}
+    """What DEL is told of ADD, None for nothing."""
+    return result if versions.has_result_at_del(conf.version) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from tapmanager.cni import conf as cni_conf
 from tapmanager.cni.conf import CniAttachment, NetworkConf
+from tapmanager.cni.runs import PluginRuns
 from tapmanager.errors import TapmanagerError, deadline, internal, unavailable
 from tapmanager.fields import Json
 
@@ -31,12 +33,28 @@ _MAX_OUTPUT = 1 << 20
 _TRY_AGAIN = 11
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """`sandbox` "" for one that concerns no single attachment."""
+
+    command: str
+    plugin: str
+    network: str
+    sandbox: str
+    bin_dirs: tuple[str, ...]
+
+
 class CniPlugins:
     """`plugin_timeout` is the longest one plugin may take, in seconds. All points in time are of time.monotonic()."""
 
     def __init__(self, conf_dir: str, bin_dirs: Sequence[str], plugin_timeout: float) -> None:
         self._conf_dir = conf_dir
         self._bin_dirs = tuple(bin_dirs)
+        self._plugin_timeout = plugin_timeout
+        self.runs = PluginRuns()
+
+    def limit(self, plugin_timeout: float) -> None:
+        """From the next plugin on."""
         self._plugin_timeout = plugin_timeout
 
     def load(self) -> NetworkConf:
@@ -121,35 +139,57 @@ class CniPlugins:
         previous: Json | None,
         until: float,
     ) -> bytes:
-        kind = str(plugin["type"])
-        what = f'CNI plugin "{kind}" of network "{conf.name}"'
-        path = _find(kind, attachment.bin_dirs)
+        env = cni_conf.environment(command, attachment)
+        data = cni_conf.stdin(conf, plugin, attachment.pod, previous)
+        call = _Call(command, str(plugin["type"]), conf.name, attachment.pod.sandbox, attachment.bin_dirs)
+        return self._carry_out(call, env, data, until)
+
+    def _carry_out(self, call: _Call, env: dict[str, str], data: bytes, until: float) -> bytes:
+        what = f'CNI plugin "{call.plugin}" of network "{call.network}"'
+        path = _find(call.plugin, call.bin_dirs)
         started = time.monotonic()
         limit = min(self._plugin_timeout, until - started)
         if limit <= 0:
-            raise deadline(f"no time was left to run {what} ({command})")
-        env = cni_conf.environment(command, attachment)
+            raise deadline(f"no time was left to run {what} ({call.command})")
+        status = -1
         try:
-            status, out, err = _spawn(path, env, cni_conf.stdin(conf, plugin, attachment.pod, previous), limit)
+            status, out, err = _spawn(path, env, data, limit)
         except OSError as exc:
             raise internal(f"{what}: {path} cannot be run: {exc.strerror}") from exc
         except subprocess.TimeoutExpired as exc:
-            raise deadline(f"{what} did not finish {command} within {limit:.1f} s and was killed") from exc
-        taken = (time.monotonic() - started) * 1000
-        log.info(
-            "cni.ran sandbox=%s command=%s plugin=%s status=%d ms=%.1f",
-            attachment.pod.sandbox,
-            command,
-            kind,
-            status,
-            taken,
-        )
+            raise deadline(f"{what} did not finish {call.command} within {limit:.1f} s and was killed") from exc
+        finally:
+            taken = time.monotonic() - started
+            self.runs.ran(call.command, call.plugin, taken, failed=status != 0)
+        level = logging.INFO if call.sandbox else logging.DEBUG
+        words = (call.sandbox, call.command, call.plugin, status, taken * 1000)
+        log.log(level, "cni.ran sandbox=%s command=%s plugin=%s status=%d ms=%.1f", *words)
         if status != 0:
             failure = cni_conf.failure(out, err, status)
             code = f" (CNI error {failure.code})" if failure.code else ""
-            message = f"{what} failed at {command}: {failure.text}{code}"
+            message = f"{what} failed at {call.command}: {failure.text}{code}"
             raise TapmanagerError("unavailable" if failure.code == _TRY_AGAIN else "internal", message)
         return out
+
+    def status(self, conf: NetworkConf) -> str:
+        """Why its plugins could not attach a pod now; "" if they could. For configurations with `has_status`."""
+        try:
+            self._ask_all("STATUS", conf, None)
+        except TapmanagerError as exc:
+            return str(exc)
+        return ""
+
+    def collect(self, conf: NetworkConf, sandboxes: Sequence[str]) -> None:
+        """GC: its plugins free what they hold for others than these. For configurations with `has_status`. Raises
+        TapmanagerError."""
+        self._ask_all("GC", conf, sandboxes)
+
+    def _ask_all(self, command: str, conf: NetworkConf, sandboxes: Sequence[str] | None) -> None:
+        env = cni_conf.environment_of_all(command, self._bin_dirs)
+        until = time.monotonic() + self._plugin_timeout
+        for plugin in conf.plugins:
+            call = _Call(command, str(plugin["type"]), conf.name, "", self._bin_dirs)
+            self._carry_out(call, env, cni_conf.stdin_of_all(conf, plugin, sandboxes), until)
 
 
 def _spawn(path: str, env: dict[str, str], data: bytes, limit: float) -> tuple[int, bytes, bytes]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+
+Attributes = Mapping[int, bytes]
 
 NESTED = 0x8000
 REQUEST, ACK = 1, 4
-_ERROR = 2
+_DUMP = 0x300
+_INTERRUPTED = 0x10  # the list changed while it was told
+_ERROR, _DONE = 2, 3
+_KIND = 0x3FFF  # of an attribute, without its flags
+_TRIES = 5
 _TIMEOUT = 5.0  # seconds; the kernel answers while it is asked
 
 
@@ -27,16 +34,11 @@ def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 def errors_in(data: bytes) -> list[int]:
     """The errno (0: acknowledged) of each NLMSG_ERROR message in what the kernel answered."""
-    found = []
-    at = 0
-    while at + 16 <= len(data):
-        length, kind = struct.unpack_from("=IH", data, at)
-        if length < 16:
-            break
-        if kind == _ERROR and at + 20 <= len(data):
-            found.append(-struct.unpack_from("=i", data, at + 16)[0])
-        at += length + (-length % 4)
-    return found
+    return [
+        -struct.unpack_from("=i", payload)[0]
+        for kind, _, payload in _messages(data)
+        if kind == _ERROR and len(payload) >= 4
+    ]
 
 
 def exchange(protocol: int, batch: bytes, acknowledgements: int) -> Iterator[int]:
@@ -51,3 +53,53 @@ def exchange(protocol: int, batch: bytes, acknowledgements: int) -> Iterator[int
             for code in errors_in(sock.recv(65536)):
                 seen += 1
                 yield code
+
+
+def attributes(data: bytes, at: int) -> Attributes:
+    """Those from `at` on, by kind; of several of one kind the last."""
+    found = {}
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            break
+        found[kind & _KIND] = data[at + 4 : at + length]
+        at += length + (-length % 4)
+    return found
+
+
+def dump(kind: int, head: bytes, protocol: int = socket.NETLINK_ROUTE) -> Sequence[bytes]:
+    """Payloads of all that the kernel tells to a request for a list. In the namespace of the thread. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
+        sock.settimeout(_TIMEOUT)
+        sock.bind((0, 0))
+        for _ in range(_TRIES):
+            sock.send(message(kind, REQUEST | _DUMP, 1, head))
+            told = _until_done(sock)
+            if told is not None:
+                return told
+    raise InterruptedError("the list changed each time it was read")
+
+
+def _until_done(sock: socket.socket) -> Sequence[bytes] | None:
+    """None if it is to be asked for again."""
+    found: list[bytes] = []
+    interrupted = False
+    while True:
+        for kind, flags, payload in _messages(sock.recv(1 << 18)):
+            if kind == _ERROR:
+                code = -struct.unpack_from("=i", payload)[0]
+                raise OSError(code, os.strerror(code))
+            interrupted = interrupted or bool(flags & _INTERRUPTED)
+            if kind == _DONE:
+                return None if interrupted else found
+            found.append(payload)
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    at = 0
+    while at + 16 <= len(data):
+        length, kind, flags = struct.unpack_from("=IHH", data, at)
+        if length < 16:
+            break
+        yield kind, flags, data[at + 16 : at + length]
+        at += length + (-length % 4)

@@ -17,11 +17,14 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
 
 from tapmanager.errors import TapmanagerError, internal
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _CLONE_NEWNET = 0x40000000
 _MS_BIND = 4096
@@ -89,6 +92,11 @@ def exists(path: str) -> bool:
 
 def create(path: str) -> None:
     """A new namespace at `path`, with lo up. Raises TapmanagerError if something is there already, OSError."""
+    _in_thread(lambda: create_and_enter(path))
+
+
+def create_and_enter(path: str) -> None:
+    """As `create`, and the calling thread, which must end thereafter (`Worker`), is in it from then on."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     except FileExistsError as exc:
@@ -96,7 +104,7 @@ def create(path: str) -> None:
             "already-exists", f"{path} exists already; remove it with: ip netns del {os.path.basename(path)}"
         ) from exc
     try:
-        _in_thread(lambda: _unshare_onto(path))
+        _unshare_onto(path)
     except BaseException:
         os.unlink(path)
         raise
@@ -164,6 +172,32 @@ def run_in_each(work: Mapping[str, Callable[[], T]]) -> Mapping[str, T]:
         return found
 
     return _in_thread(visit_all)
+
+
+class Worker:
+    """A thread that does what it is given, in turn, until the end of the `with` block: for several pieces of work in one
+    namespace, the first of which enters it (`create_and_enter`)."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "in-netns")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """When it has done all that it was given its thread ends, which keeps its namespace alive. May be repeated."""
+        self._thread.shutdown()
+
+    def begin(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        return self._thread.submit(work, *args, **options)
+
+    def do(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        return self.begin(work, *args, **options).result()
 
 
 def _in_thread(work: Callable[[], T]) -> T:

@@ -175,6 +175,17 @@ def _refuse_unfit(network: Network, link: KernelLink) -> None:
         raise TapmanagerError("unimplemented", f"{what}, which cannot carry a virtual machine's frames; {remedy}")
 
 
+def refuse_packet_rules(network: str, found: str) -> None:
+    """`found`: one that its plugins have left in the pod's namespace, "" if they left none. Raises TapmanagerError."""
+    if found:
+        message = (
+            f"CNI network \"{network}\" has rules for packets in the pod's namespace ({found}), where a virtual machine's are "
+            "frames: leave the plugin that makes them out; a service mesh's, by the pod's labels (Istio's ambient mode: "
+            "istio.io/dataplane-mode: none)"
+        )
+        raise TapmanagerError("unimplemented", message)
+
+
 def _refuse_rules(network: Network, link: KernelLink | None) -> None:
     if link is not None and link.rules:
         message = (

@@ -7,31 +7,42 @@ plan alone, from any half-made state.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import ipaddress
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from ipaddress import IPv6Address
 from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from tapmanager.errors import internal, unavailable
-from tapmanager.links import dhcp_guard, neighbours, netlink, policy_rules, tap
-from tapmanager.links.nic_plan import KernelLink, KernelRoute
-from tapmanager.pod import Nic, Route
+from tapmanager.ipv6 import stand_in
+from tapmanager.links import (
+    dhcp_guard,
+    gateway_rewrite,
+    kernel_links,
+    neighbours,
+    netlink,
+    nft,
+    reflections,
+    spoof_filter,
+    tap,
+)
+from tapmanager.links.link_messages import GONE, Change, LinkSettings, batch, remove_address, remove_route, set_link
+from tapmanager.links.nic_plan import KernelLink
+from tapmanager.pod import Neighbour, Nic, Route
 
-_ARPHRD_ETHER = 1
-_ARPHRD_LOOPBACK = 772
-_IFF_NOARP = 0x80
 _TABLE_MAIN = 254
-_UNICAST = 1
 _SCOPE_LINK = 253
-_GONE = frozenset({errno.ENODEV, errno.ENOENT, errno.ESRCH, errno.EADDRNOTAVAIL, errno.ENXIO})
-_NETLINK_NETFILTER = 12
+_NETLINK_ROUTE, _NETLINK_NETFILTER = 0, 12
+# Before they are a NIC's.
+_BRIDGE, _TAP = "virtshim-bridge", "virtshim-tap"
 
 
 def random_mac() -> str:
@@ -50,137 +61,117 @@ def netlink_errors(doing: str) -> Iterator[None]:
 
 
 def read() -> list[KernelLink]:
-    """All links here, with their addresses and main-table routes; not loopback, nor other devices' than Ethernet cards."""
-    with netlink_errors("reading the pod's links"), IPRoute() as ipr:
-        links = [link for link in ipr.get_links() if _counts(link)]
-        addresses = list(ipr.get_addr())
-        routes = list(ipr.get_routes(table=_TABLE_MAIN))
-        permanent, rules = neighbours.read(ipr), policy_rules.read(ipr)
-        return [
-            KernelLink(
-                name=link.get_attr("IFLA_IFNAME"),
-                kind=_kind(link),
-                mac=link.get_attr("IFLA_ADDRESS") or "",
-                mtu=link.get_attr("IFLA_MTU"),
-                addresses=tuple(_address(one) for one in addresses if _is_of(one, link["index"])),
-                routes=tuple(found for one in routes for found in _route(one, link["index"])),
-                parent=_pci_parent(link),
-                leads_out=_leads_out(link),
-                alias=link.get_attr("IFLA_IFALIAS") or "",
-                frames=_carries_frames(link),
-                neighbours=permanent.get(link["index"], ()),
-                rules=rules.get(link["index"], ()),
-            )
-            for link in links
-        ]
+    """All links here that `prepare` did not make; see `kernel_links.read`. Raises TapmanagerError."""
+    try:
+        return kernel_links.read(ours=(_BRIDGE, _TAP))
+    except OSError as exc:
+        raise internal(f"reading the pod's links: {exc.strerror or exc}") from exc
 
 
-def _kind(link: Any) -> str:
-    info = link.get_attr("IFLA_LINKINFO")
-    return str(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else ""
+def prepare(tap_owner: int, *, multi_queue: bool) -> None:
+    """What a pod's first NIC needs whatever CNI says: a bridge, a tap and the guard against foreign DHCP. Under names that no
+    plugin takes, and down: plugins are at work here. `build` uses them; a pod without such a NIC leaves them unused. Raises
+    TapmanagerError, OSError."""
+    _filter(dhcp_guard.dhcp_guard())
+    with IPRoute() as ipr:
+        _make_pair(ipr, tap_owner, multi_queue=multi_queue)
 
 
-def _counts(link: Any) -> bool:
-    """InfiniBand's are not the guest's as links, but as what kubelet granted."""
-    ethernet = link["ifi_type"] == _ARPHRD_ETHER
-    return ethernet or (link["ifi_type"] != _ARPHRD_LOOPBACK and not _pci_parent(link))
-
-
-def _carries_frames(link: Any) -> bool:
-    """netkit is an Ethernet link by its type also where it takes packets alone, which is its default; then it has no ARP."""
-    mute = _kind(link) == "netkit" and link["flags"] & _IFF_NOARP
-    return link["ifi_type"] == _ARPHRD_ETHER and not mute
-
-
-def _pci_parent(link: Any) -> str:
-    """Its device's PCI address, "" for others; Linux 5.14 and newer tell."""
-    return (
-        str(link.get_attr("IFLA_PARENT_DEV_NAME") or "") if link.get_attr("IFLA_PARENT_DEV_BUS_NAME") == "pci" else ""
-    )
-
-
-def _leads_out(link: Any) -> bool:
-    """A veth's other end, or what a VLAN is on, is in the namespace with that number; a device is of the machine."""
-    return link.get_attr("IFLA_LINK_NETNSID") is not None or bool(link.get_attr("IFLA_PARENT_DEV_NAME"))
-
-
-def _is_of(address: Any, index: int) -> bool:
-    return bool(address["index"] == index and address["scope"] < _SCOPE_LINK)
-
-
-def _address(message: Any) -> str:
-    # IFA_LOCAL is the address, IFA_ADDRESS the peer's on a point-to-point link; IPv6 has IFA_ADDRESS only.
-    ip = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-    return str(ipaddress.ip_interface(f"{ip}/{message['prefixlen']}"))
-
-
-def _route(message: Any, index: int) -> Iterator[KernelRoute]:
-    attr = message.get_attr
-    field = message.__getitem__
-    if (
-        attr("RTA_OIF") != index
-        or field("type") != _UNICAST
-        or field("family") not in (socket.AF_INET, socket.AF_INET6)
-    ):
-        return
-    any_address = "0.0.0.0" if field("family") == socket.AF_INET else "::"  # noqa: S104  a destination, nothing is bound
-    destination = ipaddress.ip_network(f"{attr('RTA_DST') or any_address}/{field('dst_len')}")
-    if destination.is_link_local and destination.version == 6:
-        return  # fe80::/64 is on every link by itself
-    gateway = attr("RTA_GATEWAY")
-    metrics = attr("RTA_METRICS")
-    mtu = metrics.get_attr("RTAX_MTU") if metrics is not None else None
-    yield KernelRoute(str(destination), gateway, attr("RTA_PRIORITY") or 0, mtu or 0)
+def _make_pair(ipr: Any, tap_owner: int, *, multi_queue: bool) -> None:
+    with netlink_errors(f"making {_BRIDGE}"):
+        ipr.link(
+            "add",
+            ifname=_BRIDGE,
+            kind="bridge",
+            br_stp_state=0,
+            br_forward_delay=0,
+            br_ageing_time=0,  # two ports: what comes in at one leaves at the other, whatever MAC it claims to have
+            br_mcast_snooping=0,  # there is no querier; snooping would swallow neighbour discovery
+        )
+    tap.create(_TAP, tap_owner, multi_queue=multi_queue)
 
 
 def build(nics: Sequence[Nic], tap_owner: int) -> None:
-    """Makes bridges and taps; each CNI interface's MAC and addresses become the guest's. Raises TapmanagerError, OSError."""
-    _guard_dhcp(nics)
+    """Each CNI interface's MAC and addresses become the guest's: a bridge leads from it to a tap. The first of these `prepare`
+    has made. Raises TapmanagerError, OSError."""
+    _filter([*_dhcp_exceptions(nics), *spoof_filter.rules(nics), *reflections.rules(nics)])
     _quiet_namespace()
-    with IPRoute() as ipr:
-        for nic in nics:
-            with netlink_errors(f"bridging {nic.link} to {nic.tap}"):
-                _build_one(ipr, nic, tap_owner)
+    for nic in nics:
+        if _index(_TAP) is None:
+            with IPRoute() as ipr:
+                _make_pair(ipr, tap_owner, multi_queue=nic.multi_queue)
+        _build_one(nic)
 
 
-def _build_one(ipr: Any, nic: Nic, tap_owner: int) -> None:
-    link = _index(nic.link)
+def _build_one(nic: Nic) -> None:
+    link, bridge, guest = _index(nic.link), _index(_BRIDGE), _index(_TAP)
     if link is None:
         raise internal(f"interface {nic.link} vanished while it was being bridged")
-    _strip(ipr, link, nic)
-    _set_mac(ipr, link, nic.link_mac)
-    ipr.link(
-        "add",
-        ifname=nic.bridge,
-        kind="bridge",
-        address=nic.bridge_mac,
-        br_stp_state=0,
-        br_forward_delay=0,
-        br_ageing_time=0,  # two ports: what comes in at one leaves at the other, whatever MAC it claims to have
-        br_mcast_snooping=0,  # there is no querier; snooping would swallow neighbour discovery
+    if bridge is None or guest is None:
+        raise internal(f"{_BRIDGE} and {_TAP} vanished while {nic.link} was being bridged")
+    doing = f"bridging {nic.link} to {nic.tap}"
+    # Addresses go, and the kernel takes their routes along; device routes without an address behind them too.
+    routes = [remove_route(doing, link, route.destination, route.gateway) for route in reversed(nic.link_routes)]
+    addresses = [remove_address(doing, link, address) for address in nic.link_addresses]
+    joins = LinkSettings(mac=nic.link_mac, master=bridge)
+    codes = _carry_out(
+        *routes,
+        *addresses,
+        set_link(doing, bridge, LinkSettings(nic.bridge, nic.bridge_mac, nic.mtu)),
+        set_link(doing, guest, LinkSettings(nic.tap, mtu=nic.mtu, master=bridge)),
+        dataclasses.replace(set_link(doing, link, joins), fine={errno.EBUSY}),
     )
-    tap.create(nic.tap, tap_owner)
-    for name in (nic.link, nic.bridge, nic.tap):
-        _disable_ipv6(name)
-    bridge = _index(nic.bridge)
-    ipr.link("set", index=_index(nic.tap), mtu=nic.mtu, master=bridge, state="up")
-    ipr.link("set", index=link, master=bridge, state="up")
-    ipr.link("set", index=bridge, mtu=nic.mtu, state="up")
+    if codes[-1] == errno.EBUSY:
+        with netlink_errors(doing), IPRoute() as ipr:
+            _set_mac(ipr, link, nic.link_mac)
+            ipr.link("set", index=link, master=bridge, state="up")
     if nic.neighbours:
-        if neighbours.any_ipv6(nic):  # a bridge without IPv6 cannot know them; without an address it is not heard
-            _write_sysctl(f"net/ipv6/conf/{nic.bridge}/addr_gen_mode", "1")
-            _write_sysctl(f"net/ipv6/conf/{nic.bridge}/disable_ipv6", "0")
-        neighbours.answer_for(ipr, nic)
+        answer_for(nic, nic.neighbours)
 
 
-def _strip(ipr: Any, link: int, nic: Nic) -> None:
-    """Addresses go, and the kernel takes their routes along; device routes without an address behind them too."""
-    for route in reversed(nic.link_routes):
-        _route_change(ipr, "del", route, link)
-    for address in nic.link_addresses:
-        ip, _, prefix = address.partition("/")
-        with _ignore_missing():
-            ipr.addr("del", index=link, address=ip, prefixlen=int(prefix))
+def answer_for(nic: Nic, wanted: Sequence[Neighbour]) -> None:
+    """The NIC's bridge answers the guest for these, whoever else does not. Raises TapmanagerError, OSError."""
+    if neighbours.any_ipv6(wanted):
+        _let_know_ipv6(nic.bridge)
+    with netlink_errors(f"answering for {', '.join(one.address for one in wanted)}"), IPRoute() as ipr:
+        neighbours.answer_for(ipr, nic, wanted)
+
+
+def _let_know_ipv6(bridge: str) -> None:
+    """A bridge without IPv6 knows no neighbours of it; without an address it is not heard."""
+    for name, value in (("accept_ra", "0"), ("addr_gen_mode", "1"), ("disable_ipv6", "0")):
+        _write_sysctl(f"net/ipv6/conf/{bridge}/{name}", value)
+
+
+def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
+    """For the NIC's guest, `router` (of `ipv6.stand_in`) has a MAC from now on, behind which is the gateway's. Raises
+    TapmanagerError, OSError."""
+    number = stand_in.number_of(router)
+    mac = stand_in.mac(number)
+    _filter(gateway_rewrite.rules(nic.tap, number, mac, gateway))
+    port = f"virtshim-{nic.tap}"
+    if _index(port) is None:
+        tap.create(port, 0)
+    _let_know_ipv6(nic.bridge)
+    with netlink_errors(f"answering for {router}"), IPRoute() as ipr:
+        neighbours.stand_in(ipr, nic, Neighbour(str(router), mac.hex(":")), port)
+
+
+def answered_for(nic: Nic) -> Collection[str]:
+    """Whom the NIC's bridge answers for. Raises OSError."""
+    return kernel_links.permanent_neighbours(socket.if_nametoindex(nic.bridge))
+
+
+def _carry_out(*changes: Change) -> list[int]:
+    """What the kernel answered to each, if all of that is fine."""
+    try:
+        codes = list(netlink.exchange(_NETLINK_ROUTE, batch(changes), len(changes)))
+    except OSError as exc:
+        raise internal(f"{changes[-1].doing}: the kernel does not answer: {exc}") from exc
+    for change, code in zip(changes, codes, strict=True):
+        if code and code not in change.fine:
+            raise internal(f"{change.doing}: the kernel refused: {os.strerror(code)}")
+    return codes
 
 
 @contextlib.contextmanager
@@ -189,7 +180,7 @@ def _ignore_missing(*more: int) -> Iterator[None]:
     try:
         yield
     except NetlinkError as exc:
-        if exc.code not in (*_GONE, *more):
+        if exc.code not in (*GONE, *more):
             raise
 
 
@@ -215,12 +206,12 @@ def _set_mac(ipr: Any, link: int, mac: str) -> None:
 
 def restore(nics: Sequence[Nic]) -> list[str]:
     """Puts the CNI interfaces back as the plugins left them: DEL of bridge and ptp reads the addresses off the interface to
-    know which masquerading rules to remove. What could not be put back is told, not raised: DEL must be tried anyway."""
+    know which masquerading rules to remove. What could not be put back is told, not raised: DEL must be tried anyway. Bridge
+    and tap go with the namespace, without anybody waiting for it: to remove them here takes the kernel longer than all the
+    rest."""
     trouble: list[str] = []
     with IPRoute() as ipr:
         for nic in nics:
-            for name in (nic.tap, nic.bridge):
-                _try(trouble, f"removing {name}", partial(_remove, ipr, name))
             link = _index(nic.link)
             if link is not None:
                 _try(trouble, f"restoring {nic.link}", partial(_restore_one, ipr, nic, link))
@@ -251,14 +242,11 @@ def _try(trouble: list[str], doing: str, work: Callable[[], None]) -> None:
         trouble.append(f"{doing}: {exc}")
 
 
-def _remove(ipr: Any, name: str) -> None:
-    index = _index(name)
-    if index is not None:
-        with _ignore_missing():
-            ipr.link("del", index=index)
-
-
 def _restore_one(ipr: Any, nic: Nic, link: int) -> None:
+    ipr.link("set", index=link, master=0)
+    bridge = _index(nic.bridge) if nic.neighbours else None
+    if bridge is not None:
+        ipr.link("set", index=bridge, state="down")  # it forgets them
     _set_mac(ipr, link, nic.mac)
     ipr.link("set", index=link, state="up")
     put_addresses(ipr, link, nic.link, nic.link_addresses)
@@ -300,10 +288,6 @@ def _quiet_namespace() -> None:
         _write_sysctl(f"net/bridge/bridge-nf-call-{name}", "0")
 
 
-def _disable_ipv6(link: str) -> None:
-    _write_sysctl(f"net/ipv6/conf/{link}/disable_ipv6", "1")
-
-
 def _write_sysctl(name: str, value: str) -> None:
     """A kernel without the feature has no such file. /proc/sys/net shows the namespace of the thread that opens it."""
     try:
@@ -315,12 +299,16 @@ def _write_sysctl(name: str, value: str) -> None:
         raise internal(f"sysctl {name}={value}: {exc.strerror}") from exc
 
 
-def _guard_dhcp(nics: Sequence[Nic]) -> None:
+def _dhcp_exceptions(nics: Sequence[Nic]) -> Sequence[bytes]:
     """On a network without IPAM addresses are the network's own matter, and those of its DHCP server."""
-    unguarded = [port for nic in nics if not nic.addresses for port in (nic.link, nic.tap)]
-    batch, acknowledgements = dhcp_guard.dhcp_guard(unguarded)
+    return dhcp_guard.exceptions([port for nic in nics if not nic.addresses for port in (nic.link, nic.tap)])
+
+
+def _filter(messages: Sequence[bytes]) -> None:
+    if not messages:
+        return
     try:
-        for code in netlink.exchange(_NETLINK_NETFILTER, batch, acknowledgements):
+        for code in netlink.exchange(_NETLINK_NETFILTER, *nft.batch(messages)):
             _raise_for(code)
     except OSError as exc:
         raise unavailable(_no_guard(exc.strerror or str(exc))) from exc
@@ -333,4 +321,4 @@ def _raise_for(code: int) -> None:
 
 def _no_guard(why: str) -> str:
     needs = "the kernel needs nf_tables with the bridge family (CONFIG_NF_TABLES_BRIDGE)"
-    return f"the DHCP guard cannot be set up: {why}; {needs}"
+    return f"the guest's frames cannot be filtered: {why}; {needs}"

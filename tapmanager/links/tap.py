@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import errno
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tapmanager import protocol
 from tapmanager.errors import TapmanagerError
@@ -18,19 +20,33 @@ _TUNSETOWNER = 0x400454CC
 _TUNSETOFFLOAD = 0x400454D0
 _TUNSETVNETHDRSZ = 0x400454D8
 
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_GLINK = 0x0000000A
+
 _IFF_TAP = 0x0002
+_IFF_MULTI_QUEUE = 0x0100
 _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
 # VNET_HDR lets checksums and large frames pass unfinished between guest and host: most of the throughput.
 _FLAGS = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
 
 
-def create(name: str, owner: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tap to be opened: with so many queues. One that is not `multi_queue`, as it was made, has one."""
+
+    name: str
+    multi_queue: bool = False
+    queues: int = 1
+
+
+def create(name: str, owner: int, *, multi_queue: bool = False) -> None:
     """A tap that outlives its descriptor, so that it can be opened again after any of our restarts. Raises OSError.
 
-    `owner` is the uid that may open it besides root; QEMU gets an open descriptor and needs no more.
+    `owner` is the uid that may open it besides root; QEMU gets an open descriptor and needs no more. With `multi_queue` it can be
+    opened several times at once: 200 KiB of the kernel's memory, and no time worth telling.
     """
-    fd = _attach(name)
+    fd = _attach(name, multi_queue=multi_queue)
     try:
         fcntl.ioctl(fd, _TUNSETOWNER, owner)
         fcntl.ioctl(fd, _TUNSETPERSIST, 1)
@@ -38,41 +54,62 @@ def create(name: str, owner: int) -> None:
         os.close(fd)
 
 
-def open_tap(name: str) -> int:
-    """A descriptor (close-on-exec) the caller owns. Raises TapmanagerError: failed-precondition while another process has the
-    tap, not-found if it is gone."""
+def open_tap(wanted: Wanted) -> list[int]:
+    """A descriptor (close-on-exec) for each queue, which the caller owns. Raises TapmanagerError: failed-precondition while
+    another process has the tap, not-found if it is gone."""
+    name = wanted.name
     try:
         socket.if_nametoindex(name)  # TUNSETIFF would silently make a new tap
     except OSError as exc:
         raise TapmanagerError("not-found", f"the tap {name} is gone; delete the pod to recreate it") from exc
-    try:
-        fd = _attach(name)
-    except OSError as exc:
-        if exc.errno == errno.EBUSY:
-            message = f"the tap {name} is in use by another process: this pod's virtual machine is already running"
-            raise TapmanagerError("failed-precondition", message) from exc
-        raise
-    # A tap remembers what its last user negotiated; the next one starts from the kernel's defaults.
-    fcntl.ioctl(fd, _TUNSETOFFLOAD, 0)
-    fcntl.ioctl(fd, _TUNSETVNETHDRSZ, struct.pack("i", 10))
-    return fd
-
-
-def open_taps(names: Iterable[str]) -> list[int]:
-    """All, or none."""
+    # One with a single queue cannot be opened twice; of one with several only this tells that nobody has any.
+    if wanted.multi_queue and _is_open(name):
+        raise _in_use(name)
     fds: list[int] = []
     try:
-        fds.extend(open_tap(name) for name in names)
-    except BaseException:
+        for _ in range(wanted.queues if wanted.multi_queue else 1):
+            fds.append(_attach(name, multi_queue=wanted.multi_queue))  # noqa: PERF401  those before a failure are closed
+        # A tap remembers what its last user negotiated; the next one starts from the kernel's defaults.
+        fcntl.ioctl(fds[0], _TUNSETOFFLOAD, 0)
+        fcntl.ioctl(fds[0], _TUNSETVNETHDRSZ, struct.pack("i", 10))
+    except OSError as exc:
         protocol.close_all(fds)
+        if exc.errno == errno.EBUSY:
+            raise _in_use(name) from exc
         raise
     return fds
 
 
-def _attach(name: str) -> int:
+def open_taps(taps: Iterable[Wanted]) -> list[list[int]]:
+    """All, or none."""
+    opened: list[list[int]] = []
+    try:
+        opened.extend(open_tap(one) for one in taps)
+    except BaseException:
+        for fds in opened:
+            protocol.close_all(fds)
+        raise
+    return opened
+
+
+def _in_use(name: str) -> TapmanagerError:
+    message = f"the tap {name} is in use by another process: this pod's virtual machine is already running"
+    return TapmanagerError("failed-precondition", message)
+
+
+def _is_open(name: str) -> bool:
+    """A tap has a carrier as long as somebody has a queue of it, of one that is switched off, too."""
+    answer = array.array("I", (_ETHTOOL_GLINK, 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        fcntl.ioctl(sock, _SIOCETHTOOL, struct.pack("16sQ16x", name.encode(), answer.buffer_info()[0]))
+    return answer[1] != 0
+
+
+def _attach(name: str, *, multi_queue: bool) -> int:
+    flags = _FLAGS | (_IFF_MULTI_QUEUE if multi_queue else 0)
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _FLAGS))
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
     except BaseException:
         os.close(fd)
         raise

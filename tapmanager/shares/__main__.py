@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import threading
-import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tapmanager import log_lines, sdnotify, server
+from tapmanager import log_lines, sdnotify, server, settings, thread_dump, toml_files
 from tapmanager.cgroups.tree import VmCgroups, hierarchies
-from tapmanager.errors import TapmanagerError, invalid
+from tapmanager.errors import TapmanagerError
+from tapmanager.reload import Reload
 from tapmanager.shares import verbs
 from tapmanager.shares.daemons import ShareDaemons
+from tapmanager.toml_files import Layers
 
 log = logging.getLogger("tapmanager.shares")
 
@@ -39,12 +41,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("virtshim-shares", description="Gives virtual machines their pods' volumes.")
     parser.add_argument("--config", metavar="FILE", help="TOML file; its [shares] table is read")
     try:
-        chosen = load(parser.parse_args(argv).config)
+        config = parser.parse_args(argv).config
+        chosen = load(config)
         log_lines.set_up("info")
         if os.geteuid() != 0:
             raise TapmanagerError("permission", "virtshim-shares must run as root")  # noqa: TRY301  told like all other trouble
         os.umask(0o022)
-        return _run(chosen)
+        return _run(chosen, partial(load, config))
     except TapmanagerError as exc:
         print(f"virtshim-shares: {exc}", file=sys.stderr)  # noqa: T201  for the person who started it
     except OSError as exc:
@@ -53,30 +56,32 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def load(config: str | None) -> ShareSettings:
-    """The file, then its drop-ins. Raises TapmanagerError."""
-    values: dict[str, str] = {}
-    for path in [config, *sorted(glob.glob(f"{glob.escape(config)}.d/*.toml"))] if config else []:
-        try:
-            with open(path, "rb") as file:
-                table = tomllib.load(file).get("shares", {})
-            values |= {key: str(value) for key, value in table.items()}
-            ShareSettings(**values)
-        except (OSError, ValueError, TypeError, AttributeError) as exc:
-            raise invalid(f"{path}: shares: {exc}") from exc
-    return ShareSettings(**values)
+    """The file, then its drop-ins. Raises TapmanagerError with all problems at once."""
+    layers = toml_files.read(config, must_be_there=config != toml_files.DEFAULT_FILE) if config else Layers()
+    values, problems = settings.table_of(layers, "shares", [one.name for one in dataclasses.fields(ShareSettings)])
+    for name, value in values.items():
+        if not isinstance(value, str) or (name == "socket" and not value.startswith("/")):
+            problems.append(
+                f"{layers.place(('shares', name))}: shares.{name}: must be an absolute path; it is {value!r}"
+            )
+    if problems:
+        raise settings.bad_configuration(problems)
+    return ShareSettings(**{name: str(value) for name, value in values.items()})
 
 
-def _run(chosen: ShareSettings) -> int:
+def _run(chosen: ShareSettings, again: Callable[[], ShareSettings]) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     os.makedirs(os.path.dirname(chosen.socket), mode=0o755, exist_ok=True)
     lock = server.lock_file(f"{chosen.socket}.lock")
+    thread_dump.write_when_asked(chosen.socket)
     try:
         daemons = ShareDaemons(VmCgroups(hierarchies()), chosen.virtiofsd)
         listener = server.listen(chosen.socket, 0)
         serving = server.Server(listener, partial(verbs.perform, daemons), None)
         serving.start()
+        Reload(chosen, again, ("virtiofsd",), lambda new: daemons.use_program(new.virtiofsd)).start()
         log.info("shares.ready socket=%s", chosen.socket)
         sdnotify.notify(os.environ, "READY=1")
         every = sdnotify.watchdog_seconds(os.environ, os.getpid())

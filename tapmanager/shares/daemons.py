@@ -67,6 +67,10 @@ class ShareDaemons:
         self._locks = KeyedLocks()
         self._children = _Children()
 
+    def use_program(self, program: str) -> None:
+        """For the VMs that come; "" looks for one. Those that run keep theirs."""
+        self._program = program
+
     def check(self, mounts: Sequence[SharedMount], until: float) -> None:
         """Raises TapmanagerError for the first that cannot be shared, and if there is no virtiofsd here."""
         self._find_program()
@@ -151,8 +155,7 @@ class ShareDaemons:
                 child.stdin.close()
             lines, is_whole = _read_lines(child.stdout.fileno(), until)
         if not is_whole:
-            child.kill()
-            self._children.bury((child.pid,))
+            child.kill()  # and not waited for: the file system that holds it up may keep it a while still
             volume = mounts[int(lines[-2])].host_path if len(lines) > 1 else "a volume"
             raise deadline(f"{volume} does not answer in time: the server behind it may be gone; see the node's mounts")
         if what == "check" or lines[-1]:

@@ -21,6 +21,7 @@ import chapter_nic  # noqa: E402
 import chapter_passthrough  # noqa: E402
 import chapter_unplug  # noqa: E402
 import chapter_usb_vdpa  # noqa: E402
+import chapter_vhost  # noqa: E402
 import hardware  # noqa: E402
 from cluster import WAIT_LIMIT, Cluster  # noqa: E402
 from fakes.kubelet import FakeKubelet  # noqa: E402
@@ -39,6 +40,9 @@ CHAPTERS: dict[str, Callable[[Stage], None]] = {
     "passthrough": chapter_passthrough.tell,
 }
 
+# Told before there is a node.
+_VHOST = "vhost"
+
 _NODE = """
 [devices]
 pod_resources_socket = "/run/pod-resources.sock"
@@ -48,6 +52,12 @@ unplug = %s
 
 
 def tell(report: Report, chapters: list[str], stack: ExitStack) -> None:
+    if _VHOST in chapters:
+        with suppress(Exception):  # its step has reported it
+            chapter_vhost.tell(report)
+        chapters = [name for name in chapters if name != _VHOST]
+        if not chapters:
+            return
     with report.step("hardware") as facts:
         hardware.make_functions()
         for address in (*hardware.VFS[:2], hardware.EDU, hardware.SHARED_EDU, hardware.faulty()):
@@ -97,7 +107,7 @@ def _down(node: Node, before: Snapshot, report: Report) -> None:
 
 def main() -> None:
     report = Report(sys.argv[1])
-    chapters = sys.argv[2].split(",") if len(sys.argv) > 2 else list(CHAPTERS)
+    chapters = sys.argv[2].split(",") if len(sys.argv) > 2 else [_VHOST, *CHAPTERS]
     failed = False
     with suppress(Exception), ExitStack() as stack:
         failed = True

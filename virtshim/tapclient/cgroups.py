@@ -26,8 +26,9 @@ class VmCgroupClient:
 
     def make(self, group: VmCgroup, timeout: float) -> None:
         """See the port."""
-        args = {"sandbox": group.sandbox.value, "uid": group.uid, **self._args(group)}
-        self._tapmanager.tell("group", args, timeout, f"making the cgroup of container {group.container.short}")
+        args = {"sandbox": group.sandbox.value, "uid": group.uid, "queues": group.nic_queues, **self._args(group)}
+        doing = f"making the cgroup of container {group.container.short}"
+        self._tapmanager.tell("group", args, timeout, doing, newer=("queues",))
 
     def start_failed(self, sandbox: SandboxId, timeout: float) -> None:
         """See the port."""

@@ -6,7 +6,7 @@ Each has a connection of its own, so a slow pod blocks nobody and a restart of t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -46,8 +46,10 @@ _ERRORS: Mapping[Kind, type[ShimError]] = {
         InternalError,
     )
 }
-# tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs.
-_ALIVE_TIMEOUT = 5.0
+# tapmanager answers at once whatever its plugins do; one that says nothing for so long, in seconds, hangs. It is asked when an
+# answer takes longer than most.
+_ALIVE_TIMEOUT = 4.0
+_PATIENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +72,46 @@ class TapmanagerConnection:
         self._path = socket_path
         self._program = program
 
-    def ask(self, verb: str, args: Mapping[str, object], timeout: float, doing: str, read: Callable[[Json], T]) -> T:
+    def ask(
+        self,
+        verb: str,
+        args: Mapping[str, object],
+        timeout: float,
+        doing: str,
+        read: Callable[[Json], T],
+        newer: Collection[str] = (),
+    ) -> T:
         """One request; `doing` says what for, in errors. `read` makes a value of the answer, and raises BadField where it
-        cannot. Raises ShimError."""
+        cannot. `newer`: arguments that an earlier version does not know, and may do without. Raises ShimError."""
         with self._wire_errors(doing):
-            return read(self._call(verb, args, timeout))
+            return read(self._call_either(verb, args, timeout, newer))
 
-    def tell(self, verb: str, args: Mapping[str, object], timeout: float, doing: str) -> None:
+    def tell(
+        self, verb: str, args: Mapping[str, object], timeout: float, doing: str, newer: Collection[str] = ()
+    ) -> None:
         """As `ask`, for verbs that answer with nothing."""
         with self._wire_errors(doing):
-            self._call(verb, args, timeout)
+            self._call_either(verb, args, timeout, newer)
+
+    def _call_either(self, verb: str, args: Mapping[str, object], timeout: float, newer: Collection[str]) -> Json:
+        """While an upgrade goes on the other side may be the older one, which has done nothing yet when it says so."""
+        try:
+            return self._call(verb, args, timeout)
+        except protocol.RemoteError as exc:
+            if str(exc) not in {f"args.{name}: unknown field" for name in newer if name in args}:
+                raise
+        return self._call(verb, {name: value for name, value in args.items() if name not in newer}, timeout)
 
     def _call(self, verb: str, args: Mapping[str, object], timeout: float) -> Json:
         if timeout <= 0:
             raise TimeoutError
-        if timeout > _ALIVE_TIMEOUT:
-            self._require_alive()
-        answer, fds = protocol.call(self._path, verb, args, timeout)
+        when_over = self._require_alive if timeout > _PATIENCE + _ALIVE_TIMEOUT else None
+        answer, fds = protocol.call(self._path, verb, args, timeout, _PATIENCE, when_over)
         protocol.close_all(fds)  # none of these verbs sends any
         return answer
 
     def _require_alive(self) -> None:
-        """Before a request that may take long: nobody should wait that long for a process that hangs."""
+        """When a request takes long: nobody should wait as long as that may for a process that hangs."""
         try:
             _, fds = protocol.call(self._path, "list", {}, _ALIVE_TIMEOUT)
         except TimeoutError as exc:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +13,7 @@ from tapmanager.fields import BadField, Json, as_object, number, objects, requir
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import NotFound, ShimError, Unavailable
 from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.network import Bandwidth, Dns, Interface, PluginRuns, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports.clock import Clock
@@ -21,6 +24,7 @@ from virtshim.tapclient.connection import TapmanagerConnection
 _STATUS_TIMEOUT = 0.9
 
 _LARGEST_MTU = (1 << 32) - 1
+_MOST = (1 << 63) - 1
 
 _Usages = Mapping[SandboxId, Sequence[InterfaceUsage]]
 
@@ -47,7 +51,7 @@ class PodNetworkClient:
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
         """See the port."""
-        pod, dns = request.pod, request.dns
+        pod, dns, limits = request.pod, request.dns, request.bandwidth
         args = {
             "sandbox": request.sandbox.value,
             "pod": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid},
@@ -62,9 +66,12 @@ class PodNetworkClient:
                 for mapping in request.port_mappings
             ],
             "hostname": request.hostname,
+            **({"filter": request.filter} if request.filter else {}),  # an earlier version of tapmanager knows none
+            **({"bandwidth": dataclasses.asdict(limits)} if limits != Bandwidth() else {}),
+            **({"multi_queue": True} if request.multi_queue else {}),
         }
         doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
-        return self._tapmanager.ask("attach", args, timeout, doing, _network)
+        return self._tapmanager.ask("attach", args, timeout, doing, _network, newer=("multi_queue",))
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         """See the port."""
@@ -95,6 +102,10 @@ class PodNetworkClient:
             if following <= after:
                 return found
             after = following
+
+    def plugin_runs(self, timeout: float) -> Sequence[PluginRuns]:
+        """See the port."""
+        return self._tapmanager.ask("plugins", {}, timeout, "reading what CNI plugins did", _plugin_runs)
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
         """See the port."""
@@ -165,6 +176,34 @@ def _usage(name: str, numbers: object) -> InterfaceUsage:
     if not isinstance(numbers, list) or len(numbers) != 8 or not all(isinstance(number, int) for number in numbers):
         raise BadField(f"{name}: must be eight numbers")
     return InterfaceUsage(name, *numbers)
+
+
+def _plugin_runs(answer: Json) -> Sequence[PluginRuns]:
+    require(answer, ("bounds", "runs"), "answer")
+    bounds = _numbers(answer, "bounds")
+    return tuple(_runs(item, bounds) for item in objects(answer, "runs", "answer"))
+
+
+def _runs(item: Json, bounds: Sequence[float]) -> PluginRuns:
+    where = "answer.runs"
+    counts = _numbers(item, "buckets")
+    if len(counts) != len(bounds) + 1:
+        raise BadField(f"{where}: must be one bucket more than bounds")
+    totals = [int(total) for total in itertools.accumulate(counts)]
+    return PluginRuns(
+        command=text(item, "command", where),
+        plugin=text(item, "plugin", where),
+        failures=number(item, "failures", where, 0, _MOST),
+        seconds=number(item, "ms", where, 0, _MOST) / 1000,
+        buckets=tuple(zip((*bounds, math.inf), totals, strict=True)),
+    )
+
+
+def _numbers(item: Json, name: str) -> list[float]:
+    found = item.get(name)
+    if not isinstance(found, list) or not all(isinstance(one, int | float) and one >= 0 for one in found):
+        raise BadField(f"answer.{name}: must be a list of numbers")
+    return found
 
 
 def _lost(answer: Json) -> Mapping[SandboxId, str]:

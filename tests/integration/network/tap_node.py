@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -68,9 +69,9 @@ class TapNode:
         }
         return {"type": "bridge", "bridge": self.bridge, "isGateway": True, "ipMasq": True, "ipam": ipam, **more}
 
-    def configure(self, *plugins: dict[str, object], version: str = "1.0.0") -> None:
+    def configure(self, *plugins: dict[str, object], version: str = "1.0.0", **more: object) -> None:
         chain = list(plugins) or [self.bridge_plugin()]
-        conf = {"cniVersion": version, "name": self.network, "plugins": chain}
+        conf = {"cniVersion": version, "name": self.network, "plugins": chain, **more}
         (self.conf_dir / "10-test.conflist").write_text(json.dumps(conf))
 
     def plugin(self, name: str, script: str) -> None:
@@ -125,11 +126,12 @@ class TapNode:
     def listed(self) -> list[str]:
         return list(self.call("list")["sandboxes"])
 
-    def arm(self, which: str, uid: int = 0) -> None:
-        """As virtshim does before it starts the sandbox's VM."""
+    def arm(self, which: str, uid: int = 0, queues: int | None = None) -> None:
+        """As virtshim does before it starts the sandbox's VM; without `queues` as earlier versions did."""
         limits = {"cpu_shares": 0, "cpu_quota": 0, "cpu_period": 0, "cpuset_cpus": "", "cpuset_mems": "", "memory": 0}
         args = {"sandbox": which, "uid": uid, "container": "c" * 64, "parent": "", "limits": {**limits, "swap": None}}
-        assert self.call("group", {**args, "oom_score_adj": 0}) == {"made": False}
+        more = {} if queues is None else {"queues": queues}
+        assert self.call("group", {**args, "oom_score_adj": 0, **more}) == {"made": False}
 
     def fetch(self, which: str, key: str) -> tuple[list[dict[str, object]], list[int]]:
         """As a VM's process that virtshim has just started."""
@@ -167,6 +169,18 @@ class TapNode:
     def nat_rules(self) -> list[str]:
         rules = subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
         return [line for line in rules.splitlines() if f"{self.subnet}." in line or self.network in line]
+
+    def forget_nat_rules(self) -> None:
+        """As a reboot does, of this node's pods."""
+        chains = set()
+        for rule in self.nat_rules():
+            words = shlex.split(rule)
+            if words[:2] == ["-A", "POSTROUTING"]:
+                subprocess.run(["iptables", "-w", "-t", "nat", "-D", *words[1:]], check=True)
+                chains.add(words[-1])
+        for chain in chains:
+            for flag in ("-F", "-X"):
+                subprocess.run(["iptables", "-w", "-t", "nat", flag, chain], check=True)
 
     def leftovers(self) -> list[str]:
         """Everything a pod of this node may leave; empty after all were released."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 from fakes import meta_plugin
@@ -24,6 +24,8 @@ from tapmanager.dhcp import frame, packet
 from tapmanager.dhcp.frame import Datagram
 from tapmanager.dhcp.server import DhcpServer
 from tapmanager.drivers.pci import PciDrivers
+from tapmanager.ipv6 import discovery
+from tapmanager.ipv6 import frame as ipv6
 from tapmanager.ledger import Ledger
 from tapmanager.links import pod_links
 from tapmanager.pod import Nic, Pod
@@ -183,10 +185,10 @@ def test_a_tapmanager_killed_between_two_nics_has_both_links_back_before_del(
     in_process = attachments_of(node)
     build_one, built = pod_links._build_one, []
 
-    def build_all_but_the_last(ipr: object, nic: Nic, owner: int) -> None:
+    def build_all_but_the_last(nic: Nic) -> None:
         if nic.link == "net2":
             raise SystemExit("killed here")
-        build_one(ipr, nic, owner)
+        build_one(nic)
         built.append(nic.link)
 
     monkeypatch.setattr(pod_links, "_build_one", build_all_but_the_last)
@@ -274,7 +276,9 @@ def test_one_networks_trouble_at_del_is_told_and_the_others_are_free(networks: N
     networks.nothing_is_left()
 
 
-def test_a_network_without_addresses_has_its_own_dhcp_and_the_first_one_still_has_none(networks: Networks) -> None:
+def test_a_network_without_addresses_has_its_own_dhcp_and_routers_and_the_first_one_still_has_none(
+    networks: Networks,
+) -> None:
     """A server of the outside answers on the second network; requests on the first do not leave the tap."""
     plain = f"p{networks.tag}"
     networks.configure({"name": "plain", "type": "bridge", "bridge": plain})
@@ -294,6 +298,10 @@ def test_a_network_without_addresses_has_its_own_dhcp_and_the_first_one_still_ha
         )
         lan.send(frame.build(answer))
         second.wait_for(lambda data: b"YOU" in data)
+        router = IPv6Address("fe80::1")
+        said = discovery.advertisement(0, [discovery.source_mac(b"ROUTER")])
+        lan.send(ipv6.build(ipv6.Packet(b"\x02" + bytes(5), second.mac, router, ipv6.ALL_NODES, ipv6.ICMP, said)))
+        second.wait_for(lambda data: b"ROUTER" in data)
         seen = received(own)
     assert seen
     assert not [data for data in seen if is_dhcp(data)]

@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address
 from pathlib import Path
 
 import pytest
+from kernel_guest import KernelGuest
 from tap_node import PLUGINS, TapNode, sandbox, until
 
 from tapmanager import protocol
@@ -186,6 +187,25 @@ def test_ipv6_addresses_are_described_and_given_back(tap_node: TapNode) -> None:
     tap_node.release(which)
     rules = subprocess.run(["ip6tables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
     assert tap_node.network not in rules
+
+
+def test_a_guest_that_looks_for_others_with_its_address_does_not_hear_itself(tap_node: TapNode) -> None:
+    """On a bridge that reflects, and with a system that does not mark its own question."""
+    ipam = {"type": "host-local", "dataDir": str(tap_node.leases), "ranges": [[{"subnet": "fd00:89::/64"}]]}
+    tap_node.configure(tap_node.bridge_plugin(ipam=ipam, hairpinMode=True))
+    which = sandbox()
+    network = tap_node.attach(which)
+    with KernelGuest(*tap_node.fetch(which, network["fetch_key"])) as guest:
+        guest.run("sysctl", "-qw", "net.ipv6.conf.nic0.accept_dad=1", "net.ipv6.conf.nic0.enhanced_dad=0",
+                  "net.ipv6.conf.all.enhanced_dad=0")  # fmt: skip
+        guest.ip("link set nic0 up", f"address add {network['interfaces'][0]['addresses'][0]} dev nic0")
+
+        def flags() -> str:
+            return guest.run("ip", "-6", "-o", "address", "show", "dev", "nic0", "scope", "global")
+
+        until(lambda: "tentative" not in flags() or "dadfailed" in flags(), 60, "the guest has looked")
+        assert "dadfailed" not in flags()
+    tap_node.release(which)
 
 
 def test_ptp_s_guest_gets_a_host_address_and_reaches_its_gateway(tap_node: TapNode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from tapmanager import server
 from tapmanager.cgroups.plan import RequestedLimits
 from tapmanager.errors import TapmanagerError
-from tapmanager.fields import Json
+from tapmanager.fields import Json, as_object
 from tapmanager.peer import Peer
 from tapmanager.verbs import Answer
 from virtshim.domain.cgroup import CgroupLimits, VmCgroup
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import InvalidRequest, WrongState
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.tapclient.cgroups import VmCgroupClient, oom_kills
 from virtshim.tapclient.connection import TapmanagerConnection
@@ -30,6 +31,7 @@ class Tapmanager:
     def __init__(self, path: str) -> None:
         self.asked: list[tuple[str, Json]] = []
         self.fails: TapmanagerError | None = None
+        self.unknown = ""
         self.path = path
         self.server = server.Server(server.listen(path, os.getegid()), self._perform, os.geteuid())
         self.server.start()
@@ -37,6 +39,8 @@ class Tapmanager:
     def _perform(self, request: Json, peer: Peer, until: float) -> Answer:
         if self.fails:
             raise self.fails
+        if self.unknown in as_object(request["args"], "args"):
+            raise TapmanagerError("invalid", f"args.{self.unknown}: unknown field")
         self.asked.append((str(request["verb"]), request["args"]))  # type: ignore[arg-type]
         return Answer({})
 
@@ -57,7 +61,22 @@ def test_a_group_is_asked_for_below_the_slices_that_its_parent_means(tapmanager:
     ((verb, args),) = tapmanager.asked
     assert verb == "group"
     assert (args["sandbox"], args["container"]) == ("a" * 64, "b" * 64)
+    assert args["queues"] == 1
     assert (args["parent"], args["oom_score_adj"]) == ("/kubepods.slice/kubepods-pod1.slice", -998)
+
+
+def test_an_earlier_tapmanager_is_asked_without_what_it_does_not_know(tapmanager: Tapmanager) -> None:
+    tapmanager.unknown = "queues"
+    client(tapmanager).make(dataclasses.replace(GROUP, nic_queues=4), 5.0)
+    ((_, args),) = tapmanager.asked
+    assert "queues" not in args
+    assert args["uid"] == 0
+
+
+def test_another_unknown_argument_is_an_error(tapmanager: Tapmanager) -> None:
+    tapmanager.unknown = "uid"
+    with pytest.raises(InvalidRequest, match=r"args\.uid: unknown field"):
+        client(tapmanager).make(GROUP, 5.0)
 
 
 def test_every_limit_arrives(tapmanager: Tapmanager) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tapmanager.cni.conf import NetworkConf
 from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
-from tapmanager.ledger import Entry, Ledger, Phase, from_json, to_json
+from tapmanager.ledger import Entry, Ledger, Phase, Placement, from_json, to_json
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, PortMapping, Route
 from tapmanager.sriov.vf_settings import VfSettings
 
@@ -61,6 +61,49 @@ def test_files_hold_secrets_so_only_root_reads_them(ledger: Ledger) -> None:
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
     assert ENTRY.fetch_key not in repr(ENTRY)
+
+
+@pytest.mark.parametrize("before", list(Phase))
+@pytest.mark.parametrize("after", list(Phase))
+def test_a_marked_record_is_the_one_that_was_written_with_another_phase(
+    ledger: Ledger, before: Phase, after: Phase
+) -> None:
+    written = dataclasses.replace(ENTRY, phase=before)
+    ledger.write(written)
+    file = os.stat(ledger.path(SANDBOX)).st_ino
+    assert ledger.mark(written, after) == ledger.read(SANDBOX) == dataclasses.replace(ENTRY, phase=after)
+    assert os.stat(ledger.path(SANDBOX)).st_ino == file, "written anew, for which a sync would be needed"
+
+
+def test_queues_are_read_as_they_were_written_and_earlier_records_have_none(ledger: Ledger) -> None:
+    many = dataclasses.replace(
+        ENTRY,
+        pod=dataclasses.replace(ENTRY.pod, multi_queue=True),
+        nics=(dataclasses.replace(ENTRY.nics[0], multi_queue=True),),
+        placement=Placement(queues=4),
+    )
+    ledger.write(many)
+    assert ledger.read(SANDBOX) == many
+    earlier = json.loads(json.dumps(to_json(many)))
+    for where in (earlier["pod"], earlier["nics"][0]):
+        del where["multi_queue"]
+    del earlier["placement"]["queues"]
+    assert from_json(earlier) == ENTRY
+
+
+@pytest.mark.parametrize("written", FIXTURES, ids=lambda path: path.name)
+def test_a_record_of_an_earlier_version_is_marked_too(ledger: Ledger, written: Path) -> None:
+    Path(ledger.path(SANDBOX)).write_bytes(written.read_bytes())
+    entry = ledger.read(SANDBOX)
+    assert entry is not None
+    ledger.mark(entry, Phase.RELEASING)
+    assert ledger.read(SANDBOX) == dataclasses.replace(entry, phase=Phase.RELEASING)
+
+
+def test_a_record_that_is_not_there_cannot_be_marked(ledger: Ledger) -> None:
+    with pytest.raises(TapmanagerError, match="cannot be written"):
+        ledger.mark(ENTRY, Phase.RELEASING)
+    assert ledger.read(SANDBOX) is None
 
 
 def test_deleting_twice_is_no_error(ledger: Ledger) -> None:

@@ -61,13 +61,15 @@ def serving(folder: Path, uid: int, monkeypatch: pytest.MonkeyPatch) -> Iterator
     running.stop(5.0)
 
 
-def ask(path: str, body: dict[str, object]) -> str:
+def ask(path: str, body: dict[str, object], times: int = 1) -> str:
+    """On one connection: the last answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
         conn.settimeout(5)
         conn.connect(path)
-        protocol.send_frame(conn, body)
-        received = protocol.recv_frame(conn)
-    assert received is not None
+        for _ in range(times):
+            protocol.send_frame(conn, body)
+            received = protocol.recv_frame(conn)
+            assert received is not None
     return json.dumps(received[0])
 
 
@@ -103,8 +105,7 @@ def test_a_qemu_that_asks_without_end_fills_no_log(
     monkeypatch.setattr(log_lines.time, "monotonic", lambda: now[0])
     lines.begin()
     with serving(tmp_path, 64055, monkeypatch) as path:
-        for _ in range(300):
-            ask(path, fetch(x=1))
+        ask(path, fetch(x=1), 300)
         assert len(lines.text().splitlines()) == 20
         now[0] += 10
         ask(path, fetch(x=1))
@@ -115,8 +116,7 @@ def test_a_qemu_that_asks_without_end_fills_no_log(
 def test_all_that_root_causes_is_logged(tmp_path: Path, lines: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     lines.begin()
     with serving(tmp_path, 0, monkeypatch) as path:
-        for _ in range(50):
-            ask(path, fetch(x=1))
+        ask(path, fetch(x=1), 50)
     assert len(lines.text().splitlines()) == 50
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tapmanager import settings
+from tapmanager import settings, toml_files
 from tapmanager.errors import TapmanagerError
 from tapmanager.settings import Settings
+from tapmanager.shares import __main__ as shares
 from virtshim import config
 
 
@@ -26,6 +27,18 @@ def test_flags_win_over_drop_ins_and_those_over_the_file(tmp_path: Path) -> None
     (tmp_path / "config.toml.d" / "10.toml").write_text('[tapmanager]\nnetns_dir = "/bb"\ncni_bin_dir = ["/x", "/y"]\n')
     found = settings.load(["--config", str(file), "--cni-conf-dir", "/ccc"])
     assert (found.socket, found.netns_dir, found.cni_conf_dir, found.cni_bin_dir) == ("/a", "/bb", "/ccc", ("/x", "/y"))
+
+
+def test_the_nodes_own_file_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit names it."""
+    file = tmp_path / "config.toml"
+    monkeypatch.setattr(toml_files, "DEFAULT_FILE", str(file))
+    assert settings.load(["--config", str(file)]) == Settings()
+    assert shares.load(str(file)) == shares.ShareSettings()
+    (tmp_path / "config.toml.d").mkdir()
+    (tmp_path / "config.toml.d" / "10.toml").write_text('[tapmanager]\nsocket = "/a"\n[shares]\nsocket = "/b"\n')
+    assert settings.load(["--config", str(file)]).socket == "/a"
+    assert shares.load(str(file)).socket == "/b"
 
 
 def test_a_flag_for_a_list_may_be_repeated() -> None:

@@ -33,6 +33,32 @@ def test_each_nic_is_a_netdev_on_its_descriptor_and_a_virtio_device() -> None:
     ]
 
 
+def test_queues_are_descriptors_each_and_so_are_those_of_vhost_net() -> None:
+    nics = [{**NIC, "queues": 2, "vhost": True}, {**NIC, "vhost": True}, {**NIC, "queues": 3}, NIC]
+    words = argv_plan.nic_arguments(Q35, nics, list(range(5, 15)))
+    assert [words[at] for at in range(1, len(words), 4)] == [
+        "tap,id=virtshimnet0,fds=5:6,vhost=on,vhostfds=7:8",
+        "tap,id=virtshimnet1,fd=9,vhost=on,vhostfd=10",
+        "tap,id=virtshimnet2,fds=11:12:13,vhost=off",
+        "tap,id=virtshimnet3,fd=14,vhost=off",
+    ]
+    assert [",mq=on,vectors=" in words[at] for at in range(3, len(words), 4)] == [True, False, True, False]
+    assert "mq=on,vectors=6" in words[3]
+    assert "mq=on,vectors=8" in words[11]
+
+
+@pytest.mark.parametrize("queues", [0, 9, -1, "2", None, 1.5])
+def test_a_number_of_queues_that_is_none_is_refused(queues: object) -> None:
+    with pytest.raises(PlanError, match="queues"):
+        argv_plan.nic_arguments(Q35, [{**NIC, "queues": queues}], [5])
+
+
+@pytest.mark.parametrize(("nic", "count"), [({"queues": 2}, 1), ({"vhost": True}, 1), ({}, 2), ({"queues": 2}, 3)])
+def test_as_many_descriptors_as_the_interfaces_need_or_no_vm(nic: dict[str, object], count: int) -> None:
+    with pytest.raises(PlanError, match="descriptors"):
+        argv_plan.nic_arguments(Q35, [{**NIC, **nic}], list(range(5, 5 + count)))
+
+
 def test_without_nics_nothing_is_added() -> None:
     assert added(Q35, 0) == []
 
@@ -47,6 +73,14 @@ def test_without_nics_nothing_is_added() -> None:
 )
 def test_a_slot_that_libvirt_took_is_left_alone(device: str) -> None:
     assert "addr=0x11" in added([*Q35, "-device", device])[3]
+
+
+def test_a_nic_is_where_its_guest_knows_it() -> None:
+    argv = argv_plan.nic_arguments(Q35, [NIC, NIC], [5, 6], [3, 0])
+    assert [word.split("addr=")[1][:4] for word in argv if "addr=" in word] == ["0x13", "0x10"]
+    taken = [*Q35, "-device", "vfio-pci,host=0000:01:00.0,bus=pcie.0,addr=13.0"]
+    with pytest.raises(PlanError, match="free PCI slots"):
+        argv_plan.nic_arguments(taken, [NIC, NIC], [5, 6], [3, 0])
 
 
 @pytest.mark.parametrize(
@@ -109,3 +143,18 @@ def test_more_nics_than_slots_are_refused() -> None:
 def test_any_command_line_gives_arguments_or_a_plan_error(argv: list[str]) -> None:
     with contextlib.suppress(PlanError):
         assert len(argv_plan.nic_arguments(argv, [NIC], [5])) == 4
+
+
+@pytest.mark.parametrize("model", ["e1000e", "e1000", "rtl8139"])
+def test_a_nic_of_another_model_has_nothing_of_virtios(model: str) -> None:
+    added = argv_plan.nic_arguments(Q35, [NIC], [5], (), model)
+    assert added[1] == "tap,id=virtshimnet0,fd=5,vhost=off"
+    mac = "mac=0a:58:0a:58:00:05"
+    assert added[3] == f"{model},netdev=virtshimnet0,id=virtshimnic0,{mac},bus=pcie.0,addr=0x10,romfile="
+    with pytest.raises(PlanError, match="one queue"):
+        argv_plan.nic_arguments(Q35, [{**NIC, "queues": 2}], [5, 6], (), model)
+
+
+def test_a_model_that_is_none_is_refused() -> None:
+    with pytest.raises(PlanError, match="NIC model 'ne2k'"):
+        argv_plan.nic_arguments(Q35, [NIC], [5], (), "ne2k")

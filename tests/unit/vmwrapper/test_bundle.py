@@ -162,6 +162,7 @@ def test_qemu_gets_the_nics_exactly_the_tap_descriptors_and_none_of_our_variable
     assert seen["argv"][: len(ARGS) + 1] == [qemu, *ARGS]
     netdev = seen["argv"][seen["argv"].index("-netdev") + 1]
     fd = netdev.split("fd=")[1].split(",")[0]
+    assert "virtio-serial-pci.ioeventfd=off" in seen["argv"]
     beyond_stdio = {number: what for number, what in seen["fds"].items() if int(number) > 2 and what.startswith("/dev")}
     assert beyond_stdio == {fd: "/dev/null"}
     assert not [what for what in seen["fds"].values() if what.startswith("socket")]

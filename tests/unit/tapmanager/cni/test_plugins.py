@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 import tracemalloc
@@ -20,7 +21,7 @@ from tapmanager.cni.plugins import CniPlugins
 from tapmanager.cni.result import parse_result
 from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
-from tapmanager.pod import Pod, PortMapping
+from tapmanager.pod import Bandwidth, Pod, PortMapping
 
 SANDBOX = "ab" * 32
 POD = Pod(SANDBOX, "default", "web-0", "1f-2e", port_mappings=(PortMapping("tcp", 80, 8080), PortMapping("udp", 53, 0)))
@@ -99,21 +100,22 @@ def test_port_mappings_go_only_to_a_plugin_that_declares_them() -> None:
     assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, {"type": "x"}, POD, None))
 
 
+def test_bandwidth_goes_only_to_a_plugin_that_declares_it_with_room_for_a_large_segment() -> None:
+    able = {"type": "bandwidth", "capabilities": {"bandwidth": True}}
+    conf = NetworkConf("n", "1.0.0", ({"type": "x"}, able))
+    pod = dataclasses.replace(POD, bandwidth=Bandwidth(1_000_000, 100_000_000))
+    wanted = {"ingressRate": 1_000_000, "ingressBurst": 524_288, "egressRate": 100_000_000, "egressBurst": 10_000_000}
+    assert json.loads(cni_conf.stdin(conf, able, pod, None))["runtimeConfig"] == {"bandwidth": wanted}
+    assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, {"type": "x"}, pod, None))
+    assert "runtimeConfig" not in json.loads(cni_conf.stdin(conf, able, POD, None))
+    assert conf.can("bandwidth")
+    assert not conf.can("portMappings")
+
+
 @pytest.mark.parametrize(("version", "kept"), [("0.3.1", False), ("0.4.0", True), ("1.1.0", True)])
 def test_del_is_given_the_result_from_version_0_4_0_on(version: str, kept: bool) -> None:
     found = cni_conf.result_for_del(NetworkConf("n", version, ({"type": "x"},)), {"a": 1})
     assert (found is not None) is kept
-
-
-@pytest.mark.parametrize(("version", "families"), [("0.4.0", ["4", "6"]), ("1.0.0", [None, None])])
-def test_del_is_given_the_result_in_the_configurations_version(version: str, families: list[str | None]) -> None:
-    """A meta plugin prints what its delegate said, in the delegate's version, and reads only its own."""
-    kept = {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/8"}, {"address": "fd00::5/64"}]}
-    found = cni_conf.result_for_del(NetworkConf("n", version, ({"type": "multus"},)), kept)
-    assert found is not None
-    assert found["cniVersion"] == version
-    assert [ip.get("version") for ip in found["ips"]] == families
-    assert [ip["address"] for ip in found["ips"]] == ["10.0.0.5/8", "fd00::5/64"]
 
 
 @pytest.mark.parametrize("field", ["namespace", "name", "uid"])
@@ -185,6 +187,28 @@ def test_a_chain_hands_each_plugin_the_result_of_the_one_before(place: Place) ->
     assert json.loads((place.bin / "seen").read_text())["prevResult"] == {"cniVersion": "1.0.0", "ips": []}
     assert result["name"] == "n"
     assert place.calls() == ["one ADD", "two ADD"]
+
+
+def test_a_result_of_another_version_is_handed_on_and_given_back_in_the_chains(place: Place) -> None:
+    """A meta plugin prints what its delegate said; the next one reads only its own version."""
+    printed = {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.0.0.5/8"}]}
+    place.plugin("one", f"cat >/dev/null; echo '{json.dumps(printed)}'")
+    place.plugin("two", f"cat > {place.bin}/seen.$CNI_COMMAND; cat {place.bin}/seen.ADD")
+    chain = place.chain("one", "two")
+    place.cni.add(chain, place.at, soon())
+    place.cni.delete(chain, place.at, printed, soon())
+    for command in ("ADD", "DEL"):
+        given_to = json.loads((place.bin / f"seen.{command}").read_text())
+        assert given_to["prevResult"] == {"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.5/8"}]}
+
+
+@pytest.mark.parametrize("printed", ['{"ips": 5}', '{"ips": [5]}', '{"ip4": 5}', '{"routes": {}, "interfaces": 1}'])
+def test_a_result_that_is_none_hinders_nobody_at_del(place: Place, printed: str) -> None:
+    place.plugin("one", f"cat >/dev/null; echo '{printed}'")
+    chain = place.chain("one", "one")
+    result = place.cni.add(chain, place.at, soon())
+    place.cni.delete(chain, place.at, result, soon())
+    assert place.calls() == ["one ADD", "one ADD", "one DEL", "one DEL"]
 
 
 def test_del_runs_the_chain_backwards_and_goes_on_after_a_failure(place: Place) -> None:

@@ -19,3 +19,15 @@ def test_the_kernels_error_codes_are_found() -> None:
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_read_to_their_end(data: bytes) -> None:
     netlink.errors_in(data)
+
+
+def test_attributes_are_found_by_their_kind_whatever_their_length() -> None:
+    data = b"head" + netlink.attribute(3, b"eth0\0") + netlink.nested(18, netlink.attribute(1, b"veth"))
+    found = netlink.attributes(data, 4)
+    assert found[3] == b"eth0\0"
+    assert netlink.attributes(found[18], 0) == {1: b"veth"}
+
+
+@given(data=st.binary(max_size=200))
+def test_attributes_of_any_bytes_come_to_an_end(data: bytes) -> None:
+    netlink.attributes(data, 0)

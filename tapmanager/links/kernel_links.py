@@ -1,0 +1,185 @@
+"""What the kernel shows in a pod's namespace, read after CNI ADD while the pod waits: five lists, by netlink itself, for pyroute2
+takes ten times as long to make objects of them. Must run inside the namespace.
+
+Numbers and structures are from linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h, linux/neighbour.h and linux/fib_rules.h.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from tapmanager.links import netlink
+from tapmanager.links.netlink import Attributes
+from tapmanager.links.nic_plan import KernelLink, KernelRoute
+from tapmanager.pod import Neighbour
+
+_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETRULE = 18, 22, 26, 30, 34
+_FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
+
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_IFALIAS = 1, 3, 4, 18, 20
+_IFLA_LINK_NETNSID, _IFLA_PARENT_DEV_NAME, _IFLA_PARENT_DEV_BUS_NAME = 37, 56, 57
+_IFLA_INFO_KIND = 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_TABLE = 1, 4, 5, 6, 8, 15
+_RTAX_MTU = 2
+_NDA_DST, _NDA_LLADDR = 1, 2
+_FRA_SRC, _FRA_FWMARK, _FRA_TABLE = 2, 10, 15
+
+_ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
+_IFF_NOARP = 0x80
+_SCOPE_LINK = 253
+_UNICAST = 1
+_CLONED = 0x200
+_NUD_PERMANENT = 0x80
+_TABLE_MAIN = 254
+_USUAL_TABLES = frozenset({253, 254, 255})  # default, main, local: each namespace has rules for them
+_ETHERNET_ADDRESS = 6  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    family: int
+    table: int
+    link: int
+    is_unicast: bool
+    route: KernelRoute
+
+
+def read(ours: Sequence[str] = ()) -> list[KernelLink]:
+    """All links here, with their addresses and main-table routes; not loopback, nor other devices' than Ethernet cards, nor
+    `ours`. Raises OSError."""
+    addresses, routes = list(_addresses()), list(_routes())
+    neighbours, rules = list(_permanent_neighbours()), list(_rules(routes))
+    return [
+        KernelLink(
+            name=name,
+            kind=_kind(of),
+            mac=_mac(of.get(_IFLA_ADDRESS, b"")),
+            mtu=_number(of, _IFLA_MTU),
+            addresses=tuple(address for link, address in addresses if link == index),
+            routes=tuple(one.route for one in routes if one.link == index and _is_the_guests(one)),
+            parent=_text(of, _IFLA_PARENT_DEV_NAME) if _is_pci(of) else "",
+            # A veth's other end, or what a VLAN is on, is in the namespace with that number; a device is of the machine.
+            leads_out=_IFLA_LINK_NETNSID in of or _IFLA_PARENT_DEV_NAME in of,
+            alias=_text(of, _IFLA_IFALIAS),
+            frames=_carries_frames(kind, flags, of),
+            neighbours=tuple(neighbour for link, neighbour in neighbours if link == index),
+            rules=tuple(words for link, words in rules if link == index),
+        )
+        for index, kind, flags, of in _links()
+        if _counts(kind, of) and (name := _text(of, _IFLA_IFNAME)) not in ours
+    ]
+
+
+def _links() -> Iterator[tuple[int, int, int, Attributes]]:
+    for data in netlink.dump(_GETLINK, struct.pack("=16x")):
+        kind, index, flags = struct.unpack_from("=2xHiI", data)
+        yield index, kind, flags, netlink.attributes(data, 16)
+
+
+def _counts(kind: int, of: Attributes) -> bool:
+    """InfiniBand's are not the guest's as links, but as what kubelet granted."""
+    return kind == _ARPHRD_ETHER or (kind != _ARPHRD_LOOPBACK and not _is_pci(of))
+
+
+def _is_pci(of: Attributes) -> bool:
+    """Linux 5.14 and newer tell."""
+    return _text(of, _IFLA_PARENT_DEV_BUS_NAME) == "pci"
+
+
+def _carries_frames(kind: int, flags: int, of: Attributes) -> bool:
+    """netkit is an Ethernet link by its type also where it takes packets alone, which is its default; then it has no ARP."""
+    mute = _kind(of) == "netkit" and flags & _IFF_NOARP
+    return kind == _ARPHRD_ETHER and not mute
+
+
+def _kind(of: Attributes) -> str:
+    return _text(netlink.attributes(of.get(_IFLA_LINKINFO, b""), 0), _IFLA_INFO_KIND)
+
+
+def _addresses() -> Iterator[tuple[int, str]]:
+    for data in netlink.dump(_GETADDR, struct.pack("=8x")):
+        family, prefix, scope, index = struct.unpack_from("=BBxBI", data)
+        of = netlink.attributes(data, 8)
+        # IFA_LOCAL is the address, IFA_ADDRESS the peer's on a point-to-point link; IPv6 has IFA_ADDRESS only.
+        packed = of.get(_IFA_LOCAL) or of.get(_IFA_ADDRESS)
+        if family in _FAMILIES and scope < _SCOPE_LINK and packed:
+            yield index, str(ipaddress.ip_interface((packed, prefix)))
+
+
+def _routes() -> Iterator[_Route]:
+    for data in netlink.dump(_GETROUTE, struct.pack("=12x")):
+        family, length, table, kind, flags = struct.unpack_from("=BB2xB2xBI", data)
+        if family not in _FAMILIES or flags & _CLONED:
+            continue
+        of = netlink.attributes(data, 12)
+        gateway = of.get(_RTA_GATEWAY)
+        route = KernelRoute(
+            str(ipaddress.ip_network((of.get(_RTA_DST, bytes(_FAMILIES[family])), length))),
+            str(ipaddress.ip_address(gateway)) if gateway else None,
+            _number(of, _RTA_PRIORITY),
+            _number(netlink.attributes(of.get(_RTA_METRICS, b""), 0), _RTAX_MTU),
+        )
+        yield _Route(family, _number(of, _RTA_TABLE) or table, _number(of, _RTA_OIF), kind == _UNICAST, route)
+
+
+def _is_the_guests(one: _Route) -> bool:
+    """fe80::/64 is on every link by itself."""
+    on_every_link = one.family == socket.AF_INET6 and ipaddress.ip_network(one.route.destination).is_link_local
+    return one.table == _TABLE_MAIN and one.is_unicast and not on_every_link
+
+
+def permanent_neighbours(index: int) -> Collection[str]:
+    """The addresses of a link's. Raises OSError."""
+    return {neighbour.address for link, neighbour in _permanent_neighbours() if link == index}
+
+
+def _permanent_neighbours() -> Iterator[tuple[int, Neighbour]]:
+    for data in netlink.dump(_GETNEIGH, struct.pack("=12x")):
+        family, index, state = struct.unpack_from("=B3xiH", data)
+        of = netlink.attributes(data, 12)
+        address, mac = of.get(_NDA_DST), of.get(_NDA_LLADDR, b"")
+        if state & _NUD_PERMANENT and family in _FAMILIES and address and _is_unicast(mac):
+            yield index, Neighbour(str(ipaddress.ip_address(address)), _mac(mac))
+
+
+def _is_unicast(mac: bytes) -> bool:
+    return len(mac) == _ETHERNET_ADDRESS and not mac[0] & 1
+
+
+def _rules(routes: Sequence[_Route]) -> Iterator[tuple[int, str]]:
+    """Rules that choose another table than the main one (source-based routing: CNI's sbr), in `ip rule`'s words, by each link
+    that routes of that table lead to. A guest is given the main table alone."""
+    for data in netlink.dump(_GETRULE, struct.pack("=12x")):
+        family, source_length, table = struct.unpack_from("=BxBxB", data)
+        of = netlink.attributes(data, 12)
+        table = _number(of, _FRA_TABLE) or table
+        if table and table not in _USUAL_TABLES:
+            for link in {one.link for one in routes if (one.family, one.table) == (family, table) and one.link}:
+                yield link, _words(of, source_length, table)
+
+
+def _words(of: Attributes, source_length: int, table: int) -> str:
+    source, mark = of.get(_FRA_SRC), _number(of, _FRA_FWMARK)
+    whence = "all"
+    if source:
+        address = ipaddress.ip_address(source)
+        whence = str(address) if source_length == address.max_prefixlen else f"{address}/{source_length}"
+    return f"from {whence}{f' fwmark {mark:#x}' if mark else ''} lookup {table}"
+
+
+def _number(of: Attributes, kind: int) -> int:
+    data = of.get(kind, b"")
+    return int(struct.unpack("=I", data)[0]) if len(data) == 4 else 0
+
+
+def _text(of: Attributes, kind: int) -> str:
+    return of.get(kind, b"").rstrip(b"\0").decode(errors="replace")
+
+
+def _mac(data: bytes) -> str:
+    return data.hex(":")

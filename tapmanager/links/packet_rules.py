@@ -1,0 +1,72 @@
+"""Rules for packets that plugins put into a pod's namespace: a service mesh redirects there, others filter. A virtual machine's
+packets pass there as frames, which no such rule sees. Read after CNI ADD, inside the namespace. Raises OSError.
+
+Numbers are from linux/netfilter/nf_tables.h and linux/netfilter_ipv4/ip_tables.h, which ip6_tables.h repeats.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+from tapmanager.links import netlink
+
+_NETLINK_NETFILTER = 12
+_GETRULE = 10 << 8 | 7  # of NFNL_SUBSYS_NFTABLES
+_TABLE, _CHAIN = 1, 2
+# What sees packets; a bridge's rules and a device's see frames.
+_FAMILIES = {1: "inet", 2: "ip", 10: "ip6"}
+_OF_THE_OLD_KIND = (
+    ("ip_tables", socket.AF_INET, socket.IPPROTO_IP),
+    ("ip6_tables", socket.AF_INET6, socket.IPPROTO_IPV6),
+)
+_GET_INFO = 64  # IPT_SO_GET_INFO
+# struct ipt_getinfo: name, valid_hooks, hook_entry, underflow, num_entries, size.
+_INFO = struct.Struct("=32sI5I5III")
+_VALID_HOOKS, _ENTRIES = 1, 12
+
+
+def first() -> str:
+    """One of them, as `nft` would name its chain: "ip nat OUTPUT"; or the old iptables' table that it is in: "ip_tables nat".
+    "" if there are none."""
+    told = netlink.dump(_GETRULE, struct.pack("!BBH", socket.AF_UNSPEC, 0, 0), _NETLINK_NETFILTER)
+    for data in told:
+        if data[0] in _FAMILIES:
+            of = netlink.attributes(data, 4)
+            words = (of.get(kind, b"").rstrip(b"\0").decode(errors="replace") for kind in (_TABLE, _CHAIN))
+            return " ".join((_FAMILIES[data[0]], *words))
+    return _of_the_old_kind()
+
+
+def _of_the_old_kind() -> str:
+    """Kernels before 5.15 have the tables in each namespace as soon as the node uses them: it is the rules that count."""
+    for kind, family, level in _OF_THE_OLD_KIND:
+        if tables := _names(kind):
+            with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW) as sock:
+                for table in tables:
+                    if _has_rules(sock, level, table):
+                        return f"{kind} {table}"
+    return ""
+
+
+def _names(kind: str) -> Sequence[str]:
+    try:
+        with open(f"/proc/thread-self/net/{kind}_names", encoding="ascii") as file:
+            return file.read().split()
+    except FileNotFoundError:
+        return ()
+
+
+def _has_rules(sock: socket.socket, level: int, table: str) -> bool:
+    """An empty table has a policy for each hook, and one entry that marks its end."""
+    # Python's getsockopt takes no input, and the table's name is one.
+    info = ctypes.create_string_buffer(table.encode(), _INFO.size)
+    size = ctypes.c_uint32(_INFO.size)
+    if ctypes.CDLL(None, use_errno=True).getsockopt(sock.fileno(), level, _GET_INFO, info, ctypes.byref(size)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    found = _INFO.unpack(info.raw)
+    return bool(found[_ENTRIES] > found[_VALID_HOOKS].bit_count() + 1)

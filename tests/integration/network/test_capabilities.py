@@ -1,0 +1,71 @@
+"""What tapmanager and the plugins that it starts may do, as the kernel sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tap_node import TapNode, sandbox
+
+from tapmanager import capabilities
+
+pytestmark = pytest.mark.network
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def sets_of(status: str) -> dict[str, int]:
+    """By the kernel's names: CapPrm, CapEff, CapBnd."""
+    return {name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s+([0-9a-f]+)$", status, re.MULTILINE)}
+
+
+def bits(names: frozenset[str]) -> int:
+    return sum(1 << capabilities._NUMBERS[name] for name in names)
+
+
+def test_it_keeps_what_it_needs_and_plugins_have_what_they_need(tap_node: TapNode) -> None:
+    seen = tap_node.folder / "seen"
+    tap_node.plugin("seen", f"test $CNI_COMMAND = DEL || {{ cat /proc/self/status > {seen}; echo '{{}}'; }}\n")
+    tap_node.configure({"type": "seen"}, tap_node.bridge_plugin())
+    which = sandbox()
+    tap_node.attach(which)
+    tap_node.release(which)
+    assert tap_node.process is not None
+    all_threads = []
+    for thread in Path(f"/proc/{tap_node.process.pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a connection's, which has ended
+            all_threads.append(sets_of((thread / "status").read_text()))
+    assert len(all_threads) > 1
+    for own in all_threads:
+        assert own["CapEff"] & ~bits(capabilities.OWN) == 0
+        assert own["CapPrm"] & ~bits(capabilities.PLUGINS) == 0
+        assert own["CapEff"] & bits(frozenset({"NET_ADMIN", "SYS_ADMIN"})) == bits(
+            frozenset({"NET_ADMIN", "SYS_ADMIN"})
+        )
+        assert own["CapBnd"] & ~bits(capabilities.PLUGINS) == 0
+    plugins = sets_of(seen.read_text())
+    assert plugins["CapEff"] == all_threads[0]["CapBnd"]
+
+
+def test_plugins_have_it_under_the_unit_too_which_allows_no_new_privileges() -> None:
+    script = (
+        "import os; from tapmanager import capabilities; capabilities.give_up(); "
+        "os.execv('/bin/cat', ['cat', '/proc/self/status'])"
+    )
+    done = subprocess.run(
+        ["setpriv", "--no-new-privs", sys.executable, "-c", script],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    found = sets_of(done.stdout)
+    assert found["CapEff"] == found["CapPrm"] == found["CapBnd"]
+
+
+def test_the_unit_has_the_same_list() -> None:
+    unit = (PROJECT / "systemd" / "tapmanager.service").read_text()
+    (listed,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    assert {name.removeprefix("CAP_") for name in listed.split()} == capabilities.PLUGINS

@@ -1,0 +1,121 @@
+"""CNI's versions: what a configuration is spoken with, and results in each one's form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapmanager.cni import versions
+from tapmanager.cni.conf import conf_from_json
+from tapmanager.cni.result import parse_result
+from tapmanager.fields import BadField
+
+PLUGIN = {"name": "n", "plugins": [{"type": "x"}]}
+
+BY_FAMILY = {
+    "cniVersion": "0.2.0",
+    "ip4": {"ip": "10.1.0.5/16", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}]},
+    "ip6": {"ip": "fd00::5/64", "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
+    "dns": {"nameservers": ["10.1.0.1"]},
+}
+WITH_FAMILY = {
+    "cniVersion": "0.4.0",
+    "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}],
+    "ips": [
+        {"version": "4", "address": "10.1.0.5/16", "gateway": "10.1.0.1", "interface": 0},
+        {"version": "6", "address": "fd00::5/64", "interface": 0},
+    ],
+    "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "::/0", "gw": "fd00::1"}],
+    "dns": {"nameservers": ["10.1.0.1"]},
+}
+PLAIN = {
+    **WITH_FAMILY,
+    "cniVersion": "1.1.0",
+    "ips": [
+        {"address": "10.1.0.5/16", "gateway": "10.1.0.1", "interface": 0},
+        {"address": "fd00::5/64", "interface": 0},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "spoken"),
+    [
+        ({}, "0.2.0"),
+        ({"cniVersion": ""}, "0.2.0"),
+        ({"cniVersion": "0.4.0"}, "0.4.0"),
+        ({"cniVersions": ["0.3.1", "1.1.0", "0.4.0"]}, "1.1.0"),
+        ({"cniVersion": "1.0.0", "cniVersions": ["0.3.1", "0.4.0"]}, "1.0.0"),
+        ({"cniVersion": "0.3.1", "cniVersions": ["1.0.0", "2.7.0"]}, "1.0.0"),
+        ({"cniVersion": "9.0.0", "cniVersions": ["1.0.0"]}, "1.0.0"),
+    ],
+)
+def test_the_newest_version_that_both_speak_is_spoken(said: dict[str, object], spoken: str) -> None:
+    assert conf_from_json({**PLUGIN, **said}).version == spoken
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"cniVersion": "9.0.0"}, r"network\.cniVersion: '9\.0\.0' is not among 0\.1\.0, .*, 1\.1\.0"),
+        ({"cniVersions": ["2.0.0", "3.0.0"]}, r"network\.cniVersions: '2\.0\.0', '3\.0\.0' is not among"),
+        ({"cniVersions": "1.0.0"}, r"network\.cniVersions: must be a list"),
+        ({"cniVersions": [1]}, r"network\.cniVersions\[0\]"),
+    ],
+)
+def test_versions_that_nobody_speaks_are_refused_by_name(said: dict[str, object], words: str) -> None:
+    with pytest.raises(BadField, match=words):
+        conf_from_json({**PLUGIN, **said})
+
+
+@pytest.mark.parametrize("result", [WITH_FAMILY, PLAIN], ids=["with-family", "plain"])
+@pytest.mark.parametrize("version", ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
+def test_a_list_of_addresses_says_their_families_where_the_version_has_it(
+    result: dict[str, object], version: str
+) -> None:
+    wanted = PLAIN if version in ("1.0.0", "1.1.0") else WITH_FAMILY
+    assert versions.converted(result, version) == {**wanted, "cniVersion": version}
+
+
+def test_the_oldest_form_becomes_a_list() -> None:
+    found = versions.converted(BY_FAMILY, "1.0.0")
+    without_interface = [{key: ip[key] for key in ip if key != "interface"} for ip in PLAIN["ips"]]
+    wanted = {**PLAIN, "cniVersion": "1.0.0", "ips": without_interface}
+    del wanted["interfaces"]
+    assert {**found, "routes": [dict(sorted(route.items())) for route in found["routes"]]} == wanted
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_a_list_becomes_the_oldest_form_which_has_one_address_a_family(version: str) -> None:
+    more = {**PLAIN, "ips": [*PLAIN["ips"], {"address": "10.1.0.6/16"}]}
+    found = versions.converted(more, version)
+    through = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]
+    assert found == {**BY_FAMILY, "cniVersion": version, "ip4": {**BY_FAMILY["ip4"], "routes": through}}
+    assert versions.converted(BY_FAMILY, version) == {**BY_FAMILY, "cniVersion": version}
+
+
+_JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ip", "gateway", "dst"]), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    raw=st.dictionaries(st.sampled_from(["ips", "routes", "ip4", "ip6", "interfaces"]), _JSON),
+    version=st.sampled_from(["0.2.0", "0.4.0", "1.1.0"]),
+)
+def test_what_is_no_result_is_converted_to_something(raw: dict[str, object], version: str) -> None:
+    assert versions.converted(raw, version)["cniVersion"] == version
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "1.0.0"])
+def test_a_converted_result_says_the_same(version: str) -> None:
+    kept = parse_result(versions.converted(WITH_FAMILY, version))
+    told = parse_result(WITH_FAMILY)
+    assert ([ip.address for ip in kept.ips], kept.routes, kept.dns) == (
+        [ip.address for ip in told.ips],
+        told.routes,
+        told.dns,
+    )

@@ -1,0 +1,45 @@
+"""Filters' bytes: well-formed netlink; the real kernel's opinion is in the integration tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import pytest
+
+from tapmanager.links import dhcp_guard, gateway_rewrite, nft, spoof_filter
+from tapmanager.pod import FILTERS, Nic, Route
+
+_NIC = Nic(
+    "eth0", "0a:58:00:00:00:01", "02:00:00:00:00:01", "br0", "02:00:00:00:00:02", "tap0", 1500,
+    ("10.88.0.5/16", "fd00::5/64"), (Route("::/0", "fe80::1"),), (), (), filter="mac+ip",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted"),
+    [
+        (dhcp_guard.dhcp_guard(), 2 + 8),
+        (dhcp_guard.exceptions(("net1", "tap1")), 2),
+        (spoof_filter.rules([_NIC]), 2 + 13),
+        (gateway_rewrite.rules("tap0", 1, bytes(6), bytes(6)), 5),
+        (spoof_filter.rules([dataclasses.replace(_NIC, filter="mac"), dataclasses.replace(_NIC, filter="off")]), 2 + 2),
+    ],
+)
+def test_a_batch_is_messages_end_to_end(messages: list[bytes], wanted: int) -> None:
+    data, acknowledgements = nft.batch(messages)
+    count, asking, at = 0, 0, 0
+    while at < len(data):
+        length, _, flags, _, _ = struct.unpack_from("=IHHII", data, at)
+        assert length % 4 == 0
+        count += 1
+        asking += bool(flags & 4)
+        at += length
+    assert at == len(data)
+    assert count == wanted + 2
+    assert asking == acknowledgements == wanted
+
+
+def test_without_a_filter_there_is_nothing_to_make() -> None:
+    assert FILTERS == ("off", "mac", "mac+ip")
+    assert spoof_filter.rules([dataclasses.replace(_NIC, filter="off")]) == []

@@ -1,0 +1,66 @@
+"""vhost-net that is missing, or is something else: QEMU moves the frames, and the log says so once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from tapmanager.links import vhost
+from tapmanager.links.vhost import VhostNet
+
+
+def test_a_device_that_is_there_and_is_none_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "vhost-net").touch()
+    assert "does not answer as vhost-net" in vhost.trouble(str(tmp_path / "vhost-net"))
+    assert "No such file" in vhost.trouble(str(tmp_path / "missing"))
+
+
+def test_what_does_not_work_is_logged_once_and_again_when_the_reason_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    offered = VhostNet(device=str(tmp_path / "vhost-net"))
+    assert [offered.open(2) for _ in range(3)] == [[], [], []]
+    assert [line.split(" ")[0] for line in caplog.messages] == ["vhost_net.not_used"]
+    (tmp_path / "vhost-net").touch()
+    assert offered.open(2) == []
+    assert len(caplog.messages) == 2
+
+
+def test_nothing_is_left_open_of_what_could_not_be_opened_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = tmp_path / "vhost-net"
+    device.touch()
+    monkeypatch.setattr(vhost, "trouble", lambda _device: "")
+    opened: list[int] = []
+    real = os.open
+
+    def until_three(path: str, flags: int) -> int:
+        if len(opened) == 3:
+            raise OSError(24, "Too many open files")
+        opened.append(real(path, flags))
+        return opened[-1]
+
+    monkeypatch.setattr(vhost.os, "open", until_three)
+    assert VhostNet(device=str(device)).open(4) == []
+    for fd in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_it_is_found_when_it_comes_later_and_not_used_when_it_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path / "vhost-net"
+    offered = VhostNet(device=str(device))
+    assert offered.open(1) == []
+    device.touch()
+    monkeypatch.setattr(vhost, "trouble", lambda _device: "")
+    (fd,) = offered.open(1)
+    os.close(fd)
+    offered.wanted = False
+    assert offered.open(1) == []

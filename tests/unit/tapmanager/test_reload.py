@@ -1,0 +1,60 @@
+"""SIGHUP: all of the new settings that can change, or none."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tapmanager import settings
+from tapmanager.reload import Reload
+from tapmanager.settings import Settings
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "config.toml").write_text("[tapmanager]\ncni_timeout = 5\n")
+    return tmp_path / "config.toml"
+
+
+@pytest.fixture
+def used() -> list[Settings]:
+    return []
+
+
+@pytest.fixture
+def reload(file: Path, used: list[Settings]) -> Reload[Settings]:
+    argv = ["--config", str(file)]
+    return Reload(settings.load(argv), lambda: settings.load(argv), settings.RELOADED, used.append)
+
+
+def test_what_can_change_does_and_what_cannot_is_named(
+    file: Path, reload: Reload[Settings], used: list[Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text('[tapmanager]\ncni_timeout = 7\nlog_level = "debug"\nsocket = "/elsewhere"\n')
+    with caplog.at_level(logging.INFO):
+        assert reload.again()
+        assert reload.again()
+    assert [(one.cni_timeout, one.log_level, one.socket) for one in used] == [(7.0, "debug", Settings().socket)] * 2
+    assert "settings.reloaded changed=cni_timeout,log_level" in caplog.text
+    assert "settings.reloaded changed=nothing" in caplog.text
+    assert caplog.text.count("settings.need_restart settings=socket") == 2  # until somebody does it
+
+
+def test_bad_settings_leave_the_former_ones_in_force(
+    file: Path, reload: Reload[Settings], used: list[Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text('[tapmanager]\ncni_timeout = 7\nlog_level = "loud"\ncolour = 1\n')
+    assert not reload.again()
+    assert (used, reload.in_force.cni_timeout) == ([], 5.0)
+    for words in ("log_level: must be", "tapmanager.colour: there is no such setting", f"{file}:3", f"{file}:4"):
+        assert words in caplog.text
+
+
+def test_each_setting_that_tapmanager_reloads_is_said_to_be(reload: Reload[Settings]) -> None:
+    from virtshim.config import Tapmanager
+    from virtshim.settings.changes import is_reloaded
+
+    said = {name for name in Tapmanager.model_fields if is_reloaded(Tapmanager, (name,))}
+    assert said == set(reload.changeable)

@@ -1,0 +1,134 @@
+"""How the node's container runtime, containerd or CRI-O, is configured: what virtshim has to agree with it on. Reads only."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.errors import InvalidRequest
+
+CONTAINERD: Final = "containerd"
+CRIO: Final = "cri-o"
+_MOST: Final = 1 << 20
+_CONTAINERD_FILE: Final = "/etc/containerd/config.toml"
+_CRIO_FILE: Final = "/etc/crio/crio.conf"
+_PROGRAMS: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin")
+# Version 2 of containerd's file has one table for all of CRI, version 3 two.
+_CRI: Final = "io.containerd.grpc.v1.cri"
+_CRI_RUNTIME: Final = "io.containerd.cri.v1.runtime"
+_CRI_IMAGES: Final = "io.containerd.cri.v1.images"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSetup:
+    """`cgroup_driver`, `registry_hosts_dir`: "" if its file does not say; `trouble`: why that could not be read, "" if it was, or
+    is not there; `serves_cri`: false for a containerd whose CRI is turned off, as Docker's package has it."""
+
+    name: str
+    socket: str
+    file: str
+    trouble: str = ""
+    is_running: bool = False
+    serves_cri: bool = True
+    cgroup_driver: str = ""
+    cni_conf_dir: str = "/etc/cni/net.d"
+    cni_bin_dirs: tuple[str, ...] = ("/opt/cni/bin",)
+    registry_hosts_dir: str = ""
+
+
+def read(files: HostFiles) -> list[RuntimeSetup]:
+    """Those that are installed, containerd first."""
+    found = []
+    if _installed(files, "containerd", "/run/containerd/containerd.sock"):
+        found.append(_containerd(files))
+    if _installed(files, "crio", "/run/crio/crio.sock"):
+        found.append(_crio(files))
+    return found
+
+
+def _installed(files: HostFiles, program: str, socket: str) -> bool:
+    return files.exists(socket) or any(files.exists(f"{place}/{program}") for place in _PROGRAMS)
+
+
+def _containerd(files: HostFiles) -> RuntimeSetup:
+    document, trouble = _document(files, _CONTAINERD_FILE)
+    for pattern in _texts(document.get("imports")):
+        directory, _, ending = pattern.rpartition("/")
+        for name in fnmatch.filter(files.names(directory), ending):
+            imported, bad = _document(files, f"{directory}/{name}")
+            document, trouble = _merged(document, imported), trouble or bad
+    plugins = _table(document, "plugins")
+    cri = _table(plugins, _CRI_RUNTIME) or _table(plugins, _CRI)
+    cni = _table(cri, "cni")
+    systemd = _table(cri, "containerd", "runtimes", "runc", "options").get("SystemdCgroup")
+    images = _table(plugins, _CRI_IMAGES) or cri
+    socket = str(_table(document, "grpc").get("address") or "/run/containerd/containerd.sock")
+    bins = _texts(cni.get("bin_dirs")) or _texts([cni.get("bin_dir")])
+    off = {"cri", _CRI, _CRI_RUNTIME} & set(_texts(document.get("disabled_plugins")))
+    return RuntimeSetup(
+        CONTAINERD,
+        socket,
+        _CONTAINERD_FILE,
+        trouble,
+        is_running=files.exists(socket),
+        serves_cri=not off,
+        cgroup_driver="" if systemd is None else "systemd" if systemd is True else "cgroupfs",
+        cni_conf_dir=str(cni.get("conf_dir") or "/etc/cni/net.d"),
+        cni_bin_dirs=bins or ("/opt/cni/bin",),
+        registry_hosts_dir=str(_table(images, "registry").get("config_path") or "").split(":")[0],
+    )
+
+
+def _crio(files: HostFiles) -> RuntimeSetup:
+    document, trouble = _document(files, _CRIO_FILE)
+    for name in files.names(f"{_CRIO_FILE}.d"):
+        imported, bad = _document(files, f"{_CRIO_FILE}.d/{name}")
+        document, trouble = _merged(document, imported), trouble or bad
+    crio = _table(document, "crio")
+    network = _table(crio, "network")
+    socket = str(_table(crio, "api").get("listen") or "/run/crio/crio.sock").removeprefix("/var")
+    return RuntimeSetup(
+        CRIO,
+        socket,
+        _CRIO_FILE,
+        trouble,
+        is_running=files.exists(socket),
+        # Its default, where it runs at all.
+        cgroup_driver=str(_table(crio, "runtime").get("cgroup_manager") or "systemd"),
+        cni_conf_dir=str(network.get("network_dir") or "/etc/cni/net.d").rstrip("/"),
+        cni_bin_dirs=tuple(one.rstrip("/") for one in _texts(network.get("plugin_dirs"))) or ("/opt/cni/bin",),
+    )
+
+
+def _document(files: HostFiles, path: str) -> tuple[dict[str, Any], str]:
+    """The tables, and why there are none: "" where the file is not there."""
+    if not files.exists(path):
+        return {}, ""
+    try:
+        return tomllib.loads(files.content(path, _MOST).decode()), ""
+    except (InvalidRequest, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        return {}, f"{path}: {exc}"
+
+
+def _table(tables: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """{} if any of them is missing or no table."""
+    found: Any = tables
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(one for one in value if isinstance(one, str) and one) if isinstance(value, list) else ()
+
+
+def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    out = dict(low)
+    for key, value in high.items():
+        below = out.get(key)
+        out[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return out
