@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig, PullProgress
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
 
@@ -52,6 +53,7 @@ class FakeImageFiles:
         self.files: dict[ImageDigest, int] = {}
         self.unfinished: set[str] = set()
         self.stalled = False
+        self.waiting: list[str] = []
         self.gave_up = threading.Event()
         self.fetched: list[tuple[str, Credentials | None]] = []
 
@@ -69,7 +71,9 @@ class FakeImageFiles:
         if image.password and (credentials is None or credentials.password != image.password):
             raise PermissionRefused(f"the registry refuses the credentials for {reference!r}")
         if self.stalled:
+            self.waiting.append(reference)
             assert cancelled.wait(WAIT_LIMIT), "nobody gave the stalled download up"
+            self.waiting.remove(reference)
         self._give_up_if(cancelled, reference)
         self.files[image.digest] = len(image.content)
         return FetchedImage(
@@ -116,6 +120,9 @@ class FakeImageFiles:
 
     def use(self) -> FilesystemUsage:
         return FilesystemUsage("/images", sum(self.files.values()), len(self.files), 1)
+
+    def under_way(self) -> Sequence[PullProgress]:
+        return [PullProgress(reference, 3, 10, 1) for reference in self.waiting]
 
     def _published(self, name: ImageName) -> Published | None:
         if name.digest is None:

@@ -49,16 +49,17 @@ class WebServer(http.server.ThreadingHTTPServer):
         def route(request: http.server.BaseHTTPRequestHandler) -> None:
             wanted = request.headers.get("Range", "")
             is_part = bool(wanted) and request.headers.get("If-Range", etag) == etag
-            first = int(wanted.removeprefix("bytes=").removesuffix("-")) if is_part else 0
+            asked, _, last = wanted.removeprefix("bytes=").partition("-")
+            first, behind = int(asked) if is_part else 0, int(last) + 1 if is_part and last else len(body)
             request.send_response(206 if is_part else 200)
             if is_part:
-                request.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
-            request.send_header("Content-Length", str(len(body) - first))
+                request.send_header("Content-Range", f"bytes {first}-{behind - 1}/{len(body)}")
+            request.send_header("Content-Length", str(behind - first))
             request.send_header("ETag", etag)
             request.end_headers()
-            end = first + left.pop(0) if left else len(body)
+            end = min(behind, first + left.pop(0)) if left else behind
             request.wfile.write(body[first:end])
-            request.close_connection = end < len(body)
+            request.close_connection = end < behind
 
         self.routes[path] = route
         return self.url(path)
@@ -111,7 +112,9 @@ def serving() -> Iterator[WebServer]:
     with WebServer() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            server.shutdown()
+            thread.join()

@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from fakes.cri import Client, served
+from fakes.cri import refused as refused_as
+from fakes.registry import FakeRegistry
+from fakes.webserver import WebServer, serving
+from fakes.world import Outside
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.images.filestore import ImageFileStore, ImageSettings
+
+LARGEST_DISK = 64 << 20
 
 
 @pytest.fixture
@@ -14,3 +27,60 @@ def short_path() -> Iterator[Path]:
     directory = tempfile.mkdtemp(prefix="hg-")
     yield Path(directory)
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with serving() as server:
+        yield server
+
+
+class PullingNode:
+    """A node whose image service is the real one, with a sound image on it."""
+
+    def __init__(self, client: Client, images: Path) -> None:
+        self.client = client
+        self.images = images
+
+    def pull(self, name: str) -> str:
+        return self.client.pull(name)
+
+    def state(self) -> object:
+        """All that a pull may change, but for what is kept of a download that broke off."""
+        files = {
+            str(path): (path.stat().st_size, path.stat().st_mode, path.stat().st_mtime_ns)
+            for path in self.images.rglob("*")
+            if not path.is_dir() and "partial" not in path.parts
+        }
+        return files, str(self.client.ListImages(pb.ListImagesRequest()))
+
+    def kept(self) -> list[Path]:
+        """What is there of downloads that broke off."""
+        return [path for path in (self.images / "partial").rglob("*") if not path.is_dir()]
+
+
+@pytest.fixture(scope="module")
+def pulling_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingNode]:
+    directory = tmp_path_factory.mktemp("node")
+    store = ImageFileStore(str(directory / "images"), ImageSettings(max_bytes=LARGEST_DISK))
+    outside: Any = Outside()
+    outside.files = store
+    with served(directory, outside) as (_, client, _), serving() as web:
+        node = PullingNode(client, directory / "images")
+        node.pull(FakeRegistry(web).push("sound", {"disk/a.img": b"\xeb\x3c" + os.urandom(1022)}))
+        yield node
+
+
+@pytest.fixture
+def refused(pulling_node: PullingNode, tmp_path: Path) -> Callable[..., None]:
+    """Asks the node as kubelet does to pull; it must fail with that code, in these words, and leave everything as it was."""
+
+    def pull(name: str, words: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> None:
+        before, kept = pulling_node.state(), pulling_node.kept()
+        with refused_as(code, words) as said:
+            pulling_node.pull(name)
+        assert pulling_node.state() == before
+        assert code is grpc.StatusCode.UNKNOWN or pulling_node.kept() == kept
+        assert not any(str(path) in "".join(said) for path in (tmp_path, pulling_node.images))
+
+    return pull

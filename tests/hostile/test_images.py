@@ -1,4 +1,4 @@
-"""Images made to do harm: each is refused in words that say why, and nothing of it stays."""
+"""Images made to do harm, pulled as kubelet does: each is refused in words that say why, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import gzip
 import io
 import struct
 import subprocess
+import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes.background import Background
 from fakes.registry import FakeRegistry, tar
-from fakes.webserver import WebServer, serving
+from fakes.waiting import eventually
+from fakes.webserver import WebServer
 
-from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.domain.errors import DeadlineExceeded, ShimError
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 pytestmark = pytest.mark.hostile
 
@@ -27,29 +35,10 @@ SECRET = "/etc/shadow"
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> ImageFileStore:
     store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=64 * MIB))
     store.sweep()
     return store
-
-
-@pytest.fixture
-def refused(store: ImageFileStore, tmp_path: Path) -> Callable[[str, str], None]:
-    """Pulls; it must fail as the image's fault, in these words, and leave nothing: not even a memory of the pull."""
-
-    def pull(name: str, words: str) -> None:
-        with pytest.raises(InvalidRequest, match=words) as caught:
-            store.fetch(name, None, NEVER)
-        assert str(tmp_path) not in str(caught.value)
-        assert [str(path) for path in (tmp_path / "images").rglob("*") if not path.is_dir()] == []
-
-    return pull
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -127,6 +116,26 @@ def test_a_bomb_is_refused_before_it_has_gone_off(web: WebServer, refused: Calla
     registry = FakeRegistry(web)
     registry.manifest("a/b", [(packed, plain)])
     refused(registry.name("a/b"), r"unpacks to more than 67108864 bytes.*images\.max_bytes")
+
+
+def test_while_a_layer_unpacks_for_an_hour_other_images_are_pulled(web: WebServer, tmp_path: Path) -> None:
+    """A terabyte of zeros is refused at 64 GiB, after minutes; here its pull is given up before, and leaves nothing."""
+    gibibyte = zstd.compress(bytes(1 << 30))
+    header = rewritten(member("ballast"), 124, b"\x80" + (1 << 40).to_bytes(11, "big"))[:512]
+    packed = zstd.compress(header) + gibibyte * 1024
+    store = ImageFileStore(str(tmp_path / "images"), ImageSettings(max_bytes=1 << 50))
+    store.sweep()
+    registry, gives_up = FakeRegistry(web), threading.Event()
+    registry.manifest("a/bomb", [(packed, DISK)])
+    bomb = Background(lambda: store.fetch(registry.name("a/bomb"), None, gives_up))
+    eventually(lambda: any(one.received for one in store.under_way()))
+    sound = store.fetch(registry.push("a/sound", {"disk/a.img": DISK}), None, NEVER)
+    assert [one.image for one in store.under_way()] == [registry.name("a/bomb") + ":latest"]
+    gives_up.set()
+    with pytest.raises(DeadlineExceeded):
+        bomb.done()
+    assert store.stored() == {sound.digest}
+    assert list((tmp_path / "images" / "incoming").iterdir()) == []
 
 
 def test_compressed_data_that_is_damaged_is_refused(web: WebServer, refused: Callable[..., None]) -> None:

@@ -15,7 +15,7 @@ from fakes.webserver import WebServer, serving
 from fakes.world import World, sandbox_config
 
 from virtshim.config import Vm
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest
+from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 
 pytestmark = pytest.mark.hostile
@@ -31,21 +31,37 @@ def web() -> Iterator[WebServer]:
         yield web
 
 
-def test_a_source_that_sends_a_byte_now_and_then_is_given_up_in_the_end(web: WebServer, tmp_path: Path) -> None:
+def trickled(web: WebServer, piece: bytes) -> str:
+    """Sent again and again, of what is announced to be a GiB."""
+
     def trickle(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", str(1 << 30))
         request.end_headers()
         with contextlib.suppress(OSError):
             while not web.over.wait(0.02):
-                request.wfile.write(b"x")
+                request.wfile.write(piece)
         request.close_connection = True
 
     web.routes["/disk.qcow2"] = trickle
-    settings = ImageSettings(download_protocol="http", progress_timeout=60, pull_timeout=0.5)
+    return web.url("/disk.qcow2")
+
+
+def test_a_source_that_sends_a_byte_now_and_then_is_given_up(web: WebServer, tmp_path: Path) -> None:
+    settings = ImageSettings(download_protocol="http", progress_timeout=1.0, min_rate=1000)
+    store = ImageFileStore(str(tmp_path / "images"), settings)
+    with pytest.raises(Unavailable, match=r"slower than 1000 bytes a second \(images\.min_rate\) for 1 s"):
+        store.fetch(trickled(web, b"x"), None, NEVER)
+    assert list((tmp_path / "images" / "incoming").iterdir()) == []
+
+
+def test_a_source_that_sends_little_all_the_time_is_listened_to_until_the_pull_is_over(
+    web: WebServer, tmp_path: Path
+) -> None:
+    settings = ImageSettings(download_protocol="http", progress_timeout=1.0, min_rate=100, pull_timeout=2.5)
     store = ImageFileStore(str(tmp_path / "images"), settings)
     with pytest.raises(DeadlineExceeded, match=r"images\.pull_timeout"):
-        store.fetch(web.url("/disk.qcow2"), None, NEVER)
+        store.fetch(trickled(web, bytes(1000)), None, NEVER)
     assert list((tmp_path / "images" / "incoming").iterdir()) == []
 
 

@@ -110,7 +110,7 @@ def test_no_harm_is_done_by(node: tuple[World, Client], attempt: Harmless) -> No
     client.start(made)
     assert client.status(made).started_at  # one whose command ends at once may have exited by now
     documents = seed_documents(world.outside.seeds.requests[ContainerId(made)])
-    assert documents.user_data.splitlines()[0] == "#cloud-config"
+    assert documents.files["user-data"].splitlines()[0] == "#cloud-config"
     paths = [there.spec.log_file for there in world.records.containers.all()]
     assert all(path.startswith(f"{LOG_DIRECTORY}/") and "/../" not in path for path in paths)
     assert not world.outside.termination_files.written
@@ -137,7 +137,7 @@ def test_a_pod_cannot_take_another_pods_vm_by_its_uuid(node: tuple[World, Client
 
 
 @pytest.mark.parametrize(
-    "image", ["file:///etc/shadow", "../../etc/shadow", f"guest:{FORGED}", "x" * 5000, "sha256:" + "0" * 64, "http://"]
+    "image", ["file://etc/shadow", "../../etc/shadow", f"guest:{FORGED}", "x" * 5000, "sha256:" + "0" * 64, "http://"]
 )
 def test_what_is_no_image_is_not_pulled(node: tuple[World, Client], image: str) -> None:
     world, client = node

@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.hostile
 
-PLACES = ("deploy/setup.sh", "README.md", "docs/operator.md")
+PLACES = ("deploy/setup.sh", "deploy/deb/build.sh", "docs/operator.md")
 
 # A build tool of the attacker's: whatever runs it has run his code.
 BACKEND = """

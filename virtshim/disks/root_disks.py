@@ -8,11 +8,12 @@ import re
 import time
 from pathlib import Path
 
+from virtshim.disks.disk_places import tpm_uuids
 from virtshim.disks.overlay_templates import OverlayKey, OverlayTemplates
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import Layout, empty_disk_name
+from virtshim.domain.layout import NVRAM, Layout, empty_disk_name
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.files import free_bytes, space_taken, sync
@@ -33,8 +34,10 @@ _POD = re.compile(r"[0-9a-f]{64}")
 class RootDiskStore:
     """Implements `virtshim.ports.disks.RootDisks`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, tpm_states: str = "") -> None:
+        """`tpm_states`: the directory where libvirt keeps what TPMs remember, by UUID."""
         self._layout = layout
+        self._tpm_states = tpm_states
         self._templates = OverlayTemplates()
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
@@ -84,6 +87,8 @@ class RootDiskStore:
 
     def delete_pod_disks(self, pod: str) -> None:
         try:
+            for uuid in tpm_uuids(self._layout, pod) if self._tpm_states else ():
+                remove_tree(self._tpm_states, uuid)
             remove_tree(self._layout.pod_disks, pod)
         except OSError as exc:
             raise InternalError(f"the disks of pod {pod} cannot be removed: {exc.strerror}") from exc
@@ -126,6 +131,7 @@ class RootDiskStore:
         try:
             if disk_alone:
                 Path(self._layout.root_disk(container)).unlink(missing_ok=True)
+                Path(self._layout.container_dir(container), NVRAM).unlink(missing_ok=True)
                 for disk in Path(self._layout.container_dir(container)).glob(empty_disk_name("*")):
                     disk.unlink(missing_ok=True)
                 return

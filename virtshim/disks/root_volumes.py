@@ -15,10 +15,20 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted, WrongState
+from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.vm import Disk
-from virtshim.domain.volumes.root_volume import DATA_AT, HEAD_BYTES, SECTOR, RootVolume, copying, header, parse
+from virtshim.domain.volumes.root_volume import (
+    DATA_AT,
+    HEAD_BYTES,
+    SECTOR,
+    RootVolume,
+    copying,
+    header,
+    parse,
+    with_places,
+)
 
 # Its path, its format; the device, and where in it the copy begins.
 CopyImage: TypeAlias = Callable[[str, DiskFormat, int, int], None]
@@ -59,6 +69,12 @@ class RootVolumeStore:
         with _locked(device) as file:
             _refuse_unless_begun(device, file, container)
             _write_sector(file, header(image, container))
+
+    def keep_places(self, device: str, places: Places) -> None:
+        with _locked(device) as file:
+            sector = os.pread(file, SECTOR, 0)
+            if (changed := with_places(sector, places)) != sector:
+                _write_sector(file, changed)
 
     def disk(self, device: str) -> Disk:
         with _opened(device, os.O_RDONLY) as file:

@@ -23,8 +23,8 @@ OWN_USER: Final = "virtshim-parser"
 
 _FALLBACK: Final = "nobody"
 _ROOT = str(Path(__file__).resolve().parents[2])
-# No site-packages, nothing from the environment: the standard library, what lies below the one directory, and zstd, a part of the
-# standard library from Python 3.14 on.
+# No site-packages, nothing from the environment: the standard library, what lies below the one directory, zlib-ng, and zstd, a
+# part of the standard library from Python 3.14 on.
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); from virtshim.images.confined.program import main; main(sys.argv[2:])"
 )
@@ -72,6 +72,6 @@ def command(
 
 @functools.cache
 def _packages() -> str:
-    """The directory in which the child finds zstd."""
-    found = importlib.util.find_spec("backports.zstd")
-    return str(Path(found.origin).parents[2]) if found and found.origin else _ROOT
+    """The directory in which the child finds zlib-ng and zstd."""
+    found = importlib.util.find_spec("zlib_ng")
+    return str(Path(found.origin).parents[1]) if found and found.origin else _ROOT

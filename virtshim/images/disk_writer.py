@@ -12,22 +12,31 @@ from typing import Self
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
-from virtshim.files import free_bytes
+from virtshim.files import begin_sync, free_bytes
+from virtshim.images.downloads.room import Room
 
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS = bytes(1 << 18)
+# The disk is kept busy meanwhile, and holds little up at the end.
+_SYNCED_AT_ONCE = 16 << 20
+
+
+_QCOW_MAGIC = b"QFI\xfb"
 
 
 class DiskWriter:
     """A context manager. `max_bytes` is the largest disk that is taken. With a file that is there already `resume`, or `restart`,
-    comes first."""
+    comes first. `room`: of its file system, shared with other writers."""
 
-    def __init__(self, path: Path, name: str, max_bytes: int) -> None:
+    def __init__(self, path: Path, name: str, max_bytes: int, room: Room) -> None:
         self.path = path
         self._name = name
         self._max_bytes = max_bytes
         self._hash = hashlib.sha256()
-        self._size = 0
+        self._size = self._syncing = 0
+        self._room = room
+        self._announced = 0
+        self._first = b""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def __enter__(self) -> Self:
@@ -36,6 +45,7 @@ class DiskWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._room.release(self)
         os.close(self._fd)
 
     @property
@@ -51,26 +61,32 @@ class DiskWriter:
         """Goes on behind the bytes that are there. `progress` is called as they are read."""
         self.restart(keep=True)
         while data := os.read(self._fd, len(_ZEROS)):
+            self._begins_with(data)
             self._hash.update(data)
             self._size += len(data)
             progress()
 
     def restart(self, *, keep: bool = False) -> None:
         """Begins anew."""
-        self._hash, self._size = hashlib.sha256(), 0
+        self._hash, self._size, self._first = hashlib.sha256(), 0, b""
+        self._syncing = 0
         os.lseek(self._fd, 0, os.SEEK_SET)
         if not keep:
             os.ftruncate(self._fd, 0)
 
     def expect(self, size: int) -> None:
-        """The source announces `size` bytes in all: refuse now what could not be stored in the end."""
+        """The source announces `size` bytes in all: what could not be stored in the end is refused as soon as that is known. Of a
+        raw disk it is not: it may be holes for the most part."""
         self._limit(size)
-        if size - self._size > free_bytes(self._fd):
-            raise self._no_room()
+        self._announced = size
+        self._claim()
 
     def write(self, data: bytes) -> None:
         """Appends; a stretch of zeros becomes a hole."""
         self._limit(self._size + len(data))
+        if len(self._first) < len(_QCOW_MAGIC):
+            self._begins_with(data)
+            self._claim()
         self._hash.update(data)
         try:
             if data[:1] == b"\0" and data == _ZEROS[: len(data)]:
@@ -82,6 +98,10 @@ class DiskWriter:
         except OSError as exc:
             raise self._failed(exc) from exc
         self._size += len(data)
+        self._room.wrote(self, len(data))
+        if self._size - self._syncing >= _SYNCED_AT_ONCE:
+            begin_sync(self._fd, self._syncing, self._size - self._syncing)
+            self._syncing = self._size
 
     def finish(self) -> None:
         """Everything is on disk when this returns."""
@@ -90,6 +110,14 @@ class DiskWriter:
             os.fsync(self._fd)
         except OSError as exc:
             raise self._failed(exc) from exc
+
+    def _begins_with(self, data: bytes) -> None:
+        self._first += data[: len(_QCOW_MAGIC) - len(self._first)]
+
+    def _claim(self) -> None:
+        left = self._announced - self._size
+        if self._first == _QCOW_MAGIC and left > 0 and not self._room.promise(self, left, free_bytes(self._fd)):
+            raise self._no_room()
 
     def _limit(self, size: int) -> None:
         if size > self._max_bytes:

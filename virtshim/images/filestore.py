@@ -5,6 +5,7 @@
   incoming/<random>          disks in the making, 0700; whatever is here at start is garbage
   partial/<boot>/<hex>       what is there of downloads that broke off (see `downloads.partials`)
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
+  records/<hex>.json         what the database says of images (see `virtshim.store.image_notes`)
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from virtshim.domain.errors import Aborted, InternalError, NotFound, ResourceExhausted
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, PullProgress
 from virtshim.domain.image_name import ImageName
 from virtshim.files import mountpoint, space_taken, sync
-from virtshim.images import http_source, oci_source
+from virtshim.images import file_source, http_source, oci_source
 from virtshim.images.confinement import Account, account
 from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.images.downloads.landing import Ground, Landing
 from virtshim.images.downloads.partials import Partials
+from virtshim.images.downloads.room import Room
 from virtshim.images.downloads.turns import Turns
 from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
 from virtshim.images.layer_child import Unpacking
-from virtshim.images.names import HttpLocation, RegistryLocation, resolve
+from virtshim.images.names import FileLocation, HttpLocation, Location, RegistryLocation, resolve
+from virtshim.images.policy.disk_paths import DiskPath, place_of_disk
+from virtshim.images.policy.rules import Rule, keys_wanted
 from virtshim.images.pull_cache import PullCache, Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.qemu_img import verify
@@ -51,8 +55,9 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 class ImageSettings:
     """`translations_dir` and `registry_hosts_dir` "" mean none; `download_protocol` is https or http; `insecure_registries` are
     `host[:port]`; `max_bytes` bounds a disk as published and as the guest sees it; `progress_timeout` is in seconds without a
-    byte, `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts; `parser_user` reads what was
-    downloaded, "" for the default one."""
+    byte, `min_rate` in bytes a second, `pull_timeout` in seconds in all, 0 for none; `forbidden_networks` are CIDR texts;
+    `parser_user` reads what was downloaded, "" for the default one; `policy`: what may be pulled, all if empty; `file_dirs`:
+    where file:// may point; `disk_paths`: where the disks of containerDisks are, if not below /disk."""
 
     translations_dir: str = ""
     registry_hosts_dir: str = ""
@@ -60,9 +65,13 @@ class ImageSettings:
     insecure_registries: tuple[str, ...] = ()
     max_bytes: int = 1 << 40
     progress_timeout: float = 60.0
+    min_rate: int = 1024
     pull_timeout: float = 0.0
     forbidden_networks: tuple[str, ...] = ()
     parser_user: str = ""
+    policy: tuple[Rule, ...] = ()
+    file_dirs: tuple[str, ...] = ()
+    disk_paths: tuple[DiskPath, ...] = ()
 
 
 class ImageFileStore:
@@ -80,19 +89,26 @@ class ImageFileStore:
         self._known = self._root / "known"
         self._memory = PullCache(str(self._known))
         self._partials = Partials(self._root / "partial")
-        self._ground = Ground(self._incoming, self._partials, Turns(), self._stored_before)
+        self._ground = Ground(self._incoming, self._partials, Turns(), Room(), self._stored_before)
         self._settings = settings
+        self._watches: list[PullWatch] = []
+        self._watches_lock = threading.Lock()
         self._forbidden = ForbiddenNetworks(settings.forbidden_networks)
+
+    def change(self, settings: ImageSettings) -> None:
+        """From the next pull on; one that is under way may end by either."""
+        self._settings, self._forbidden = settings, ForbiddenNetworks(settings.forbidden_networks)
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         name = ImageName.parse(reference)
         translations = read_translations(self._settings.translations_dir) if self._settings.translations_dir else []
         location = resolve(name, translations, self._settings.download_protocol)
+        keys = keys_wanted(self._settings.policy, location)
         with self._room_made(), self._store_errors(name):
             self._make_directories()
             self._partials.forget_old()
             with Landing(self._ground, str(name), self._settings.max_bytes) as landing:
-                pulled = self._download(location, credentials, landing, cancelled)
+                pulled = self._download(location, credentials, keys, landing, cancelled)
                 if pulled.known is not None:
                     digest = pulled.known
                     with self._not_removed(name):
@@ -118,6 +134,21 @@ class ImageFileStore:
             format=found,
             config=pulled.config,
         )
+
+    def under_way(self) -> Sequence[PullProgress]:
+        with self._watches_lock:
+            watches = list(self._watches)
+        return [PullProgress(one.name, one.received, one.total, one.began_at) for one in watches]
+
+    @contextlib.contextmanager
+    def _listed(self, watch: PullWatch) -> Iterator[None]:
+        with self._watches_lock:
+            self._watches.append(watch)
+        try:
+            yield
+        finally:
+            with self._watches_lock:
+                self._watches.remove(watch)
 
     def path(self, digest: ImageDigest) -> str:
         return str(self._files / digest.hex)
@@ -172,27 +203,40 @@ class ImageFileStore:
 
     def _download(
         self,
-        location: HttpLocation | RegistryLocation,
+        location: Location,
         credentials: Credentials | None,
+        keys: Sequence[str] | None,
         landing: Landing,
         cancelled: threading.Event,
     ) -> Pulled:
-        progress_timeout = self._settings.progress_timeout
         transport = location.transport if isinstance(location, HttpLocation) else Transport()
         with (
-            PullWatch(str(location.name), cancelled, progress_timeout) as watch,
+            PullWatch(str(location.name), cancelled, self._settings.progress_timeout, self._settings.min_rate) as watch,
+            self._listed(watch),
             contextlib.ExitStack() as clients,
         ):
             if self._settings.pull_timeout:
                 watch.limit(self._settings.pull_timeout)
             unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
+            if isinstance(location, FileLocation):
+                return file_source.copy(location, self._settings.file_dirs, landing, unpacking, watch.progressed)
             if isinstance(location, HttpLocation):
                 if transport.timeout is not None:
                     watch.limit(transport.timeout)
                 client = clients.enter_context(HttpClient(watch, transport, self._forbidden))
                 return http_source.download(location, credentials, client, landing, unpacking)
             repository = self._repository(location, credentials, watch, clients)
-            return oci_source.download(location, repository, landing, unpacking, watch.progressed)
+
+            place = place_of_disk(self._settings.disk_paths, location)
+
+            def allow(digest: str) -> None:
+                if keys is not None:
+                    # Its library takes memory that a node without such a policy is spared.
+                    from virtshim.images.policy.cosign import check_signed
+
+                    check_signed(location.name.name, digest, keys, repository)
+
+            return oci_source.download(location, repository, landing, unpacking, watch, allow, place)
 
     def _repository(
         self,

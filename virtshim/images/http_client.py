@@ -10,6 +10,7 @@ import http.client
 import os
 import socket
 import ssl
+import time
 import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,6 +25,7 @@ from urllib3.exceptions import SSLError as TlsError
 
 from virtshim.domain.errors import InvalidRequest, ShimError, Unavailable
 from virtshim.images.connect import dial, refuse_forbidden
+from virtshim.images.downloads.pace import Pace
 from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.names import is_loopback
 from virtshim.images.pull_watch import PullWatch
@@ -52,6 +54,7 @@ class HttpResponse:
         self.headers: Mapping[str, str] = response.headers
         self._response = response
         self._watch = watch
+        self._pace = Pace(watch.min_rate, watch.progress_timeout)
         self.is_closed = False
 
     def __enter__(self) -> Self:
@@ -73,7 +76,9 @@ class HttpResponse:
         return int(text) if text.isascii() and text.isdigit() else None
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """The next bytes as they came over the wire, b"" at the end. A body shorter than announced is Unavailable."""
+        """The next bytes as they came over the wire, b"" at the end. A body shorter than announced is Unavailable, and
+        so is one that comes too slowly."""
+        began = time.monotonic()
         try:
             chunk = self._response.read1(limit, decode_content=False)
         except _BROKEN as exc:
@@ -81,7 +86,12 @@ class HttpResponse:
             raise Unavailable(
                 f"download from {redacted_url(self.url)} broke off ({type(exc).__name__}); try again"
             ) from exc
-        self._watch.progressed()
+        self._watch.progressed(len(chunk))
+        if not self._pace.is_kept(len(chunk), time.monotonic() - began):
+            raise Unavailable(
+                f"download from {redacted_url(self.url)} was slower than {self._watch.min_rate} bytes a second "
+                f"(images.min_rate) for {self._watch.progress_timeout:g} s; try again"
+            )
         return chunk
 
     def all(self, limit: int) -> bytes:
@@ -97,7 +107,7 @@ class HttpResponse:
 
 
 class HttpClient:
-    """One pull's connections, kept alive between its requests. A context manager; use it from one thread."""
+    """One pull's connections, kept alive between its requests. A context manager; its requests may be made by several threads."""
 
     def __init__(self, watch: PullWatch, transport: Transport, forbidden: ForbiddenNetworks) -> None:
         self.watch = watch
@@ -172,7 +182,7 @@ class HttpClient:
         tls = url.startswith("https://") or proxy.startswith("https://")
         key = f"{tls} {proxy}"
         if key not in self._pools:
-            options: dict[str, Any] = {"num_pools": 8, "maxsize": 2}
+            options: dict[str, Any] = {"num_pools": 8, "maxsize": 8}
             if tls:
                 options["ssl_context"] = tls_context(self._transport.tls)
                 if self._transport.tls.server_name:

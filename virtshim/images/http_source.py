@@ -13,6 +13,7 @@ from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import resumed
+from virtshim.images.downloads.busy import again, answered, retry_after
 from virtshim.images.downloads.landing import Landing
 from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
 from virtshim.images.layer_child import Layer, Unpacking
@@ -30,6 +31,7 @@ def download(
         identity, tag = _identity(location, answer), answer.headers.get("ETag", "")
         total = answer.length()
         content = _content(location, identity)
+        client.watch.expect(total or 0)
         stored = landing.claim(content, functools.partial(_make_way, answer, client)) if identity else None
         if stored is not None:
             if content == identity:
@@ -39,17 +41,19 @@ def download(
         if location.is_packed:
             part = landing.part(identity, total or 0) if identity else None
             begun = None if answer.is_closed else answer
-            _unpack(location, resumed.by_way_of(part, total, begun, rest, client.watch), landing.disk(), unpacking)
+            chunks = resumed.by_way_of(part, total, begun, rest, client.watch)
+            _unpack(location, chunks, total, landing.disk(), unpacking)
             return Pulled(content)
         disk = landing.disk(identity)
         disk.resume(client.watch.progressed)
+        client.watch.expect(total or 0, disk.size)
         if total is not None:
             if disk.size > total:
                 disk.restart()
             disk.expect(total)
         if disk.size != total:
             begun = None if answer.is_closed or disk.size else answer
-            for chunk in resumed.body(begun, disk.size, rest, client.watch):
+            for chunk in resumed.body(begun, disk.size, rest, client.watch, total):
                 disk.write(chunk)
     if total is not None and disk.size != total:
         raise Unavailable(f"{redacted_url(location.url)} broke off after {disk.size} of {total} bytes; try again")
@@ -64,7 +68,9 @@ def _content(location: HttpLocation, identity: str) -> str:
     return f"{identity} {wanted}" if identity and wanted else identity
 
 
-def _unpack(location: HttpLocation, chunks: Iterator[bytes], disk: DiskWriter, unpacking: Unpacking) -> None:
+def _unpack(
+    location: HttpLocation, chunks: Iterator[bytes], total: int | None, disk: DiskWriter, unpacking: Unpacking
+) -> None:
     sha256 = hashlib.sha256()
 
     def digested() -> Generator[bytes, None, None]:
@@ -73,7 +79,7 @@ def _unpack(location: HttpLocation, chunks: Iterator[bytes], disk: DiskWriter, u
             yield chunk
 
     what = redacted_url(location.url)
-    unpacking.run(str(location.name), [Layer(what, "", "", digested, is_disk=True)], disk)
+    unpacking.run(str(location.name), [Layer(what, "", "", digested, is_disk=True)], disk, total)
     if location.name.digest != f"sha256:{sha256.hexdigest()}":
         _check_digest(location, disk.digest())
 
@@ -85,15 +91,21 @@ def _make_way(answer: HttpResponse, client: HttpClient) -> None:
 
 
 def _rest(
-    location: HttpLocation, credentials: Credentials | None, client: HttpClient, identity: str, tag: str, at: int
+    location: HttpLocation,
+    credentials: Credentials | None,
+    client: HttpClient,
+    identity: str,
+    tag: str,
+    at: int,
+    end: int | None = None,
 ) -> HttpResponse:
     """What is left of the file from byte `at` on. Raises Unavailable if it is another one now."""
-    answer = _get(location, credentials, client, {**resumed.rest_range(at), "If-Range": tag})
+    answer = _get(location, credentials, client, {**resumed.rest_range(at, end), "If-Range": tag})
     try:
         _check_answer(location, answer, part=at > 0)
         if _identity(location, answer) != identity:
             raise Unavailable(f"{redacted_url(location.url)} has changed while it was downloaded; try again")
-        return resumed.from_byte(answer, at)
+        return resumed.from_byte(answer, at, end)
     except ShimError:
         answer.close()
         raise
@@ -130,7 +142,7 @@ def _get(
     location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
 ) -> HttpResponse:
     """Asks without credentials first; a password goes only to the host that was named, and never in the clear."""
-    answer = client.get(location.url, headers)
+    answer = answered(functools.partial(client.get, location.url, headers), client.watch)
     parts = urlsplit(location.url)
     if answer.status != 401 or answer.url != location.url or not meant_for(credentials, parts.netloc):
         return answer
@@ -151,4 +163,4 @@ def _refusal(location: HttpLocation, answer: HttpResponse) -> ShimError:
         return PermissionRefused(
             f"{where} is refused (HTTP {answer.status}); check the pod's image pull secrets and the file's permissions"
         )
-    return Unavailable(f"{where} answers HTTP {answer.status} where 200 is expected; try again later")
+    return Unavailable(f"{where} answers HTTP {answer.status} where 200 is expected; {again(retry_after(answer))}")

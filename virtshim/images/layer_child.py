@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from virtshim.domain.errors import DeadlineExceeded, InternalError, InvalidRequest, ShimError
 from virtshim.domain.printable import printable_text
 from virtshim.images.confined import frames
+from virtshim.images.confined.frames import ALWAYS, DEFAULT_PLACE, RATIO
 from virtshim.images.confinement import Account, Bounds, command
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.process import Finished, Piped, piped
@@ -24,7 +25,7 @@ from virtshim.process import Finished, Piped, piped
 _MEMORY = 512 << 20
 _LEAST_CPU_SECONDS = 60
 # Slower than any node unpacks and digests.
-_BYTES_A_CPU_SECOND = 16 << 20
+_BYTES_A_CPU_SECOND = 32 << 20
 
 _POLL = 0.2
 _STUCK = 120.0
@@ -56,16 +57,25 @@ class Unpacking:
     user: Account
     check: Callable[[], None]
 
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(_MEMORY, _LEAST_CPU_SECONDS + self.max_bytes // _BYTES_A_CPU_SECOND)
+    def bounds(self, packed: int | None) -> Bounds:
+        """For layers of so many bytes in all, as they are downloaded; None: nobody says."""
+        plain = self.max_bytes if packed is None else min(self.max_bytes, max(ALWAYS, RATIO * packed))
+        return Bounds(_MEMORY, _LEAST_CPU_SECONDS + plain // _BYTES_A_CPU_SECOND)
 
-    def run(self, image: str, layers: Iterable[Layer], disk: DiskWriter) -> None:
-        """`layers` from the top one down. Raises InvalidRequest if there is no disk in them or they are damaged, and what a
-        layer's download and the disk raise."""
-        with piped(command("layers", self.user, self.bounds)) as child, selectors.DefaultSelector() as selector:
-            exchange = _Exchange(image, child, selector, disk, self)
-            exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes)))
+    def run(
+        self,
+        image: str,
+        layers: Iterable[Layer],
+        disk: DiskWriter,
+        packed: int | None = None,
+        place: str = DEFAULT_PLACE,
+    ) -> None:
+        """`layers` from the top one down, of so many bytes in all; the disk is below `place` in them. Raises InvalidRequest if
+        there is no disk in them or they are damaged, and what a layer's download and the disk raise."""
+        bounds = self.bounds(packed)
+        with piped(command("layers", self.user, bounds)) as child, selectors.DefaultSelector() as selector:
+            exchange = _Exchange(image, child, selector, disk, self.check, bounds)
+            exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes), place))
             for layer in layers:
                 kind = frames.WHOLE if layer.is_disk else frames.TAR
                 exchange.send(frames.LAYER, frames.words(layer.what, layer.digest, layer.diff, kind))
@@ -82,13 +92,20 @@ class _Exchange:
     """The two pipes of one child."""
 
     def __init__(
-        self, image: str, child: Piped, selector: selectors.BaseSelector, disk: DiskWriter, terms: Unpacking
+        self,
+        image: str,
+        child: Piped,
+        selector: selectors.BaseSelector,
+        disk: DiskWriter,
+        check: Callable[[], None],
+        bounds: Bounds,
     ) -> None:
         self._image = image
         self._child = child
         self._selector = selector
         self._disk = disk
-        self._terms = terms
+        self._check = check
+        self._bounds = bounds
         self._head = bytearray()
         self._kind, self._left, self._text = b"", 0, bytearray()
         self._answered = b""
@@ -128,7 +145,7 @@ class _Exchange:
     def _wait(self) -> None:
         """For either pipe, a moment; takes what the child says."""
         ready = self._selector.select(_POLL)
-        self._terms.check()
+        self._check()
         if any(key.fd == self._child.answers for key, _ in ready):
             self._take()
         if ready:
@@ -186,8 +203,8 @@ class _Exchange:
             return InternalError(f"{what} is not begun: {done.summary()}")
         if done.returncode == -signal.SIGXCPU:
             return InvalidRequest(
-                f"{what} took more than {self._terms.bounds.cpu_seconds} s of processor time, the limit for disks of up to "
-                "images.max_bytes; push it with less beside the disk, or raise images.max_bytes"
+                f"{what} took more than {self._bounds.cpu_seconds} s of processor time, the limit for layers of its size; "
+                "push the disk as qcow2, with less beside it"
             )
         if done.returncode == -signal.SIGKILL:
             return InternalError(f"{what} was killed by signal 9 (no memory left?); pull it again")

@@ -1,6 +1,7 @@
-"""Where a reference comes from: a web server or an OCI registry. Pure.
+"""Where a reference comes from: a web server, an OCI registry or a file. Pure.
 
 http://..., https://...            that URL
+file:///...                        that file of the node
 virtlet.cloud/NAME                 Virtlet's rules: NAME by a translation rule, else NAME is a URL without scheme
 a name in a translation rule       the rule's URL
 host/path.{qcow2,qcow,img,raw}     a URL without scheme; also with .gz, .xz or .zst behind it
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.image_name import URL_SCHEMES, ImageName
+from virtshim.domain.image_name import FILE_SCHEME, URL_SCHEMES, ImageName
 from virtshim.images.translations import TranslationFile, Transport, translate
 
 VIRTLET_PREFIX = "virtlet.cloud/"
@@ -47,6 +48,18 @@ class HttpLocation:
 
 
 @dataclass(frozen=True, slots=True)
+class FileLocation:
+    """One file of the node. `path` is absolute, without empty components, . and ..; a digest in the name must be the file's."""
+
+    name: ImageName
+    path: str
+
+    @property
+    def is_packed(self) -> bool:
+        return self.path.endswith(_PACKED_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
 class RegistryLocation:
     """One image in a registry. `registry` is the name people use, `api` the host[:port] that is asked."""
 
@@ -61,14 +74,22 @@ class RegistryLocation:
         return self.name.digest or self.name.tag
 
 
-def resolve(name: ImageName, files: Sequence[TranslationFile], default_scheme: str) -> HttpLocation | RegistryLocation:
+Location = HttpLocation | FileLocation | RegistryLocation
+
+
+def resolve(name: ImageName, files: Sequence[TranslationFile], default_scheme: str) -> Location:
     """`default_scheme` ("https" or "http") is for URLs without scheme. Raises InvalidRequest."""
+    if name.is_file:
+        return FileLocation(name, name.name.removeprefix(FILE_SCHEME))
     if name.is_url:
         return HttpLocation(name, name.name)
     bare = name.name.removeprefix(VIRTLET_PREFIX)
     found = translate(bare, files)
     if found is not None:
         url = found.url if "://" in found.url else f"{default_scheme}://{found.url}"
+        if url.startswith(FILE_SCHEME):
+            path = ImageName.parse(url).name.removeprefix(FILE_SCHEME)
+            return FileLocation(name, path)
         if not _usable(url):
             raise InvalidRequest(
                 f"image {bare!r}: its rule in {found.file} gives {found.url[:200]!r}, which is not an http(s) URL; "

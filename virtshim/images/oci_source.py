@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 from collections.abc import Callable, Iterable, Iterator
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ImageId
+from virtshim.images.confined.frames import DEFAULT_PLACE
 from virtshim.images.downloads.landing import Landing
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
@@ -23,6 +25,7 @@ from virtshim.images.oci_manifest import (
     parse_manifest,
 )
 from virtshim.images.pull_cache import Pulled
+from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.repository import Repository
 
 
@@ -31,13 +34,18 @@ def download(
     repository: Repository,
     landing: Landing,
     unpacking: Unpacking,
-    waiting: Callable[[], None],
+    watch: PullWatch,
+    allow: Callable[[str], None],
+    place: str = DEFAULT_PLACE,
 ) -> Pulled:
     """Brings the disk, unless the manifest's is known. Every blob's digest and size are checked here, every layer's diff_id where
-    it is unpacked. `waiting` is called while another pull brings it."""
+    it is unpacked. `watch` learns how much there is. `allow` is given the digest that the name means, before anything
+    that it leads to is looked at, and raises if that is not to be used. `place`: below which path of its file system the disk
+    is."""
     image = location.name.name
     wanted = f"linux/{architecture(platform.machine())}"
     body, listed = repository.manifest(location.reference)
+    allow(listed)
     chosen = listed
     manifest = parse_manifest(body, image)
     if isinstance(manifest, Index):
@@ -49,18 +57,29 @@ def download(
     config = repository.config(manifest.config)
     if is_artifact(config):
         disk = artifact_disk(manifest, image)
-        stored = landing.claim(chosen, waiting, repository.name)
+        stored = landing.claim(chosen, watch.progressed, repository.name)
+        watch.expect(disk.size)
         if stored is None:
-            unpacking.run(image, _layers(image, ((disk, ""),), repository, landing), landing.disk())
+            unpacking.run(image, _layers(image, ((disk, ""),), repository, landing), landing.disk(), disk.size)
         # Its config says nothing of the disk, and is that of many others.
         return Pulled(chosen, stored, listed)
     said = image_config(config, image)
-    stored = landing.claim(chosen, waiting, repository.name)
+    content = chosen if place == DEFAULT_PLACE else f"{chosen} /{place}"
+    stored = landing.claim(content, watch.progressed, repository.name)
+    size = sum(layer.size for layer in manifest.layers)
+    watch.expect(size)
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
         layers = zip(reversed(manifest.layers), reversed(diffs), strict=True)
-        unpacking.run(image, _layers(image, layers, repository, landing), landing.disk())
-    return Pulled(chosen, stored, listed, said, ImageId(manifest.config.digest))
+        unpacking.run(image, _layers(image, layers, repository, landing), landing.disk(), size, place)
+    return Pulled(content, stored, listed, said, _id(manifest.config, place))
+
+
+def _id(config: Descriptor, place: str) -> ImageId:
+    """As a container runtime knows the image. Taken from another place it is another VM: two such have ids of their own."""
+    if place == DEFAULT_PLACE:
+        return ImageId(config.digest)
+    return ImageId(f"sha256:{hashlib.sha256(f'{config.digest} /{place}'.encode()).hexdigest()}")
 
 
 def _layers(

@@ -19,13 +19,19 @@ _POLL_INTERVAL = 0.2
 
 
 class PullWatch:
-    """Guards one pull; a context manager. Times are in seconds; `progress_timeout` is the longest time without a byte."""
+    """Guards one pull; a context manager. Times are in seconds; `progress_timeout` is the longest time without a byte,
+    `min_rate` how many a second have to come in such a time."""
 
-    def __init__(self, name: str, cancelled: threading.Event, progress_timeout: float) -> None:
+    def __init__(self, name: str, cancelled: threading.Event, progress_timeout: float, min_rate: int = 0) -> None:
         self.name = name
         self._cancelled = cancelled
         self.progress_timeout = progress_timeout
+        self.min_rate = min_rate
         self._end = float("inf")
+        # Nanoseconds since the epoch; bytes of what is downloaded, 0 while that is not known; and those that are here.
+        self.began_at = time.time_ns()
+        self.total = 0
+        self.received = 0
         self._progressed_at = time.monotonic()
         self._failure: ShimError | None = None
         self._sockets: list[socket.socket] = []
@@ -57,10 +63,16 @@ class PullWatch:
             self._sockets.append(connected.dup())
         self.check()
 
-    def progressed(self) -> None:
-        """Bytes arrived. Raises like `check`."""
+    def progressed(self, count: int = 0) -> None:
+        """Bytes arrived, `count` of them of what is downloaded. Raises like `check`."""
         self._progressed_at = time.monotonic()
+        with self._lock:
+            self.received += count
         self.check()
+
+    def expect(self, total: int, received: int = 0) -> None:
+        """What is downloaded has that many bytes in all, of which so many are here; 0: nobody says."""
+        self.total, self.received = total, received
 
     def pause(self, seconds: float) -> None:
         """Waits that long, which is no lack of progress. Raises like `check`."""
@@ -96,6 +108,14 @@ class PullWatch:
 
     def _given_up(self) -> ShimError:
         return DeadlineExceeded(f"pull of image {self.name!r} was given up by its caller")
+
+    def cut(self) -> None:
+        """Ends all that is being read, but not the pull."""
+        self._shut_down_sockets()
+        with self._lock:
+            for guarded in self._sockets:
+                guarded.close()
+            self._sockets.clear()
 
     def _shut_down_sockets(self) -> None:
         with self._lock:

@@ -22,9 +22,11 @@ from fakes.journal import WAIT_LIMIT
 from fakes.relay import relaying
 from fakes.waiting import eventually
 
-from virtshim.domain.errors import NotFound, PermissionRefused, Unavailable
+from virtshim.domain.errors import NotFound, PermissionRefused, SignatureRefused, Unavailable
 from virtshim.domain.image import Credentials, DiskFormat, ImageConfig
+from virtshim.images.downloads import several
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.images.policy.rules import Rule
 
 pytestmark = [
     pytest.mark.images,
@@ -41,7 +43,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With 8 MiB that do not compress, so that it comes in many pieces."""
     directory = tmp_path_factory.mktemp("disk")
     raw, disk = directory / "raw", directory / "disk.qcow2"
-    raw.write_bytes(os.urandom(8 << 20) + bytes(8 << 20))
+    raw.write_bytes(b"\xeb" + os.urandom((8 << 20) - 1) + bytes(8 << 20))
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, disk], check=True)
     return disk
 
@@ -209,6 +211,7 @@ def test_a_deleted_manifest_is_not_found_though_the_disk_is_here(
 PULL = """
 import sys, threading
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.images.policy.rules import Rule
 ImageFileStore(sys.argv[1], ImageSettings()).fetch(sys.argv[2], None, threading.Event())
 """
 
@@ -236,6 +239,18 @@ def test_a_pull_that_was_killed_near_its_end_goes_on_there(
     assert [0 < int(size) < disk.stat().st_size // 4 for size in parts] == [True]
 
 
+def test_a_registry_that_one_connection_is_slow_to_is_asked_for_parts_by_several(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several, "_PIECE", 1 << 20)
+    monkeypatch.setattr(several.Trial, "is_waited_for", lambda _, left: True)
+    imageserver.push_container_disk(open_registry.address, "vm", disk)
+    found = store.fetch(f"{open_registry.address}/vm", None, NEVER)
+    assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
+    parts = re.findall(r'"GET /v2/vm/blobs/\S+ HTTP/1.1" 206 (\d+) ', open_registry.log())
+    assert parts.count(str(1 << 20)) >= 7
+
+
 def test_five_pulls_at_once_read_the_disk_once(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
 ) -> None:
@@ -255,3 +270,52 @@ def test_a_directory_on_a_web_server_is_an_image_source(tmp_path: Path, store: I
         name = url.removeprefix("http://")
         assert plain.fetch(f"{name}/{disk.name}", None, NEVER).tag == f"{name}/{disk.name}:latest"
         assert plain.fetch(f"virtlet.cloud/{name}/{disk.name}", None, NEVER).digest == found.digest
+
+
+def test_a_disk_that_a_key_has_signed_is_pulled_from_a_real_registry(
+    open_registry: imageserver.Registry, tmp_path: Path, disk: Path
+) -> None:
+    server = open_registry.address
+    digest = imageserver.push_container_disk(server, "vm/disk", disk)
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True)
+    subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
+    settings = ImageSettings(policy=(Rule(server, "signature", (str(public),)),))
+    guarded = ImageFileStore(str(tmp_path / "images"), settings)
+    guarded.sweep()
+    with pytest.raises(SignatureRefused, match=f"vm/disk' \\({digest}\\) has no cosign signature"):
+        guarded.fetch(f"{server}/vm/disk", None, NEVER)
+    _push_signature(server, "vm/disk", digest, key, tmp_path / "layout")
+    assert guarded.fetch(f"{server}/vm/disk", None, NEVER).repo_digest == f"{server}/vm/disk@{digest}"
+
+
+def _push_signature(server: str, repository: str, digest: str, key: Path, layout: Path) -> None:
+    """As cosign stores it: a manifest of its own, under a tag made of the digest."""
+    blobs = layout / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def blob(data: bytes, kind: str) -> dict[str, object]:
+        name = hashlib.sha256(data).hexdigest()
+        (blobs / name).write_bytes(data)
+        return {"mediaType": kind, "digest": f"sha256:{name}", "size": len(data)}
+
+    said = {"type": "cosign container image signature", "image": {"docker-manifest-digest": digest}, "identity": {}}
+    payload = json.dumps({"critical": said, "optional": None}).encode()
+    signed = subprocess.run(
+        ["openssl", "dgst", "-sha256", "-sign", key], input=payload, capture_output=True, check=True
+    )
+    signature = {"dev.cosignproject.cosign/signature": base64.b64encode(signed.stdout).decode()}
+    layer = {**blob(payload, "application/vnd.dev.cosign.simplesigning.v1+json"), "annotations": signature}
+    config = {"architecture": "", "os": "", "config": {}, "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json"),
+        "layers": [layer],
+    }
+    listed = blob(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [listed]}))
+    (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    tag = f"{digest.replace(':', '-')}.sig"
+    command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", "--preserve-digests"]
+    subprocess.run([*command, f"oci:{layout}", f"docker://{server}/{repository}:{tag}"], check=True)

@@ -22,7 +22,8 @@ from fakes.webserver import WebServer, serving
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
 from virtshim.images import disk_writer
 from virtshim.images.disk_writer import DiskWriter
-from virtshim.images.downloads import partials
+from virtshim.images.downloads import partials, several
+from virtshim.images.downloads.pace import Pace
 from virtshim.images.filestore import ImageFileStore
 
 NEVER = threading.Event()
@@ -364,3 +365,227 @@ def test_who_waits_can_be_given_up(layer: Source, store, qcow2: bytes) -> None:
     third = Background(lambda: fetch(store, layer))
     assert is_whole(store, first.done(), qcow2)
     assert is_whole(store, third.done(), qcow2)
+
+
+PIECE = 4 << 10
+
+
+BEGINNING = 32 << 10
+
+
+@pytest.fixture
+def by_several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection alone is too slow at once, and several are faster always."""
+    source: Source = request.getfixturevalue("file" if "file" in request.fixturenames else "source")
+    whole = source.web.routes[source.path]
+
+    def route(request: Any) -> None:
+        if "Range" in request.headers:
+            whole(request)
+            return
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(source.body)))
+        request.send_header("ETag", '"1"')
+        request.end_headers()
+        request.wfile.write(source.body[:BEGINNING])
+        source.web.over.wait(WAIT_LIMIT)
+        request.close_connection = True
+
+    source.web.routes[source.path] = route
+    monkeypatch.setattr(several, "_PIECE", PIECE)
+    monkeypatch.setattr(several, "_GAIN", 0.0)
+
+    def is_waited_for(trial: several.Trial, left: int) -> bool:
+        trial.rate = 1.0
+        return left >= 2 * PIECE
+
+    monkeypatch.setattr(several.Trial, "is_waited_for", is_waited_for)
+
+
+def parts(source: Source) -> list[int]:
+    """Where those began that were asked for up to an end."""
+    asked = [one.removeprefix("bytes=").partition("-") for one in source.asked() if one]
+    return [int(first) for first, _, last in asked if last]
+
+
+def test_what_one_connection_brings_too_slowly_comes_by_several(
+    source: Source, store, qcow2: bytes, by_several, partial, incoming
+) -> None:
+    before = threading.active_count()
+    assert is_whole(store, fetch(store, source), qcow2)
+    first = min(parts(source))
+    assert 0 < first <= BEGINNING
+    assert sorted(parts(source)) == list(range(first, len(source.body), PIECE))
+    assert (partial(), incoming(), store.under_way()) == ([], [], [])
+    eventually(lambda: threading.active_count() <= before)
+
+
+def test_no_more_connections_are_made_than_are_used_at_once(source: Source, store, qcow2: bytes, by_several) -> None:
+    connections: set[object] = set()
+    whole = source.web.routes[source.path]
+
+    def route(request: Any) -> None:
+        connections.add(request.client_address)
+        whole(request)
+
+    source.web.routes[source.path] = route
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert len(parts(source)) > several.CONNECTIONS
+    assert len(connections) <= 1 + several.CONNECTIONS
+
+
+def test_where_several_are_no_faster_one_goes_on_alone(
+    source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several, "_GAIN", float("inf"))
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert 2 * several.CONNECTIONS <= len(parts(source)) <= 3 * several.CONNECTIONS
+    assert source.asked()[-1] == f"bytes={min(parts(source)) + 2 * several.CONNECTIONS * PIECE}-"
+
+
+def test_a_server_that_sends_all_where_a_part_is_asked_for_is_read_by_one(
+    source: Source, store, qcow2: bytes, by_several
+) -> None:
+    slow, asked = source.web.routes[source.path], []
+
+    def route(request: Any) -> None:
+        asked.append(request.headers.get("Range", ""))
+        (source.web.routes["/all"] if len(asked) > 1 else slow)(request)
+
+    source.web.serve("/all", source.body, ETag='"1"')
+    source.web.routes[source.path] = route
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert asked[0] == ""
+    assert asked[-1].endswith("-")
+
+
+@pytest.mark.parametrize("cut", [0, 1000])
+def test_a_part_that_breaks_off_is_gone_on_with_by_one(
+    source: Source, store, qcow2: bytes, by_several, cut: int
+) -> None:
+    whole, cuts = source.web.routes[source.path], [cut]
+
+    def route(request: Any) -> None:
+        if "Range" not in request.headers or request.headers["Range"].endswith("-") or not cuts:
+            whole(request)
+            return
+        source.cut(cuts.pop())
+        source.web.routes[source.path](request)
+        source.web.routes[source.path] = route
+
+    source.web.routes[source.path] = route
+    assert is_whole(store, fetch(store, source), qcow2)
+
+
+def test_a_file_that_changes_between_its_parts_is_not_patched_up(
+    web, file: Source, store, qcow2: bytes, by_several
+) -> None:
+    whole, newer = web.routes[FILE], qcow2 + bytes(512)
+
+    def route(request: Any) -> None:
+        if len(parts(file)) == 3:
+            web.serve_parts(FILE, newer, etag='"2"')
+        web.routes[FILE](request) if len(parts(file)) >= 3 else whole(request)
+
+    web.routes[FILE] = route
+    with pytest.raises(Unavailable, match="has changed while it was downloaded"):
+        fetch(store, file)
+    assert is_whole(store, fetch(store, file), newer)
+
+
+def test_what_several_connections_brought_is_gone_on_with_after_a_restart(
+    source: Source, make_store: Callable[..., ImageFileStore], qcow2: bytes, by_several, partial
+) -> None:
+    """What is kept is a beginning, without holes."""
+    whole = source.web.routes[source.path]
+
+    def route(request: Any) -> None:
+        if len(source.asked()) < 8:
+            whole(request)
+        else:
+            request.close_connection = True
+
+    source.web.routes[source.path] = route
+    with pytest.raises(Unavailable):
+        fetch(make_store(), source)
+    (left,) = partial()
+    kept = left.read_bytes()
+    assert source.body.startswith(kept)
+    source.web.routes[source.path] = whole
+    asked = len(source.asked())
+    store = make_store()
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert f"bytes={len(kept)}-" in source.asked()[asked:]
+
+
+def test_a_pull_by_several_connections_ends_with_its_callers_wish(source: Source, store, by_several, incoming) -> None:
+    before, gives_up = threading.active_count(), threading.Event()
+    whole = source.web.routes[source.path]
+
+    def route(request: Any) -> None:
+        if len(parts(source)) >= 3:
+            gives_up.set()
+            source.web.over.wait(WAIT_LIMIT)
+        else:
+            whole(request)
+
+    source.web.routes[source.path] = route
+    with pytest.raises(DeadlineExceeded):
+        fetch(store, source, gives_up)
+    assert not [one for one in threading.enumerate() if one.name.startswith("image-pull")]
+    assert incoming() == []
+    source.web.over.set()
+    eventually(lambda: threading.active_count() <= before)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(several.time, "monotonic", lambda: self.now)
+
+
+class Answered:
+    """Each of its chunks takes a while."""
+
+    def __init__(self, clock: Clock, count: int, takes: float) -> None:
+        self._clock, self._count, self._takes = clock, count, takes
+
+    def read(self) -> bytes:
+        self._clock.now += self._takes
+        return bytes(self._count)
+
+
+@pytest.mark.parametrize(
+    ("count", "takes", "used", "left", "by_several"),
+    [
+        pytest.param(1 << 20, 0.1, 0.0, 1 << 30, True, id="it is waited for"),
+        pytest.param(1 << 20, 0.1, 0.2, 1 << 30, False, id="what is done with it takes longer"),
+        pytest.param(1 << 20, 0.1, 0.0, 1 << 20, False, id="it is nearly here"),
+        pytest.param(1 << 10, 0.1, 0.0, 1 << 30, False, id="the link is slow"),
+    ],
+)
+def test_several_connections_are_tried_where_one_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, count: int, takes: float, used: float, left: int, by_several: bool
+) -> None:
+    clock = Clock(monkeypatch)
+    trial, answer = several.Trial(), Answered(clock, count, takes)
+    found = []
+    for _ in range(100):
+        trial.read(answer)  # type: ignore[arg-type]
+        clock.now += used
+        found.append(trial.is_waited_for(left))
+    assert any(found) is by_several
+    assert not any(found[: int(1.9 / (takes + used))])
+
+
+def test_only_the_time_that_bytes_are_waited_for_is_a_sources_time() -> None:
+    pace = Pace(least=1000, window=60)
+    assert all(pace.is_kept(1, waited=0.001) for _ in range(10_000))
+    assert not all(pace.is_kept(1, waited=1.0) for _ in range(60))
+
+
+def test_a_source_is_judged_by_each_stretch_of_time_for_itself() -> None:
+    pace = Pace(least=1000, window=60)
+    assert pace.is_kept(1 << 30, waited=60)
+    assert pace.is_kept(60_000, waited=60)
+    assert not pace.is_kept(59_000, waited=60)

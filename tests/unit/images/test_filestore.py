@@ -11,7 +11,9 @@ import pytest
 
 from virtshim.domain.errors import InternalError, InvalidRequest, ResourceExhausted
 from virtshim.domain.ids import ImageDigest
+from virtshim.images import disk_writer
 from virtshim.images.disk_writer import DiskWriter
+from virtshim.images.downloads.room import Room
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 
 NEVER = threading.Event()
@@ -99,12 +101,48 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with DiskWriter(str(tmp_path / "x"), "img", 1 << 62) as disk:
+    with DiskWriter(tmp_path / "x", "img", 1 << 62, Room()) as disk:
+        disk.expect(1 << 61)
         with pytest.raises(ResourceExhausted, match="does not fit"):
-            disk.expect(1 << 61)
+            disk.write(b"QFI\xfb")
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(ResourceExhausted, match="free some space"):
             disk.write(b"x")
+
+
+def test_a_raw_disk_needs_the_room_of_what_it_holds(tmp_path: Path) -> None:
+    with DiskWriter(tmp_path / "x", "img", 1 << 62, Room()) as disk:
+        disk.expect(1 << 61)
+        for data in (b"\0", b"boot", bytes(1 << 18)):
+            disk.write(data)
+        disk.finish()
+        assert (tmp_path / "x").stat().st_blocks * 512 < 1 << 16 < disk.size
+
+
+def test_disks_that_are_written_at_once_are_not_promised_the_same_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_writer, "free_bytes", lambda _: 1000)
+    room = Room()
+    one, two = (DiskWriter(tmp_path / name, name, 1 << 62, room) for name in ("one", "two"))
+    with two:
+        with one:
+            one.expect(600)
+            one.write(b"QFI\xfb")
+            two.expect(600)
+            with pytest.raises(ResourceExhausted, match="'two' does not fit"):
+                two.write(b"QFI\xfb")
+            # What is written is no longer free, and no longer promised.
+            one.write(b"1" * 496)
+            monkeypatch.setattr(disk_writer, "free_bytes", lambda _: 500)
+            two.restart()
+            two.expect(400)
+            two.write(b"QF")
+            two.write(b"I\xfb")
+        monkeypatch.setattr(disk_writer, "free_bytes", lambda _: 1000)
+        two.restart()
+        two.expect(1000)
+        two.write(b"QFI\xfb")
 
 
 def test_a_store_that_cannot_be_written_is_an_internal_error(web, tmp_path: Path, qcow2: bytes) -> None:
@@ -112,3 +150,14 @@ def test_a_store_that_cannot_be_written_is_an_internal_error(web, tmp_path: Path
     store = ImageFileStore(str(tmp_path / "file" / "images"), ImageSettings())
     with pytest.raises(InternalError, match="Not a directory"):
         store.fetch(web.serve("/x.qcow2", qcow2), None, NEVER)
+
+
+def test_the_disk_is_busy_while_an_image_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that little is left to wait for at its end."""
+    begun: list[tuple[int, int]] = []
+    monkeypatch.setattr(disk_writer, "begin_sync", lambda _, first, count: begun.append((first, count)))
+    with DiskWriter(tmp_path / "disk", "x", 1 << 30, Room()) as disk:
+        for _ in range(40):
+            disk.write(b"x" * (1 << 20))
+        disk.finish()
+    assert begun == [(0, 16 << 20), (16 << 20, 16 << 20)]

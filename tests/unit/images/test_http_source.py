@@ -124,6 +124,31 @@ def test_each_refusal_has_its_kind(web, store, status: int, error: type[ShimErro
     assert store.stored() == frozenset()
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_when_it_says(web, store, qcow2: bytes, status: int) -> None:
+    url, busy = web.serve("/disk.qcow2", qcow2), ["0", "0"]
+    whole = web.routes["/disk.qcow2"]
+
+    def route(request: Any) -> None:
+        if not busy:
+            whole(request)
+            return
+        request.send_response(status)
+        request.send_header("Retry-After", busy.pop())
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    web.routes["/disk.qcow2"] = route
+    assert fetch(store, url).digest.hex == hashlib.sha256(qcow2).hexdigest()
+    assert len(web.seen) == 3
+
+
+def test_a_server_that_is_busy_for_long_is_left_to_kubelet(web, store) -> None:
+    with pytest.raises(Unavailable, match="HTTP 429 where 200 is expected; try again in 3600 s"):
+        fetch(store, web.answer("/disk.qcow2", 429, Retry_After="3600"))
+    assert len(web.seen) == 1
+
+
 def test_an_unreachable_server_is_unavailable_without_its_query(store) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

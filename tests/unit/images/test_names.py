@@ -117,9 +117,7 @@ def test_a_virtlet_name_without_rule_and_host_says_what_to_do() -> None:
         resolve(ImageName.parse("virtlet.cloud/cirros"), [], "https")
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://host/x", "https://", "https://user:pw@host/x", "file:///etc/shadow", "http://h:x/"]
-)
+@pytest.mark.parametrize("url", ["ftp://host/x", "https://", "https://user:pw@host/x", "http://h:x/"])
 def test_a_rule_that_makes_no_url_is_refused_by_its_files_name(url: str) -> None:
     rules = [parse_translations(f"translations: [{{name: x, url: '{url}'}}]", "the-file.yaml")]
     with pytest.raises(InvalidRequest, match=r"the-file\.yaml"):

@@ -124,13 +124,19 @@ def test_layers_are_unpacked_from_zstd(
 
 def test_a_layer_that_unpacks_to_far_more_than_anybody_packs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = zstd.compress(bytes(64 << 20))
-    assert len(zeros) * unpacking._RATIO < 64 << 20
-    assert sum(map(len, unpacking.unpacked(iter([zeros]), "it"))) == 64 << 20
-    monkeypatch.setattr(unpacking, "_ALWAYS", 32 << 20)
-    with pytest.raises(InvalidRequest, match="it unpacks to more than 1100 times its size"):
-        for _ in unpacking.unpacked(iter([zeros]), "it"):
-            pass
-    assert sum(map(len, unpacking.unpacked(iter([gzip.compress(bytes(64 << 20))]), "it"))) == 64 << 20
+    assert len(zeros) * unpacking.RATIO < 64 << 20
+    image = unpacking.Inflation()
+
+    def unpacks(layer: bytes) -> int:
+        return sum(map(len, unpacking.unpacked(iter([layer]), "it", image)))
+
+    assert unpacks(zeros) == 64 << 20
+    monkeypatch.setattr(unpacking, "ALWAYS", 96 << 20)
+    with pytest.raises(InvalidRequest, match="it unpacks, with those above it, to more than 256 times their size"):
+        unpacks(zeros)
+    assert image.plain == pytest.approx(96 << 20, rel=0.1)
+    assert unpacks(os.urandom(1 << 20)) == 1 << 20
+    assert unpacks(zeros) == 64 << 20
 
 
 @pytest.mark.parametrize(

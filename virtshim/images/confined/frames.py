@@ -1,8 +1,8 @@
 """What virtshim and the child that unpacks layers tell each other: a letter, a length, that many bytes.
 
-To the child: BEGIN (words: image, max_bytes), then for each layer, from the top one down, LAYER (words: what, digest, diff,
-whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it: SIZE (the disk's, in digits), DATA (the
-disk), END (of a layer), DONE, or REFUSED and why.
+To the child: BEGIN (words: image, max_bytes, place of its disk), then for each layer, from the top one down, LAYER (words: what,
+digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it: SIZE (the disk's, in
+digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ BEGIN, LAYER, DATA, END, DONE, SIZE, REFUSED = b"B", b"L", b"D", b"E", b"F", b"S
 
 TAR, WHOLE = "tar", "whole"
 """What a layer is, when it is unpacked."""
+
+DEFAULT_PLACE = "disk"
+"""Of a disk in its image, as KubeVirt packs them."""
+
+RATIO, ALWAYS = 256, 64 << 30
+"""So many times their size, or so many bytes, the layers of an image may unpack to. One beyond both is made to keep a processor
+busy."""
 
 MOST = 1 << 20
 """Bytes that follow a head."""

@@ -10,18 +10,26 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.images.confined import frames
 from virtshim.images.confined.container_disk import DiskSearch
 from virtshim.images.confined.layer_tar import BadTar, TarStream
-from virtshim.images.confined.unpacking import limited, unpacked
+from virtshim.images.confined.unpacking import Inflation, limited, unpacked
 
 
 def serve(source: int, target: int) -> None:
     """Reads frames from one descriptor, writes its own to the other, until DONE or REFUSED was written. Raises OSError if the
     other end is gone."""
     frame_source, answers = _Source(source), _Answers(target)
-    image, max_bytes = frames.parse_words(frame_source.expect(frames.BEGIN))
+    image, max_bytes, place = frames.parse_words(frame_source.expect(frames.BEGIN))
     try:
-        search = DiskSearch(image)
+        search, inflation = DiskSearch(image, place), Inflation()
         while (layer := frame_source.layer()) is not None:
-            _read_layer(frames.parse_words(layer), frame_source, search, answers, int(max_bytes))
+            what, digest, diff, kind = frames.parse_words(layer)
+            chunks = limited(unpacked(frame_source.data(), what, inflation), int(max_bytes), what)
+            if diff != digest:
+                chunks = verified(chunks, diff, what)
+            if kind == frames.WHOLE:
+                search.found_as(what)
+                _send_all(chunks, answers)
+            else:
+                _send_disk(TarStream(chunks), what, search, answers)
             search.layer_done()
             answers.send(frames.END)
         search.finish()
@@ -34,25 +42,20 @@ def serve(source: int, target: int) -> None:
         )
 
 
-def _read_layer(layer: list[str], source: _Source, search: DiskSearch, answers: _Answers, max_bytes: int) -> None:
-    what, digest, diff, kind = layer
-    chunks = limited(unpacked(source.data(), what), max_bytes, what)
-    if diff != digest:
-        chunks = verified(chunks, diff, what)
-    if kind == frames.WHOLE:
-        search.found_as(what)
-        for piece in chunks:
-            answers.send(frames.DATA, piece)
-        return
-    tar = TarStream(chunks)
+def _send_disk(tar: TarStream, what: str, search: DiskSearch, answers: _Answers) -> None:
+    """If it is in this layer, which is read to its end."""
     try:
         while (entry := tar.next()) is not None:
             if search.is_disk(entry):
                 answers.send(frames.SIZE, str(entry.size).encode())
-                for piece in tar.data():
-                    answers.send(frames.DATA, piece)
+                _send_all(tar.data(), answers)
     except BadTar as exc:
         raise InvalidRequest(f"{what} cannot be read: {exc}; push the image again") from exc
+
+
+def _send_all(chunks: Iterator[bytes], answers: _Answers) -> None:
+    for piece in chunks:
+        answers.send(frames.DATA, piece)
 
 
 def verified(chunks: Iterator[bytes], diff: str, what: str) -> Iterator[bytes]:

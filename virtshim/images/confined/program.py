@@ -1,6 +1,7 @@
 """The child in which files of strangers are read: it gives up what it can, then does one thing. `main` does not return.
 
-It is started as root, with the standard library, zstd and these modules alone, by `virtshim.images.confinement`. What is done:
+It is started as root, with the standard library, zstd, zlib-ng and these modules alone, by `virtshim.images.confinement`. What is
+done:
 
     layers   layers come in by standard input, the disk in them goes out by standard output: nothing can be opened or sent
     judge    a file, handed over as a descriptor, is judged by its header; then the process becomes qemu-img
@@ -63,8 +64,8 @@ _COPIES = ("raw", "qcow2")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """`arguments`: what is done; where zstd is; user, group, parent process; bytes of memory, seconds of CPU time; a file's and a
-    device's descriptor, and where in it the copy begins."""
+    """`arguments`: what is done; where those two are; user, group, parent process; bytes of memory, seconds of CPU time; a file's
+    and a device's descriptor, and where in it the copy begins."""
     do, packages = arguments[:2]
     uid, gid, parent, memory, cpu_seconds, descriptor, target, at = map(int, arguments[2:])
     serve = _serve_layers(packages) if do == "layers" else None

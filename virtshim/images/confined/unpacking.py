@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import lzma
 import sys
-import zlib
 from collections.abc import Callable, Generator, Iterator
+from typing import cast
+
+from zlib_ng import zlib_ng
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.images.confined.frames import ALWAYS, RATIO
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -20,38 +23,41 @@ _ZSTD_SKIPPED = b"\x2a\x4d\x18"
 _LONGEST_MAGIC = 6
 _PIECE = 1 << 20
 _XZ_MEMORY = 256 << 20
-# Gzip cannot pack tighter; what claims to be beyond both is made to keep a processor busy.
-_RATIO, _ALWAYS = 1100, 16 << 30
 
 _BROKEN = (lzma.LZMAError, zstd.ZstdError)
+# A class, whatever its stub says.
+_BAD_GZIP = cast("type[Exception]", zlib_ng.error)
 
 
-def unpacked(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
+class Inflation:
+    """How much became of how much, in all layers of an image."""
+
+    __slots__ = ("packed", "plain")
+
+    def __init__(self) -> None:
+        self.packed = self.plain = 0
+
+    def is_too_much(self) -> bool:
+        return self.plain > ALWAYS and self.plain > RATIO * self.packed
+
+
+def unpacked(chunks: Iterator[bytes], what: str, inflation: Inflation) -> Iterator[bytes]:
     """The plain bytes of what is plain, gzip, xz or zstd, told apart by its first bytes as other runtimes do. Raises
     InvalidRequest for what is damaged, or unpacks to far more than anybody packs."""
-    counted = _Counted(chunks)
-    seen = 0
-    for piece in _unpacked(counted, what):
-        seen += len(piece)
-        if seen > _ALWAYS and seen > _RATIO * counted.seen:
+    for piece in _unpacked(_counted(chunks, inflation), what):
+        inflation.plain += len(piece)
+        if inflation.is_too_much():
             raise InvalidRequest(
-                f"{what} unpacks to more than {_RATIO} times its size and {_ALWAYS >> 30} GiB; push a disk that holds something"
+                f"{what} unpacks, with those above it, to more than {RATIO} times their size and {ALWAYS >> 30} GiB; "
+                "push the disk as qcow2"
             )
         yield piece
 
 
-class _Counted:
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self.seen = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        chunk = next(self._chunks)
-        self.seen += len(chunk)
-        return chunk
+def _counted(chunks: Iterator[bytes], inflation: Inflation) -> Iterator[bytes]:
+    for chunk in chunks:
+        inflation.packed += len(chunk)
+        yield chunk
 
 
 def _unpacked(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
@@ -125,11 +131,11 @@ def _gunzip(head: bytes, chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
 
 def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator[bytes, None, bytes]:
     """Yields what one member holds, returns what was read beyond it."""
-    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    inflater = zlib_ng.decompressobj(wbits=zlib_ng.MAX_WBITS | 16)
     while True:
         try:
             piece = inflater.decompress(data, _PIECE)
-        except zlib.error as exc:
+        except _BAD_GZIP as exc:
             raise InvalidRequest(f"{what} is damaged: its gzip data cannot be unpacked; push the image again") from exc
         if piece:
             yield piece

@@ -14,6 +14,7 @@ from virtshim.domain.errors import InternalError
 from virtshim.domain.ids import ImageDigest
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads.partials import Partials
+from virtshim.images.downloads.room import Room
 from virtshim.images.downloads.turns import Turns
 from virtshim.images.pull_cache import StoredDiskLookup
 
@@ -25,6 +26,7 @@ class Ground:
     incoming: Path
     partials: Partials
     turns: Turns
+    room: Room
     stored: StoredDiskLookup
 
 
@@ -62,7 +64,7 @@ class Landing:
         if path is None:
             path = self._ground.incoming / secrets.token_hex(16)
             self._held.callback(path.unlink, missing_ok=True)
-        self._disk = self._held.enter_context(DiskWriter(path, self._name, self._max_bytes))
+        self._disk = self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._ground.room))
         return self._disk
 
     def finished(self) -> tuple[ImageDigest, Path]:

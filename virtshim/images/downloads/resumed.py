@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import structlog
 
 from virtshim.domain.errors import Unavailable
 from virtshim.images.downloads.partials import also_written, kept
+from virtshim.images.downloads.several import Rest, Trial, by_several
 from virtshim.images.http_client import CHUNK, HttpResponse, redacted_url
 from virtshim.images.pull_watch import PullWatch
 
@@ -20,38 +21,77 @@ _ENOUGH = 1 << 20
 
 
 def body(
-    answer: HttpResponse | None, at: int, rest: Callable[[int], HttpResponse] | None, watch: PullWatch
+    answer: HttpResponse | None, at: int, rest: Rest | None, watch: PullWatch, size: int | None = None
 ) -> Iterator[bytes]:
     """The bytes from `at` on, of `answer` if there is one. `rest` asks for those from a number on; without it what breaks off
-    stays so. Raises Unavailable when it breaks off again and again, and what `rest` raises."""
+    stays so. With `size`, of all, they may be asked for by several connections. Raises Unavailable when it breaks off again and
+    again, and what `rest` raises."""
     pauses = iter(_PAUSES)
     begun = at
+    reading = _Reading(answer, at, rest, watch, size)
     while True:
         try:
-            if answer is None and rest is not None:
-                answer = rest(at)
-            if answer is not None:
-                with answer:
-                    while chunk := answer.read():
-                        at += len(chunk)
-                        yield chunk
+            yield from reading.chunks()
             return
         except Unavailable as exc:
-            if at - begun >= _ENOUGH:
-                begun, pauses = at, iter(_PAUSES)
+            if reading.at - begun >= _ENOUGH:
+                begun, pauses = reading.at, iter(_PAUSES)
             pause = next(pauses, None)
             if pause is None or rest is None:
                 raise
             watch.pause(pause)
-            answer = None
-            log.info("image.download.resumed", image=watch.name, bytes=at, error=str(exc))
+            log.info("image.download.resumed", image=watch.name, bytes=reading.at, error=str(exc))
+
+
+class _Reading:
+    """How far it is: up to byte `at`."""
+
+    def __init__(
+        self, answer: HttpResponse | None, at: int, rest: Rest | None, watch: PullWatch, size: int | None
+    ) -> None:
+        self.at = at
+        self._answer = answer
+        self._rest = rest
+        self._watch = watch
+        self._rate = 0.0
+        # Bytes in all, as long as several connections may be tried.
+        self._size = size if rest is not None else None
+
+    def chunks(self) -> Iterator[bytes]:
+        """All that is left; again after it broke off."""
+        if (yield from self._by_one()) or self._size is None or self._rest is None:
+            return
+        size, self._size = self._size, None
+        log.info("image.download.by_several", image=self._watch.name, bytes=self.at, rate=round(self._rate))
+        for chunk in by_several(self.at, size, self._rest, self._watch, self._rate):
+            self.at += len(chunk)
+            yield chunk
+        if self.at < size:
+            yield from self._by_one()
+
+    def _by_one(self) -> Generator[bytes, None, bool]:
+        """To the end, which is told, or until several are to be tried."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            if self._rest is None:
+                return True
+            answer = self._rest(self.at)
+        trial = Trial()
+        with answer:
+            while chunk := trial.read(answer):
+                self.at += len(chunk)
+                yield chunk
+                if self._size is not None and trial.is_waited_for(self._size - self.at):
+                    self._rate = trial.rate
+                    return False
+        return True
 
 
 def by_way_of(
     part: Path | None,
     size: int | None,
     answer: HttpResponse | None,
-    rest: Callable[[int], HttpResponse] | None,
+    rest: Rest | None,
     watch: PullWatch,
 ) -> Iterator[bytes]:
     """All of a content of that size: what the file `part` has, then the rest of it, which goes there too; `answer` and `rest` as
@@ -59,21 +99,24 @@ def by_way_of(
     at = 0
     for chunk in kept(part) if part else ():
         at += len(chunk)
-        watch.progressed()
+        watch.progressed(len(chunk))
         yield chunk
     if at == 0 or at != size:
-        chunks = body(None if at else answer, at, rest, watch)
+        chunks = body(None if at else answer, at, rest, watch, size)
         yield from also_written(chunks, part) if part else chunks
 
 
-def rest_range(at: int) -> dict[str, str]:
-    """The header that asks for all from byte `at` on."""
+def rest_range(at: int, end: int | None = None) -> dict[str, str]:
+    """The header that asks for all from byte `at` on, up to byte `end` if one is given."""
+    if end is not None:
+        return {"Range": f"bytes={at}-{end - 1}"}
     return {"Range": f"bytes={at}-"} if at else {}
 
 
-def from_byte(answer: HttpResponse, at: int) -> HttpResponse:
-    """The answer, its body ahead from byte `at` on also where the server sends all of it."""
-    first = _first_byte(answer)
+def from_byte(answer: HttpResponse, at: int, end: int | None = None) -> HttpResponse:
+    """The answer, its body ahead from byte `at` on also where the server sends all of it; not where the bytes up to `end` alone
+    were asked for."""
+    first = _first_byte(answer) if end is None or answer.status == 206 else None
     left = -1 if first is None else at - first
     while left > 0 and (chunk := answer.read(min(left, CHUNK))):
         left -= len(chunk)

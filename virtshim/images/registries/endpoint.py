@@ -7,24 +7,22 @@ https://github.com/opencontainers/distribution-spec, https://distribution.github
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import time
-from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
+from collections.abc import Container, Mapping
 from urllib.parse import quote, urlencode, urlsplit
 
 from virtshim.domain.errors import NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
+from virtshim.images.downloads.busy import again, answered, retry_after
 from virtshim.images.http_client import HttpClient, HttpResponse
 from virtshim.images.names import RegistryLocation, is_loopback
 from virtshim.images.registries.hosts_file import RegistryHost
 
 _MAX_TOKEN_BYTES = 1 << 20
-# What a busy registry asks for is waited for if it is not long, so often; kubelet waits longer by itself.
-_LONGEST_WAIT = 30
-_WAITS = 3
+_ABSENT = frozenset({404})
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -60,21 +58,16 @@ class Endpoint:
     def may(self, capability: str) -> bool:
         return capability in self._host.may
 
-    def get(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Asks for what is below the repository; when challenged logs in, once a request: a token may run out in a long pull."""
+    def get(self, path: str, headers: Mapping[str, str], absent: Container[int] = _ABSENT) -> HttpResponse:
+        """Asks for what is below the repository; when challenged logs in, once a request: a token may run out in a long pull.
+        Raises NotFound for the statuses `absent`."""
         url = f"{self._root}/{path}{self._query}"
-        for _ in range(_WAITS):
-            answer = self._asked(url, headers)
-            seconds = _retry_after(answer)
-            if seconds is None or seconds > _LONGEST_WAIT:
-                break
-            answer.close()
-            self._client.watch.pause(seconds)
-        else:
-            answer = self._asked(url, headers)
+        answer = answered(functools.partial(self._asked, url, headers), self._client.watch)
         if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
             with answer:
-                raise self._refusal(answer.status, _retry_after(answer))
+                if answer.status in absent:
+                    raise self._refusal(404)
+                raise self._refusal(answer.status, retry_after(answer))
         return answer
 
     def _asked(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
@@ -168,7 +161,7 @@ class Endpoint:
             return True
         return authority in self._insecure or (is_loopback(authority) and not authority.endswith(":443"))
 
-    def _refusal(self, status: int, retry_after: int | None = None) -> ShimError:
+    def _refusal(self, status: int, seconds: int | None = None) -> ShimError:
         image = f"image {str(self._location.name)!r}: registry {self._location.registry}"
         if self.is_mirror:
             image += f", asked at {self._authority},"
@@ -183,19 +176,5 @@ class Endpoint:
                 )
             return PermissionRefused(f"{image} refuses the login given; check the pod's image pull secret")
         if status == 429:
-            when = f"in {retry_after} s" if retry_after is not None else "later"
-            return Unavailable(f"{image} limits the rate of pulls (HTTP 429); try again {when}")
-        return Unavailable(f"{image} answers HTTP {status}; try again later")
-
-
-def _retry_after(answer: HttpResponse) -> int | None:
-    """Seconds, if the server is busy and says for how long."""
-    text = answer.headers.get("Retry-After", "").strip()
-    if answer.status not in (429, 503) or not text:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text[:9])
-    try:
-        return max(0, round(parsedate_to_datetime(text).timestamp() - time.time()))
-    except ValueError:
-        return None
+            return Unavailable(f"{image} limits the rate of pulls (HTTP 429); {again(seconds)}")
+        return Unavailable(f"{image} answers HTTP {status}; {again(seconds)}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
 
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ShimError
+from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, ShimError
 from virtshim.images.blob_digest import verified
 from virtshim.images.downloads import resumed
 from virtshim.images.http_client import HttpResponse
@@ -23,6 +24,10 @@ from virtshim.images.registries.hosts_file import PULL, RESOLVE
 log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
+
+_INDEX = "application/vnd.oci.image.index.v1+json"
+# What registries say to a call that they do not have, as cosign takes it; the image itself was there.
+_KNOWS_NO_REFERRERS = frozenset({400, 404, 405, 406})
 
 
 class Repository:
@@ -37,6 +42,19 @@ class Repository:
         """The manifest or index for a tag or digest, and its digest; verified if `reference` is one."""
         need = PULL if ":" in reference else RESOLVE
         return self._first(need, functools.partial(self._manifest, reference))
+
+    def referrers(self, digest: str) -> bytes:
+        """The index of what refers to a manifest. Raises NotFound from a registry that keeps none, also if it says so by an empty
+        index: it may be one of another's content, or younger than what refers to it by a tag."""
+
+        def ask(endpoint: Endpoint) -> bytes:
+            with endpoint.get(f"referrers/{digest}", {"Accept": _INDEX}, _KNOWS_NO_REFERRERS) as answer:
+                body = answer.all(MAX_MANIFEST_BYTES)
+            if not _lists_any(body):
+                raise NotFound(f"registry {self._location.registry} lists nothing that refers to {digest}")
+            return body
+
+        return self._first(RESOLVE, ask)
 
     def config(self, descriptor: Descriptor) -> bytes:
         """A small blob, verified."""
@@ -72,9 +90,10 @@ class Repository:
             )
         return body, digest
 
-    def _rest(self, descriptor: Descriptor, at: int) -> HttpResponse:
+    def _rest(self, descriptor: Descriptor, at: int, end: int | None = None) -> HttpResponse:
         def ask(endpoint: Endpoint) -> HttpResponse:
-            return resumed.from_byte(endpoint.get(f"blobs/{descriptor.digest}", resumed.rest_range(at)), at)
+            answer = endpoint.get(f"blobs/{descriptor.digest}", resumed.rest_range(at, end))
+            return resumed.from_byte(answer, at, end)
 
         return self._first(PULL, ask)
 
@@ -94,3 +113,10 @@ class Repository:
                 f"capability {need}; give it to one"
             )
         return ask(able[-1])
+
+
+def _lists_any(index: bytes) -> bool:
+    try:
+        return bool(json.loads(index)["manifests"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False

@@ -1,0 +1,61 @@
+"""What belongs to pods' disks: small files beside each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+from virtshim.domain.errors import InternalError
+from virtshim.domain.hardware.places import BYTES, Places, from_bytes
+from virtshim.domain.layout import Layout
+from virtshim.files import replace_bytes, replace_text
+
+_TPM = ".tpm"
+
+
+class DiskPlacesFiles:
+    """Implements `virtshim.ports.disks.DiskPlaces`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def read(self, disk: str) -> Places:
+        with contextlib.suppress(OSError):
+            return from_bytes(self._file(disk).read_bytes()[:BYTES])
+        return Places()
+
+    def keep(self, disk: str, places: Places) -> None:
+        path = self._file(disk)
+        try:
+            replace_bytes(str(path), places.to_bytes())
+        except OSError as exc:
+            raise InternalError(f"pod disk {disk}: its devices cannot be noted in {path}: {exc.strerror}") from exc
+
+    def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
+        path = Path(self._layout.pod_disk(disk)).with_suffix(_TPM)
+        try:
+            known = path.read_text(encoding="ascii").split() if path.exists() else []
+            if str(domain) not in known:
+                replace_text(str(path), "".join(f"{one}\n" for one in (*known, str(domain))))
+        except (OSError, ValueError) as exc:
+            raise InternalError(f"pod disk {disk}: its TPM cannot be noted in {path}: {exc}") from exc
+
+    def has_tpm(self, domain: uuid.UUID, *, besides: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            others = (pod for pod in os.listdir(self._layout.pod_disks) if pod != besides)
+            return any(str(domain) in tpm_uuids(self._layout, pod) for pod in others)
+        return False
+
+    def _file(self, disk: str) -> Path:
+        return Path(self._layout.pod_disk(disk)).with_suffix(".places")
+
+
+def tpm_uuids(layout: Layout, pod: str) -> list[str]:
+    """Of all the TPMs that were noted for the disks of that pod."""
+    found = []
+    for path in Path(layout.pod_disks, pod).glob(f"*{_TPM}"):
+        with contextlib.suppress(OSError, ValueError):
+            found += [str(uuid.UUID(word)) for word in path.read_text(encoding="ascii").split()]
+    return found

@@ -1,0 +1,107 @@
+"""Disk images that are files of the node, below directories that its operator lists."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final
+
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, PermissionRefused, Unavailable
+from virtshim.images.blob_digest import verified
+from virtshim.images.downloads.landing import Landing
+from virtshim.images.layer_child import Layer, Unpacking
+from virtshim.images.names import FileLocation
+from virtshim.images.pull_cache import Pulled
+
+# No link is followed, nobody's FIFO is waited for.
+_SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# As much as a hole is looked for in (disk_writer).
+_CHUNK: Final = 1 << 18
+
+
+def copy(
+    location: FileLocation,
+    directories: Sequence[str],
+    landing: Landing,
+    unpacking: Unpacking,
+    progress: Callable[[], None],
+) -> Pulled:
+    """Copies the file, unless it is known. `directories`: images.file_dirs. A digest in the name must be the file's, packed or
+    not. Raises PermissionRefused for a file that is in none of them."""
+    with _opened(location, directories) as file:
+        found = os.fstat(file)
+        identity = _identity(location, found)
+        wanted = location.name.digest
+        content = f"{identity} {wanted}" if wanted else identity
+        stored = landing.claim(content, progress)
+        if stored is not None:
+            return Pulled(content, stored)
+        chunks = _chunks(file, progress)
+        if wanted is not None:
+            chunks = verified(chunks, wanted, None, f"the file of image {str(location.name)!r}")
+        disk = landing.disk()
+        if location.is_packed:
+            layer = Layer(location.path, "", "", lambda: _each(chunks), is_disk=True)
+            unpacking.run(str(location.name), [layer], disk, found.st_size)
+        else:
+            disk.expect(found.st_size)
+            for chunk in chunks:
+                disk.write(chunk)
+        if _identity(location, os.fstat(file)) != identity:
+            raise Unavailable(f"image {str(location.name)!r}: the file was written while it was copied; pull it again")
+    return Pulled(content)
+
+
+@contextlib.contextmanager
+def _opened(location: FileLocation, directories: Sequence[str]) -> Iterator[int]:
+    image = str(location.name)
+    above = next((one for one in directories if location.path.startswith(f"{one.rstrip('/')}/")), None)
+    if above is None:
+        raise PermissionRefused(
+            f"image {image!r}: {location.path} is in none of the directories that images are taken from on this node "
+            "(images.file_dirs); list its directory, or publish the image"
+        )
+    *between, name = location.path[len(above.rstrip("/")) + 1 :].split("/")
+    with contextlib.ExitStack() as opened:
+        try:
+            here = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, here)
+            for directory in between:
+                here = os.open(directory, os.O_PATH | os.O_DIRECTORY | _SAFE, dir_fd=here)
+                opened.callback(os.close, here)
+            file = os.open(name, os.O_RDONLY | _SAFE, dir_fd=here)
+            opened.callback(os.close, file)
+        except FileNotFoundError as exc:
+            raise NotFound(f"image {image!r}: {location.path} does not exist on this node") from exc
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+                raise _no_file(location) from exc
+            raise InternalError(f"image {image!r}: {location.path} cannot be opened: {exc.strerror}") from exc
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise _no_file(location)
+        yield file
+
+
+def _no_file(location: FileLocation) -> InvalidRequest:
+    return InvalidRequest(
+        f"image {str(location.name)!r}: {location.path} is no regular file, or is reached through a symbolic link; "
+        "name the file itself"
+    )
+
+
+def _identity(location: FileLocation, found: os.stat_result) -> str:
+    """The same bytes, as far as the file system tells."""
+    return f"file:{location.path} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def _chunks(file: int, progress: Callable[[], None]) -> Iterator[bytes]:
+    while chunk := os.read(file, _CHUNK):
+        yield chunk
+        progress()
+
+
+def _each(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
+    yield from chunks
