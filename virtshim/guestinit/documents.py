@@ -1,4 +1,4 @@
-"""The three documents of a NoCloud seed: meta-data, user-data, network-config. No I/O.
+"""The documents of a seed: meta-data, user-data, network-config, vendor-data; as NoCloud has them, or as a config drive. No I/O.
 
 meta-data and network-config are JSON, which is also YAML: cloud-init reads both, and a small guest needs no YAML parser.
 """
@@ -9,7 +9,7 @@ import base64
 import json
 import posixpath
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,13 +17,15 @@ import yaml
 
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.devices import guest_links
+from virtshim.domain.devices.granted import BlockDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
+from virtshim.domain.guest.user_data import merged
 from virtshim.domain.network import Dns
 from virtshim.domain.volumes import empty_disks
 from virtshim.domain.volumes.guest_script import Copies, command
 from virtshim.domain.volumes.hosts_file import HOSTS, says_hosts, written_paths
-from virtshim.guestinit import resolver
+from virtshim.guestinit import config_drive, resolver
 from virtshim.guestinit.network_config import network_config
 from virtshim.ports.seeds import SeedRequest
 
@@ -52,31 +54,52 @@ _FILE_SCRIPT: Final = "(umask 022; mkdir -p {directory}; echo {content} | base64
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
+_NOCLOUD_LABEL: Final = "cidata"
+
+
 @dataclass(frozen=True, slots=True)
 class SeedDocuments:
-    """`network_config` None: the guest asks by DHCP. `vendor_data` "": none."""
+    """`files`: path in the ISO -> text. Without a network document the guest asks by DHCP."""
 
-    meta_data: str
-    user_data: str
-    network_config: str | None
-    vendor_data: str = ""
+    label: str
+    files: Mapping[str, str]
 
 
 def seed_documents(request: SeedRequest, hosts: bytes = b"") -> SeedDocuments:
     """`hosts`: what /etc/hosts is to be, nothing for the guest's own. InvalidRequest if a document would be too large."""
     network = None if request.options.force_dhcp else network_config(request.interfaces, request.dns)
-    documents = SeedDocuments(
-        meta_data=_json(_meta_data(request)),
-        user_data=_user_data(request, hosts),
-        network_config=None if network is None else _json(network),
-        vendor_data=_NETWORK_AT_EACH_BOOT if request.kept_disk else "",
-    )
-    for name, text in (("meta-data", documents.meta_data), ("user-data", documents.user_data)):
+    vendor = _NETWORK_AT_EACH_BOOT if request.kept_disk else ""
+    meta, user = _meta_data(request), _user_data(request, hosts)
+    if request.options.config_drive:
+        documents = _config_drive(meta, request.options.meta_data, user, network, vendor)
+    else:
+        documents = _nocloud({**meta, **request.options.meta_data}, user, network, vendor)
+    for name, text in documents.files.items():
         if len(text.encode()) > _MAX_BYTES:
             raise InvalidRequest(
-                f"cloud-init {name} is larger than {_MAX_BYTES} bytes; shorten the annotations, or env"
+                f"cloud-init {posixpath.basename(name)} is larger than {_MAX_BYTES} bytes; shorten the annotations, or env"
             )
     return documents
+
+
+def _nocloud(meta: Mapping[str, Any], user: str, network: Mapping[str, Any] | None, vendor: str) -> SeedDocuments:
+    files = {"meta-data": _json(meta), "user-data": user}
+    if network is not None:
+        files["network-config"] = _json(network)
+    if vendor:
+        files["vendor-data"] = vendor
+    return SeedDocuments(_NOCLOUD_LABEL, files)
+
+
+def _config_drive(
+    meta: Mapping[str, Any], own: Mapping[str, Any], user: str, network: Mapping[str, Any] | None, vendor: str
+) -> SeedDocuments:
+    files = {"meta_data.json": _json(config_drive.meta_data(meta, own)), "user_data": user}
+    if network is not None:
+        files["network_data.json"] = _json(config_drive.network_data(network))
+    if vendor:
+        files["vendor_data.json"] = _json(config_drive.vendor_data(vendor))
+    return SeedDocuments(config_drive.LABEL, {f"{config_drive.DIRECTORY}/{name}": text for name, text in files.items()})
 
 
 def _json(document: Mapping[str, Any]) -> str:
@@ -93,7 +116,7 @@ def _meta_data(request: SeedRequest) -> dict[str, Any]:
     }
     if request.options.ssh_keys:
         generated["public-keys"] = list(request.options.ssh_keys)
-    return {**generated, **request.options.meta_data}
+    return generated
 
 
 def _hostname(request: SeedRequest) -> str:
@@ -106,9 +129,8 @@ def _user_data(request: SeedRequest, hosts: bytes) -> str:
     options = request.options
     if options.user_data_script:
         return options.user_data_script.replace(_MOUNT_TOKEN, _mount_script(request))
-    generated = {} if options.user_data_overwrite else _generated_user_data(request, hosts)
-    document = merged(options.user_data, generated)
-    if scripts := [] if options.user_data_overwrite else list(_scripts(request, hosts)):
+    document = merged(_with_known_disks(options.user_data, request.blocks), _generated_user_data(request, hosts))
+    if scripts := list(_scripts(request, hosts)):
         document["bootcmd"] = [*scripts, *_listed(document.get("bootcmd"))]
     # ASCII only: PyYAML does not read back every character that it writes plainly (U+0085).
     return "#cloud-config\n" + yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
@@ -123,12 +145,7 @@ def _scripts(request: SeedRequest, hosts: bytes) -> Iterator[list[str] | str]:
             )
     if request.sysctls:
         yield list(sysctls.command(request.sysctls))
-    if mount := empty_disks.command(request.empty_disks):
-        yield list(mount)
-    if request.blocks:
-        yield list(guest_links.command(request.blocks))
-    if _has_volumes(request):
-        yield list(_mounting(request))
+    yield from (list(words) for words in _volume_commands(request))
     if request.interfaces and request.dns.servers and not _writes_resolver(request.options):
         yield list(resolver.command(request.dns))
 
@@ -139,8 +156,33 @@ def _writes_resolver(options: VmOptions) -> bool:
     return options.force_dhcp or any(key in asked for key in _RESOLVER_KEYS) or _RESOLVER in written_paths(asked)
 
 
+def _volume_commands(request: SeedRequest) -> Iterator[tuple[str, ...]]:
+    """What puts the pod's volumes where it expects them."""
+    if mount := empty_disks.command(request.empty_disks):
+        yield mount
+    if request.blocks:
+        yield guest_links.command(request.blocks)
+    if _has_volumes(request):
+        yield _mounting(request)
+
+
 def _mount_script(request: SeedRequest) -> str:
-    return shlex.join(_mounting(request)) if _has_volumes(request) else _MOUNT_SCRIPT
+    return "\n".join(shlex.join(words) for words in _volume_commands(request)) or _MOUNT_SCRIPT
+
+
+def _with_known_disks(user_data: Mapping[str, Any], blocks: Sequence[BlockDevice]) -> Mapping[str, Any]:
+    """cloud-init writes `mounts` into /etc/fstab, and systemd waits in vain for a device that udev does not know, as the link at
+    a block volume's devicePath is."""
+    if not blocks or not isinstance(user_data.get("mounts"), list):
+        return user_data
+    known = guest_links.udev_names(blocks)
+    return {**user_data, "mounts": [_with_known_disk(entry, known) for entry in user_data["mounts"]]}
+
+
+def _with_known_disk(entry: Any, known: Mapping[str, str]) -> Any:
+    if not (isinstance(entry, list) and entry and isinstance(entry[0], str)):
+        return entry
+    return [known.get(guest_links.normal(entry[0]), entry[0]), *entry[1:]]
 
 
 def _has_volumes(request: SeedRequest) -> bool:
@@ -210,20 +252,3 @@ def _resolver_option(text: str) -> tuple[str, bool | int | str]:
     if not colon:
         return name, True
     return name, int(value) if value.isascii() and value.isdecimal() else value
-
-
-def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Two documents as one: `upper` laid over `lower`, at every depth. Mappings are joined, lists are concatenated (lower first),
-    anything else is replaced, also where the types differ. Neither argument is changed."""
-    result = dict(lower)
-    for key, value in upper.items():
-        result[key] = _over(result[key], value) if key in result else value
-    return result
-
-
-def _over(lower: Any, upper: Any) -> Any:
-    if isinstance(lower, Mapping) and isinstance(upper, Mapping):
-        return merged(lower, upper)
-    if isinstance(lower, list) and isinstance(upper, list):
-        return [*lower, *upper]
-    return upper

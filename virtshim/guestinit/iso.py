@@ -1,4 +1,4 @@
-"""The cloud-init seed: an ISO with the NoCloud label, in the container's directory."""
+"""The cloud-init seed: an ISO with the label that is looked for, in the container's directory."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterator
+import posixpath
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pycdlib
 
 from virtshim.domain.errors import InternalError, ResourceExhausted
+from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import Layout, ignition_file, sysprep_iso
 from virtshim.domain.vm import Disk
 from virtshim.domain.volumes.guest_script import SEED_FILE
 from virtshim.guestinit.documents import SeedDocuments, seed_documents
 from virtshim.guestinit.hosts_file import read_hosts_file
 from virtshim.ports.seeds import SeedRequest
 
-_LABEL: Final = "cidata"
 _SERIAL: Final = "seed"
+_SYSPREP_LABEL: Final = "unattendCD"
 # In the guest; user-data may hold passwords.
 _GUEST_FILE_MODE: Final = 0o100400
+_GUEST_DIR_MODE: Final = 0o040500
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -36,12 +39,24 @@ class SeedStore:
     def create(self, request: SeedRequest) -> Disk:
         """A repeated call replaces the file; a reader never sees half of it."""
         hosts = read_hosts_file(request.hosts_file, request.pod.uid)
-        image = _iso(seed_documents(request, hosts), request.copied)
+        image = _seed(seed_documents(request, hosts), request.copied)
         path = self._layout.seed_iso(request.container)
         with _writing(path):
             _make_directory(self._layout.container_dir(request.container))
             _replace(path, image)
         return Disk(path=path, format=DiskFormat.RAW, serial=_SERIAL, readonly=True, cdrom=True)
+
+    def write_ignition(self, container: ContainerId, text: str) -> str:
+        path = ignition_file(self._layout, container)
+        with _writing(path):
+            _replace(path, text.encode())
+        return path
+
+    def write_sysprep(self, container: ContainerId, files: Mapping[str, bytes]) -> str:
+        path = sysprep_iso(self._layout, container)
+        with _writing(path):
+            _replace(path, _iso(_SYSPREP_LABEL, files))
+        return path
 
 
 @contextlib.contextmanager
@@ -49,7 +64,7 @@ def _writing(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"the cloud-init seed {path} cannot be written: {error.strerror}"
+        what = f"{path}, for the guest's first boot, cannot be written: {error.strerror}"
         if error.errno in _NO_SPACE:
             raise ResourceExhausted(f"{what}; free space on that file system") from error
         raise InternalError(what) from error
@@ -75,25 +90,34 @@ def _replace(path: str, content: bytes) -> None:
     os.rename(beside, path)
 
 
-def _iso(documents: SeedDocuments, copied: bytes) -> bytes:
+def _seed(documents: SeedDocuments, copied: bytes) -> bytes:
+    files = {path: text.encode() for path, text in documents.files.items()}
+    return _iso(documents.label, {**files, SEED_FILE: copied} if copied else files)
+
+
+def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
     """Rock Ridge and Joliet carry the names as they are; ISO 9660's own are upper case."""
-    files = [("user-data", documents.user_data.encode()), ("meta-data", documents.meta_data.encode())]
-    if documents.network_config is not None:
-        files.append(("network-config", documents.network_config.encode()))
-    if documents.vendor_data:
-        files.append(("vendor-data", documents.vendor_data.encode()))
-    if copied:
-        files.append((SEED_FILE, copied))
     iso = pycdlib.PyCdlib()
-    iso.new(interchange_level=3, vol_ident=_LABEL, joliet=3, rock_ridge="1.09")
+    iso.new(interchange_level=3, vol_ident=label, joliet=3, rock_ridge="1.09")
     try:
-        for name, content in files:
+        made: set[str] = set()
+        for path, content in files.items():
+            directory, name = posixpath.split(path)
+            for above in _with_parents(directory):
+                if above not in made:
+                    made.add(above)
+                    iso.add_directory(
+                        _plain(above),
+                        rr_name=posixpath.basename(above),
+                        joliet_path=f"/{above}",
+                        file_mode=_GUEST_DIR_MODE,
+                    )
             iso.add_fp(
                 io.BytesIO(content),
                 len(content),
-                iso_path=f"/{name.upper().replace('-', '_').replace('.', '_')}.;1",
+                iso_path=f"{_plain(path)}.;1",
                 rr_name=name,
-                joliet_path=f"/{name}",
+                joliet_path=f"/{path}",
                 file_mode=_GUEST_FILE_MODE,
             )
         written = io.BytesIO()
@@ -101,3 +125,14 @@ def _iso(documents: SeedDocuments, copied: bytes) -> bytes:
     finally:
         iso.close()
     return written.getvalue()
+
+
+def _with_parents(directory: str) -> Iterator[str]:
+    """From the top down."""
+    parts = [part for part in directory.split("/") if part]
+    yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _plain(path: str) -> str:
+    """As ISO 9660 itself writes names."""
+    return f"/{path.upper().replace('-', '_').replace('.', '_')}"

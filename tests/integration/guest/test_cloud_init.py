@@ -21,6 +21,7 @@ import pytest
 from podclient import wait_until
 
 from virtshim.domain.network import Dns, Interface, Route
+from virtshim.guestinit.config_drive import network_data
 from virtshim.guestinit.network_config import network_config
 
 pytestmark = [pytest.mark.network, pytest.mark.cloudinit]
@@ -62,6 +63,8 @@ SHAPES = {
         nic(name="net2", mac=THIRD_MAC, mtu=0),
     ),
 }  # fmt: skip
+# Behind a shape's name: as a config drive has it.
+DRIVE = "-drive"
 OLD = ("eni", "netplan", "sysconfig")
 RENDERERS = {
     "oldest": OLD,
@@ -89,7 +92,10 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
     """By version."""
     documents = tmp_path_factory.mktemp("documents")
     for shape, interfaces in SHAPES.items():
-        (documents / f"{shape}.json").write_text(json.dumps(network_config(interfaces, DNS)))
+        config = network_config(interfaces, DNS)
+        assert config is not None
+        (documents / f"{shape}.json").write_text(json.dumps(config))
+        (documents / f"{shape}{DRIVE}.json").write_text(json.dumps(network_data(config)))
     found = {}
     for version in RENDERERS:
         out = tmp_path_factory.mktemp(version)
@@ -105,14 +111,16 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rendered]:
 @pytest.mark.parametrize("version", RENDERERS)
 def test_every_renderer_takes_every_shape(rendered: dict[str, Rendered], version: str) -> None:
     nothing_wrong = dict.fromkeys(RENDERERS[version], "")
-    assert rendered[version].errors == dict.fromkeys(SHAPES, nothing_wrong)
+    shapes = [*SHAPES, *(f"{shape}{DRIVE}" for shape in SHAPES)]
+    assert rendered[version].errors == dict.fromkeys(shapes, nothing_wrong)
 
 
+@pytest.mark.parametrize("form", ["", DRIVE])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_renderer_writes_all_that_the_network_is(rendered: dict[str, Rendered], shape: str) -> None:
+def test_every_renderer_writes_all_that_the_network_is(rendered: dict[str, Rendered], shape: str, form: str) -> None:
     for version, renderers in RENDERERS.items():
         for renderer in renderers:
-            text = rendered[version].text(shape, renderer)
+            text = rendered[version].text(f"{shape}{form}", renderer)
             missing = [fact for fact in facts(shape) if not re.search(rf"(?<![\w.:]){re.escape(fact)}(?![\w.:])", text)]
             assert missing == [], f"{renderer} of the {version}:\n{text}"
 
@@ -134,21 +142,22 @@ def facts(shape: str) -> Iterator[str]:
 
 
 APPLIED = [
-    (version, renderer)
+    (version, renderer, "")
     for version, renderers in RENDERERS.items()
     for renderer in renderers
     if renderer in ("eni", "netplan", "networkd")
 ]
+APPLIED += [("usual", renderer, DRIVE) for renderer in ("eni", "netplan", "networkd")]
 
 
-@pytest.mark.parametrize(("version", "renderer"), APPLIED)
+@pytest.mark.parametrize(("version", "renderer", "form"), APPLIED)
 def test_the_gateways_answer_and_what_is_behind_them(
-    rendered: dict[str, Rendered], tmp_path: Path, version: str, renderer: str
+    rendered: dict[str, Rendered], tmp_path: Path, version: str, renderer: str, form: str
 ) -> None:
     with contextlib.ExitStack() as open_nets:
         nets = {shape: open_nets.enter_context(net(shape)) for shape in SHAPES}
         for shape, (guest, _) in nets.items():
-            root = rendered[version].out / shape / renderer
+            root = rendered[version].out / f"{shape}{form}" / renderer
             open_nets.enter_context(APPLY[renderer](guest, root, tmp_path / shape))
         for shape, (guest, _) in nets.items():
             reached = targets(shape)

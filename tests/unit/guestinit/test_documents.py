@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,19 @@ from hypothesis import strategies as st
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.devices import guest_links
 from virtshim.domain.devices.granted import BlockDevice
+from virtshim.domain.devices.guest_view import serials
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import sysctls
+from virtshim.domain.guest.user_data import merged
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.image import DiskFormat
 from virtshim.domain.network import Dns, Interface, Route
 from virtshim.domain.sandbox import PodKey
-from virtshim.guestinit.documents import merged, seed_documents
+from virtshim.domain.volumes import empty_disks
+from virtshim.domain.volumes.empty_disks import EmptyDisk
+from virtshim.domain.volumes.guest_script import Copies, command
+from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.guestinit.documents import seed_documents
 from virtshim.ports.seeds import SeedRequest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cloudinit"
@@ -116,10 +124,10 @@ def test_documents_are_as_recorded(case: str) -> None:
     shown = "".join(
         f"=== {name}\n{_visible(text)}\n"
         for name, text in (
-            ("meta-data", documents.meta_data),
-            ("user-data", documents.user_data),
-            ("network-config", documents.network_config),
-            ("vendor-data", documents.vendor_data),
+            ("meta-data", documents.files["meta-data"]),
+            ("user-data", documents.files["user-data"]),
+            ("network-config", documents.files.get("network-config")),
+            ("vendor-data", documents.files.get("vendor-data", "")),
         )
         if text != ""
     )
@@ -134,8 +142,8 @@ def test_there_is_no_recorded_file_without_a_case() -> None:
 
 
 def test_a_recreated_container_is_a_new_instance() -> None:
-    first = json.loads(seed_documents(PLAIN).meta_data)
-    again = json.loads(seed_documents(dataclasses.replace(PLAIN, container=ContainerId("f" * 64))).meta_data)
+    first = json.loads(seed_documents(PLAIN).files["meta-data"])
+    again = json.loads(seed_documents(dataclasses.replace(PLAIN, container=ContainerId("f" * 64))).files["meta-data"])
     assert first["instance-id"] != again["instance-id"]
     assert first["local-hostname"] == again["local-hostname"]
 
@@ -143,16 +151,18 @@ def test_a_recreated_container_is_a_new_instance() -> None:
 def test_a_recreated_container_on_a_kept_disk_is_the_same_instance() -> None:
     on_disk = dataclasses.replace(PLAIN, kept_disk="0123456789abcdef0123")
     again = dataclasses.replace(on_disk, container=ContainerId("f" * 64))
-    assert seed_documents(on_disk).meta_data == seed_documents(again).meta_data
-    assert yaml.safe_load(seed_documents(again).vendor_data) == {"updates": {"network": {"when": ["boot"]}}}
-    assert seed_documents(PLAIN).vendor_data == ""
+    assert seed_documents(on_disk).files["meta-data"] == seed_documents(again).files["meta-data"]
+    assert yaml.safe_load(seed_documents(again).files.get("vendor-data", "")) == {
+        "updates": {"network": {"when": ["boot"]}}
+    }
+    assert seed_documents(PLAIN).files.get("vendor-data", "") == ""
 
 
 def test_on_a_kept_disk_variables_and_hosts_are_written_at_each_boot(tmp_path: Path) -> None:
     """By what cloud-init makes of bootcmd; `write_files` runs once."""
     values = tuple((f"NAME{number}", b"x" * 1000) for number in range(300))
     kept = dataclasses.replace(PLAIN, kept_disk="0123456789abcdef0123", envs=values)
-    document = yaml.safe_load(seed_documents(kept, hosts=b"127.0.0.1 localhost\n").user_data)
+    document = yaml.safe_load(seed_documents(kept, hosts=b"127.0.0.1 localhost\n").files["user-data"])
     assert "write_files" not in document
     assert document["manage_etc_hosts"] is False
     script = "\n".join(document["bootcmd"]).replace("/etc/", f"{tmp_path}/etc/")
@@ -168,13 +178,13 @@ def test_on_a_kept_disk_variables_and_hosts_are_written_at_each_boot(tmp_path: P
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("network")])
 def test_network_config_is_yaml_too(case: str) -> None:
-    text = seed_documents(CASES[case]).network_config
+    text = seed_documents(CASES[case]).files.get("network-config")
     assert text is None or yaml.safe_load(text) == json.loads(text)
 
 
 def test_sysctls_are_set_at_each_boot_before_the_pods_own_commands() -> None:
     asked = dataclasses.replace(with_options(user_data={"bootcmd": ["mine"]}), sysctls={"net.core.somaxconn": "1 'a"})
-    script, mine = yaml.safe_load(seed_documents(asked).user_data)["bootcmd"]
+    script, mine = yaml.safe_load(seed_documents(asked).files["user-data"])["bootcmd"]
     assert mine == "mine"
     assert script == list(sysctls.command(asked.sysctls))
     assert script[-3:] == ["net.core.somaxconn", "net/core/somaxconn", "1 'a"]
@@ -182,18 +192,61 @@ def test_sysctls_are_set_at_each_boot_before_the_pods_own_commands() -> None:
 
 def test_block_volumes_are_linked_at_each_boot() -> None:
     volumes = (BlockDevice("/dev/of-the-node", "/dev/xvda"),)
-    (script,) = yaml.safe_load(seed_documents(dataclasses.replace(PLAIN, blocks=volumes)).user_data)["bootcmd"]
+    (script,) = yaml.safe_load(seed_documents(dataclasses.replace(PLAIN, blocks=volumes)).files["user-data"])["bootcmd"]
     assert script == list(guest_links.command(volumes))
+
+
+def test_mounts_that_name_a_block_volume_name_it_as_udev_does() -> None:
+    """Others, and what is no mount at all, stay as they are."""
+    volumes = (BlockDevice("/dev/of-the-node", "/dev/disk-a"), BlockDevice("/dev/other", "//dev/a-longer-name-than-20"))
+    own = [
+        ["/dev/foo1", "/foo1"],
+        ["/dev/disk-a", "/a", "ext4"],
+        ["//dev//a-longer-name-than-20", "/b"],
+        ["vdx"],
+        [],
+        "x",
+        [1],
+    ]
+    request = dataclasses.replace(with_options(user_data={"mounts": own}), blocks=volumes)
+    assert user_data(request)["mounts"] == [
+        ["/dev/foo1", "/foo1"],
+        ["/dev/disk/by-id/virtio-dev-disk-a", "/a", "ext4"],
+        [f"/dev/disk/by-id/virtio-{serials(volumes)[1]}", "/b"],
+        ["vdx"],
+        [],
+        "x",
+        [1],
+    ]
+    assert user_data(dataclasses.replace(request, options=VmOptions(user_data={"mounts": "x"})))["mounts"] == "x"
+
+
+def test_where_a_script_wants_its_volumes_all_of_them_are_put_in_their_places() -> None:
+    disk = EmptyDisk("scratch", 1 << 30, DiskFormat.QCOW2, "/var/scratch")
+    request = dataclasses.replace(
+        with_options(user_data_script="#!/bin/sh\necho one\n@virtlet-mount-script@\necho two"),
+        blocks=(BlockDevice("/dev/of-the-node", "/dev/xvda"),),
+        empty_disks=(disk,),
+        volumes=(SharedVolume("/srv", "/host/srv", False),),
+    )
+    script = seed_documents(request).files["user-data"]
+    commands = (
+        empty_disks.command((disk,)),
+        guest_links.command(request.blocks),
+        command(request.volumes, (), Copies.SEED),
+    )
+    put = "\n".join(shlex.join(words) for words in commands)
+    assert script == f"#!/bin/sh\necho one\n{put}\necho two"
 
 
 def test_a_script_is_kept_byte_for_byte() -> None:
     script = "#!/usr/bin/env python3\r\nprint('é\\x00')\n\n"
-    assert seed_documents(with_options(user_data_script=script)).user_data == script
+    assert seed_documents(with_options(user_data_script=script)).files["user-data"] == script
 
 
 def test_resolver_options_are_for_cloud_inits_own_module() -> None:
     request = dataclasses.replace(PLAIN, dns=Dns(("10.96.0.10",), ("svc.cluster.local",), ("ndots:5", "edns0", "x:y")))
-    assert yaml.safe_load(seed_documents(request).user_data) == {
+    assert yaml.safe_load(seed_documents(request).files["user-data"]) == {
         "manage_resolv_conf": True,
         "resolv_conf": {
             "nameservers": ["10.96.0.10"],
@@ -208,16 +261,15 @@ def test_resolver_options_are_for_cloud_inits_own_module() -> None:
     [
         {"user_data": {"manage_resolv_conf": False}},
         {"user_data": {"resolv_conf": {"options": {"ndots": 1}}}},
-        {"user_data": {"packages": ["vim"]}, "user_data_overwrite": True},
     ],
 )
 def test_a_pod_that_writes_its_own_resolver_settings_keeps_them(options: dict[str, Any]) -> None:
     request = dataclasses.replace(with_options(**options), dns=DNS)
-    assert yaml.safe_load(seed_documents(request).user_data) == options["user_data"]
+    assert yaml.safe_load(seed_documents(request).files["user-data"]) == options["user_data"]
 
 
 def user_data(request: SeedRequest, hosts: bytes = b"") -> Any:
-    return yaml.safe_load(seed_documents(request, hosts).user_data)
+    return yaml.safe_load(seed_documents(request, hosts).files["user-data"])
 
 
 def written(document: Any) -> dict[str, bytes]:
@@ -261,11 +313,16 @@ def test_a_pod_that_writes_its_own_hosts_file_keeps_it(own: dict[str, Any]) -> N
     assert user_data(with_options(user_data=own), HOSTS) == own
 
 
-def test_scripts_and_what_replaces_all_get_neither() -> None:
+def test_scripts_get_neither() -> None:
     script = dataclasses.replace(with_options(user_data_script="#!/bin/sh\n"), envs=ENVS)
-    assert seed_documents(script, HOSTS).user_data == "#!/bin/sh\n"
+    assert seed_documents(script, HOSTS).files["user-data"] == "#!/bin/sh\n"
+
+
+def test_what_replaces_a_source_gets_both() -> None:
     replaced = dataclasses.replace(with_options(user_data={"a": 1}, user_data_overwrite=True), envs=ENVS)
-    assert user_data(replaced, HOSTS) == {"a": 1}
+    assert user_data(replaced, HOSTS) == user_data(
+        dataclasses.replace(with_options(user_data={"a": 1}), envs=ENVS), HOSTS
+    )
 
 
 def test_documents_are_bounded() -> None:
@@ -285,7 +342,7 @@ trees = st.dictionaries(
 
 @given(trees)
 def test_the_guest_reads_the_user_data_that_the_pod_gave(tree: dict[str, Any]) -> None:
-    text = seed_documents(with_options(user_data=tree)).user_data
+    text = seed_documents(with_options(user_data=tree)).files["user-data"]
     assert text.startswith("#cloud-config\n")
     assert yaml.safe_load(text.encode()) == tree
 
@@ -337,3 +394,73 @@ def test_the_arguments_are_left_alone(lower: dict[str, Any], upper: dict[str, An
 @given(trees, trees)
 def test_keys_of_both_are_there(lower: dict[str, Any], upper: dict[str, Any]) -> None:
     assert set(merged(lower, upper)) == set(lower) | set(upper)
+
+
+def drive(**changes: Any) -> dict[str, Any]:
+    """The documents of a config drive, read."""
+    request = dataclasses.replace(PLAIN, **changes)
+    options = dataclasses.replace(request.options, config_drive=True)
+    found = seed_documents(dataclasses.replace(request, options=options))
+    assert found.label == "config-2"
+    read = {path.removeprefix("openstack/latest/"): text for path, text in found.files.items()}
+    return {name: json.loads(text) if name.endswith(".json") else text for name, text in read.items()}
+
+
+def test_a_config_drive_says_who_the_guest_is_as_openstack_does() -> None:
+    nocloud = json.loads(seed_documents(PLAIN).files["meta-data"])
+    found = drive(
+        options=VmOptions(ssh_keys=("ssh-ed25519 AAAA me", "ssh-ed25519 BBBB you"), meta_data={"hostname": "mine"})
+    )
+    assert found["meta_data.json"] == {
+        "uuid": nocloud["instance-id"],
+        "hostname": "mine",
+        "name": nocloud["local-hostname"],
+        "public_keys": {"key-0": "ssh-ed25519 AAAA me", "key-1": "ssh-ed25519 BBBB you"},
+    }
+
+
+def test_a_config_drive_has_the_same_user_data() -> None:
+    options = VmOptions(user_data={"runcmd": ["true"]})
+    assert (
+        drive(options=options)["user_data"]
+        == seed_documents(with_options(user_data={"runcmd": ["true"]})).files["user-data"]
+    )
+
+
+def test_a_config_drives_network_is_openstacks_as_far_as_that_has_words() -> None:
+    routes = (Route("0.0.0.0/0", "10.88.0.1"), Route("10.96.0.0/12", "10.88.0.2"))
+    nic = Interface("eth0", "EE:EE:EE:00:00:01", 1400, ("10.88.0.5/16",), routes)
+    assert drive(interfaces=(nic,), dns=Dns(("10.96.0.10",), ("svc.local",)))["network_data.json"] == {
+        "links": [
+            {"id": "eth0", "name": "eth0", "type": "phy", "ethernet_mac_address": "ee:ee:ee:00:00:01", "mtu": 1400}
+        ],
+        "networks": [
+            {
+                "id": "network0",
+                "link": "eth0",
+                "type": "ipv4",
+                "ip_address": "10.88.0.5",
+                "netmask": "255.255.0.0",
+                "dns_nameservers": ["10.96.0.10"],
+                "dns_search": ["svc.local"],
+                "routes": [
+                    {"network": "10.96.0.0", "netmask": "255.240.0.0", "gateway": "10.88.0.2"},
+                    {"network": "0.0.0.0", "netmask": "0.0.0.0", "gateway": "10.88.0.1"},
+                ],
+            }
+        ],
+        "services": [{"type": "dns", "address": "10.96.0.10"}],
+    }
+
+
+def test_a_gateway_outside_of_the_subnet_is_told_in_cloud_inits_words() -> None:
+    nic = Interface("eth0", "ee:ee:ee:00:00:01", 1400, ("10.0.3.7/32",), (Route("0.0.0.0/0", "169.254.1.1"),))
+    (network,) = drive(interfaces=(nic,), dns=Dns())["network_data.json"]["networks"]
+    assert (network["gateway"], network["pointopoint"]) == ("169.254.1.1", "169.254.1.1")
+    assert [route["network"] for route in network["routes"]] == ["169.254.1.1"]
+
+
+def test_a_config_drive_leaves_addresses_to_dhcp_where_they_are_and_tells_cloud_init_of_kept_disks() -> None:
+    found = drive(options=VmOptions(force_dhcp=True), kept_disk="0123456789abcdef0123")
+    assert set(found) == {"meta_data.json", "user_data", "vendor_data.json"}
+    assert "updates" in found["vendor_data.json"]["cloud-init"]

@@ -65,9 +65,9 @@ def test_both_name_tables_hold_the_documents(layout: Layout, facade: str) -> Non
     disk = SeedStore(layout).create(REQUEST)
     documents = seed_documents(REQUEST)
     assert read_back(disk.path, facade) == {
-        "user-data": documents.user_data,
-        "meta-data": documents.meta_data,
-        "network-config": documents.network_config,
+        "user-data": documents.files["user-data"],
+        "meta-data": documents.files["meta-data"],
+        "network-config": documents.files.get("network-config"),
     }
 
 
@@ -151,3 +151,42 @@ def test_large_user_data_survives(layout: Layout) -> None:
     script = "#!/bin/sh\n" + "# filler\n" * 25_000
     disk = SeedStore(layout).create(dataclasses.replace(REQUEST, options=VmOptions(user_data_script=script)))
     assert read_back(disk.path, "joliet")["user-data"] == script
+
+
+def test_a_config_drive_has_its_label_and_its_directories(layout: Layout) -> None:
+    request = dataclasses.replace(REQUEST, options=VmOptions(config_drive=True), copied=b"a secret")
+    disk = SeedStore(layout).create(request)
+    iso = pycdlib.PyCdlib()
+    iso.open(disk.path)
+    try:
+        assert iso.pvd.volume_identifier.strip() == b"config-2"
+        assert iso.joliet_vd.volume_identifier.decode("utf-16-be").strip(" \0") == "config-2"
+        for facade in (iso.get_joliet_facade(), iso.get_rock_ridge_facade()):
+            read = {}
+            for path in (*seed_documents(request).files, "volumes.tar"):
+                content = io.BytesIO()
+                facade.get_file_from_iso_fp(content, f"/{path}")
+                read[path] = content.getvalue().decode()
+            assert read == {**seed_documents(request).files, "volumes.tar": "a secret"}
+    finally:
+        iso.close()
+
+
+def test_ignitions_file_is_roots_alone_and_written_whole(layout: Layout) -> None:
+    store = SeedStore(layout)
+    store.create(REQUEST)
+    for text in ("{}", '{"ü": 1}'):
+        path = store.write_ignition(CONTAINER, text)
+        assert Path(path).read_text() == text
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert sorted(os.listdir(layout.container_dir(CONTAINER))) == ["ignition.json", "seed.iso"]
+
+
+def test_the_cdrom_for_windows_has_the_files_by_their_names_and_is_roots_alone(layout: Layout) -> None:
+    """Windows reads Joliet."""
+    store = SeedStore(layout)
+    store.create(REQUEST)
+    path = store.write_sysprep(CONTAINER, {"Autounattend.xml": b"<unattend/>", "set-up.ps1": b"x"})
+    for facade in ("joliet", "rock ridge"):
+        assert read_back(path, facade) == {"Autounattend.xml": "<unattend/>", "set-up.ps1": "x"}
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600

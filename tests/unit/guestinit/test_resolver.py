@@ -92,7 +92,7 @@ def commands(dns: Dns = DNS, nics: tuple[Interface, ...] = (NIC,), **options: ob
     pod = PodKey("ns", "pod", "uid", 0)
     container = ContainerId("0123456789abcdef" * 4)
     request = SeedRequest(container, pod, "web-0", VmOptions(**options), interfaces=nics, dns=dns)
-    return yaml.safe_load(seed_documents(request).user_data).get("bootcmd", [])
+    return yaml.safe_load(seed_documents(request).files["user-data"]).get("bootcmd", [])
 
 
 def test_each_boot_looks_before_the_pods_own_commands() -> None:

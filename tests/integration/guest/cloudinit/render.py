@@ -1,4 +1,5 @@
-"""Runs with one version of cloud-init on its path: gives each network-config to each renderer that the version has.
+"""Runs with one version of cloud-init on its path: gives each network-config, and each config drive's network, to each
+renderer that the version has.
 
 render.py DOCUMENTS OUT     OUT/<document>/<renderer>/ is a root directory then; errors are told as JSON
 """
@@ -15,6 +16,7 @@ from typing import Any
 from cloudinit import util
 from cloudinit.distros import rhel
 from cloudinit.net import network_state
+from cloudinit.sources.helpers import openstack
 
 # What a distribution says of its renderer; without it they take the first two for ones of the machine they run on.
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -49,7 +51,10 @@ def _renderers() -> list[tuple[str, Callable[[], Any]]]:
 def _render(renderer: Callable[[], Any], document: Path, root: Path) -> str:
     root.mkdir(parents=True)
     try:
-        state = network_state.parse_net_config_data(json.loads(document.read_text()))
+        config = json.loads(document.read_text())
+        if "links" in config:
+            config = openstack.convert_net_json(config, known_macs={})
+        state = network_state.parse_net_config_data(config)
         renderer().render_network_state(state, target=str(root))
     except Exception as exc:  # noqa: BLE001  a test tells it
         return repr(exc)

@@ -1,0 +1,101 @@
+"""Secrets and ConfigMaps that pods name in annotations, through CRI."""
+
+import grpc
+import pytest
+from fakes.cri import Client
+from fakes.world import World
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.ports.seeds import SeedRequest
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz me"
+ASKED = {"VirtletSSHKeySource": "secret/keys", "VirtletCloudInitUserDataSource": "configmap/ud"}
+
+
+def seed(world: World) -> SeedRequest:
+    (request,) = world.outside.seeds.requests.values()
+    return request
+
+
+def test_the_guest_is_told_what_the_pods_namespace_has(world: World, client: Client) -> None:
+    world.outside.cluster.objects = {
+        "default/secret/keys": {"authorized_keys": KEY.encode()},
+        "default/configmap/ud": {"packages": b"[vim]"},
+        "kube-system/secret/keys": {"authorized_keys": b"of somebody else"},
+    }
+    client.create(client.run(annotations=ASKED))
+    assert seed(world).options.ssh_keys == (KEY,)
+    assert seed(world).options.user_data == {"packages": ["vim"]}
+    assert {name.partition("/")[0] for name in world.outside.cluster.asked} == {"default"}
+
+
+def test_a_container_without_its_secret_is_refused_whole_and_made_once_it_is_there(
+    world: World, client: Client
+) -> None:
+    world.outside.cluster.objects = {"default/configmap/ud": {}}
+    sandbox = client.run(annotations=ASKED)
+    with pytest.raises(grpc.RpcError) as refused:
+        client.create(sandbox)
+    assert refused.value.details() == "annotation VirtletSSHKeySource: secret default/keys: there is none"
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert client.containers() == []
+    world.outside.cluster.objects["default/secret/keys"] = {"authorized_keys": KEY.encode()}
+    client.create(sandbox)
+    assert seed(world).options.ssh_keys == (KEY,)
+
+
+def test_no_record_keeps_what_was_read(world: World, client: Client) -> None:
+    world.outside.cluster.objects = {
+        "default/secret/keys": {"authorized_keys": KEY.encode()},
+        "default/configmap/ud": {"password": b"hunter2"},
+    }
+    client.create(client.run(annotations=ASKED))
+    world.records.close()
+    assert all(b"hunter2" not in path.read_bytes() for path in world.directory.glob("state.db*"))
+
+
+IGNITION = '{"ignition": {"version": "3.3.0"}}'
+
+
+def test_ignitions_configuration_is_in_the_firmware_and_goes_with_the_container(world: World, client: Client) -> None:
+    sandbox = client.run(annotations={"virtshim.io/ignition": IGNITION})
+    made = client.create(sandbox)
+    (container,) = world.outside.seeds.ignition
+    assert world.outside.seeds.ignition[container] == IGNITION
+    assert world.outside.vms.spec(world.domain(container)).ignition_file.endswith("/ignition.json")
+    client.remove(made)
+    assert container not in world.outside.disks.directories
+
+
+def test_other_guests_have_no_such_file(world: World, client: Client) -> None:
+    client.create(client.run())
+    assert world.outside.seeds.ignition == {}
+    assert world.outside.vms.spec(world.domain(world.records.containers.all()[0].id)).ignition_file == ""
+
+
+SYSPREP = {"virtshim.io/sysprep": "/sysprep"}
+ANSWERS = "/var/lib/kubelet/pods/uid-of-web/volumes/kubernetes.io~secret/answers"
+
+
+def test_a_mounted_secret_is_a_cdrom_for_windows_and_no_volume(world: World, client: Client) -> None:
+    world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
+    mounts = [pb.Mount(container_path="/sysprep", host_path=ANSWERS)]
+    made = client.create(client.run(annotations=SYSPREP), mounts=mounts)
+    (container,) = world.outside.seeds.sysprep
+    assert world.outside.seeds.sysprep[container] == {"unattend.xml": b"<unattend/>"}
+    assert world.outside.vms.spec(world.domain(container)).sysprep_iso.endswith("/sysprep.iso")
+    assert (seed(world).volumes, seed(world).copies) == ((), ())
+    assert world.container(container).spec.copies == ()
+    client.remove(made)
+    assert container not in world.outside.disks.directories
+
+
+def test_one_without_an_answer_file_is_refused_before_anything_is_made(world: World, client: Client) -> None:
+    world.outside.kubelet_volumes.write(ANSWERS, {"other": b""})
+    sandbox = client.run(annotations=SYSPREP)
+    for mounts in ([pb.Mount(container_path="/sysprep", host_path=ANSWERS)], []):
+        with pytest.raises(grpc.RpcError) as refused:
+            client.create(sandbox, mounts=mounts)
+        assert "annotation virtshim.io/sysprep: " in str(refused.value.details())
+    assert client.containers() == []
+    assert world.outside.disks.directories == {}

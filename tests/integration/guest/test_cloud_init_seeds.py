@@ -1,0 +1,70 @@
+"""The seeds of Virtlet's 20 cases, read by cloud-init: the oldest version that is supported, Debian 12's, the newest.
+
+A guest that boots from one is in e2e/test_debian_guest.py, with variables and user-data at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.virtlet_seeds import CASES, CONTAINER, KEPT_DISK, KEYS
+
+from virtshim.guestinit.documents import seed_documents
+
+pytestmark = [pytest.mark.guest, pytest.mark.cloudinit]
+
+HERE = Path(__file__).parent / "cloudinit"
+BUILT = Path(__file__).parents[3] / "build" / "cloud-init"
+WITH_KEYS = ("SSH keys", "SSH keys, and meta-data of its own", "user-data", "script")
+SCRIPTS = ("script", "mounts in a script", "mounts and block volumes in a script")
+IDS = {"SSH keys, and meta-data of its own": "mine", "persistent root disk": f"i-{KEPT_DISK}"}
+NETWORKS = [case for case in CASES if case.startswith(("network", "several", "persistent"))]
+
+
+@pytest.fixture(scope="module", params=["oldest", "usual", "newest"])
+def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What that version makes of each, and where the files of user-data are."""
+    seeds, out = tmp_path_factory.mktemp("seeds"), tmp_path_factory.mktemp("roots")
+    for case, asked in CASES.items():
+        for name, text in seed_documents(asked).files.items():
+            path = seeds / case / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    path = [str(root / "usr/lib/python3/dist-packages") for root in (BUILT / request.param, BUILT / "tools")]
+    environment = {**os.environ, "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [sys.executable, HERE / "seeds.py", seeds, out]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), out
+
+
+def test_every_seed_says_who_the_guest_is_and_who_may_log_in(read: tuple[dict[str, Any], Path]) -> None:
+    told, _ = read
+    assert sorted(told) == sorted(CASES)
+    for case, one in told.items():
+        assert (one["found"], one["hostname"]) == (True, "foo"), case
+        assert one["id"] == IDS.get(case, f"i-{CONTAINER.short}"), case
+        assert one["keys"] == (list(KEYS) if case in WITH_KEYS else []), case
+        assert one["has_network"] == (case in NETWORKS), case
+        assert one["type"] == ("text/x-shellscript" if case in SCRIPTS else "text/cloud-config"), case
+
+
+def test_variables_are_in_the_guests_file_beside_the_pods_own_files(read: tuple[dict[str, Any], Path]) -> None:
+    _, out = read
+    for case in ("variables", "variables and user-data"):
+        assert (out / case / "etc/cloud/environment").read_text() == "GREETING=hello\nWORDS=two words\n"
+    assert (out / "variables and user-data" / "etc/own").read_text() == "mine"
+
+
+def test_commands_for_volumes_are_a_script_that_shells_read(read: tuple[dict[str, Any], Path]) -> None:
+    told, _ = read
+    for case in ("disks to mount", "shared directory", "block volumes", "block volumes, and disks to mount"):
+        assert told[case]["boot"].startswith("#!/bin/sh")
+        subprocess.run(["sh", "-n"], input=told[case]["boot"], text=True, check=True)
+    assert told["block volumes, and disks to mount"]["mounts"][1] == ["/dev/disk/by-id/virtio-dev-disk-a", "/b"]

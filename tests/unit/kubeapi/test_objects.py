@@ -1,0 +1,176 @@
+"""Secrets and ConfigMaps, from an API server over TLS."""
+
+import base64
+import gc
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.apiserver import Api, kubeconfig
+
+from virtshim.domain.errors import PermissionRefused, ShimError, Unavailable, WrongState
+from virtshim.domain.guest.data_source import DataSource
+from virtshim.kubeapi import asking
+from virtshim.kubeapi.objects import KubeObjects
+
+SECRET = DataSource("secret", "keys")
+CONFIGMAP = DataSource("configmap", "keys")
+PATHS = {
+    SECRET: "/prefix/api/v1/namespaces/team/secrets/keys",
+    CONFIGMAP: "/prefix/api/v1/namespaces/team/configmaps/keys",
+}
+TOKEN = {"token": "secret"}
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    api = Api(tmp_path_factory.mktemp("api"))
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def api(running: Api) -> Api:
+    running.answers = {
+        PATHS[SECRET]: {"data": {"password": encoded(b"hunter2"), "bytes": encoded(b"\xff\x00")}},
+        PATHS[CONFIGMAP]: {"data": {"text": "ünï\n"}, "binaryData": {"bytes": encoded(b"\xff\x00")}},
+    }
+    running.asked.clear()
+    return running
+
+
+def refusal(objects: KubeObjects, source: DataSource = SECRET) -> ShimError:
+    with pytest.raises(ShimError) as error:
+        objects.read(source, "team")
+    return error.value
+
+
+def test_a_secret_and_a_configmap_are_read_as_bytes(api: Api, tmp_path: Path) -> None:
+    objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN))
+    assert objects.read(SECRET, "team") == {"password": b"hunter2", "bytes": b"\xff\x00"}
+    assert objects.read(CONFIGMAP, "team") == {"text": "ünï\n".encode(), "bytes": b"\xff\x00"}
+    assert [path for path, _, _ in api.asked] == [PATHS[SECRET], PATHS[CONFIGMAP]]
+
+
+def test_one_without_data_is_empty(api: Api, tmp_path: Path) -> None:
+    api.answers = {PATHS[SECRET]: {"kind": "Secret"}, PATHS[CONFIGMAP]: {"data": None}}
+    objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN))
+    assert objects.read(SECRET, "team") == objects.read(CONFIGMAP, "team") == {}
+
+
+def test_the_kubeconfig_is_read_each_time_and_another_one_after_a_reload(api: Api, tmp_path: Path) -> None:
+    objects = KubeObjects(kubeconfig(api, tmp_path, {"tokenFile": "token"}))  # beside it
+    (tmp_path / "token").write_text("old\n")
+    assert isinstance(refusal(objects), PermissionRefused)
+    (tmp_path / "token").write_text("secret\n")
+    assert objects.read(SECRET, "team")
+    objects.use("")
+    assert "kubernetes.kubeconfig" in str(refusal(objects))
+
+
+def test_a_namespace_cannot_lead_out_of_its_own_path(api: Api, tmp_path: Path) -> None:
+    objects = KubeObjects(kubeconfig(api, tmp_path, TOKEN))
+    with pytest.raises(WrongState):
+        objects.read(SECRET, "other/../../namespaces/team")
+    assert [path for path, _, _ in api.asked] == [
+        "/prefix/api/v1/namespaces/other%2F..%2F..%2Fnamespaces%2Fteam/secrets/keys"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        (404, WrongState, "there is none in the pod's namespace"),
+        (403, PermissionRefused, "name it in the pod's spec as well"),
+        (401, PermissionRefused, "may not read it"),
+        (429, Unavailable, "answers 429"),
+        (500, Unavailable, "answers 500"),
+        (302, Unavailable, "answers 302"),
+    ],
+)
+def test_what_the_server_refuses_is_told_with_a_remedy(
+    api: Api, tmp_path: Path, status: int, kind: type[ShimError], said: str
+) -> None:
+    api.answers[PATHS[SECRET]] = status
+    error = refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN)))
+    assert type(error) is kind
+    assert said in str(error)
+
+
+def test_a_server_that_does_not_show_who_it_is_is_told_nothing(api: Api, tmp_path: Path) -> None:
+    """Neither by a certificate of somebody else, nor because the file says that it need not."""
+    someone = tmp_path / "someone"
+    someone.mkdir()
+    other = Api(someone)
+    try:
+        path = kubeconfig(api, tmp_path, TOKEN)
+        (tmp_path / "ca.crt").write_bytes(other.certificate.read_bytes())
+        error = refusal(KubeObjects(path))
+        assert isinstance(error, Unavailable)
+        assert "certificate verify failed" in str(error)
+        path = kubeconfig(api, tmp_path, TOKEN, **{"insecure-skip-tls-verify": True})
+        assert "anybody could be that server" in str(refusal(KubeObjects(path)))
+        assert api.asked == []
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "users: [{token: 'hunter2",
+        "{a: b",
+        "hunter2",
+        'users:\n- {name: me, user: {token: "hunter2\\nX: y"}}\n',
+    ],
+)
+def test_no_error_shows_what_is_in_the_kubeconfig(tmp_path: Path, text: str) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    assert "hunter2" not in str(refusal(KubeObjects(str(tmp_path / "kubeconfig"))))
+
+
+@pytest.mark.parametrize("token", ["hunter2\nX: y", "hunter2 x", "hünter2"])
+def test_a_token_that_is_no_token_is_not_sent_and_not_shown(api: Api, tmp_path: Path, token: str) -> None:
+    error = refusal(KubeObjects(kubeconfig(api, tmp_path, {"token": token})))
+    assert "its user's token" in str(error)
+    assert token.split(maxsplit=1)[0] not in str(error)
+    assert api.asked == []
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert f"{tmp_path}/none" in str(refusal(KubeObjects(f"{tmp_path}/none")))
+
+
+def test_what_is_no_base64_is_not_believed_and_not_shown(api: Api, tmp_path: Path) -> None:
+    api.answers[PATHS[SECRET]] = {"data": {"password": "hunter2!"}}
+    error = refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN)))
+    assert isinstance(error, Unavailable)
+    assert "hunter2" not in str(error)
+
+
+def test_an_answer_that_is_too_large_is_not_kept(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_MOST", 1000)
+    api.answers[PATHS[SECRET]] = {"data": {"a": "A" * 2000}}
+    assert "larger than 1000 bytes" in str(refusal(KubeObjects(kubeconfig(api, tmp_path, TOKEN))))
+    gc.collect()  # a socket that is open still is told now
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "LIMIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = f"https://127.0.0.1:{silent.getsockname()[1]}"
+        done: list[Any] = []
+        path = kubeconfig(api, tmp_path, TOKEN, server=server)
+        asker = threading.Thread(target=lambda: done.append(refusal(KubeObjects(path))))
+        asker.start()
+        asker.join(60)
+        assert isinstance(done[0], Unavailable)

@@ -1,0 +1,77 @@
+"""Secrets and ConfigMaps, read when a pod that names them is created."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.parse import quote
+
+from virtshim.domain.errors import InvalidRequest, PermissionRefused, ShimError, Unavailable, WrongState
+from virtshim.domain.guest.data_source import Data, DataSource
+from virtshim.kubeapi.asking import Answer, get
+from virtshim.kubeapi.kubeconfig import access
+
+_PLURAL: Final = {"secret": "secrets", "configmap": "configmaps"}
+_GUIDE: Final = "docs/security.md, Secrets by name"
+
+
+class KubeObjects:
+    """Implements ClusterObjects. The kubeconfig, and the files that it names, are read each time: tokens and certificates are
+    renewed beside us."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        """`kubeconfig`: "" for a node that asks no API server."""
+        self._kubeconfig = kubeconfig
+
+    def use(self, kubeconfig: str) -> None:
+        self._kubeconfig = kubeconfig
+
+    def read(self, source: DataSource, namespace: str) -> Data:
+        kubeconfig = self._kubeconfig
+        if not kubeconfig:
+            raise WrongState(
+                "this node reads no Secrets and ConfigMaps by name: its operator has to set kubernetes.kubeconfig; or mount it "
+                "as a volume, or write its text into an annotation of the pod"
+            )
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/{_PLURAL[source.kind]}/{quote(source.name, safe='')}"
+        try:
+            answer = get(access(kubeconfig, verified=True), path)
+        except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
+            why = " ".join(str(exc).split())[:300]
+            raise Unavailable(f"the API server cannot be asked (kubernetes.kubeconfig {kubeconfig}): {why}") from None
+        if answer.status != 200:
+            raise _refusal(answer)
+        return _data(answer.document, source)
+
+
+def _refusal(answer: Answer) -> ShimError:
+    if answer.status == 404:
+        return WrongState("there is none in the pod's namespace; create it, or correct the annotation")
+    if answer.status in (401, 403):
+        return PermissionRefused(
+            f"this node may not read it ({answer.status} {answer.reason}); name it in the pod's spec as well, by a volume, or "
+            f"have this node's right to get it granted ({_GUIDE})"
+        )
+    return Unavailable(
+        f"the API server answers {answer.status} {answer.reason}; it is asked again with the next attempt"
+    )
+
+
+def _data(document: Mapping[str, Any], source: DataSource) -> Data:
+    found: dict[str, bytes] = {}
+    encoded = _mapping(document, "binaryData") if source.kind == "configmap" else _mapping(document, "data")
+    if source.kind == "configmap":
+        found |= {key: str(text).encode(errors="replace") for key, text in _mapping(document, "data").items()}
+    try:
+        found |= {key: base64.b64decode(str(text), validate=True) for key, text in encoded.items()}
+    except binascii.Error:
+        raise Unavailable("the API server's answer is not what it should be: data that are not base64") from None
+    return found
+
+
+def _mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
