@@ -118,3 +118,5 @@ class VmCgroup:
     oom_score_adj: int
     # The user id of its QEMU; 0: the one that libvirt runs all as.
     uid: int = 0
+    # Of each of the VM's NICs.
+    nic_queues: int = 1

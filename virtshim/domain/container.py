@@ -128,10 +128,10 @@ class ContainerConfig:
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     working_dir: str = ""
-    envs: tuple[tuple[str, bytes], ...] = ()
+    envs: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
     mounts: tuple[Mount, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict, repr=False)
     # Relative to the sandbox's log directory.
     log_path: str = ""
     stdin: bool = False
@@ -229,6 +229,8 @@ class ContainerStatus:
     ending: Exit | None = None
     # The guest was asked, or is about to be asked, to freeze its file systems, and has not confirmed the thaw.
     frozen: bool = False
+    # An operator has paused its VM; it stands still until it is resumed, or stopped.
+    paused: bool = False
     # The devices that it holds now: no other VM may have them.
     claims: tuple[str, ...] = ()
     # The paths of those copied volumes that its guest has said it has.
@@ -360,7 +362,7 @@ class Container:
 
     def exited(self, how: Exit) -> Container:
         """Its claims stay until its devices are fit for others."""
-        return self._to(ContainerPhase.EXITED, exit=self._in_order(how))
+        return self._to(ContainerPhase.EXITED, exit=self._in_order(how), paused=False)
 
     def removing(self, how: Exit | None = None) -> Container:
         """`how` it ended, if it ran when its removal began."""

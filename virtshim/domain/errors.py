@@ -9,7 +9,8 @@
       Unavailable                UNAVAILABLE          libvirt, tapmanager or a registry cannot be reached; try again
         RegistryUnavailable      REGISTRY             of those, what a pull asked: kubelet has a name for it
       ResourceExhausted          EXHAUSTED            no disk, memory, address or place left
-      PermissionRefused          PERMISSION           credentials refused
+      PermissionRefused          PERMISSION           credentials refused, or what the node's operator does not allow
+        SignatureRefused         SIGNATURE            of that, an image's missing signature: kubelet has a name for it
       Unimplemented              UNIMPLEMENTED        the product does not do this (yet)
       Aborted                    ABORTED              another call on the same object won; repeat
       InternalError              INTERNAL             an external program failed in a way that a retry does not fix
@@ -32,6 +33,7 @@ class Kind(enum.Enum):
     REGISTRY = "registry"
     EXHAUSTED = "exhausted"
     PERMISSION = "permission"
+    SIGNATURE = "signature"
     UNIMPLEMENTED = "unimplemented"
     ABORTED = "aborted"
     INTERNAL = "internal"
@@ -77,6 +79,10 @@ class ResourceExhausted(ShimError):
 
 class PermissionRefused(ShimError):
     kind = Kind.PERMISSION
+
+
+class SignatureRefused(PermissionRefused):
+    kind = Kind.SIGNATURE
 
 
 class Unimplemented(ShimError):

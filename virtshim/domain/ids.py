@@ -59,7 +59,8 @@ class ContainerId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ImageId:
-    """`sha256:` and 64 lower-case hex digits: the digest of an OCI image's config, or of a plain disk. CRI's image id."""
+    """`sha256:` and 64 lower-case hex digits: the digest of an OCI image's config (of that and the disk's path in it, if an
+    operator names one), or of a plain disk. CRI's image id."""
 
     value: str
 

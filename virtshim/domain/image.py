@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virtshim.domain.ids import ImageDigest, ImageId
 
@@ -17,13 +17,24 @@ class DiskFormat(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class PullProgress:
+    """A download: bytes as the source sends them, `total` 0 while that is not known; `began_at` in nanoseconds since the
+    epoch."""
+
+    image: str
+    received: int
+    total: int
+    began_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class ImageConfig:
     """What an OCI image says of the containers made of it. A plain disk image says nothing."""
 
     # As in the Dockerfile: a name or a number, and maybe a group behind a colon.
     user: str = ""
     # NAME=VALUE each.
-    env: tuple[str, ...] = ()
+    env: tuple[str, ...] = field(default=(), repr=False)
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     working_dir: str = ""

@@ -1,8 +1,8 @@
 """Image references: what a caller wrote, taken apart; and which stored image they mean. No I/O.
 
 A reference is an id (`sha256:<hex>`, bare hex, a prefix of it) or a name: `[host[:port]/]path[:tag][@sha256:<hex>]`, or an
-http(s) URL with the same endings. Names are wider than the OCI grammar (they may be URLs without scheme); a registry's own
-rules are applied where a registry is asked.
+http(s) or file URL with the same endings. Names are wider than the OCI grammar (they may be URLs without scheme); a registry's
+own rules are applied where a registry is asked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from virtshim.domain.image import Image
 
 DEFAULT_TAG = "latest"
 URL_SCHEMES = ("https://", "http://")
+FILE_SCHEME = "file://"
 
 _MAX_LENGTH = 2048
 _MIN_ID_PREFIX = 4
@@ -74,6 +75,10 @@ class ImageName:
     def is_url(self) -> bool:
         return self.name.startswith(URL_SCHEMES)
 
+    @property
+    def is_file(self) -> bool:
+        return self.name.startswith(FILE_SCHEME)
+
     def with_digest(self, digest: str) -> str:
         """`name@sha256:...`, the form of repo digests."""
         return f"{self.name}@{digest}"
@@ -130,8 +135,8 @@ def _by_name(images: Sequence[Image], wanted: str, names: Callable[[Image], Iter
 
 def _is_url(text: str) -> bool:
     scheme, separator, _ = text.partition("://")
-    if separator and not text.startswith(URL_SCHEMES):
-        raise _malformed(text, f"{scheme}:// is not supported; only http:// and https:// are")
+    if separator and not text.startswith((*URL_SCHEMES, FILE_SCHEME)):
+        raise _malformed(text, f"{scheme}:// is not supported; only http://, https:// and file:// are")
     return bool(separator)
 
 
@@ -157,6 +162,11 @@ def _cut_tag(rest: str, text: str, *, is_url: bool) -> tuple[str, str]:
 
 
 def _check_url(url: str) -> None:
+    if url.startswith(FILE_SCHEME):
+        path = url.removeprefix(FILE_SCHEME)
+        if not path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")[1:]):
+            raise _malformed(url, "expected file:///path, without empty components, . and ..")
+        return
     authority = url.split("/")[2]
     if "@" in authority:
         # Not shown: it may hold a password.

@@ -4,11 +4,13 @@ state_dir/                       survives a reboot, root only
   state.db                       SQLite; state.db.corrupt-<time>: one that was damaged
   node.id                        the node's id once more
   images/                        disks by digest; searchable by the QEMU user
-  containers/<id>/               root.qcow2  seed.iso  console.log (raw bytes)  console.pos  command.pos
+  containers/<id>/               root.qcow2  root.nvram  seed.iso  sysprep.iso  ignition.json  console.log (raw bytes)
+                                 console.pos  command.pos
                                  record.json: its pod's records once more, for a lost database
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
+  admin.sock                     operators' socket, root's alone; admin/ is what it leads to
   tapmanager.sock
   vm/<short id>/                 console.sock  agent.sock  exec-<n>.sock
   vnc/<short id>/                vnc.sock, if the pod asks for a screen
@@ -20,8 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
+from virtshim.domain.hardware.options import Firmware
 from virtshim.domain.ids import ContainerId
 
+# Of a container whose root disk is its own.
+NVRAM = "root.nvram"
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path, less its closing zero byte
 
 
@@ -92,6 +97,15 @@ def empty_disk_name(name: str) -> str:
     return f"disk-{name}"
 
 
+def ignition_file(layout: Layout, container: ContainerId) -> str:
+    """What QEMU shows in the guest's firmware."""
+    return f"{layout.container_dir(container)}/ignition.json"
+
+
+def sysprep_iso(layout: Layout, container: ContainerId) -> str:
+    return f"{layout.container_dir(container)}/sysprep.iso"
+
+
 def share_dir(layout: Layout) -> str:
     """It has a directory for each VM with volumes, by the short id."""
     return f"{layout.run_dir}/shares"
@@ -109,6 +123,25 @@ def vnc_socket(layout: Layout, container: ContainerId) -> str:
 
 def record_copy(layout: Layout, container: ContainerId) -> str:
     return f"{layout.container_dir(container)}/record.json"
+
+
+def admin_socket(layout: Layout) -> str:
+    """Of the node's operators."""
+    return f"{layout.run_dir}/admin.sock"
+
+
+def admin_directory(layout: Layout) -> str:
+    """What it leads to; nobody else enters."""
+    return f"{layout.run_dir}/admin"
+
+
+def nvram_of(layout: Layout, container: Container, firmware: Firmware) -> str:
+    """Of its UEFI's variables: beside its root disk, and gone with it. Keys are variables: with those of a UEFI without them the
+    other would start whatever is there."""
+    if container.spec.pod_disk:
+        kind = ".secure" if firmware is Firmware.SECURE else ""
+        return f"{layout.pod_disks}/{container.spec.pod_disk}{kind}.nvram"
+    return f"{layout.container_dir(container.id)}/{NVRAM}"
 
 
 def root_disk_of(layout: Layout, container: Container) -> str:

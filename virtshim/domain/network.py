@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virtshim.domain.devices.granted import GrantedDevices, PciAddress, PciFunction
 
@@ -32,10 +32,30 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """Bits a second, into the pod and out of it; 0 for no limit."""
+
+    ingress: int = 0
+    egress: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Dns:
     servers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRuns:
+    """A CNI plugin's runs of one command since tapmanager was started, `seconds` long in all. `buckets`: an upper bound in
+    seconds, the last one infinite, and how many were not longer, shorter ones included."""
+
+    command: str
+    plugin: str
+    failures: int
+    seconds: float
+    buckets: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ class PodNetwork:
     interfaces: tuple[Interface, ...]
     ips: tuple[str, ...]
     dns: Dns
-    fetch_key: str
+    fetch_key: str = field(repr=False)
 
     def __repr__(self) -> str:  # keeps the key out of logs
         return f"PodNetwork(netns={self.netns!r}, ips={self.ips!r})"

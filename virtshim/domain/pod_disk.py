@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
+from typing import Final
 
 from virtshim.domain.sandbox import PodKey
+
+_NAMESPACE: Final = uuid.UUID("6d0a4d6e-0a3f-5b3c-9a55-7669727470ee")
 
 
 def pod_hash(pod: PodKey) -> str:
@@ -20,6 +24,11 @@ def disk_name(pod: PodKey, container: str) -> str:
 def identity(disk: str) -> str:
     """Who the disk of that name is: 20 hex digits."""
     return _digest(disk)[:20]
+
+
+def vm_uuid(disk: str) -> uuid.UUID:
+    """Of all VMs that run on that disk, one after another, where what is kept beside it goes by their UUID."""
+    return uuid.uuid5(_NAMESPACE, disk)
 
 
 def _digest(text: str) -> str:

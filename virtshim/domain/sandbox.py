@@ -102,7 +102,7 @@ class SandboxConfig:
     dns: Dns = Dns()
     port_mappings: tuple[PortMapping, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict, repr=False)
     cgroup_parent: str = ""
     runtime_handler: str = ""
     overhead: Resources = Resources()
@@ -119,7 +119,8 @@ class Sandbox:
     the pod has it, so the last one knows what to remove. `changed_*` is what UpdatePodSandboxResources made of
     the config's. `disk_bus`: what disks are on if no annotation says it; records of earlier versions do not have it, and
     guests of those pods may know their disks by SCSI's names. `sole_container`: the name of the container that this pod is, ""
-    until that is sure (`lifecycle/creation/sole_container.py`)."""
+    until that is sure (`lifecycle/creation/sole_container.py`). `profile`: its profile's annotations, as they were
+    when it was made."""
 
     id: SandboxId
     key: PodKey
@@ -134,6 +135,12 @@ class Sandbox:
     root_disks: Mapping[str, ImageDigest] = field(default_factory=dict)
     disk_bus: DiskBus = DiskBus.SCSI
     sole_container: str = ""
+    profile: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vm_annotations(self) -> Mapping[str, str]:
+        """What is asked of its VMs: the pod's own annotations, and those of its profile that it does not have."""
+        return {**self.profile, **self.config.annotations}
 
     def _to(self, phase: SandboxPhase) -> Sandbox:
         if phase not in _NEXT[self.phase]:

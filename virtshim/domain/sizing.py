@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.annotations.options import MAX_NIC_QUEUES, VmOptions
 from virtshim.domain.cgroup import CgroupLimits, VmCgroup
 from virtshim.domain.container import Container, Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.hardware.options import NicModel
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import VmSize
 
@@ -149,7 +150,9 @@ def size_for(options: VmOptions, resources: Resources, node: NodeLimits, *, pins
     vcpus = vcpus_for(options, resources, node)
     memory = memory_for(resources, node)
     page, _ = hugepages(resources)
-    max_vcpus = options.max_vcpus if options.max_vcpus is not None else node.room_vcpus
+    # A topology says all that there ever are, and its pod does not know which node it comes to.
+    room_vcpus = 0 if options.hardware.topology else node.room_vcpus
+    max_vcpus = options.max_vcpus if options.max_vcpus is not None else room_vcpus
     if max_vcpus > node.max_vcpus:
         raise InvalidRequest(
             f"annotation virtshim.io/max-vcpus asks for {max_vcpus}; this node allows {node.max_vcpus} (vm.max_vcpus)"
@@ -200,6 +203,26 @@ def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int
     if wanted > node.max_vcpus:
         raise InvalidRequest(f"{source} asks for {wanted} vCPUs; this node allows {node.max_vcpus} (vm.max_vcpus)")
     return wanted
+
+
+def nic_queues(options: VmOptions, size: VmSize) -> int:
+    """Of each NIC: one a vCPU that the VM starts with. A guest cannot use more than it has vCPUs."""
+    if options.hardware.nic_model is not NicModel.VIRTIO:
+        return 1
+    return options.nic_queues or min(size.vcpus, MAX_NIC_QUEUES)
+
+
+def may_want_queues(options: VmOptions, pod: Resources) -> bool:
+    """Whether a VM of the pod may want more than one queue a NIC, when its network is made: True also where nobody has said what
+    its containers may use."""
+    if options.hardware.nic_model is not NicModel.VIRTIO:
+        return False
+    asked = options.nic_queues or options.vcpus
+    if asked:
+        return asked > 1
+    if pod.cpu_quota > 0:
+        return pod.cpu_quota > (pod.cpu_period or DEFAULT_PERIOD)
+    return pod.cpu_quota < 0 or _has_no_quotas(pod)
 
 
 def _has_no_quotas(resources: Resources) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.devices.granted import GrantedDevices
+from virtshim.domain.hardware.options import HardwareOptions
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 
@@ -15,6 +16,7 @@ from virtshim.domain.image import DiskFormat
 class DiskBus(enum.Enum):
     SCSI = "scsi"
     VIRTIO = "virtio"
+    SATA = "sata"
 
 
 class CpuModel(enum.Enum):
@@ -79,6 +81,15 @@ class VmSize:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceNumbers:
+    """Which of the places on its bus each has: a VmSpec's disks, its block volumes, its NICs. (): in their order."""
+
+    disks: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    nics: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class VmSpec:
     """One virtual machine."""
 
@@ -129,10 +140,21 @@ class VmSpec:
     limits: CgroupLimits = CgroupLimits()
     cgroup_parent: str = ""
 
+    # --- what its guest knows it by
+
+    # libvirt's name of the machine type, with its version; "" leaves it to libvirt.
+    machine: str = ""
+    numbers: DeviceNumbers = DeviceNumbers()
+    hardware: HardwareOptions = HardwareOptions()
+    # The file of UEFI's variables, which libvirt makes if it is missing; "" with a BIOS.
+    nvram: str = ""
+    # The root disk outlives this VM, and so does what its TPM remembers, for a VM of the same UUID.
+    keeps_tpm: bool = False
+
     # --- its network, which vmwrapper brings
 
     # By which tapmanager hands the taps out; "" for a VM without a network.
-    fetch_key: str = ""
+    fetch_key: str = field(default="", repr=False)
     tapmanager_socket: str = ""
 
     # --- what else it is given, and says of itself
@@ -141,6 +163,10 @@ class VmSpec:
     granted: GrantedDevices = GrantedDevices()
     # Whether the guest sees `uuid` as its system's UUID.
     smbios_uuid: bool = False
+    # Shown in the guest's firmware, under each of the names that Ignition looks for; "" for none.
+    ignition_file: str = ""
+    # A CD-ROM on a bus that Windows' setup has a driver for; "" for none.
+    sysprep_iso: str = ""
     # For people: namespace, pod and container.
     title: str = ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from typing import Any, Final
 
 import yaml
@@ -22,6 +23,9 @@ _MAX_WEIGHT: Final = 2 * MAX_TEXT_BYTES
 _MAX_INTEGER_CHARS: Final = 400
 _INTEGER_TAG: Final = "tag:yaml.org,2002:int"
 
+# What is missing is one character in quotes; in others there are words.
+_UNTIL_A_WORD: Final = re.compile(r"""(?:[^'"]|'[^'"]')*""")
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # PyYAML's constructors raise all of these for text such as `!!int ""`, `!!bool x`, `!!timestamp x` or `0000-01-01`.
@@ -30,10 +34,7 @@ _UNREADABLE: Final = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, 
 
 def parse_mapping(text: str) -> dict[str, Any]:
     """The mapping; {} for empty text or null. InvalidRequest says where the text is wrong, never what it holds."""
-    try:
-        loaded = _from_json(text) or _from_yaml(text)
-    except _UNREADABLE as error:
-        raise InvalidRequest(f"not valid YAML{_place(error)}; correct it") from None
+    loaded = parse_value(text)
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -43,11 +44,25 @@ def parse_mapping(text: str) -> dict[str, Any]:
     return loaded
 
 
+def parse_value(text: str) -> Any:
+    """Whatever it is; None for empty text. InvalidRequest as above."""
+    try:
+        return _from_json(text) or _from_yaml(text)
+    except _UNREADABLE as error:
+        raise InvalidRequest(f"not valid YAML{_place(error)}; correct it") from None
+
+
 def _place(error: Exception) -> str:
+    """Without words of the text, which some problems quote: a password that begins with "!" is a tag."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return f" at line {mark.line + 1}, column {mark.column + 1} ({str(error.problem)[:100]})"
+        return f" at line {mark.line + 1}, column {mark.column + 1} ({_problem(error)})"
     return ""
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    found = _UNTIL_A_WORD.match(str(error.problem))
+    return found[0].strip()[:100] if found else ""
 
 
 def _from_json(text: str) -> Any:

@@ -1,6 +1,6 @@
 """VmSpec -> libvirt domain XML. Pure: the same spec and node give the same bytes.
 
-A q35 machine with SeaBIOS; where its devices are on PCI: devices/root_bus.py. The NICs are vmwrapper's to add
+A q35 machine with SeaBIOS or UEFI; where its devices are on PCI: devices/root_bus.py. The NICs are vmwrapper's to add
 (`bus=pcie.0,addr=0x10+N`), unseen by libvirt.
 """
 
@@ -12,9 +12,23 @@ from lxml import etree
 
 from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.vm import DiskBus, VmSpec
+from virtshim.domain.guest import ignition
+from virtshim.domain.hardware.options import Firmware, NicModel, Topology
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Disk, DiskBus, VmSpec
 from virtshim.hypervisor import cpu_query, ownership
-from virtshim.hypervisor.devices import cpu, disk, hostdev, platform, security_label, serial, shares, vnc
+from virtshim.hypervisor.devices import (
+    cpu,
+    disk,
+    firmware,
+    guest_aids,
+    hostdev,
+    platform,
+    security_label,
+    serial,
+    shares,
+    vnc,
+)
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.file_owner import QemuIds
 from virtshim.hypervisor.xmltext import absolute_path, domain_name, printable
@@ -70,9 +84,10 @@ def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *,
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)
-    model = cpu.model(spec.cpu_model, spec.cpu_details, profile.domain_type, _max_vcpus(spec))
+    topology = spec.hardware.topology or Topology(1, _max_vcpus(spec), 1)
+    model = cpu.model(spec.cpu_model, spec.cpu_details, profile.domain_type, topology)
     domain.append(model)
-    domain.append(cpu.clock())
+    domain.append(cpu.clock(spec.hardware.clock, hyperv=_is_enlightened(spec, profile.domain_type)))
     _text(domain, "on_poweroff", "destroy")
     _text(domain, "on_reboot", "restart")
     _text(domain, "on_crash", "preserve")  # see power.py
@@ -136,20 +151,41 @@ def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
 
 
 def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> None:
-    os_element = etree.Element("os")
-    etree.SubElement(os_element, "type", arch="x86_64", machine="q35").text = "hvm"
+    os_element = firmware.system(spec.hardware.firmware)
+    etree.SubElement(
+        os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35"
+    ).text = "hvm"
+    firmware.describe(os_element, spec.hardware.firmware, spec.nvram)
     if spec.smbios_uuid:
         sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
         entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")
         entry.text = str(spec.uuid)
         etree.SubElement(os_element, "smbios", mode="sysinfo")
+    if spec.ignition_file:
+        shown = etree.SubElement(domain, "sysinfo", type="fwcfg")
+        for name in ignition.FIRMWARE_NAMES:
+            etree.SubElement(shown, "entry", name=name, file=absolute_path(spec.ignition_file, "Ignition's file"))
     domain.append(os_element)
     features = etree.SubElement(domain, "features")
     etree.SubElement(features, "acpi")
     etree.SubElement(features, "apic")
+    if spec.hardware.firmware is Firmware.SECURE:  # its variables are out of the guest's kernel's reach
+        etree.SubElement(features, "smm", state="on")
+    if _is_enlightened(spec, domain_type):
+        features.append(guest_aids.hyperv())
     if domain_type is DomainType.QEMU:
         translated = etree.SubElement(etree.SubElement(features, "tcg"), "tb-cache", unit="MiB")
         translated.text = str(_tcg_cache(spec) >> 20)
+
+
+def _is_enlightened(spec: VmSpec, domain_type: DomainType) -> bool:
+    """QEMU's translator has none of it."""
+    return spec.hardware.hyperv and domain_type is DomainType.KVM
+
+
+def files_beside_disks(spec: VmSpec) -> list[Disk]:
+    """What else of the container's directory QEMU reads."""
+    return [Disk(path, DiskFormat.RAW, "", readonly=True) for path in (spec.ignition_file, spec.sysprep_iso) if path]
 
 
 def _tcg_cache(spec: VmSpec) -> int:
@@ -162,16 +198,32 @@ def _tcg_cache(spec: VmSpec) -> int:
 def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etree._Element:
     devices = etree.Element("devices")
     granted = spec.granted
-    has_usb = any(isinstance(device, UsbDevice) for device in granted.passthrough)
+    has_usb = spec.hardware.tablet or any(isinstance(device, UsbDevice) for device in granted.passthrough)
     _text(devices, "emulator", absolute_path(profile.vmwrapper, "emulator"))
     gets_images = runs_as is not None and runs_as.gets_images
-    devices.extend(disk.build(spec.disks, spec.disk_bus, profile.disk_rates, gets_images=gets_images, owner=runs_as))
+    numbers = spec.numbers
     devices.extend(
-        hostdev.disks(granted.data_volumes, len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0, runs_as)
+        disk.build(
+            spec.disks,
+            spec.disk_bus,
+            profile.disk_rates,
+            numbers.disks,
+            spec.hardware,
+            gets_images=gets_images,
+            owner=runs_as,
+        )
     )
+    first = len(spec.disks) if spec.disk_bus is DiskBus.VIRTIO else 0
+    blocks = numbers.blocks or range(first, first + len(granted.data_volumes))
+    devices.extend(hostdev.disks(granted.data_volumes, blocks, runs_as))
+    if spec.sysprep_iso:
+        devices.append(disk.sata_cdrom(spec.sysprep_iso, "sysprep", spec.disk_bus, len(spec.disks)))
     if spec.shares_socket:
         devices.append(shares.build(spec.shares_socket))
     devices.extend(hostdev.root_ports(granted.passthrough))
+    on_virtio = numbers.disks if spec.disk_bus is DiskBus.VIRTIO else ()
+    if on_virtio or numbers.blocks:
+        devices.extend(hostdev.fillers([*on_virtio, *blocks], granted.passthrough))
     devices.append(platform.virtio_serial())
     devices.append(hostdev.usb_controller() if has_usb else platform.no_usb())
     devices.extend(hostdev.build(granted.passthrough))
@@ -179,7 +231,13 @@ def _devices(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None) -> etr
     devices.append(serial.agent(spec.agent_socket))
     devices.extend(serial.exec_ports(spec.exec_sockets))
     if spec.vnc_socket:
-        devices.extend(vnc.build(spec.vnc_socket))
+        devices.extend(vnc.build(spec.vnc_socket, spec.hardware.video))
+    if spec.hardware.tablet:
+        devices.append(guest_aids.tablet())
+    if spec.hardware.watchdog:
+        devices.append(guest_aids.watchdog())
+    if spec.hardware.tpm:
+        devices.append(firmware.tpm(keeps=spec.keeps_tpm))
     devices.append(platform.balloon(holds_back=_max_memory(spec) > spec.size.memory_bytes, pinned=granted.pins_memory))
     devices.append(platform.entropy())
     devices.append(platform.panic())
@@ -203,6 +261,10 @@ def _for_qemu(domain: etree._Element, spec: VmSpec, profile: NodeProfile, runs_a
     if spec.fetch_key:
         environment["VIRTSHIM_FETCH_KEY"] = printable(spec.fetch_key, "fetch key")
         environment["VIRTSHIM_TAPMANAGER"] = absolute_path(spec.tapmanager_socket, "tapmanager socket")
+        if spec.hardware.nic_model is not NicModel.VIRTIO:
+            environment["VIRTSHIM_NIC_MODEL"] = spec.hardware.nic_model.value
+        if spec.numbers.nics:
+            environment["VIRTSHIM_NICS"] = ",".join(map(str, spec.numbers.nics))
     commandline = etree.SubElement(domain, _qemu("commandline"))
     for name, value in environment.items():
         etree.SubElement(commandline, _qemu("env"), name=name, value=value)

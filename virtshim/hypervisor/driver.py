@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import libvirt
 import structlog
+from lxml import etree
 
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
@@ -34,8 +35,10 @@ from virtshim.hypervisor.ends.start_failure import start_failed
 from virtshim.hypervisor.errors import code_of, message_of
 from virtshim.hypervisor.events import Lifecycle
 from virtshim.hypervisor.file_owner import give_to_qemu, take_back_libvirts, take_back_vms, vnc_directory_writable
+from virtshim.hypervisor.hardware import direct_io, swtpm, there
 from virtshim.hypervisor.power import ABSENT, power_of
 from virtshim.hypervisor.qemu_process import log_directory, pid_directory, remove_logs, state_directory
+from virtshim.hypervisor.stats.agent_arrivals import AgentArrivals
 from virtshim.hypervisor.stats.busy_vms import BusyVms
 
 log = structlog.get_logger(__name__)
@@ -62,7 +65,7 @@ _QEMU_FLAGS = _Flags(
     undefine=libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
-    | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM,
+    | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM,  # it is beside the root disk, and goes with it
 )
 _TEST_FLAGS = _Flags(shut_down=0, undefine=0)
 
@@ -79,6 +82,8 @@ class LibvirtHypervisor:
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
         self._state_directory = state_directory(uri)
         self._log_directory = log_directory(uri)
+        self._tpm_logs = swtpm.logs(pid_directory(uri))
+        self._tpm_sockets = swtpm.sockets(pid_directory(uri))
         self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
         self._exits = QemuExitWatcher(pid_directory(uri), self._events.happened, is_embedded="/embed" in uri)
         self._output = QemuOutput(profile.output_pipes)
@@ -86,18 +91,25 @@ class LibvirtHypervisor:
         self._destroying = EarlyCalls()
         # Being started or ended now: statistics leave them out.
         self.busy = BusyVms()
+        # libvirt takes one of our callbacks for this event: who hears it tells.
+        self.agents = AgentArrivals()
         self._short_cpu_query = False
+        # The machine type that a new VM gets, with its version: an upgraded QEMU has another one. "" while it is not known.
+        self.machine_type = ""
         self.close = self._end_threads
         connection.on_open(self._subscribe, self._notify_after_reconnect)
 
     def define(self, spec: VmSpec) -> None:
+        if self._profile.domain_type is not DomainType.TEST:
+            there.refuse_missing(spec.hardware)
+            direct_io.refuse_without(spec.hardware.cache, spec.disks)
         with self._connection.using(f"define VM {spec.name}") as conn:
             qemu = self._connection.qemu_ids()
             runs_as = qemu and qemu.for_vm(spec.uid)
             xml = domain_xml.build(spec, self._profile, runs_as, short_cpu_query=self._short_cpu_query)
             self._remove_earlier(conn, spec)
             if runs_as is not None:
-                give_to_qemu(spec.disks, runs_as)
+                give_to_qemu((*spec.disks, *domain_xml.files_beside_disks(spec)), runs_as)
             began = time.monotonic()
             conn.defineXML(xml)
         log.info("libvirt.domain.defined", name=spec.name, ms=_ms_since(began))
@@ -109,11 +121,13 @@ class LibvirtHypervisor:
                 raise WrongState(f"VM {domain} is running already")
             self._exits.forget(domain)
             definition = found.XMLDesc()
+            qemu = self._connection.qemu_ids()
+            runs_as = qemu and qemu.for_vm(security_label.uid_in(definition))
+            if "<tpm" in definition:
+                swtpm.let_in(self._tpm_sockets, runs_as)
             for file in disk.qcow2_files_in(definition):
                 unchanged.refuse_changed(file)
             open_images.hand_over(found, disk.images_in(definition))
-            qemu = self._connection.qemu_ids()
-            runs_as = qemu and qemu.for_vm(security_label.uid_in(definition))
             with (
                 vnc_directory_writable(vnc.socket_in(definition), runs_as),
                 open_images.volumes_handed_over(found, hostdev.files_in(definition)),
@@ -121,6 +135,7 @@ class LibvirtHypervisor:
             ):
                 began = time.monotonic()
                 self._create(domain, found, said)
+                self.agents.begin(domain)
             if self._state_directory:
                 take_back_vms(self._state_directory, found.ID(), found.name())
             log.info("libvirt.domain.started", name=found.name(), ms=_ms_since(began))
@@ -198,10 +213,11 @@ class LibvirtHypervisor:
         if self._profile.domain_type is DomainType.TEST:
             return
         try:
-            conn.getDomainCapabilities(self._profile.vmwrapper, "x86_64", "q35", self._profile.domain_type.value)
+            told = conn.getDomainCapabilities(self._profile.vmwrapper, "x86_64", "q35", self._profile.domain_type.value)
         except libvirt.libvirtError as exc:
             log.warning("libvirt.capabilities.failed", emulator=self._profile.vmwrapper, error=message_of(exc))
             return
+        self.machine_type = etree.fromstring(told.encode()).findtext("machine", "")
         why_not = cpu_query.refusal(conn, self._profile.vmwrapper, self._profile.domain_type.value)
         if why_not:
             log.warning("libvirt.cpu_query.long", error=why_not)  # each start takes some 0.4 s longer
@@ -261,6 +277,7 @@ class LibvirtHypervisor:
             self._exits.shutting_down(which, by_host=detail == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST)
         if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
             self._exits.stopped(which)
+            self.agents.forget(which)
         self._events.happened(which)
 
     def _on_reboot(self, _conn: libvirt.virConnect, domain: libvirt.virDomain, *_: object) -> None:
@@ -299,6 +316,7 @@ class LibvirtHypervisor:
         if self._log_directory:
             try:
                 remove_logs(self._log_directory, domain.name())
+                swtpm.remove_log(self._tpm_logs, domain.name())
             except OSError as exc:
                 log.warning("libvirt.log.not_removed", name=domain.name(), error=str(exc))
         domain.undefineFlags(self._flags.undefine)

@@ -19,6 +19,7 @@ from lxml import etree
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.files import replace_text
+from virtshim.hypervisor.hardware import swtpm
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,9 @@ _KNOWN_USERS = (("libvirt-qemu", "kvm"), ("qemu", "qemu"))
 # Below it libvirt makes lib/qemu/domain-<number>-<20 characters>/monitor.sock, which must fit into a socket
 # address.
 _LONGEST_ROOT = 45
+
+# What swtpm's user passes to its state, its log and its socket, whatever the umask is when libvirt makes them.
+_PASSED = ("lib", "lib/swtpm", "log", "run")
 
 _QEMU_CONF = """\
 # Written by virtshim at each start: change virtshim's configuration instead.
@@ -103,6 +107,10 @@ def prepare(root: str, user: QemuUser) -> str:
     # QEMU's user passes through, and looks at nothing.
     os.chmod(root, 0o711)  # noqa: S103
     require_reachable(root, user)
+    for directory in _PASSED:
+        os.makedirs(os.path.join(root, directory), exist_ok=True)
+        os.chmod(os.path.join(root, directory), 0o711)  # noqa: S103
+    _leave_private_tmp()
     pipes = output_pipes(f"{URI_OF_ROOT}{root}")
     os.makedirs(pipes, exist_ok=True)
     os.chmod(pipes, 0o711)  # noqa: S103
@@ -112,7 +120,15 @@ def prepare(root: str, user: QemuUser) -> str:
     os.makedirs(configuration, mode=0o755, exist_ok=True)
     replace_text(os.path.join(configuration, "qemu.conf"), _QEMU_CONF.format(user=user.name, group=user.group), 0o644)
     _remove_stale_status(os.path.join(root, "run", "qemu"))
+    swtpm.end_left_alone(os.path.join(root, "run", "swtpm"))
     return f"{URI_OF_ROOT}{root}"
+
+
+def _leave_private_tmp() -> None:
+    """libvirt hands TMPDIR on to swtpm_setup, which runs as another user."""
+    with contextlib.suppress(OSError):
+        if "TMPDIR" in os.environ and not os.stat(os.environ["TMPDIR"]).st_mode & stat.S_IWOTH:
+            del os.environ["TMPDIR"]
 
 
 def _remove_stale_status(status_directory: str) -> None:

@@ -55,6 +55,16 @@ def outcome(annotations: dict[str, str]) -> str:
         return str(error)
 
 
+def test_queues_are_one_to_eight() -> None:
+    assert VmOptions().nic_queues == 0
+    assert [parse_vm_options({"virtshim.io/nic-queues": text}).nic_queues for text in ("1", "8")] == [1, 8]
+
+
+@pytest.mark.parametrize("text", ["0", "9", "-1", "two", "", "1.5", "1000", "\u0661"])
+def test_another_number_of_queues_is_refused_with_what_may_stand_there(text: str) -> None:
+    assert "not a number of queues; write 1 to 8" in refusal(**{"virtshim.io/nic-queues": text})
+
+
 def test_a_command_is_run_or_ignored_and_nothing_else() -> None:
     assert VmOptions().run_command is None
     assert parse_vm_options({"virtshim.io/command": "run"}).run_command is True
@@ -179,11 +189,6 @@ def test_a_wrong_value_names_its_annotation(key: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("VirtletCloudInitImageType", "ConfigDrive"),
-        ("VirtletCloudInitUserDataSource", "secret/data"),
-        ("VirtletCloudInitUserDataSourceKey", "user-data"),
-        ("VirtletCloudInitUserDataSourceEncoding", "base64"),
-        ("VirtletSSHKeySource", "configmap/keys/authorized_keys"),
         ("VirtletFilesFromDataSource", "configmap/files"),
         ("VirtletChown9pfsMounts", "true"),
     ],
@@ -370,3 +375,8 @@ keys = (
 @given(st.dictionaries(keys, values, max_size=6))
 def test_nothing_but_options_or_invalid_request(annotations: dict[str, str]) -> None:
     assert outcome(annotations)
+
+
+def test_a_seed_is_of_either_form() -> None:
+    assert parse_vm_options({"VirtletCloudInitImageType": "ConfigDrive"}).config_drive is True
+    assert parse_vm_options({"VirtletCloudInitImageType": "nocloud"}).config_drive is False

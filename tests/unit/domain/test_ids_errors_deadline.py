@@ -3,10 +3,11 @@
 import uuid
 
 import pytest
+from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virtshim.cri.error_codes import GRPC_CODES
+from virtshim.cri.error_codes import GRPC_CODES, kind_of
 from virtshim.domain import errors
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, Kind, ShimError
@@ -80,8 +81,22 @@ def test_credentials_never_show_in_text() -> None:
 
 
 def test_every_kind_of_error_has_its_own_grpc_code() -> None:
+    """But for those that kubelet tells apart by their words, and only where the code says nothing."""
     assert set(GRPC_CODES) == set(Kind)
-    assert len(set(GRPC_CODES.values())) == len(Kind)
+    worded = {kind for kind, code in GRPC_CODES.items() if code is StatusCode.UNKNOWN}
+    assert worded == {Kind.REGISTRY, Kind.SIGNATURE}
+    assert len(set(GRPC_CODES.values())) == len(Kind) - len(worded) + 1
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_client_learns_the_kind_that_the_node_meant(kind: Kind) -> None:
+    beginning = {Kind.REGISTRY: "RegistryUnavailable: ", Kind.SIGNATURE: "SignatureValidationFailed: "}.get(kind, "")
+    assert kind_of(GRPC_CODES[kind], f"{beginning}what is wrong") is kind
+
+
+def test_what_a_node_never_says_is_a_failure_of_its_own() -> None:
+    assert kind_of(StatusCode.UNKNOWN, "Exception calling application") is Kind.INTERNAL
+    assert kind_of(StatusCode.CANCELLED, "") is Kind.INTERNAL
 
 
 def test_every_kind_has_an_error_and_the_tree_in_the_docstring_is_the_tree() -> None:

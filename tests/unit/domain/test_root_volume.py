@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.volumes.root_volume import (
@@ -17,6 +18,7 @@ from virtshim.domain.volumes.root_volume import (
     header,
     must_be_written,
     parse,
+    with_places,
 )
 
 pytestmark = pytest.mark.volumes
@@ -96,3 +98,14 @@ def test_a_volume_that_the_image_does_not_fit_on_says_how_large_it_must_be(conte
     ):
         must_be_written(RootVolume(content, 8 * MIB), image(), replace=False)
     assert must_be_written(RootVolume(content, 8 * MIB + 512), image(), replace=False)
+
+
+def test_the_sector_says_where_the_guests_devices_are_and_stays_a_root_disks() -> None:
+    places = Places("pc-q35-7.2", {b"v123": 4})
+    found = parse(with_places(header(OLD, OURS), places), 8 * MIB)
+    assert (found.content, found.image, found.places) == (Content.ROOT_DISK, OLD, places)
+    assert parse(header(OLD, OURS), 8 * MIB).places == Places()
+
+
+def test_virtlets_sector_is_left_as_it_is() -> None:
+    assert with_places(virtlets(OLD).ljust(512), Places("pc-q35-7.2")) == virtlets(OLD).ljust(512)

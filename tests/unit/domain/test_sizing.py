@@ -8,7 +8,8 @@ import pytest
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Resources
 from virtshim.domain.errors import InvalidRequest, WrongState
-from virtshim.domain.sizing import NodeLimits, faults, limits_for, merged, resized, size_for
+from virtshim.domain.hardware.options import HardwareOptions, Topology
+from virtshim.domain.sizing import NodeLimits, faults, limits_for, merged, nic_queues, resized, size_for
 from virtshim.domain.vm import VmSize
 
 MIB = 1 << 20
@@ -65,8 +66,34 @@ def test_a_vm_can_grow_as_far_as_its_pod_or_its_node_says() -> None:
     assert size_for(VmOptions(max_vcpus=1, max_memory_bytes=1), asked, NODE) == VmSize(2, 2, GIB, GIB)
 
 
+def test_a_vm_with_a_topology_has_no_room_but_what_its_pod_says() -> None:
+    two = HardwareOptions(topology=Topology(1, 2, 1))
+    limit = Resources(cpu_quota=200_000, cpu_period=100_000)
+    assert size_for(VmOptions(hardware=two), limit, ROOMY).max_vcpus == 2
+    assert size_for(VmOptions(hardware=two, max_vcpus=3), limit, ROOMY).max_vcpus == 3
+
+
 def test_a_fixed_number_of_vcpus_has_no_room() -> None:
     assert size_for(VmOptions(vcpus=2), Resources(), ROOMY).max_vcpus == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "vcpus", "most", "queues"),
+    [
+        (0, 1, 1, 1),
+        (0, 2, 2, 2),
+        (0, 8, 8, 8),
+        (0, 64, 64, 8),
+        (0, 2, 16, 2),
+        (4, 2, 16, 4),
+        (1, 8, 8, 1),
+        (4, 1, 1, 4),
+    ],
+)
+def test_a_nic_has_a_queue_for_each_vcpu_at_the_start_or_what_is_asked_for(
+    asked: int, vcpus: int, most: int, queues: int
+) -> None:
+    assert nic_queues(VmOptions(nic_queues=asked), VmSize(vcpus, most, 1 << 30, 1 << 30)) == queues
 
 
 def test_room_for_more_vcpus_than_the_node_allows_is_refused() -> None:

@@ -25,9 +25,10 @@ from virtshim.domain.devices.granted import (
     VdpaDevice,
 )
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.hardware.options import Cache, Clock, DiskIo, Firmware, HardwareOptions, NicModel, Topology, Video
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, CpuDetails, CpuModel, Disk, DiskBus, VmSize, VmSpec
+from virtshim.domain.vm import Backing, CpuDetails, CpuModel, DeviceNumbers, Disk, DiskBus, VmSize, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -91,6 +92,8 @@ CONFINED = dataclasses.replace(
     NODE, confine=("landlock", "seccomp"), parts=("/opt/qemu", "/opt/firmware"), output_pipes="/libvirt/output"
 )
 
+WINDOWS = HardwareOptions(nic_model=NicModel.E1000E, hyperv=True, clock=Clock.LOCALTIME, tablet=True)
+
 CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds]] = {
     "plain": (PLAIN, NODE),
     "limited_disks": (PLAIN, dataclasses.replace(NODE, disk_rates=disk_device.DiskRates(200, 20 << 20))),
@@ -103,6 +106,14 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
             tapmanager_socket="/run/virtshim/tapmanager.sock",
             smbios_uuid=True,
         ),
+        NODE,
+    ),
+    "ignition_beside_smbios": (
+        dataclasses.replace(PLAIN, smbios_uuid=True, ignition_file="/state/containers/c/ignition.json"),
+        NODE,
+    ),
+    "sysprep_beside_scsi_disks": (
+        dataclasses.replace(PLAIN, sysprep_iso="/state/containers/c/sysprep.iso"),
         NODE,
     ),
     "limits_cgroup_v1": (
@@ -183,6 +194,56 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
     "nine_functions": (dataclasses.replace(PLAIN, granted=MANY, disk_bus=DiskBus.VIRTIO), TCG),
     "blocks_beside_virtio_disks": (
         dataclasses.replace(PLAIN, granted=dataclasses.replace(GRANTED, passthrough=()), disk_bus=DiskBus.VIRTIO),
+        TCG,
+    ),
+    "uefi": (
+        dataclasses.replace(
+            PLAIN,
+            disk_bus=DiskBus.VIRTIO,
+            hardware=HardwareOptions(Firmware.UEFI, tpm=True),
+            nvram="/state/containers/c/root.nvram",
+        ),
+        TCG,
+    ),
+    "secure_boot_and_kept_tpm": (
+        dataclasses.replace(
+            PLAIN,
+            hardware=HardwareOptions(Firmware.SECURE, tpm=True),
+            nvram="/state/pods/p/d.nvram",
+            keeps_tpm=True,
+            smbios_uuid=True,
+        ),
+        NODE,
+    ),
+    "old_hardware": (dataclasses.replace(PLAIN, disk_bus=DiskBus.SATA, hardware=WINDOWS), TCG),
+    "all_of_the_hardware": (
+        dataclasses.replace(
+            PLAIN,
+            size=sized(vcpus=2, max_vcpus=4),
+            vnc_socket="/run/virtshim/vnc/c/vnc.sock",
+            fetch_key="k-1",
+            tapmanager_socket="/run/virtshim/tapmanager.sock",
+            hardware=dataclasses.replace(
+                WINDOWS,
+                cache=Cache.NONE,
+                io=DiskIo.NATIVE,
+                video=Video.VIRTIO,
+                watchdog=True,
+                topology=Topology(2, 1, 2),
+            ),
+        ),
+        NODE,
+    ),
+    "known_places": (
+        dataclasses.replace(
+            PLAIN,
+            disk_bus=DiskBus.VIRTIO,
+            granted=dataclasses.replace(GRANTED, passthrough=GRANTED.passthrough[:1]),
+            machine="pc-q35-7.2",
+            numbers=DeviceNumbers((0, 1), (12, 9), (1, 0)),
+            fetch_key="k-1",
+            tapmanager_socket="/run/virtshim/tapmanager.sock",
+        ),
         TCG,
     ),
     "user_of_its_own": (
@@ -396,6 +457,7 @@ def test_disks_are_lettered_as_linux_does(index: int, name: str) -> None:
         ({"disks": ()}, "disk"),
         ({"disks": (ROOT,) * 65}, "too many"),
         ({"disks": (ROOT,) * 41, "disk_bus": DiskBus.VIRTIO}, "too many"),
+        ({"disks": (ROOT,) * 7, "disk_bus": DiskBus.SATA}, "too many"),
         ({"disks": (dataclasses.replace(ROOT, path="root.qcow2"),)}, "absolute"),
         ({"disks": (dataclasses.replace(ROOT, path="/a\nb"),)}, "U+000A"),
         ({"disks": (dataclasses.replace(ROOT, serial="s" * 37),)}, "serial"),
@@ -434,3 +496,20 @@ def test_no_definition_turns_the_labels_of_apparmor_or_selinux_off() -> None:
     labels = [label for file in files for label in etree.parse(file).getroot().iter("seclabel")]
     assert {label.get("model") for label in labels} == {"dac"}
     assert "none" not in {label.get("type") for label in labels}
+
+
+def test_enlightenments_are_left_out_without_kvm() -> None:
+    spec = dataclasses.replace(PLAIN, hardware=WINDOWS)
+    assert etree.fromstring(domain_xml.build(spec, NODE)).find("features/hyperv") is not None
+    assert etree.fromstring(domain_xml.build(spec, TCG)).find("features/hyperv") is None
+
+
+def test_a_cdrom_for_windows_has_the_last_port_of_sata_and_disks_the_others() -> None:
+    """And is refused where they have all of them."""
+    disks = (ROOT, SEED, *(dataclasses.replace(SEED, serial=f"more-{number}", cdrom=False) for number in range(3)))
+    spec = dataclasses.replace(PLAIN, disk_bus=DiskBus.SATA, disks=disks, sysprep_iso="/state/containers/c/sysprep.iso")
+    found = etree.fromstring(domain_xml.build(spec, NODE)).findall("devices/disk")
+    names = [(one.find("target").get("dev"), one.find("address").get("unit")) for one in found]  # type: ignore[union-attr]
+    assert names == [*zip(("sda", "sdb", "sdc", "sdd", "sde"), "01234", strict=True), ("sdzz", "5")]
+    with pytest.raises(InvalidRequest, match=r"annotation virtshim.io/sysprep: 6 disks on SATA"):
+        domain_xml.build(dataclasses.replace(spec, disks=(*disks, SEED)), NODE)

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from virtshim.domain.guest.data_source import DataSource, Encoding
+from virtshim.domain.hardware.options import HardwareOptions
+from virtshim.domain.network import Bandwidth
 from virtshim.domain.vm import CpuDetails, CpuModel, DiskBus
 from virtshim.domain.volumes.empty_disks import EmptyDisk
 
 # Of a VM, what it starts with and what is plugged in later: 60 commands at once, 40 with input.
 MAX_EXEC_PORTS = 120
+# Of a NIC: more than a node's own NIC has use for few.
+MAX_NIC_QUEUES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +49,44 @@ class VmOptions:
     # Mount paths of volumes that hold a disk's image, and are that disk in the guest.
     disk_images: tuple[str, ...] = ()
 
+    # The mount path of a volume whose files are a CD-ROM for Windows' setup; "" for none.
+    sysprep: str = ""
+
+    # --- its machine
+
+    hardware: HardwareOptions = HardwareOptions()
+
     # --- volumes
 
     # What kubelet writes itself (configMap, secret ...) is shared as other volumes are, not copied.
     share_kubelet_volumes: bool = False
 
+    # --- network
+
+    # What of forged senders it cannot send; "": the node's choice.
+    network_filter: str = ""
+    bandwidth: Bandwidth = Bandwidth()
+    # Of each NIC; 0: as many as vCPUs.
+    nic_queues: int = 0
+
     # --- what cloud-init tells the guest
 
-    meta_data: Mapping[str, Any] = field(default_factory=dict)
-    user_data: Mapping[str, Any] = field(default_factory=dict)
-    # Nothing is generated beside `user_data`.
+    meta_data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    user_data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    # `user_data` and `ssh_keys` take the place of what their sources have, instead of being laid over it.
     user_data_overwrite: bool = False
     # Replaces every generated user-data.
-    user_data_script: str = ""
+    user_data_script: str = field(default="", repr=False)
     ssh_keys: tuple[str, ...] = ()
+    # Not read yet (`annotations.from_cluster`). With a key that is the script, in this encoding.
+    user_data_source: DataSource | None = None
+    user_data_encoding: Encoding = "plain"
+    ssh_key_source: DataSource | None = None
+    # What Ignition finds in the firmware; "" for none.
+    ignition: str = field(default="", repr=False)
+    ignition_source: DataSource | None = None
+    # The seed is an OpenStack config drive, not a NoCloud one.
+    config_drive: bool = False
     # The guest gets its addresses by DHCP alone: no network-config is written.
     force_dhcp: bool = False
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from virtshim.domain.annotations import ignition
+from virtshim.domain.annotations.cloud_init import GUEST_DATA, without_source
 from virtshim.domain.annotations.cpu_setting import parse_cpu_setting
-from virtshim.domain.annotations.options import MAX_EXEC_PORTS, VmOptions
+from virtshim.domain.annotations.options import MAX_EXEC_PORTS, MAX_NIC_QUEUES, VmOptions
+from virtshim.domain.annotations.profiles import PROFILE_ANNOTATION
 from virtshim.domain.annotations.quantity import parse_bytes
+from virtshim.domain.annotations.values import Reader, flag, shown
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.guest.login import parse_keys
+from virtshim.domain.hardware import annotations as hardware
+from virtshim.domain.hardware.options import HardwareOptions
 from virtshim.domain.vm import CpuModel, DiskBus
-from virtshim.domain.volumes import disk_images, empty_disks
+from virtshim.domain.volumes import disk_images, empty_disks, sysprep
 from virtshim.domain.volumes.copies import SHARED_ANNOTATION
 from virtshim.domain.volumes.root_volume import ON_CHANGE
-from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_mapping
+from virtshim.domain.yaml_text import MAX_TEXT_BYTES
 
 # Port 5900 of a pod with it is its VM's VNC server.
 VNC_ANNOTATION: Final = "virtshim.io/vnc"
@@ -36,6 +40,8 @@ _MAX_VCPUS: Final = 255
 # More than any file system or qcow2 with usual cluster sizes can hold; a typing error is found here, not by qemu-img.
 _MAX_ROOT_BYTES: Final = 2**50
 _MAX_MEMORY_BYTES: Final = 2**46
+# Bits a second, as Kubernetes allows them.
+_MIN_BANDWIDTH, _MAX_BANDWIDTH = 10**3, 10**15
 
 # An error travels in the trailers of the reply, which gRPC limits to 8 KiB.
 _MAX_PROBLEMS: Final = 12
@@ -44,12 +50,6 @@ _MAX_PROBLEM_CHARS: Final = 400
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _SOURCE = re.compile(r"(?:secret|configmap)/[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
-_SOURCE_WITH_KEY = re.compile(_SOURCE.pattern + r"(?:/[-._a-zA-Z0-9]+)?")
-_DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
-
-# A reader takes the options so far and the annotation's text, and gives the options with it; InvalidRequest carries what
-# is wrong and the remedy, the caller adds the annotation's name.
-_Reader = Callable[[VmOptions, str], VmOptions]
 
 
 def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
@@ -64,9 +64,19 @@ def parse_vm_options(annotations: Mapping[str, str]) -> VmOptions:
             options = (reader or _unknown(key))(options, _bounded(annotations[key]))
         except InvalidRequest as error:
             problems.append(f"annotation {_name(key)}: {error}"[:_MAX_PROBLEM_CHARS])
+    problems += [*without_source(annotations), *ignition.of_two_places(annotations)]
     if problems:
         raise InvalidRequest(_report(problems))
     return options
+
+
+def is_known(name: str) -> bool:
+    """Whether it is an annotation of VMs."""
+    return name in _READERS
+
+
+def _of_hardware(read: Callable[[HardwareOptions, str], HardwareOptions]) -> Reader:
+    return lambda options, text: dataclasses.replace(options, hardware=read(options.hardware, text))
 
 
 def _report(problems: list[str]) -> str:
@@ -82,7 +92,7 @@ def _is_ours(key: str) -> bool:
     return key.startswith(_OWN_PREFIX) or ("/" not in key and key.lower().startswith(_VIRTLET_PREFIX))
 
 
-def _unknown(key: str) -> _Reader:
+def _unknown(key: str) -> Reader:
     def read(_options: VmOptions, _text: str) -> VmOptions:
         spelled = {known.lower(): known for known in _READERS}
         near = difflib.get_close_matches(key[:100].lower(), spelled, n=1, cutoff=0.7)
@@ -93,12 +103,7 @@ def _unknown(key: str) -> _Reader:
 
 
 def _name(key: str) -> str:
-    return key if key.isprintable() and len(key) <= 80 else _shown(key)
-
-
-def _shown(text: str) -> str:
-    """Printable, and short enough to be one of several in a message."""
-    return repr(text[:80])
+    return key if key.isprintable() and len(key) <= 80 else shown(key)
 
 
 def _bounded(text: str) -> str:
@@ -114,57 +119,75 @@ def _bounded(text: str) -> str:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def _flag(text: str) -> bool:
-    if text not in ("true", "false", ""):
-        raise InvalidRequest(f"{_shown(text)} is neither true nor false; write true, or remove it")
-    return text == "true"
-
-
 def _vcpus(options: VmOptions, text: str) -> VmOptions:
     if not _INTEGER.fullmatch(text):
         raise InvalidRequest(
-            f"{_shown(text)} is not a whole number; write 1 to {_MAX_VCPUS}, or remove it to follow the CPU limit"
+            f"{shown(text)} is not a whole number; write 1 to {_MAX_VCPUS}, or remove it to follow the CPU limit"
         )
     digits = text.lstrip("+-").lstrip("0")
     if text.startswith("-") or not digits:
         return dataclasses.replace(options, vcpus=1)
     if len(digits) > 3 or int(digits) > _MAX_VCPUS:
-        raise InvalidRequest(f"{_shown(text)} is too many; write 1 to {_MAX_VCPUS}")
+        raise InvalidRequest(f"{shown(text)} is too many; write 1 to {_MAX_VCPUS}")
     return dataclasses.replace(options, vcpus=int(digits))
 
 
 def _exec_ports(options: VmOptions, text: str) -> VmOptions:
     if not (text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= MAX_EXEC_PORTS):
-        raise InvalidRequest(f"{_shown(text)} is not a number of ports; write 0 to {MAX_EXEC_PORTS}")
+        raise InvalidRequest(f"{shown(text)} is not a number of ports; write 0 to {MAX_EXEC_PORTS}")
     return dataclasses.replace(options, exec_ports=int(text))
 
 
 def _command(options: VmOptions, text: str) -> VmOptions:
     if text not in ("run", "ignore"):
-        raise InvalidRequest(f"{_shown(text)} is neither run nor ignore; write one of them")
+        raise InvalidRequest(f"{shown(text)} is neither run nor ignore; write one of them")
     return dataclasses.replace(options, run_command=text == "run")
 
 
 def _image_config(options: VmOptions, text: str) -> VmOptions:
     if text not in ("use", "ignore"):
-        raise InvalidRequest(f"{_shown(text)} is neither use nor ignore; write one of them")
+        raise InvalidRequest(f"{shown(text)} is neither use nor ignore; write one of them")
     return dataclasses.replace(options, use_image_config=text == "use")
 
 
 def _vnc(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, vnc=_flag(text))
+    return dataclasses.replace(options, vnc=flag(text))
+
+
+def _nic_queues(options: VmOptions, text: str) -> VmOptions:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and 1 <= int(text) <= MAX_NIC_QUEUES):
+        raise InvalidRequest(
+            f"{shown(text)} is not a number of queues; write 1 to {MAX_NIC_QUEUES}, or remove it for one a vCPU"
+        )
+    return dataclasses.replace(options, nic_queues=int(text))
+
+
+def _network_filter(options: VmOptions, text: str) -> VmOptions:
+    if text not in ("off", "mac", "mac+ip"):
+        raise InvalidRequest(f"{shown(text)} is none of off, mac and mac+ip; write one of these, or remove it")
+    return dataclasses.replace(options, network_filter=text)
+
+
+def _bandwidth(direction: str) -> Reader:
+    def read(options: VmOptions, text: str) -> VmOptions:
+        bits = parse_bytes(text, _MAX_BANDWIDTH)
+        if bits < _MIN_BANDWIDTH:
+            raise InvalidRequest(f"{shown(text)} is less than 1k bits a second; write one like 10M")
+        return dataclasses.replace(options, bandwidth=dataclasses.replace(options.bandwidth, **{direction: bits}))
+
+    return read
 
 
 def _forward(options: VmOptions, text: str) -> VmOptions:
     """Read again when a port is forwarded; nothing of the VM depends on it."""
     if text not in ("address", "agent"):
-        raise InvalidRequest(f"{_shown(text)} is neither address nor agent; write one of them")
+        raise InvalidRequest(f"{shown(text)} is neither address nor agent; write one of them")
     return options
 
 
 def _max_vcpus(options: VmOptions, text: str) -> VmOptions:
     if not re.fullmatch("[1-9][0-9]{0,2}", text) or int(text) > _MAX_VCPUS:
-        raise InvalidRequest(f"{_shown(text)} is not a number of vCPUs; write 1 to {_MAX_VCPUS}")
+        raise InvalidRequest(f"{shown(text)} is not a number of vCPUs; write 1 to {_MAX_VCPUS}")
     return dataclasses.replace(options, max_vcpus=int(text))
 
 
@@ -173,14 +196,14 @@ def _max_memory(options: VmOptions, text: str) -> VmOptions:
 
 
 def _disk_bus(options: VmOptions, text: str) -> VmOptions:
-    if text not in ("", "scsi", "virtio"):
-        raise InvalidRequest(f"{_shown(text)} is not a disk driver; write scsi or virtio")
+    if text not in ("", "scsi", "virtio", "sata"):
+        raise InvalidRequest(f"{shown(text)} is not a disk driver; write virtio, scsi or sata")
     return dataclasses.replace(options, disk_bus=DiskBus(text) if text else None)
 
 
 def _cpu_model(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "host-model"):
-        raise InvalidRequest(f"{_shown(text)} is not a CPU model; write host-model, or remove it for the node's choice")
+        raise InvalidRequest(f"{shown(text)} is not a CPU model; write host-model, or remove it for the node's choice")
     return dataclasses.replace(options, cpu_model=CpuModel(text))
 
 
@@ -199,7 +222,7 @@ def _root_size(options: VmOptions, text: str) -> VmOptions:
 def _root_disk(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "container", "pod"):
         raise InvalidRequest(
-            f"{_shown(text)} is not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a "
+            f"{shown(text)} is not a root disk lifetime; write pod to keep it for the pod's life, or remove it for a "
             "new one at each start"
         )
     return dataclasses.replace(options, keep_root_disk=text == "pod")
@@ -208,7 +231,7 @@ def _root_disk(options: VmOptions, text: str) -> VmOptions:
 def _on_image_change(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "refuse", "replace"):
         raise InvalidRequest(
-            f"{_shown(text)} is neither refuse nor replace; write replace to have a volume at devicePath / written anew, and "
+            f"{shown(text)} is neither refuse nor replace; write replace to have a volume at devicePath / written anew, and "
             "all lost that is on it"
         )
     return dataclasses.replace(options, replace_root_disk=text == "replace")
@@ -217,7 +240,7 @@ def _on_image_change(options: VmOptions, text: str) -> VmOptions:
 def _kubelet_volumes(options: VmOptions, text: str) -> VmOptions:
     if text not in ("", "copied", "shared"):
         raise InvalidRequest(
-            f"{_shown(text)} is neither copied nor shared; write shared if the guest's agent may not run commands, or nothing"
+            f"{shown(text)} is neither copied nor shared; write shared if the guest's agent may not run commands, or nothing"
         )
     return dataclasses.replace(options, share_kubelet_volumes=text == "shared")
 
@@ -230,52 +253,16 @@ def _disk_images(options: VmOptions, text: str) -> VmOptions:
     return dataclasses.replace(options, disk_images=disk_images.parse(text))
 
 
+def _sysprep(options: VmOptions, text: str) -> VmOptions:
+    return dataclasses.replace(options, sysprep=sysprep.parse(text))
+
+
 def _system_uuid(options: VmOptions, text: str) -> VmOptions:
     if not _UUID.fullmatch(text) or not uuid.UUID(text).int:
         raise InvalidRequest(
-            f"{_shown(text)} is not a UUID; write 8-4-4-4-12 hex digits, such as 12345678-9abc-4def-8123-456789abcdef"
+            f"{shown(text)} is not a UUID; write 8-4-4-4-12 hex digits, such as 12345678-9abc-4def-8123-456789abcdef"
         )
     return dataclasses.replace(options, system_uuid=uuid.UUID(text))
-
-
-def _seed_type(options: VmOptions, text: str) -> VmOptions:
-    kind = text.lower()
-    if kind == "configdrive":
-        raise _not_yet("config drive seeds", "remove it or write nocloud")
-    if kind not in ("", "nocloud"):
-        raise InvalidRequest(f"{_shown(text)} is not a cloud-init image type; write nocloud")
-    return options
-
-
-def _meta_data(options: VmOptions, text: str) -> VmOptions:
-    meta_data = parse_mapping(text)
-    try:
-        json.dumps(meta_data, allow_nan=False)
-    except (TypeError, ValueError):
-        raise InvalidRequest(
-            "a value cannot be written as JSON (a date, binary data, .nan or .inf); put it in quotes"
-        ) from None
-    return dataclasses.replace(options, meta_data=meta_data)
-
-
-def _user_data(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, user_data=parse_mapping(text))
-
-
-def _overwrite(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, user_data_overwrite=_flag(text))
-
-
-def _script(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, user_data_script=text)
-
-
-def _force_dhcp(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, force_dhcp=_flag(text))
-
-
-def _ssh_keys(options: VmOptions, text: str) -> VmOptions:
-    return dataclasses.replace(options, ssh_keys=parse_keys(text))
 
 
 # --- not supported yet: checked, then refused --------------------------------------------------------------------
@@ -285,7 +272,7 @@ def _not_yet(feature: str, remedy: str) -> InvalidRequest:
     return InvalidRequest(f"not supported yet: {feature}; {remedy}")
 
 
-def _refused(syntax: Callable[[str], object], feature: str, remedy: str) -> _Reader:
+def _refused(syntax: Callable[[str], object], feature: str, remedy: str) -> Reader:
     """`syntax` raises InvalidRequest for malformed text and is true if the text asks for the feature."""
 
     def read(options: VmOptions, text: str) -> VmOptions:
@@ -299,32 +286,34 @@ def _refused(syntax: Callable[[str], object], feature: str, remedy: str) -> _Rea
 def _matching(pattern: re.Pattern[str], form: str) -> Callable[[str], bool]:
     def check(text: str) -> bool:
         if not pattern.fullmatch(text):
-            raise InvalidRequest(f"{_shown(text)} is malformed; the form is {form}")
+            raise InvalidRequest(f"{shown(text)} is malformed; the form is {form}")
         return True
 
     return check
 
 
-_INSTEAD: Final = "remove it, or write the text into"
 _source = _matching(_SOURCE, "secret/NAME or configmap/NAME")
-_source_with_key = _matching(_SOURCE_WITH_KEY, "secret/NAME[/KEY] or configmap/NAME[/KEY]")
-_data_key = _matching(_DATA_KEY, "a key of the Secret or ConfigMap (letters, digits, '-', '_', '.')")
-_encoding = _matching(re.compile("plain|base64"), "plain or base64")
 
 
 def _ignored(options: VmOptions, _text: str) -> VmOptions:
     return options
 
 
-_READERS: Final[Mapping[str, _Reader]] = {
+_READERS: Final[Mapping[str, Reader]] = {
     # Says which runtime the pod is for; a CRI proxy reads it.
     "kubernetes.io/target-runtime": _ignored,
+    # Read when the pod comes (`annotations.profiles`).
+    PROFILE_ANNOTATION: _ignored,
     "virtshim.io/command": _command,
     "virtshim.io/exec-ports": _exec_ports,
     "virtshim.io/image-config": _image_config,
     "virtshim.io/max-vcpus": _max_vcpus,
     VNC_ANNOTATION: _vnc,
     FORWARD_ANNOTATION: _forward,
+    "kubernetes.io/ingress-bandwidth": _bandwidth("ingress"),
+    "kubernetes.io/egress-bandwidth": _bandwidth("egress"),
+    "virtshim.io/network-filter": _network_filter,
+    "virtshim.io/nic-queues": _nic_queues,
     "virtshim.io/max-memory": _max_memory,
     "VirtletVCPUCount": _vcpus,
     "VirtletDiskDriver": _disk_bus,
@@ -336,28 +325,13 @@ _READERS: Final[Mapping[str, _Reader]] = {
     SHARED_ANNOTATION: _kubelet_volumes,
     empty_disks.ANNOTATION: _empty_disks,
     disk_images.ANNOTATION: _disk_images,
+    **{one.name: _of_hardware(one.read) for one in hardware.ANNOTATIONS},
+    sysprep.ANNOTATION: _sysprep,
     "VirtletSystemUUID": _system_uuid,
-    "VirtletCloudInitImageType": _seed_type,
-    "VirtletCloudInitMetaData": _meta_data,
-    "VirtletCloudInitUserData": _user_data,
-    "VirtletCloudInitUserDataOverwrite": _overwrite,
-    "VirtletCloudInitUserDataScript": _script,
-    "VirtletSSHKeys": _ssh_keys,
-    "VirtletForceDHCPNetworkConfig": _force_dhcp,
-    "VirtletCloudInitUserDataSource": _refused(
-        _source, "user-data from a Secret or ConfigMap", f"{_INSTEAD} VirtletCloudInitUserData"
-    ),
-    "VirtletCloudInitUserDataSourceKey": _refused(
-        _data_key, "user-data from a Secret or ConfigMap", f"{_INSTEAD} VirtletCloudInitUserDataScript"
-    ),
-    "VirtletCloudInitUserDataSourceEncoding": _refused(
-        _encoding, "user-data from a Secret or ConfigMap", f"{_INSTEAD} VirtletCloudInitUserDataScript"
-    ),
-    "VirtletSSHKeySource": _refused(
-        _source_with_key, "SSH keys from a Secret or ConfigMap", f"{_INSTEAD} VirtletSSHKeys"
-    ),
+    **GUEST_DATA,
+    **ignition.READERS,
     "VirtletFilesFromDataSource": _refused(
         _source, "files from a Secret or ConfigMap", "remove it, or use write_files in VirtletCloudInitUserData"
     ),
-    "VirtletChown9pfsMounts": _refused(_flag, "changing the owner of shared directories", "remove it or write false"),
+    "VirtletChown9pfsMounts": _refused(flag, "changing the owner of shared directories", "remove it or write false"),
 }

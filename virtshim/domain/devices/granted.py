@@ -60,7 +60,7 @@ class DeviceRequest:
     container: str
     devices: tuple[CriDevice, ...] = ()
     cdi: tuple[str, ...] = ()
-    envs: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,13 @@ def command(volumes: Sequence[BlockDevice]) -> tuple[str, ...]:
     return ("/bin/sh", "-c", LINK, "virtshim-disks", *words)
 
 
+def udev_names(volumes: Sequence[BlockDevice]) -> dict[str, str]:
+    """Their paths -> what udev calls them by their serials, which a guest's /etc/fstab may name."""
+    return {
+        _path(one): f"/dev/disk/by-id/virtio-{serial}" for one, serial in zip(volumes, serials(volumes), strict=True)
+    }
+
+
 def refuse_odd(volumes: Iterable[BlockDevice]) -> None:
     """Raises InvalidRequest for paths that no guest can have."""
     seen = set()
@@ -72,7 +79,11 @@ def refuse_odd(volumes: Iterable[BlockDevice]) -> None:
         seen.add(path)
 
 
-def _path(volume: BlockDevice) -> str:
+def normal(path: str) -> str:
     """Two slashes at the beginning mean one here."""
-    path = posixpath.normpath(volume.container_path)
+    path = posixpath.normpath(path)
     return "/" + path.lstrip("/") if path.startswith("/") else path
+
+
+def _path(volume: BlockDevice) -> str:
+    return normal(volume.container_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virtshim.domain.container import Container, RunAs
 from virtshim.domain.devices import guest_view
@@ -28,7 +28,7 @@ class GuestCommand:
     `input`: all that a command reads that is only waited for."""
 
     argv: tuple[str, ...]
-    envs: tuple[tuple[str, bytes], ...] = ()
+    envs: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
     working_dir: str = ""
     user: RunAs = RunAs()
     termination_path: str = ""

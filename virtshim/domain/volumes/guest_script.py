@@ -106,10 +106,13 @@ unpack() {{
   umask 022
 }}
 seed_device() {{
-  for device in /dev/disk/by-label/cidata /dev/disk/by-id/virtio-seed; do
+  for device in /dev/disk/by-label/cidata /dev/disk/by-label/config-2 /dev/disk/by-id/virtio-seed; do
     [ ! -e "$device" ] || {{ echo "$device" && return; }}
   done
-  findfs LABEL=cidata 2>/dev/null || blkid -L cidata 2>/dev/null
+  for label in cidata config-2; do
+    findfs LABEL=$label 2>/dev/null || blkid -L $label 2>/dev/null || continue
+    return
+  done
 }}
 if [ -n "$copied" ]; then
   if [ ! -e "$state/copies" ] && ! grep -q " $copies " /proc/mounts; then

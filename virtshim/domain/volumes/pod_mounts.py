@@ -66,7 +66,7 @@ def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = 
     is one of the node like others; "" for any pod."""
     mounts = list(mounts)
     file = termination_file(annotations, mounts)
-    at_its_path = [at for at, mount in enumerate(mounts) if file and _normal(mount.container_path) == file.guest]
+    at_its_path = [at for at, mount in enumerate(mounts) if file and normal(mount.container_path) == file.guest]
     message = at_its_path[-1] if at_its_path else -1
     return [
         (mount, Origin.TERMINATION if at == message else _origin(mount, pod_uid)) for at, mount in enumerate(mounts)
@@ -76,7 +76,7 @@ def origins(mounts: Iterable[M], annotations: Mapping[str, str], pod_uid: str = 
 def _origin(mount: Mounted, pod_uid: str) -> Origin:
     host = mount.host_path
     hosts = _kubelets(_HOSTS_FILE, host)
-    if hosts and _normal(mount.container_path) == HOSTS:
+    if hosts and normal(mount.container_path) == HOSTS:
         return Origin.HOSTS if pod_uid in ("", hosts[1]) else Origin.KUBELETS
     if _kubelets(_MESSAGE_FILE, host):
         return Origin.KUBELETS
@@ -88,7 +88,7 @@ def _origin(mount: Mounted, pod_uid: str) -> Origin:
     return Origin.VOLUME
 
 
-def _normal(path: str) -> str:
+def normal(path: str) -> str:
     """Two slashes at the beginning mean one here."""
     return "/" + posixpath.normpath(path).lstrip("/") if path.startswith("/") else posixpath.normpath(path)
 
@@ -117,17 +117,19 @@ def volumes_of(
     *,
     share: bool = False,
     images: Collection[str] = (),
+    left_out: str = "",
 ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
     """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
     and copied ones, kubelet's hosts file among them. `parts` tells whether the host path of a part of a volume is of one that
-    kubelet writes. `share`: no volume is copied. `images`: places of those that are disks."""
+    kubelet writes. `share`: no volume is copied. `images`: places of those that are disks; `left_out`: that of one that the guest
+    has in another way."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
-        guest = _normal(mount.container_path)
+        guest = normal(mount.container_path)
         if origin is Origin.HOSTS:
             copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, written=True))
             continue
-        if origin not in (Origin.COPY, Origin.VOLUME) or guest in images:
+        if origin not in (Origin.COPY, Origin.VOLUME) or guest in (*images, left_out):
             continue
         if share:
             shared.append(SharedVolume(guest, mount.host_path, mount.readonly, mount.follows))
@@ -144,14 +146,14 @@ def volumes_of(
 def flex_mounts(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str) -> list[tuple[str, str]]:
     """Of Virtlet's flexVolumes of that pod: where each is in the guest, and on the node."""
     found = origins(mounts, annotations, pod_uid)
-    return [(_normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
+    return [(normal(mount.container_path), mount.host_path) for mount, origin in found if origin is Origin.FLEX]
 
 
 def image_mounts(
     mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, images: Collection[str]
 ) -> list[tuple[Mount, bool]]:
     """Those at `images`, with their normal path, and whether each is a volume that can hold a disk's image."""
-    found = [(mount, _normal(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)]
+    found = [(mount, normal(mount.container_path), origin) for mount, origin in origins(mounts, annotations, pod_uid)]
     return [
         (dataclasses.replace(mount, container_path=guest), origin is Origin.VOLUME)
         for mount, guest, origin in found
@@ -172,5 +174,5 @@ def there(
     return [
         mount
         for mount, origin in origins(mounts, annotations)
-        if origin in (Origin.TERMINATION, Origin.FLEX) or (_normal(mount.container_path), mount.host_path) in has
+        if origin in (Origin.TERMINATION, Origin.FLEX) or (normal(mount.container_path), mount.host_path) in has
     ]

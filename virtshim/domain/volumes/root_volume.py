@@ -14,6 +14,8 @@ from typing import Final
 
 from virtshim.domain.devices.granted import GrantedDevices
 from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.hardware import places
+from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import Image
 
@@ -29,6 +31,7 @@ _HEADER: Final = struct.Struct(">QH32s")
 _IDENTITY: Final = struct.Struct("8s20s")
 _IDENTITY_AT: Final = 64
 _IDENTITY_MAGIC: Final = b"virtshim"
+_PLACES_AT: Final = 96
 _COPYING: Final = b"virtshim copies a root disk to here for container "
 
 # The field that it is asked for by.
@@ -56,6 +59,8 @@ class RootVolume:
     # Who a ROOT_DISK is, 20 hex digits; for one that Virtlet has made, those of its image.
     identity: str = ""
     version: int = _VERSION
+    # What the guest of a ROOT_DISK knows its devices by.
+    places: Places = Places()
 
 
 def parse(head: bytes, size_bytes: int) -> RootVolume:
@@ -70,7 +75,9 @@ def parse(head: bytes, size_bytes: int) -> RootVolume:
     if version != _VERSION:
         return RootVolume(Content.NEWER, size_bytes, version=version)
     image = ImageDigest(f"sha256:{digest.hex()}")
-    return RootVolume(Content.ROOT_DISK, size_bytes, image, _identity(head) or image.hex[:20])
+    identity = _identity(head)
+    known = places.from_bytes(head[_PLACES_AT:SECTOR]) if identity else Places()
+    return RootVolume(Content.ROOT_DISK, size_bytes, image, identity or image.hex[:20], places=known)
 
 
 def _identity(head: bytes) -> str:
@@ -90,6 +97,14 @@ def header(image: ImageDigest, container: ContainerId) -> bytes:
     _HEADER.pack_into(sector, 0, _MAGIC, _VERSION, bytes.fromhex(image.hex))
     _IDENTITY.pack_into(sector, _IDENTITY_AT, _IDENTITY_MAGIC, container.short.encode())
     return bytes(sector)
+
+
+def with_places(sector: bytes, wanted: Places) -> bytes:
+    """The sector of a root disk, which says them too. One that Virtlet has made stays as it is: its other bytes may be
+    anything."""
+    if not _identity(sector):
+        return sector
+    return sector[:_PLACES_AT] + wanted.to_bytes().ljust(SECTOR - _PLACES_AT, b"\0")
 
 
 def refuse_unfit(granted: GrantedDevices, *, keep_root_disk: bool) -> None:

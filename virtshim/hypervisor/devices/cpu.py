@@ -8,6 +8,7 @@ from lxml import etree
 
 from virtshim.domain.cgroup import CgroupLimits, libvirt_partition
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.hardware.options import Clock, Topology
 from virtshim.domain.vm import CpuDetails, CpuModel
 from virtshim.hypervisor.xmltext import printable
 
@@ -59,8 +60,8 @@ def vcpus(count: int, most: int, cpuset: str, cgroups: Cgroups) -> etree._Elemen
     return element
 
 
-def model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, count: int) -> etree._Element:
-    """One socket with all cores: guests that limit sockets see them all. By default a guest gets all the node
+def model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, topology: Topology) -> etree._Element:
+    """By default a guest gets all the node
     has: the host's own CPU under KVM, everything that QEMU can translate without it (distributions refuse to
     run on QEMU's plain qemu64)."""
     if wanted is CpuModel.HOST_PASSTHROUGH and domain_type is DomainType.QEMU:
@@ -79,18 +80,21 @@ def model(wanted: CpuModel, details: CpuDetails, domain_type: DomainType, count:
         element = etree.Element("cpu", mode="host-passthrough", check="none", migratable="on")
     else:
         element = etree.Element("cpu", mode="maximum", check="none")
-    etree.SubElement(element, "topology", sockets="1", dies="1", cores=str(count), threads="1")
+    sockets, cores, threads = str(topology.sockets), str(topology.cores), str(topology.threads)
+    etree.SubElement(element, "topology", sockets=sockets, dies="1", cores=cores, threads=threads)
     for name, policy in details.features:
         etree.SubElement(element, "feature", policy=policy, name=printable(name, "CPU feature"))
     return element
 
 
-def clock() -> etree._Element:
-    """UTC, and the timers that do not cost the host anything while the guest idles."""
-    element = etree.Element("clock", offset="utc")
+def clock(counts_in: Clock, *, hyperv: bool) -> etree._Element:
+    """With the timers that do not cost the host anything while the guest idles; Hyper-V's is one of its enlightenments."""
+    element = etree.Element("clock", offset=counts_in.value)
     etree.SubElement(element, "timer", name="rtc", tickpolicy="catchup")
     etree.SubElement(element, "timer", name="pit", tickpolicy="delay")
     etree.SubElement(element, "timer", name="hpet", present="no")
+    if hyperv:
+        etree.SubElement(element, "timer", name="hypervclock", present="yes")
     return element
 
 

@@ -2,8 +2,8 @@
 
 Choices, each for a reason:
 
-- `cache='writeback'` is explicit: the guest's flushes are honoured, so nothing is lost that the guest was told
-  is safe, and the shared base image stays in the host's page cache once instead of being read again for every
+- `cache='writeback'`, unless the pod asks for another, is explicit: the guest's flushes are honoured, so nothing is lost that
+  the guest was told is safe, and the shared base image stays in the host's page cache once instead of being read again for every
   pod (`none` would go round it, and fails at start on file systems without O_DIRECT).
 - `discard='unmap'`: space freed in the guest is freed on the host. Not for read-only disks.
 - `error_policy='enospace'`: a full disk on the host pauses the VM, and no write is lost; it can go on when there is
@@ -16,7 +16,7 @@ Choices, each for a reason:
   whole backing chain inherits it.
 - A block volume as the root disk: its data begins behind a header (`<slices>`), which the guest does not see. It goes past
   the host's page cache, as other block volumes do (see hostdev.py).
-- A seed ISO is a SCSI CD-ROM beside SCSI disks. With virtio-blk, the default, there is no CD-ROM: it is a read-only
+- A seed ISO is a CD-ROM beside SCSI and SATA disks. With virtio-blk, the default, there is no CD-ROM: it is a read-only
   disk. So a guest needs one driver and probes one bus, and cloud-init goes by the file system's label.
 """
 
@@ -29,20 +29,27 @@ from lxml import etree
 
 from virtshim.domain.devices.guest_view import MAX_BLOCK_DEVICES
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.hardware.options import Cache, DiskIo, HardwareOptions
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Backing, Disk, DiskBus
+from virtshim.domain.volumes import sysprep
 from virtshim.hypervisor.devices import root_bus, security_label
 from virtshim.hypervisor.file_owner import QemuIds
 from virtshim.hypervisor.xmltext import absolute_path, disk_serial
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
-# What the guest's drivers show: a virtio-blk serial has 20 bytes, QEMU's SCSI disks take 36.
-_LONGEST_SERIAL = {DiskBus.SCSI: 36, DiskBus.VIRTIO: 20}
-_PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd"}
+_PLAIN = HardwareOptions()
+
+# What the guest's drivers show: serials of virtio-blk and ATA have 20 bytes, QEMU's SCSI disks take 36.
+_LONGEST_SERIAL = {DiskBus.SCSI: 36, DiskBus.VIRTIO: 20, DiskBus.SATA: 20}
+_PREFIX = {DiskBus.SCSI: "sd", DiskBus.VIRTIO: "vd", DiskBus.SATA: "sd"}
+# Of the CD-ROM beside them: port and name.
+_CDROM_PORT, _CDROM_NAME = 5, 26 * 27 - 1  # sdzz
 
 # virtio-blk: what the root bus has room for, beside block devices of the host. SCSI: units of one controller.
-MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: root_bus.DISKS - MAX_BLOCK_DEVICES}
+# SATA: ports of the controller that q35 has.
+MAX_DISKS = {DiskBus.SCSI: 64, DiskBus.VIRTIO: root_bus.DISKS - MAX_BLOCK_DEVICES, DiskBus.SATA: 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +74,23 @@ def build(
     disks: Sequence[Disk],
     bus: DiskBus,
     rates: DiskRates = DiskRates(),
+    numbers: Sequence[int] = (),
+    hardware: HardwareOptions = _PLAIN,
     *,
     gets_images: bool = False,
     owner: QemuIds | None = None,
 ) -> list[etree._Element]:
     """All `<disk>` elements in order, and the SCSI controller if there is a use for it. The first disk is the
-    boot disk. `gets_images`: what they are based on comes to QEMU as descriptors (see chains/open_images.py). `owner`: whom
-    libvirt gives devices of the host to."""
+    boot disk. `numbers`: the place of each on its bus; (): in order. `gets_images`: what they are based on comes to QEMU as
+    descriptors (see chains/open_images.py). `owner`: whom libvirt gives devices of the host to."""
     if not disks:
         raise InvalidRequest("a VM without a disk has nothing to boot from")
     if len(disks) > MAX_DISKS[bus]:
         raise InvalidRequest(f"{len(disks)} disks are too many: bus {bus.value!r} takes {MAX_DISKS[bus]}")
-    elements = [_disk(disk, bus, index, rates, owner) for index, disk in enumerate(disks)]
+    numbers = numbers or range(len(disks))
+    elements = [
+        _disk(one, bus, place, rates, hardware, owner) for place, one in zip(enumerate(numbers), disks, strict=True)
+    ]
     if gets_images:
         for index, element in enumerate(elements):
             for source in element.iterfind("backingStore/source"):
@@ -88,6 +100,26 @@ def build(
         controller.append(root_bus.own(root_bus.Own.SCSI))
         elements.append(controller)
     return elements
+
+
+def sata_cdrom(path: str, serial: str, bus: DiskBus, disks: int) -> etree._Element:
+    """On the last port of the controller that each q35 machine has (AHCI); its name is after those of all other disks.
+    `disks`: how many there are on `bus`. Raises InvalidRequest if that port is one of theirs."""
+    if bus is DiskBus.SATA and disks > _CDROM_PORT:
+        raise InvalidRequest(
+            f"annotation {sysprep.ANNOTATION}: {disks} disks on SATA leave no port for the CD-ROM; take one away, or write "
+            "virtio or scsi into VirtletDiskDriver"
+        )
+    element = etree.Element("disk", type="file", device="cdrom")
+    etree.SubElement(element, "driver", name="qemu", type=DiskFormat.RAW.value, cache="writeback")
+    source = etree.SubElement(element, "source", file=absolute_path(path, "path of a CD-ROM"))
+    etree.SubElement(source, "seclabel", model="dac", relabel="no")
+    etree.SubElement(element, "backingStore")
+    etree.SubElement(element, "target", dev=target_name("sd", _CDROM_NAME), bus="sata")
+    etree.SubElement(element, "readonly")
+    etree.SubElement(element, "serial").text = disk_serial(serial, _LONGEST_SERIAL[DiskBus.SATA])
+    etree.SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(_CDROM_PORT))
+    return element
 
 
 def qcow2_files_in(definition: str) -> list[Disk]:
@@ -150,21 +182,34 @@ def _source(disk: Disk, owner: QemuIds | None) -> etree._Element:
     return source
 
 
-def _disk(disk: Disk, bus: DiskBus, index: int, rates: DiskRates, owner: QemuIds | None) -> etree._Element:
-    as_cdrom = disk.cdrom and bus is DiskBus.SCSI
+def _disk(
+    disk: Disk,
+    bus: DiskBus,
+    place: tuple[int, int],
+    rates: DiskRates,
+    hardware: HardwareOptions,
+    owner: QemuIds | None,
+) -> etree._Element:
+    """`place`: the how manieth it is, and its number on the bus."""
+    index, number = place
+    as_cdrom = disk.cdrom and bus is not DiskBus.VIRTIO
     readonly = disk.cdrom or disk.readonly
     element = etree.Element("disk", type="block" if disk.is_device else "file", device="cdrom" if as_cdrom else "disk")
     driver = etree.SubElement(element, "driver", name="qemu", type=disk.format.value)
-    driver.set("cache", "none" if disk.is_device else "writeback")
     if disk.is_device:
+        driver.set("cache", "none")
         driver.set("io", "native")
+    else:
+        driver.set("cache", Cache.WRITEBACK.value if readonly else hardware.cache.value)
+        if hardware.io is DiskIo.NATIVE and not readonly:
+            driver.set("io", "native")
     if not readonly:
         driver.set("error_policy", "enospace")
         driver.set("rerror_policy", "report")
         driver.set("discard", "unmap")
     element.append(_source(disk, owner))
     element.append(_backing_store(disk.backing))
-    etree.SubElement(element, "target", dev=target_name(_PREFIX[bus], index), bus=bus.value)
+    etree.SubElement(element, "target", dev=target_name(_PREFIX[bus], number), bus=bus.value)
     if readonly:
         etree.SubElement(element, "readonly")
     elif rates != DiskRates():
@@ -173,8 +218,8 @@ def _disk(disk: Disk, bus: DiskBus, index: int, rates: DiskRates, owner: QemuIds
         etree.SubElement(element, "serial").text = disk_serial(disk.serial, _LONGEST_SERIAL[bus])
     if index == 0:
         etree.SubElement(element, "boot", order="1")
-    if bus is DiskBus.SCSI:
-        etree.SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(index))
+    if bus is not DiskBus.VIRTIO:
+        etree.SubElement(element, "address", type="drive", controller="0", bus="0", target="0", unit=str(number))
     else:
-        element.append(root_bus.disk(index))
+        element.append(root_bus.disk(number))
     return element

@@ -42,18 +42,33 @@ def root_ports(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
     return [_root_port(bus) for bus, _ in guest_view.buses(passthrough)]
 
 
+def fillers(numbers: Sequence[int], passthrough: Sequence[Passthrough]) -> list[etree._Element]:
+    """Ports with nothing behind them, for the slots of virtio disks whose first disk is gone: a guest looks at no other function
+    of a slot without its first. `numbers`: the disks'."""
+    first = len(guest_view.buses(passthrough)) + 1
+    return [_port(bus, PciAddress(0, 0, slot, 0)) for bus, slot in enumerate(root_bus.headless(numbers), start=first)]
+
+
 def _root_port(bus: int) -> etree._Element:
     slot, function = divmod(bus - 1, _PORTS_A_SLOT)
+    return _port(bus, PciAddress(0, 0, _FIRST_SLOT + slot, function))
+
+
+def _port(bus: int, place: PciAddress) -> etree._Element:
     element = etree.Element("controller", type="pci", index=str(bus), model="pcie-root-port")
-    address = _address(PciAddress(0, 0, _FIRST_SLOT + slot, function))
-    if function == 0:
+    address = _address(place)
+    if place.function == 0:
         address.set("multifunction", "on")
     element.append(address)
     return element
 
 
 def usb_controller() -> etree._Element:
-    return etree.Element("controller", type="usb", index="0", model="qemu-xhci", ports=str(guest_view.MAX_USB_DEVICES))
+    element = etree.Element(
+        "controller", type="usb", index="0", model="qemu-xhci", ports=str(guest_view.MAX_USB_DEVICES)
+    )
+    element.append(root_bus.own(root_bus.Own.USB))
+    return element
 
 
 def build(passthrough: Sequence[Passthrough]) -> list[etree._Element]:
@@ -106,13 +121,13 @@ def _usb(device: UsbDevice, port: int) -> etree._Element:
     return element
 
 
-def disks(blocks: Sequence[BlockDevice], first_letter: int, owner: QemuIds | None = None) -> list[etree._Element]:
-    """virtio disks, named after `first_letter` other ones. Past the host's page cache: what the guest flushed is on the volume
+def disks(blocks: Sequence[BlockDevice], numbers: Sequence[int], owner: QemuIds | None = None) -> list[etree._Element]:
+    """virtio disks, at the places of these `numbers`. Past the host's page cache: what the guest flushed is on the volume
     if the node goes down, and the host's memory is not filled with it. (Files do not: their
     file system may not be able to.) libvirt gives the nodes to QEMU's user while it runs, or to the `owner`."""
     return [
-        _disk(block, serial, first_letter + index, owner)
-        for index, (block, serial) in enumerate(zip(blocks, guest_view.serials(blocks), strict=True))
+        _disk(block, serial, number, owner)
+        for block, serial, number in zip(blocks, guest_view.serials(blocks), numbers, strict=True)
     ]
 
 

@@ -14,6 +14,7 @@ in or out. So what a VM keeps for its life is on the root bus itself.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from lxml import etree
 
@@ -34,6 +35,9 @@ class Own(enum.IntEnum):
     ENTROPY = 2
     SCSI = 3
     VOLUMES = 4
+    USB = 5
+    VIDEO = 6
+    WATCHDOG = 7
 
 
 def own(device: Own) -> etree._Element:
@@ -45,6 +49,12 @@ def disk(index: int) -> etree._Element:
     """The `<address>` of a virtio disk by its number, less than DISKS."""
     slot, function = divmod(index, _FUNCTIONS_A_SLOT)
     return _address(_FIRST_DISK_SLOT + slot, function)
+
+
+def headless(numbers: Sequence[int]) -> Sequence[int]:
+    """The slots that have some of these disks, and not the one that is their first function."""
+    slots = {number // _FUNCTIONS_A_SLOT for number in numbers}
+    return [_FIRST_DISK_SLOT + slot for slot in sorted(slots) if slot * _FUNCTIONS_A_SLOT not in numbers]
 
 
 def _address(slot: int, function: int) -> etree._Element:

@@ -9,18 +9,22 @@ from collections.abc import Sequence
 
 from lxml import etree
 
+from virtshim.domain.hardware.options import Video
+from virtshim.hypervisor.devices import root_bus
 from virtshim.hypervisor.xmltext import socket_path
 
-# What firmware and every guest's kernel can draw on without a driver of their own.
-_MODEL = "vga"
+# Of VGA, which firmware and every guest's kernel can draw on without a driver of their own.
 _VIDEO_KIB = 16 << 10
 
 
-def build(socket: str) -> Sequence[etree._Element]:
+def build(socket: str, kind: Video = Video.VGA) -> Sequence[etree._Element]:
     graphics = etree.Element("graphics", type="vnc")
     etree.SubElement(graphics, "listen", type="socket", socket=socket_path(socket, "VNC socket"))
     video = etree.Element("video")
-    etree.SubElement(video, "model", type=_MODEL, vram=str(_VIDEO_KIB), heads="1", primary="yes")
+    model = etree.SubElement(video, "model", type=kind.value, heads="1", primary="yes")
+    if kind is Video.VGA:
+        model.set("vram", str(_VIDEO_KIB))
+    video.append(root_bus.own(root_bus.Own.VIDEO))
     return graphics, video
 
 

@@ -1,0 +1,151 @@
+"""What pods ask for by the name of a Secret or ConfigMap: Virtlet's rules for what becomes of it."""
+
+import base64
+from collections.abc import Mapping
+
+import pytest
+
+from virtshim.domain.annotations.from_cluster import with_data
+from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
+from virtshim.domain.guest.data_source import Data, DataSource
+from virtshim.domain.yaml_text import MAX_TEXT_BYTES
+
+ONE = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz one"
+TWO = f"{ONE[:-3]}two"
+SOURCE = "VirtletCloudInitUserDataSource"
+KEY = f"{SOURCE}Key"
+ENCODING = f"{SOURCE}Encoding"
+OWN = "VirtletCloudInitUserData"
+
+
+def filled(objects: Mapping[str, Data], **annotations: str) -> VmOptions:
+    def read(source: DataSource) -> Data:
+        if str(source) not in objects:
+            raise WrongState("there is none")
+        return objects[str(source)]
+
+    return with_data(parse_vm_options(annotations), "team", read)
+
+
+def refusal(objects: Mapping[str, Data], **annotations: str) -> str:
+    with pytest.raises(ShimError) as error:
+        filled(objects, **annotations)
+    return str(error.value)
+
+
+def test_each_key_of_a_source_is_a_key_of_user_data_read_as_yaml() -> None:
+    data = {"users": b"- name: cloudy\n", "ssh_pwauth": b"true", "hostname": b"plain text", "empty": b""}
+    expected = {"users": [{"name": "cloudy"}], "ssh_pwauth": True, "hostname": "plain text", "empty": None}
+    assert filled({"secret/ud": data}, **{SOURCE: "secret/ud"}).user_data == expected
+    assert filled({"configmap/ud": data}, **{SOURCE: "configmap/ud"}).user_data == expected
+
+
+def test_the_annotation_is_laid_over_the_source() -> None:
+    data = {"packages": b"[a]", "ssh_pwauth": b"true", "apt": b"{proxy: x, conf: y}"}
+    own = "packages: [b]\nssh_pwauth: false\napt: {proxy: z}\nruncmd: [c]\n"
+    assert filled({"secret/ud": data}, **{SOURCE: "secret/ud", OWN: own}).user_data == {
+        "packages": ["a", "b"],
+        "ssh_pwauth": False,
+        "apt": {"proxy": "z", "conf": "y"},
+        "runcmd": ["c"],
+    }
+
+
+def test_with_overwrite_the_annotations_take_the_sources_place() -> None:
+    objects = {"secret/ud": {"packages": b"[a]"}, "secret/keys": {"authorized_keys": ONE.encode()}}
+    asked = {SOURCE: "secret/ud", "VirtletSSHKeySource": "secret/keys", "VirtletCloudInitUserDataOverwrite": "true"}
+    options = filled(objects, **asked, **{OWN: "packages: [b]", "VirtletSSHKeys": TWO})
+    assert (options.user_data, options.ssh_keys) == ({"packages": ["b"]}, (TWO,))
+    options = filled(objects, **asked)  # there are none
+    assert (options.user_data, options.ssh_keys) == ({"packages": ["a"]}, (ONE,))
+
+
+def test_with_a_key_its_text_is_the_whole_user_data() -> None:
+    script = "#!/bin/sh\necho '@virtlet-mount-script@: é'\n"
+    data = {"script": script.encode(), "packed": base64.encodebytes(script.encode()), "other": b"{"}
+    plain = filled(
+        {"secret/ud": data}, **{SOURCE: "secret/ud", KEY: "script", "VirtletCloudInitUserDataScript": "mine"}
+    )
+    assert plain.user_data_script == script
+    packed = filled({"secret/ud": data}, **{SOURCE: "secret/ud", KEY: "packed", ENCODING: "base64"})
+    assert packed.user_data_script == script
+
+
+def test_keys_of_a_source_come_before_the_pods_own() -> None:
+    objects = {"configmap/keys": {"authorized_keys": f"{ONE}\n\n".encode(), "mine": TWO.encode()}}
+    assert filled(objects, VirtletSSHKeySource="configmap/keys", VirtletSSHKeys=TWO).ssh_keys == (ONE, TWO)
+    assert filled(objects, VirtletSSHKeySource="configmap/keys/mine").ssh_keys == (TWO,)
+
+
+def test_nothing_is_read_that_is_not_asked_for() -> None:
+    assert filled({}, VirtletSSHKeys=ONE) == parse_vm_options({"VirtletSSHKeys": ONE})
+    assert filled({}, **{SOURCE: "", KEY: "", ENCODING: "", "VirtletSSHKeySource": ""}) == VmOptions()
+
+
+@pytest.mark.parametrize(
+    ("data", "asked", "said"),
+    [
+        ({}, {}, "secret team/other: there is none"),
+        ({"a": b"{x: y"}, {SOURCE: "secret/ud"}, "key 'a': not valid YAML"),
+        ({"a": b"\xff"}, {SOURCE: "secret/ud"}, "key 'a' is not text"),
+        ({"a": b"x" * (MAX_TEXT_BYTES + 1)}, {SOURCE: "secret/ud"}, "too many"),
+        ({"a": b"x"}, {SOURCE: "secret/ud", KEY: "b"}, "has no key 'b'; it has a"),
+        ({}, {SOURCE: "secret/ud", KEY: "b"}, "has no key 'b'; it has none"),
+        ({"a": b"?"}, {SOURCE: "secret/ud", KEY: "a", ENCODING: "base64"}, "is not base64"),
+        ({"x": b"x"}, {"VirtletSSHKeySource": "secret/ud"}, "has no key 'authorized_keys'"),
+        ({"a": b"x"}, {"VirtletSSHKeySource": "secret/ud/a"}, "key 'a': line 1 is not an SSH public key"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_annotation_and_object(data: Data, asked: dict[str, str], said: str) -> None:
+    told = refusal({"secret/ud": data}, **(asked or {SOURCE: "secret/other"}))
+    assert said in told
+    assert told.startswith("annotation Virtlet")
+    assert "secret team/" in told
+
+
+def test_no_error_shows_what_is_in_a_secret() -> None:
+    for data in (
+        b"{hunter2: ",
+        b"hunter2",
+        b"hunter2\xff",
+        b"- hunter2\n  x: !hunter2 y\n &",
+        b"!hunter2",
+        b"a: !!hunter2 'b'",
+        b"!<it's:hunter2> x",
+        b"*hunter2",
+        b"@hunter2",
+    ):
+        for asked in (
+            {SOURCE: "secret/ud"},
+            {SOURCE: "secret/ud", KEY: "other"},
+            {"VirtletSSHKeySource": "secret/ud/a"},
+        ):
+            try:
+                filled({"secret/ud": {"a": data}}, **asked)
+            except ShimError as error:
+                assert "hunter2" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        ({SOURCE: "secret"}, "the form is secret/NAME or configmap/NAME"),
+        ({SOURCE: "secret/a/b"}, "the form is"),
+        ({SOURCE: "secret/../x"}, "the form is"),
+        ({SOURCE: "pod/x"}, "the form is"),
+        ({SOURCE: "Secret/x"}, "the form is"),
+        ({"VirtletSSHKeySource": "secret/a/b/c"}, "secret/NAME[/KEY]"),
+        ({"VirtletSSHKeySource": "secret/a/"}, "secret/NAME[/KEY]"),
+        ({SOURCE: "secret/a", KEY: "a/b"}, "write a key"),
+        ({SOURCE: "secret/a", ENCODING: "gzip"}, "write plain or base64"),
+        ({KEY: "a"}, f"is for {SOURCE}, which is missing"),
+        ({ENCODING: "base64"}, f"is for {SOURCE}, which is missing"),
+        ({SOURCE: "secret/a", ENCODING: "base64"}, f"is for the text of a {KEY}, which is missing"),
+    ],
+)
+def test_malformed_sources_are_refused_when_the_pod_comes(annotations: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse_vm_options(annotations)
+    assert said in str(error.value)

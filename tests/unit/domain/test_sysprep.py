@@ -1,0 +1,51 @@
+"""Windows' answer file: from which volume, and what of it."""
+
+import pytest
+
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.container import Mount
+from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
+from virtshim.domain.volumes.sysprep import ANNOTATION, files, parse, volume
+
+SECRET = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~secret/answers"
+MOUNTS = (Mount("/sysprep/", SECRET), Mount("/data", "/srv/data"))
+
+
+def entries(*names: str) -> list[Entry]:
+    """As kubelet writes them."""
+    found = [Entry("", EntryKind.DIRECTORY, 0o755, 0, 0), Entry("..1", EntryKind.DIRECTORY, 0o755, 0, 0)]
+    found.append(Entry("..data", EntryKind.LINK, 0o777, 0, 0, target="..1"))
+    for name in names:
+        found.append(Entry(f"..1/{name}", EntryKind.FILE, 0o644, 0, 0, content=name.encode()))
+        found.append(Entry(name, EntryKind.LINK, 0o777, 0, 0, target=f"..data/{name}"))
+    return found
+
+
+@pytest.mark.parametrize("name", ["autounattend.xml", "unattend.xml", "Autounattend.xml", "UNATTEND.XML"])
+def test_all_files_of_a_volume_with_an_answer_file_are_on_the_cdrom(name: str) -> None:
+    assert files(entries(name, "more.ps1")) == {name: name.encode(), "more.ps1": b"more.ps1"}
+
+
+@pytest.mark.parametrize("names", [(), ("answers.xml",), ("unattend.xml.txt", "other")])
+def test_a_volume_without_one_is_refused_with_what_it_has(names: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequest, match=r"has no autounattend\.xml and no unattend\.xml, but ") as error:
+        files(entries(*names))
+    assert (", ".join(sorted(names)) or "nothing") in str(error.value)
+
+
+def test_the_volume_is_the_one_at_that_path() -> None:
+    assert volume(MOUNTS, {}, "uid", "/sysprep") == CopiedVolume("/sysprep", SECRET)
+    with pytest.raises(NotFound, match="no volume is mounted at /other"):
+        volume(MOUNTS, {}, "uid", "/other")
+    with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
+        volume(MOUNTS, {}, "uid", "/data")
+    with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
+        volume(MOUNTS, {}, "another-pods-uid", "/sysprep")
+
+
+def test_the_annotation_is_a_mount_path() -> None:
+    assert [parse(text) for text in ("", "/a", "//a//b/", " /a\n")] == ["", "/a", "/a/b", "/a"]
+    for text in ("sysprep", "/", "/a/../b", "/a\0"):
+        with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: .* is no mountPath"):
+            parse_vm_options({ANNOTATION: text})

@@ -1,0 +1,148 @@
+"""What a node has for UEFI and TPMs, and the directory of the TPMs' sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from virtshim.domain.errors import InvalidRequest, Unimplemented
+from virtshim.domain.hardware.options import Cache, Firmware, HardwareOptions
+from virtshim.domain.image import DiskFormat
+from virtshim.domain.vm import Disk
+from virtshim.hypervisor.file_owner import QemuIds
+from virtshim.hypervisor.hardware import direct_io, swtpm, there
+
+
+def described(directory: Path, name: str, *features: str, machines: str = "pc-q35-*", kind: str = "uefi") -> None:
+    directory.mkdir(exist_ok=True)
+    target = {"architecture": "x86_64", "machines": [machines]}
+    text = json.dumps({"interface-types": [kind], "targets": [target], "features": list(features)})
+    (directory / name).write_text(text)
+
+
+def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
+    packages, own = tmp_path / "packages", tmp_path / "own"
+    assert there.firmwares((str(packages), str(own))) == {Firmware.BIOS}
+    described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
+    assert there.firmwares((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    described(packages, "60.json", "acpi-s3")
+    described(packages, "70.json", machines="virt-*")
+    (packages / "80.json").write_text("{")
+    assert there.firmwares((str(packages), str(own))) == set(Firmware)
+    described(own, "60.json", "secure-boot")
+    assert there.firmwares((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (HardwareOptions(Firmware.UEFI), "annotation virtshim.io/firmware: this node has no firmware for uefi; .*ovmf"),
+        (HardwareOptions(tpm=True), "annotation virtshim.io/tpm: this node has no swtpm; .*swtpm-tools"),
+    ],
+)
+def test_what_a_node_lacks_is_refused_with_the_package_to_install(
+    wanted: HardwareOptions, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(there, "firmwares", lambda: frozenset({Firmware.BIOS}))
+    monkeypatch.setattr(there, "programs_missing", lambda: ["swtpm"])
+    with pytest.raises(Unimplemented, match=words):
+        there.refuse_missing(wanted)
+    there.refuse_missing(HardwareOptions())
+
+
+def test_libvirts_directories_are_where_its_driver_has_them() -> None:
+    assert [name("/run/libvirt/qemu") for name in (swtpm.states, swtpm.logs, swtpm.sockets)] == [
+        "/var/lib/libvirt/swtpm", "/var/log/swtpm/libvirt/qemu", "/run/libvirt/qemu/swtpm",
+    ]  # fmt: skip
+    assert swtpm.states("/d/libvirt/run/qemu") == "/d/libvirt/lib/swtpm"
+    assert swtpm.states("") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")
+def test_a_vms_own_user_may_pass_the_directory_of_sockets_and_not_look_into_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    for parent in tmp_path.parents[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o111)
+    place = tmp_path / "swtpm"
+    swtpm.let_in(str(place), QemuIds(64055, 64055).for_vm(2130706433))
+    place.chmod(0o770)  # as libvirt does at each start
+    (place / "vm.sock").touch()
+    os.chown(place / "vm.sock", 2130706433, 64055)
+
+    def may(*command: str, group: int = 64055) -> bool:
+        done = subprocess.run(command, user=2130706433, group=group, extra_groups=[], capture_output=True, check=False)
+        return done.returncode == 0
+
+    assert may("stat", f"{place}/vm.sock")
+    assert not may("ls", str(place))
+    assert not may("touch", f"{place}/other")
+    assert not may("stat", f"{place}/vm.sock", group=65534)
+
+
+@pytest.fixture
+def waits() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Processes with a word on their command lines."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(word: str) -> subprocess.Popen[bytes]:
+            process = stack.enter_context(
+                subprocess.Popen(["sh", "-c", "echo; read _", "sh", word], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()  # Popen returns before /proc has the command line
+            return process
+
+        yield begin
+
+
+def test_an_swtpm_that_no_qemu_came_to_is_ended(
+    tmp_path: Path, waits: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    """Killed between the two, libvirt knows nothing of it, and it would keep the TPM from the VM's next start."""
+    alone, used, also = (
+        waits(f"type=unixio,path={tmp_path}/{name}-swtpm.sock,mode=0600") for name in ("1-alone", "2-used", "3-also")
+    )
+    other = waits("another that has this number now")
+    for name, process in {"1-alone": alone, "2-used": used, "3-also": also, "4-gone": other}.items():
+        (tmp_path / f"{name}-swtpm.pid").write_text(str(process.pid))
+    (tmp_path / "5-half-swtpm.pid").write_text("")
+    waits(f"socket,id=chrtpm,path={tmp_path}/2-used-swtpm.sock")
+    waits(f"{tmp_path}/domain-3-also/monitor.sock")
+    swtpm.end_left_alone(str(tmp_path))
+    assert alone.wait(60) == -signal.SIGTERM
+    assert [process.poll() for process in (used, also, other)] == [None] * 3
+    swtpm.end_left_alone(str(tmp_path / "not there"))
+
+
+def test_a_vm_that_is_libvirts_common_user_needs_nothing(tmp_path: Path) -> None:
+    swtpm.let_in(str(tmp_path / "swtpm"), QemuIds(64055, 64055))
+    swtpm.let_in(str(tmp_path / "swtpm"), None)
+    assert not (tmp_path / "swtpm").exists()
+
+
+def test_a_file_system_without_o_direct_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "root.qcow2"
+    file.touch()
+    disks = [Disk(str(file), DiskFormat.QCOW2, "root")]
+    opened = os.open
+
+    def without(path: str, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", without)
+    direct_io.refuse_without(Cache.WRITETHROUGH, disks)
+    with pytest.raises(InvalidRequest, match=f"virtshim.io/disk-cache: none needs O_DIRECT.*{tmp_path}"):
+        direct_io.refuse_without(Cache.NONE, disks)
+    monkeypatch.setattr(os, "open", opened)
+    direct_io.refuse_without(Cache.NONE, [Disk("/not/there", DiskFormat.QCOW2, "root")])

@@ -1,0 +1,183 @@
+"""What firmware and TPM remember lives and dies with the root disk."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+from fakes.world import World, container_config, sandbox_config
+
+from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.annotations.profiles import Profile, of_pod
+from virtshim.domain.container import Resources
+from virtshim.domain.devices.granted import CriDevice
+from virtshim.domain.errors import AlreadyExists, InvalidRequest
+from virtshim.domain.hardware.options import Clock, Firmware, HardwareOptions, NicModel
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.sizing import may_want_queues, nic_queues
+from virtshim.domain.vm import DiskBus, OffReason, VmSize, VmSpec
+
+SECURE = {"virtshim.io/firmware": "uefi-secure", "virtshim.io/tpm": "true"}
+KEEP = {"virtshim.io/root-disk": "pod"}
+CHOSEN = "12345678-9abc-4def-8123-456789abcdef"
+
+
+def ended(world: World, sandbox: SandboxId, attempt: int = 0) -> VmSpec:
+    container = world.create(sandbox, attempt=attempt)
+    spec = spec_of(world, container)
+    world.start(container)
+    world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+    world.outside.vms.deliver()
+    return spec
+
+
+def spec_of(world: World, container: ContainerId) -> VmSpec:
+    return world.outside.vms.spec(world.domain(container))
+
+
+def test_without_a_word_a_vm_has_a_bios_and_no_tpm(world: World) -> None:
+    spec = spec_of(world, world.create(world.run()))
+    assert (spec.hardware, spec.nvram) == (HardwareOptions(), "")
+
+
+def test_each_attempt_on_a_fresh_disk_begins_with_a_firmware_and_a_tpm_that_know_nothing(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(annotations=SECURE))
+    first, second = ended(world, sandbox), ended(world, sandbox, 1)
+    assert first.hardware == HardwareOptions(Firmware.SECURE, tpm=True)
+    assert first.nvram.endswith(f"/containers/{first.container_id}/root.nvram")
+    assert (first.nvram != second.nvram, first.uuid != second.uuid, second.keeps_tpm) == (True, True, False)
+
+
+def test_with_the_pods_disk_they_go_on_in_the_next_attempt_and_sandbox(world: World) -> None:
+    config = sandbox_config(annotations=SECURE | KEEP)
+    sandbox = world.run(config=config)
+    specs = [ended(world, sandbox), ended(world, sandbox, 1)]
+    world.stop_sandbox(sandbox)
+    later = world.run(attempt=1, config=config)
+    world.remove_sandbox(sandbox)
+    specs.append(ended(world, later, 2))
+    assert len({(spec.nvram, spec.uuid, spec.keeps_tpm) for spec in specs}) == 1
+    assert re.fullmatch(r".*/pods/[0-9a-f]{64}/[0-9a-f]{64}\.secure\.nvram", specs[0].nvram)
+    assert specs[0].keeps_tpm
+    assert list(world.outside.disks.tpms.values()) == [{specs[0].uuid}]
+    world.remove_sandbox(later)
+    assert world.outside.disks.tpms == {}
+
+
+def test_the_tpm_of_a_foreign_vm_is_not_removed_with_a_pod_that_asked_for_its_uuid(world: World) -> None:
+    world.outside.vms.add_foreign(uuid.UUID(CHOSEN), "theirs")
+    sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP | {"VirtletSystemUUID": CHOSEN}))
+    with pytest.raises(AlreadyExists, match="foreign domain"):
+        world.create(sandbox)
+    assert world.outside.disks.tpms == {}
+
+
+@pytest.mark.parametrize("kept", [KEEP, {}])
+def test_a_tpm_of_another_pods_disk_is_nobodys_else_also_while_that_pod_has_no_container(
+    world: World, kept: dict[str, str]
+) -> None:
+    chosen = SECURE | {"VirtletSystemUUID": CHOSEN}
+    owner = world.run(config=sandbox_config(annotations=chosen | KEEP))
+    world.remove(ended(world, owner).container_id)
+    thief = world.run("thief", config=sandbox_config(annotations=chosen | kept))
+    with pytest.raises(AlreadyExists, match="belongs to the disk of another pod"):
+        world.create(thief)
+    assert world.outside.vms.domains == {}
+    ended(world, owner, 1)
+    world.remove_sandbox(owner)
+    ended(world, thief)
+
+
+def test_a_pod_that_asks_for_secure_boot_later_does_not_have_the_variables_of_a_uefi_without_keys(world: World) -> None:
+    first = world.run(config=sandbox_config(annotations=KEEP | {"virtshim.io/firmware": "uefi"}))
+    without = ended(world, first)
+    world.stop_sandbox(first)
+    later = ended(world, world.run(attempt=1, config=sandbox_config(annotations=SECURE | KEEP)), 1)
+    assert without.disks[0].path == later.disks[0].path
+    assert without.nvram != later.nvram
+
+
+def test_another_pods_vm_has_another_uuid(world: World) -> None:
+    config = sandbox_config(annotations=SECURE | KEEP)
+    assert ended(world, world.run(config=config)).uuid != ended(world, world.run("other", config=config)).uuid
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"virtshim.io/firmware": "uefi"}, "annotation virtshim.io/firmware: a volume at devicePath / has no place"),
+        ({"virtshim.io/tpm": "true"}, "annotation virtshim.io/tpm: a volume at devicePath / has no place"),
+    ],
+)
+def test_a_root_disk_on_a_volume_has_no_room_for_them(world: World, annotations: dict[str, str], words: str) -> None:
+    sandbox = world.run(config=sandbox_config(annotations=annotations))
+    with pytest.raises(InvalidRequest, match=words):
+        world.create(sandbox, config=container_config(devices=(CriDevice("/dev/block/pv", "/"),)))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        (
+            {"virtshim.io/firmware": "efi"},
+            "virtshim.io/firmware: 'efi' is none of bios, uefi, uefi-secure; write one of them",
+        ),
+        ({"virtshim.io/tpm": "yes"}, "virtshim.io/tpm: 'yes' is neither true nor false"),
+        (
+            {"virtshim.io/disk-cache": "unsafe"},
+            "disk-cache: 'unsafe' is none of writeback, none, writethrough, directsync",
+        ),
+        (
+            {"virtshim.io/watchdog": "poweroff"},
+            "virtshim.io/watchdog: 'poweroff' is not what a watchdog may do; write reset",
+        ),
+        ({"virtshim.io/cpu-topology": "2x2"}, "cpu-topology: '2x2' is not SOCKETSxCORESxTHREADS; write one like 1x2x2"),
+        ({"virtshim.io/cpu-topology": "9x9x9"}, "at most 255 in all"),
+    ],
+)
+def test_a_wrong_word_is_refused_by_name(world: World, annotations: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        world.run(config=sandbox_config(annotations=annotations))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        (
+            {"virtshim.io/disk-io": "native"},
+            "virtshim.io/disk-io: native needs virtshim.io/disk-cache none or directsync",
+        ),
+        (
+            {"virtshim.io/cpu-topology": "1x2x2"},
+            "cpu-topology: it has 4 vCPUs, and the VM can have 1; make the product",
+        ),
+        ({"virtshim.io/video": "virtio"}, "virtshim.io/video: it is the card of a screen; write virtshim.io/vnc"),
+        (
+            {"virtshim.io/nic-model": "e1000", "virtshim.io/nic-queues": "2"},
+            "nic-queues: a NIC of virtshim.io/nic-model e1000 has one queue; remove one of the two",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(world: World, annotations: dict[str, str], words: str) -> None:
+    sandbox = world.run(config=sandbox_config(annotations=annotations))
+    with pytest.raises(InvalidRequest, match=words):
+        world.create(sandbox)
+
+
+def test_windows_has_a_profile_on_each_node_and_a_pod_may_say_otherwise(world: World) -> None:
+    annotations = {"virtshim.io/profile": "windows", "virtshim.io/tablet": "false"}
+    spec = spec_of(world, world.create(world.run(config=sandbox_config(annotations=annotations))))
+    assert spec.disk_bus is DiskBus.SATA
+    assert spec.hardware == HardwareOptions(nic_model=NicModel.E1000E, hyperv=True, clock=Clock.LOCALTIME)
+
+
+def test_an_operators_profile_of_that_name_is_in_its_place() -> None:
+    own = Profile("windows", {"VirtletVCPUCount": "2"})
+    assert of_pod([own], {"virtshim.io/profile": "windows"}, "") == {"VirtletVCPUCount": "2"}
+
+
+def test_a_nic_that_is_not_virtios_has_one_queue() -> None:
+    options = VmOptions(vcpus=4, hardware=HardwareOptions(nic_model=NicModel.E1000E))
+    assert nic_queues(options, VmSize(vcpus=4)) == 1
+    assert not may_want_queues(options, Resources())

@@ -1,0 +1,105 @@
+"""Secrets and ConfigMaps that a pod names for its guest: which, and what their data are read as. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.domain.printable import escaped
+from virtshim.domain.yaml_text import MAX_TEXT_BYTES, parse_value
+
+# Where `VirtletSSHKeySource` looks if it names no key.
+AUTHORIZED_KEYS: Final = "authorized_keys"
+
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+Data = Mapping[str, bytes]
+Encoding = Literal["plain", "base64"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """`key`: one entry of it; "" for all."""
+
+    kind: Literal["secret", "configmap"]
+    name: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+    def field_name(self, annotation: str, namespace: str) -> str:
+        """For errors: who asks, and for what."""
+        return f"annotation {annotation}: {self.kind} {escaped(namespace, 80)}/{self.name}"
+
+
+def parse_source(text: str, *, with_key: bool) -> DataSource:
+    """`secret/NAME` or `configmap/NAME`; `with_key`: `/KEY` may follow. Raises InvalidRequest."""
+    kind, _, rest = text.partition("/")
+    name, slash, key = rest.partition("/")
+    if (
+        kind not in ("secret", "configmap")
+        or not _NAME.fullmatch(name)
+        or (slash and not (with_key and _is_data_key(key)))
+    ):
+        form = "secret/NAME[/KEY] or configmap/NAME[/KEY]" if with_key else "secret/NAME or configmap/NAME"
+        raise InvalidRequest(f"{text[:80]!r} is malformed; the form is {form}")
+    return DataSource("secret" if kind == "secret" else "configmap", name, key)
+
+
+def parse_key(text: str) -> str:
+    """Raises InvalidRequest."""
+    if not _is_data_key(text):
+        raise InvalidRequest(
+            f"{text[:80]!r} is malformed; write a key of the Secret or ConfigMap (letters, digits, '-', '_', '.')"
+        )
+    return text
+
+
+def parse_encoding(text: str) -> Encoding:
+    """Raises InvalidRequest."""
+    if text not in ("", "plain", "base64"):
+        raise InvalidRequest(f"{text[:80]!r} is malformed; write plain or base64")
+    return "base64" if text == "base64" else "plain"
+
+
+def text_of(data: Data, key: str, encoding: Encoding = "plain") -> str:
+    """Raises InvalidRequest, which never says what is in it."""
+    if key not in data:
+        known = ", ".join(sorted(data))
+        raise InvalidRequest(f"has no key {key!r}; it has {escaped(known, 200) or 'none'}")
+    return _text(key, data[key], encoding)
+
+
+def mapping_of(data: Data) -> dict[str, Any]:
+    """Each entry as YAML, below its key. Raises InvalidRequest."""
+    found = {}
+    for key in sorted(data):
+        try:
+            found[key] = parse_value(_text(key, data[key], "plain"))
+        except ShimError as exc:
+            raise InvalidRequest(f"key {key!r}: {exc}") from None
+    return found
+
+
+def _text(key: str, content: bytes, encoding: Encoding) -> str:
+    if len(content) > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"key {key!r}: {len(content)} bytes are too many; write at most {MAX_TEXT_BYTES}")
+    try:
+        raw = base64.b64decode(b"".join(content.split()), validate=True) if encoding == "base64" else content
+    except binascii.Error:
+        raise InvalidRequest(f"key {key!r} is not base64; correct it, or say plain") from None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"key {key!r} is not text in UTF-8; correct it") from None
+
+
+def _is_data_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None

@@ -1,0 +1,37 @@
+"""UEFI and the TPM. Pure.
+
+libvirt chooses the firmware's files by what their packages say of them (QEMU's firmware descriptors), and makes a VM's file of
+variables from the one that belongs to them. It runs swtpm, one a VM, as its own user for that, which is no VM's.
+"""
+
+from __future__ import annotations
+
+from lxml import etree
+
+from virtshim.domain.hardware.options import Firmware
+from virtshim.hypervisor.xmltext import absolute_path
+
+
+def system(kind: Firmware) -> etree._Element:
+    """`<os>`, empty."""
+    return etree.Element("os", firmware="efi") if kind.is_uefi else etree.Element("os")
+
+
+def describe(os_element: etree._Element, kind: Firmware, nvram: str) -> None:
+    """Which UEFI, and where its variables are; nothing of a BIOS."""
+    if not kind.is_uefi:
+        return
+    secure = "yes" if kind is Firmware.SECURE else "no"
+    features = etree.SubElement(os_element, "firmware")
+    etree.SubElement(features, "feature", name="enrolled-keys", enabled=secure)
+    etree.SubElement(features, "feature", name="secure-boot", enabled=secure)
+    etree.SubElement(os_element, "nvram").text = absolute_path(nvram, "file of UEFI's variables")
+
+
+def tpm(*, keeps: bool) -> etree._Element:
+    """`keeps`: what it remembers stays when the definition goes."""
+    element = etree.Element("tpm", model="tpm-crb")
+    backend = etree.SubElement(element, "backend", type="emulator", version="2.0")
+    if keeps:
+        backend.set("persistent_state", "yes")
+    return element

@@ -1,0 +1,94 @@
+"""swtpm, which libvirt runs for each VM with a TPM: where it keeps what, and who reaches its socket.
+
+libvirt lets the user that it runs QEMU as, and swtpm's group, into the directory of the sockets. VMs' own users are neither, so
+their group may pass it. Each socket is its VM's alone. libvirt sets the directory's mode again at each start, which leaves the
+entry for the group as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import signal
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from virtshim.domain.errors import InternalError
+from virtshim.hypervisor.file_owner import QemuIds
+
+log = structlog.get_logger(__name__)
+
+# acl(5): as the kernel has it in an attribute of the file.
+_ATTRIBUTE: Final = "system.posix_acl_access"
+_VERSION: Final = struct.pack("<I", 2)
+_ENTRY: Final = struct.Struct("<HHI")
+_OWNER, _GROUP_OF_FILE, _GROUP, _MASK, _OTHERS = 0x01, 0x04, 0x08, 0x10, 0x20
+_NOBODY: Final = 0xFFFFFFFF
+
+
+def states(pid_directory: str) -> str:
+    """libvirt's directory of what TPMs remember, by UUID of the VM. `pid_directory`: see qemu_process.py."""
+    return _beside(pid_directory, "/lib/swtpm", "/var/lib/libvirt/swtpm")
+
+
+def logs(pid_directory: str) -> str:
+    return _beside(pid_directory, "/log/swtpm", "/var/log/swtpm/libvirt/qemu")
+
+
+def sockets(pid_directory: str) -> str:
+    return _beside(pid_directory, "/run/swtpm", "/run/libvirt/qemu/swtpm")
+
+
+def _beside(pid_directory: str, embedded: str, system: str) -> str:
+    if pid_directory == "/run/libvirt/qemu":
+        return system
+    return pid_directory.removesuffix("/run/qemu") + embedded if pid_directory else ""
+
+
+def let_in(directory: str, qemu: QemuIds | None) -> None:
+    """VMs' QEMUs may pass the directory of the sockets, from before libvirt makes one. Raises InternalError."""
+    if qemu is None or not qemu.is_its_own:
+        return
+    entries = ((_OWNER, 7, _NOBODY), (_GROUP_OF_FILE, 7, _NOBODY), (_GROUP, 1, qemu.gid), (_MASK, 7, _NOBODY))
+    packed = _VERSION + b"".join(_ENTRY.pack(*entry) for entry in (*entries, (_OTHERS, 0, _NOBODY)))
+    try:
+        os.makedirs(directory, mode=0o770, exist_ok=True)
+        os.setxattr(directory, _ATTRIBUTE, packed)
+    except OSError as exc:
+        raise InternalError(
+            f"VMs' users cannot be let into {directory}, where the sockets of their TPMs are: {exc.strerror}; its file system "
+            "must have POSIX ACLs"
+        ) from exc
+
+
+def end_left_alone(directory: str) -> None:
+    """Those of starts that were cut off before QEMU came. Each would wait for it for ever, and hold what its TPM remembers, which
+    no other start of that VM could open. `directory`: of the sockets; nobody starts a VM there now."""
+    files = glob.glob(f"{glob.escape(directory)}/*-swtpm.pid")
+    lines = dict(_command_lines()) if files else {}
+    for file in files:
+        socket = os.fsencode(f"{file.removesuffix('.pid')}.sock")
+        vm = os.fsencode(f"/domain-{os.path.basename(file).removesuffix('-swtpm.pid')}/")  # of QEMU's other files
+        using = [pid for pid, line in lines.items() if socket in line or vm in line]
+        with contextlib.suppress(OSError, ValueError):
+            with open(file, encoding="ascii") as told:
+                own = int(told.read())
+            if using == [own]:
+                log.info("swtpm.ended", pid=own, why="its VM's start was cut off")
+                os.kill(own, signal.SIGTERM)
+
+
+def _command_lines() -> Iterator[tuple[int, bytes]]:
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            yield int(name), file.read()
+
+
+def remove_log(directory: str, name: str) -> None:
+    """Of the VM of that name. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, f"{name}-swtpm.log"))
