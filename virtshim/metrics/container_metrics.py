@@ -29,28 +29,28 @@ _CONTAINER_AND_BELOW = ("container", "hierarchy")
 
 
 def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
-    """Nanoseconds to whole seconds."""
+    """Nanoseconds to seconds."""
 
     def read(use: ContainerUsage) -> Iterable[Sample]:
         value = pick(use.domain.counters) if use.domain.counters else None
-        return one(None if value is None else value // SECOND)
+        return one(None if value is None else value / SECOND)
 
     return read
 
 
 def _cpu_total(use: ContainerUsage) -> Iterable[Sample]:
-    return (Sample(use.cpu.total // SECOND, ("total",)),) if use.cpu else ()
+    return (Sample(use.cpu.total / SECOND, ("total",)),) if use.cpu else ()
 
 
 def _memory(pick: Callable[[MemoryUsage], int | None]) -> Read:
     return lambda use: one(pick(use.memory) if use.memory else None)
 
 
-def _cgroup(pick: Callable[[CgroupUsage], int | None]) -> Read:
+def _cgroup(pick: Callable[[CgroupUsage], float | None]) -> Read:
     return lambda use: one(pick(use.domain.cgroup) if use.domain.cgroup else None)
 
 
-def _cgroup_count(pick: Callable[[CgroupUsage], int | None]) -> Read:
+def _cgroup_count(pick: Callable[[CgroupUsage], float | None]) -> Read:
     """0 for a VM that is there and has no cgroup of its own: what would be counted cannot happen."""
 
     def read(use: ContainerUsage) -> Iterable[Sample]:
@@ -104,9 +104,9 @@ def _block_operations(use: ContainerUsage) -> Iterable[Sample]:
 
 
 def _pressure(what: str, pick: Callable[[Pressure], int]) -> Read:
-    def read(cgroup: CgroupUsage) -> int | None:
+    def read(cgroup: CgroupUsage) -> float | None:
         pressure = cgroup.pressure.get(what)
-        return None if pressure is None else pick(pressure) // SECOND
+        return None if pressure is None else pick(pressure) / SECOND
 
     return _cgroup(read)
 
@@ -189,7 +189,7 @@ _CPU = (
     _counter(
         "container_cpu_cfs_throttled_seconds_total",
         "Time without CPU because the quota had run out.",
-        _cgroup_count(lambda c: c.cpu_throttled // SECOND),
+        _cgroup_count(lambda c: c.cpu_throttled / SECOND),
     ),
     _gauge(
         "container_spec_cpu_period", "Period of the CPU limit in microseconds.", _spec(lambda r: r.cpu_period or None)
@@ -310,12 +310,12 @@ _PROCESSES = (
     _gauge(
         "container_last_seen",
         "When these numbers were read, in seconds since the epoch.",
-        lambda use: one(use.taken_at // SECOND),
+        lambda use: one(use.taken_at / SECOND),
     ),
     _gauge(
         "container_start_time_seconds",
         "When the container was started, in seconds since the epoch.",
-        lambda use: one(use.container.status.started_at // SECOND),
+        lambda use: one(use.container.status.started_at / SECOND),
     ),
 )
 

@@ -1,6 +1,6 @@
 """What a metric is: its name, its help text, its labels, and how its samples are computed from a reading. Pure.
 
-Values are whole numbers, as CRI carries no others: seconds are whole seconds.
+The same families are what CRI carries, in whole numbers and with all of BASE_LABELS, and what `/metrics` serves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 class Sample:
     """`labels` are the values of the family's own labels, in their order."""
 
-    value: int
+    value: float
     labels: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ class LabelledSample:
     name: str
     kind: Kind
     labels: tuple[str, ...]
-    value: int
+    value: float
 
 
 def of_pod(families: Iterable[Family[SandboxUsage]], use: SandboxUsage) -> list[LabelledSample]:
@@ -85,7 +85,7 @@ def of_container(
     return [_measured(family, base, sample) for family in families for sample in family.read(use)]
 
 
-def one(value: int | None) -> Iterable[Sample]:
+def one(value: float | None) -> Iterable[Sample]:
     """The sample of a family without labels of its own; none if the value is not known."""
     return () if value is None else (Sample(value),)
 

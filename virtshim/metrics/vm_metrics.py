@@ -14,13 +14,13 @@ from virtshim.metrics.usage import ContainerUsage
 
 Read = Callable[[ContainerUsage], Iterable[Sample]]
 
-_PREFIX = "virtshim_vm"
+_PREFIX = "virtshim_vmi"
 
 
 def _cpu(pick: Callable[[VmCounters], int | None]) -> Read:
     def read(use: ContainerUsage) -> Iterable[Sample]:
         value = pick(use.domain.counters) if use.domain.counters else None
-        return one(None if value is None else value // SECOND)
+        return one(None if value is None else value / SECOND)
 
     return read
 
@@ -30,7 +30,7 @@ def _vcpus(pick: Callable[[VcpuUsage], int | None]) -> Read:
         for vcpu in use.domain.counters.vcpus if use.domain.counters else ():
             value = pick(vcpu)
             if value is not None:
-                yield Sample(value // SECOND, (str(vcpu.number),))
+                yield Sample(value / SECOND, (str(vcpu.number),))
 
     return read
 
@@ -49,7 +49,7 @@ def _used(memory: GuestMemory) -> int | None:
     return max(0, memory.available - memory.unused)
 
 
-def _blocks(pick: Callable[[BlockUsage], int]) -> Read:
+def _blocks(pick: Callable[[BlockUsage], float]) -> Read:
     def read(use: ContainerUsage) -> Iterable[Sample]:
         counters = use.domain.counters
         return [Sample(pick(block), (block.device,)) for block in (counters.blocks if counters else ())]
@@ -94,8 +94,8 @@ _MEMORY = (
     ),
     _gauge("memory_used_bytes", "RAM the guest uses, page cache included.", _memory(_used)),
     _gauge("memory_cached_bytes", "Page cache of the guest.", _memory(lambda m: m.disk_caches)),
-    _counter("memory_swap_in_traffic_bytes", "Bytes the guest read from its swap.", _memory(lambda m: m.swap_in)),
-    _counter("memory_swap_out_traffic_bytes", "Bytes the guest wrote to its swap.", _memory(lambda m: m.swap_out)),
+    _gauge("memory_swap_in_traffic_bytes", "Bytes the guest read from its swap.", _memory(lambda m: m.swap_in)),
+    _gauge("memory_swap_out_traffic_bytes", "Bytes the guest wrote to its swap.", _memory(lambda m: m.swap_out)),
     _counter("memory_pgmajfault_total", "Page faults of the guest that needed I/O.", _memory(lambda m: m.major_faults)),
     _counter("memory_pgminfault_total", "Page faults of the guest without I/O.", _memory(lambda m: m.minor_faults)),
 )
@@ -111,19 +111,19 @@ _STORAGE = (
     _counter(
         "storage_read_times_seconds_total",
         "Time of all reads together.",
-        _blocks(lambda b: b.read_time // SECOND),
+        _blocks(lambda b: b.read_time / SECOND),
         "drive",
     ),
     _counter(
         "storage_write_times_seconds_total",
         "Time of all writes together.",
-        _blocks(lambda b: b.write_time // SECOND),
+        _blocks(lambda b: b.write_time / SECOND),
         "drive",
     ),
     _counter(
         "storage_flush_times_seconds_total",
         "Time of all flushes together.",
-        _blocks(lambda b: b.flush_time // SECOND),
+        _blocks(lambda b: b.flush_time / SECOND),
         "drive",
     ),
 )

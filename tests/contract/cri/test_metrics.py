@@ -209,7 +209,7 @@ def test_labels_name_the_pod_the_container_and_the_vm(client: Client, world: Wor
     [
         ("container_network_receive_bytes_total", {("eth0",): 1000}),
         ("container_network_transmit_packets_dropped_total", {("eth0",): 4}),
-        ("virtshim_vm_network_transmit_bytes_total", {("eth0",): 2000}),
+        ("virtshim_vmi_network_transmit_bytes_total", {("eth0",): 2000}),
         ("container_memory_cache", {(): 40}),
         ("container_memory_working_set_bytes", {(): 190}),
         ("container_memory_failures_total", {
@@ -225,8 +225,8 @@ def test_labels_name_the_pod_the_container_and_the_vm(client: Client, world: Wor
         ("container_spec_cpu_quota", {(): 20_000}),
         ("container_spec_memory_limit_bytes", {(): 64 << 20}),
         ("container_blkio_device_usage_total", {("vda", "Read"): 40960, ("vda", "Write"): 20480}),
-        ("virtshim_vm_memory_used_bytes", {(): 40 << 20}),
-        ("virtshim_vm_storage_iops_read_total", {("vda",): 10}),
+        ("virtshim_vmi_memory_used_bytes", {(): 40 << 20}),
+        ("virtshim_vmi_storage_iops_read_total", {("vda",): 10}),
     ],
 )  # fmt: skip
 def test_a_reading_becomes_that_sample(
@@ -268,8 +268,8 @@ def test_a_guest_that_has_not_reported_has_no_memory_samples_of_its_own(
 
     monkeypatch.setattr(world.outside.readings, "_counters", silent)
     names = {one.name for one in flat(metrics(client))}
-    assert "virtshim_vm_memory_domain_bytes" in names
-    assert not names & {"virtshim_vm_memory_unused_bytes", "virtshim_vm_memory_used_bytes"}
+    assert "virtshim_vmi_memory_domain_bytes" in names
+    assert not names & {"virtshim_vmi_memory_unused_bytes", "virtshim_vmi_memory_used_bytes"}
 
 
 def test_while_libvirt_hangs_metrics_come_without_its_numbers(client: Client, world: World) -> None:
@@ -277,7 +277,7 @@ def test_while_libvirt_hangs_metrics_come_without_its_numbers(client: Client, wo
     world.outside.readings.hung = True
     names = {one.name for one in flat(metrics(client))}
     assert {"container_memory_rss", "container_fs_usage_bytes", "container_network_receive_bytes_total"} <= names
-    assert not any(name.startswith("virtshim_vm_storage") for name in names)
+    assert not any(name.startswith("virtshim_vmi_storage") for name in names)
 
 
 def test_a_stream_brings_what_the_list_does(client: Client) -> None:

@@ -1,0 +1,356 @@
+"""What Prometheus reads of a node: by HTTP, from the daemon that serves CRI, over fakes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from fakes.cri import Client, refused, served
+from fakes.metrics import asked, one, scraped, values
+from fakes.world import World
+
+from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.app.measuring import measured
+from virtshim.config import Metrics
+from virtshim.domain.guest.filesystems import GuestFilesystem
+from virtshim.domain.network import PluginRuns
+from virtshim.telemetry import catalogue
+from virtshim.telemetry.metrics_server import MetricsServer
+from virtshim.telemetry.node_collector import POD_FAMILIES, POD_LABELS, VM_FAMILIES, VM_LABELS
+
+pytestmark = pytest.mark.operator
+
+SECONDS = 60.0
+
+
+class Node:
+    def __init__(self, world: World, client: Client, path: str) -> None:
+        self.world = world
+        self.client = client
+        self.path = path
+
+    def ask(self, target: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str, str]:
+        return asked(self.path, target, method, **headers)
+
+    def scrape(self) -> str:
+        return scraped(self.path)
+
+    def later(self) -> None:
+        """What is asked next is read anew."""
+        self.world.outside.clock.advance(2.0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with served(tmp_path) as (world, client, address):
+        world.outside.clock.held = True
+        world.pull()
+        path = f"{address}.metrics"
+        with measured(world.app, Metrics(address=f"unix:{path}")):
+            yield Node(world, client, path)
+
+
+def names(text: str) -> dict[str, str]:
+    """Of all families: their kinds."""
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Debian: prometheus) is not installed")
+def test_prometheus_own_checker_finds_nothing_to_complain_of(node: Node) -> None:
+    node.client.running()
+    node.world.outside.networks.ran.append(PluginRuns("ADD", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=node.scrape(), capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_what_is_served_is_what_is_described_and_labelled_so(node: Node) -> None:
+    sandbox, _ = node.client.running()
+    node.world.outside.networks.ran.append(PluginRuns("ADD", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
+    text = node.scrape()
+    own = (
+        *catalogue.RECORDED,
+        *catalogue.SAMPLED,
+        *catalogue.SCRAPED,
+        *catalogue.OF_VMS,
+        *catalogue.OF_PROCESS,
+        *catalogue.OF_BOTH,
+    )
+    described = {one.name: one.kind for one in own} | {
+        one.name: one.kind.value for one in (*POD_FAMILIES, *VM_FAMILIES)
+    }
+    assert names(text) == described
+    labels = {one.name: one.labels for one in own}
+    labels |= {one.name: (*POD_LABELS, *one.labels) for one in POD_FAMILIES}
+    labels |= {one.name: (*VM_LABELS, *one.labels) for one in VM_FAMILIES}
+    labels |= {one.name: (*VM_LABELS, *one.labels) for one in catalogue.OF_VMS}
+    for name, found in values(text):
+        family = re.sub(r"_(bucket|count|sum)$", "", name) if name not in labels else name
+        assert {label for label, _ in found} - {"le"} == set(labels[family]), name
+    assert sandbox in text
+
+
+def test_a_vm_is_told_with_its_pod_in_seconds_and_parts_of_them(node: Node) -> None:
+    _, container = node.client.running("web")
+    about = {"namespace": "default", "pod": "web", "container": "vm", "id": container}
+    text = node.scrape()
+    assert one(text, "virtshim_vmi_cpu_usage_seconds_total", **about) == pytest.approx(0.1)
+    assert one(text, "virtshim_vmi_storage_read_times_seconds_total", **about, drive="vda") == pytest.approx(0.001)
+    assert one(text, "virtshim_vmi_info", **about) == 1
+    assert one(text, "virtshim_vmi_trouble", **about) == 0
+    assert (
+        one(text, "virtshim_vmi_network_receive_bytes_total", namespace="default", pod="web", interface="eth0") == 1000
+    )
+    assert one(text, "virtshim_vmis", phase="running") == 1
+    assert one(text, "virtshim_pods", state="ready") == 1
+
+
+def test_calls_are_counted_by_method_and_code(node: Node) -> None:
+    node.client.running()
+    with refused(grpc.StatusCode.INVALID_ARGUMENT):
+        node.client.RunPodSandbox(pb.RunPodSandboxRequest())
+    text = node.scrape()
+    count = "virtshim_rpc_duration_seconds_count"
+    assert one(text, count, method="RunPodSandbox", code="OK") == 1
+    assert one(text, count, method="RunPodSandbox", code="INVALID_ARGUMENT") == 1
+    assert one(text, count, method="StartContainer", code="OK") == 1
+    assert one(text, "virtshim_rpcs_running") == 0
+
+
+def test_each_phase_of_a_start_is_timed_also_one_that_failed(node: Node) -> None:
+    node.client.running()
+    node.world.outside.networks.plugin_error = "no lemons left"
+    with refused(grpc.StatusCode.INTERNAL):
+        node.client.run("other")
+    text = node.scrape()
+    count = "virtshim_start_phase_duration_seconds_count"
+    for phase in ("admission", "devices", "disk", "seed", "empty_disks", "define", "cgroup", "volumes", "libvirt"):
+        assert one(text, count, phase=phase, result="ok") == 1, phase
+    assert one(text, count, phase="network", result="ok") == 1
+    assert one(text, count, phase="network", result="internal") == 1
+
+
+def test_pulls_are_counted_by_how_they_ended(node: Node) -> None:
+    node.world.pull("registry.test/vm/other:1", b"another disk")
+    with refused(grpc.StatusCode.NOT_FOUND):
+        node.client.pull("registry.test/vm/absent:1")
+    text = node.scrape()
+    count = "virtshim_image_pull_duration_seconds_count"
+    assert one(text, count, result="ok") == 1
+    assert one(text, count, result="not-found") == 1
+    assert one(text, "virtshim_image_pull_bytes_total") == len(b"another disk")
+    assert one(text, "virtshim_image_pulls_running") == 0
+
+
+def test_a_guests_end_is_counted_by_its_reason(node: Node) -> None:
+    _, container = node.client.running()
+    node.client.stop(container)
+    text = node.scrape()
+    assert one(text, "virtshim_vmi_exits_total", reason="Error") == 1
+    assert one(text, "virtshim_vmis", phase="exited") == 1
+    assert "virtshim_vmi_info{" not in text
+
+
+def test_what_tapmanager_counted_of_cni_plugins_is_told(node: Node) -> None:
+    node.world.outside.networks.ran.append(PluginRuns("DEL", "bridge", 1, 0.5, ((0.1, 1), (float("inf"), 2))))
+    text = node.scrape()
+    about = {"command": "DEL", "plugin": "bridge"}
+    assert one(text, "virtshim_cni_duration_seconds_bucket", **about, le="0.1") == 1
+    assert one(text, "virtshim_cni_duration_seconds_bucket", **about, le="+Inf") == 2
+    assert one(text, "virtshim_cni_duration_seconds_sum", **about) == 0.5
+    assert one(text, "virtshim_cni_errors_total", **about) == 1
+
+
+def test_a_part_that_is_gone_is_told_and_the_rest_is_there(node: Node) -> None:
+    node.client.running()
+    node.world.outside.networks.gone = True
+    node.world.outside.readings.hung = True
+    text = node.scrape()
+    assert one(text, "virtshim_up", part="network") == 0
+    assert one(text, "virtshim_up", part="database") == 1
+    assert one(text, "virtshim_vmi_info", pod="web") == 1
+    assert "virtshim_vmi_vcpu_seconds_total{" not in text
+
+
+@pytest.mark.hostile
+def test_a_pod_of_any_name_is_one_series_and_cannot_make_up_others(node: Node) -> None:
+    name = 'x"} 1\nvirtshim_up{part="forged"} 0\n\\' + "y" * 1000
+    node.world.run(name)
+    text = node.scrape()
+    assert 'part="forged"} 0\n' not in text
+    (found,) = [
+        dict(labels)["pod"] for (of, labels) in values(text) if of == "virtshim_vmi_network_receive_bytes_total"
+    ]
+    assert len(found) < 300
+    assert found.startswith('x"} 1\\nvirtshim_up')
+
+
+def test_how_full_a_guests_file_systems_are_is_asked_of_its_agent_while_somebody_reads_it(node: Node) -> None:
+    clock = node.world.outside.clock
+    _, container = node.client.running()
+    clock.until_waiting()
+    assert "virtshim_vmi_filesystem_used_bytes{" not in node.scrape()
+    for _ in range(2):
+        clock.advance(6.0)
+        clock.until_waiting()
+    about = {"id": container, "mount_point": "/", "disk_name": "vda1", "file_system_type": "ext4"}
+    assert one(node.scrape(), "virtshim_vmi_filesystem_used_bytes", **about) == 1 << 20
+    assert one(node.scrape(), "virtshim_vmi_filesystem_capacity_bytes", **about) == 4 << 20
+
+
+@pytest.mark.hostile
+def test_a_guest_that_mounts_for_ever_gets_no_more_series_than_its_share(node: Node) -> None:
+    clock, guests = node.world.outside.clock, node.world.outside.guests
+    node.client.running()
+    seen = set()
+    for turn in range(6):
+        guests.mounted = tuple(GuestFilesystem(f"/{turn}/{one}", "ext4", "vda", 1, 2) for one in range(16))
+        node.scrape()
+        for _ in range(2):
+            clock.until_waiting()
+            clock.advance(70.0)
+        clock.until_waiting()
+        seen |= set(re.findall(r'filesystem_used_bytes\{.*mount_point="([^"]+)"', node.scrape()))
+    assert len(seen) == 32
+
+
+def test_many_who_ask_at_once_share_one_reading(node: Node) -> None:
+    node.client.running()
+    readings = node.world.outside.readings
+    node.later()
+    before = readings.calls
+    with ThreadPoolExecutor(6) as pool:
+        assert len({one(text, "virtshim_vmi_info") for text in pool.map(lambda _: node.scrape(), range(6))}) == 1
+    assert readings.calls == before + 1
+
+
+def test_a_reading_that_hangs_leaves_the_last_one_and_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.client.running()
+    assert one(node.scrape(), "virtshim_scrape_late") == 0
+    hanging, over = threading.Event(), threading.Event()
+    usage = type(node.world.outside.readings).usage
+
+    def hang(*args: object) -> object:
+        hanging.set()
+        assert over.wait(SECONDS)
+        return usage(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(node.world.outside.readings), "usage", hang)
+    monkeypatch.setattr("virtshim.telemetry.sampler.LIMIT", 0.2)
+    try:
+        node.later()
+        text = node.scrape()
+        assert hanging.is_set()
+        assert one(text, "virtshim_scrape_late") == 1
+        assert one(text, "virtshim_scrape_sample_age_seconds") >= 2
+        assert one(text, "virtshim_vmi_info", pod="web") == 1
+    finally:
+        over.set()
+
+
+def test_there_is_no_other_path_and_no_other_method(node: Node) -> None:
+    assert node.ask("/")[0] == 404
+    assert node.ask("/metrics/../etc/passwd")[0] == 404
+    assert node.ask("/debug/pprof")[0] == 404
+    assert node.ask("/metrics", "POST")[0] == 405
+    status, kind, _ = node.ask("/metrics?name[]=virtshim_up")
+    assert (status, kind.partition(";")[0]) == (200, "text/plain")
+
+
+def test_openmetrics_is_spoken_to_who_asks_for_it(node: Node) -> None:
+    _, kind, text = node.ask(Accept="application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[MetricsServer, Callable[[], socket.socket]]]:
+    server = MetricsServer("127.0.0.1:0", lambda _: ("text/plain", b"x" * (4 << 20)))
+    server.start()
+    try:
+        yield server, lambda: socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
+    finally:
+        server.stop()
+
+
+def received(connection: socket.socket) -> bytes:
+    with connection:
+        data = b""
+        while piece := connection.recv(1 << 16):
+            data += piece
+    return data
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize(
+    "words", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 40000]
+)
+def test_what_is_no_http_is_refused(server: tuple[MetricsServer, Callable[[], socket.socket]], words: bytes) -> None:
+    _, connect = server
+    connection = connect()
+    connection.sendall(words + b"\r\n\r\n")
+    with contextlib.suppress(ConnectionResetError):  # closed with bytes that nobody had read
+        assert received(connection)[9:10] == b"4"
+
+
+@pytest.mark.hostile
+def test_who_says_nothing_takes_no_more_than_the_room_there_is(
+    server: tuple[MetricsServer, Callable[[], socket.socket]],
+) -> None:
+    _, connect = server
+    silent = [connect() for _ in range(8)]
+    with contextlib.suppress(ConnectionResetError):
+        assert received(connect()) == b""
+    for one_of_them in silent:
+        one_of_them.close()
+    while True:  # their threads have to see it
+        connection = connect()
+        try:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            if received(connection).startswith(b"HTTP/1.1 200"):
+                break
+        except OSError:
+            pass
+
+
+def test_an_address_that_is_taken_keeps_no_daemon_from_its_work(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = MetricsServer(f"127.0.0.1:{taken.getsockname()[1]}", lambda _: ("text/plain", b""))
+        server.start()
+        server.stop()
+
+
+def test_a_socket_that_a_killed_daemon_left_is_replaced_and_is_roots_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    server = MetricsServer(f"unix:{path}", lambda _: ("text/plain", b""))
+    server.start()
+    assert path.stat().st_mode & 0o777 == 0o600
+    server.stop()
+    assert not path.exists()
+
+
+def test_without_an_address_nothing_is_loaded_and_nothing_listens() -> None:
+    program = """
+import sys
+sys.modules["rich"] = None
+import virtshim.serve
+from virtshim.app.measuring import measured
+from virtshim.config import Metrics
+with measured(None, Metrics(address="")):
+    print([name for name in sys.modules if name.startswith(("prometheus_client", "virtshim.telemetry", "opentelemetry"))])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
