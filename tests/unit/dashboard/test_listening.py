@@ -1,0 +1,62 @@
+"""The addresses that a browser may take for the page's name are all the dashboard's, or it does not run."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from virtshim.dashboard import listening
+from virtshim.dashboard.listening import listening_sockets
+from virtshim.domain.errors import WrongState
+
+
+@pytest.fixture
+def stranger() -> Iterator[socket.socket]:
+    """Who has a port of the second address."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as one:
+        yield one
+
+
+def test_one_port_is_taken_of_both_addresses() -> None:
+    first, second = listening_sockets(0)
+    with first, second:
+        assert first.getsockname() == ("127.0.0.1", first.getsockname()[1])
+        assert second.getsockname()[:2] == ("::1", first.getsockname()[1])
+
+
+def test_a_port_that_somebody_has_at_either_address_is_not_taken(stranger: socket.socket) -> None:
+    with pytest.raises(WrongState, match="both: Address already in use; choose another with --port"):
+        listening_sockets(stranger.getsockname()[1])
+    with socket.create_server(("127.0.0.1", stranger.getsockname()[1])):  # it was given back
+        pass
+
+
+def test_a_free_port_is_free_at_both_addresses(stranger: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [stranger.getsockname()[1]]
+    real = listening._listener
+
+    def first_the_taken_one(family: socket.AddressFamily, address: str, port: int) -> socket.socket | None:
+        return real(family, address, port or (taken.pop() if taken else 0))
+
+    monkeypatch.setattr(listening, "_listener", first_the_taken_one)
+    for one in listening_sockets(0):
+        with one:
+            assert one.getsockname()[1] != stranger.getsockname()[1]
+    assert not taken
+
+
+def test_a_kernel_without_ipv6_has_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+
+    def without(family: int, *more: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *more)
+
+    monkeypatch.setattr(listening.socket, "socket", without)
+    (one,) = listening_sockets(0)
+    with one:
+        assert one.getsockname()[0] == "127.0.0.1"

@@ -1,0 +1,79 @@
+"""What open pages are told of a node whose answers come late, or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from virtshim.dashboard import watch
+from virtshim.dashboard.node_calls import Pod, Seen
+from virtshim.dashboard.readings import Reading
+from virtshim.domain.errors import Unavailable
+
+POD = Pod("a1", "default", "web", ready=True, created=1.0, handler="virtshim", has_screen=False, vms=())
+
+
+class SlowToAnswer:
+    """Of its one pod it tells all at the third time only."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.asked = 0
+
+    def look(self) -> Seen:
+        self.looks += 1
+        sizes = {"memory_given": 1 << 30, "vcpus": 2} if self.looks > 2 else {"memory_given": 0, "vcpus": 0}
+        reading = Reading(cpu=None, memory=None, read=None, written=None, received=None, sent=None, **sizes)
+        return Seen(time.time(), "virtshim 1", {}, {}, [POD], {POD.id: reading})
+
+    def addresses(self, _pod: str) -> list[str]:
+        self.asked += 1
+        if self.asked < 3:
+            raise Unavailable("deadline exceeded")
+        return ["10.88.0.2"]
+
+    def follow(self, tell: object, started: object) -> None: ...
+
+
+async def told_until(node: SlowToAnswer, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    watching = watch.NodeWatch(node, dict)
+    with watching.listening() as page:
+        looking = asyncio.ensure_future(watching.run())
+        try:
+            async with asyncio.timeout(60):
+                while not any(map(wanted, (await page.get()).get("pods", ()))):
+                    pass
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_WATCHED", "_TIMES_AS_LONG", "_GATHER"):
+        monkeypatch.setattr(watch, name, 0.0)
+
+
+def test_an_address_that_was_not_answered_is_asked_for_again_and_told() -> None:
+    node = SlowToAnswer()
+    asyncio.run(told_until(node, lambda pod: pod["addresses"] == ["10.88.0.2"]))
+    assert node.asked == 3
+
+
+def test_sizes_that_are_learnt_later_than_the_pod_reach_an_open_page() -> None:
+    asyncio.run(told_until(SlowToAnswer(), lambda pod: (pod["vcpus"], pod["memoryGiven"]) == (2, 1 << 30)))
+
+
+def test_a_look_that_failed_is_repeated_soon_and_a_slow_one_within_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    assert watch.pause_after(connected=False, watched=True, busy=10.0) == 1.0
+    assert watch.pause_after(connected=True, watched=True, busy=0.01) == 2.0
+    assert watch.pause_after(connected=True, watched=False, busy=0.01) == 10.0
+    assert watch.pause_after(connected=True, watched=True, busy=0.5) == 10.0
+    assert watch.pause_after(connected=True, watched=True, busy=10.0) == 30.0

@@ -1,0 +1,25 @@
+"""What is on its way to a page is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+from virtshim.dashboard.streams import Window
+
+
+def test_a_page_that_shows_nothing_stops_the_reading_and_one_that_shows_lets_it_go_on() -> None:
+    async def scenario() -> list[bool]:
+        window, open_after = Window(100), []
+        for step in (
+            lambda: window.sent(60),
+            lambda: window.sent(60),
+            lambda: window.shown(10),
+            lambda: window.shown(11),
+            lambda: window.shown(10**9),  # more than was sent
+            lambda: window.sent(100),
+        ):
+            step()
+            open_after.append(window.is_open)
+        return open_after
+
+    assert asyncio.run(scenario()) == [True, False, False, True, True, False]

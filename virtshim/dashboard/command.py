@@ -1,0 +1,124 @@
+"""`virtshim dashboard`: serves the node's page on loopback until ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from virtshim.dashboard.assets import assets_directory
+from virtshim.dashboard.door import Door
+from virtshim.dashboard.host_facts import host_facts
+from virtshim.dashboard.listening import listening_sockets
+from virtshim.dashboard.node_calls import NodeCalls
+from virtshim.dashboard.pages import Pages, Place
+from virtshim.dashboard.sessions import Sessions
+from virtshim.dashboard.watch import NodeWatch
+from virtshim.logsetup import set_up_logging
+
+DEFAULT_PORT: Final = 8734
+# Seconds that a connection stays when nothing more is asked on it. aiohttp has an hour.
+_KEPT: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`address` ends with a slash."""
+
+    address: str
+    sessions: Sessions
+    watch: NodeWatch
+
+    def login_url(self) -> str:
+        """Good once; one from before is void."""
+        return f"{self.address}login?token={self.sessions.new_token()}"
+
+
+def dashboard(cri_socket: str, port: int) -> None:
+    """Until SIGINT or SIGTERM. Raises ShimError."""
+    set_up_logging("warning", "auto")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_until_stopped(cri_socket, port))
+
+
+async def _until_stopped(cri_socket: str, port: int) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    async with serving(cri_socket, port) as served:
+        _say(f"dashboard: {served.login_url()}")
+        _say("dashboard: good once; Enter prints another, ctrl-C ends. From elsewhere: ssh -L PORT:127.0.0.1:PORT")
+        with _asked_for_another(served):
+            await stopping.wait()
+
+
+@contextlib.asynccontextmanager
+async def serving(cri_socket: str, port: int) -> AsyncIterator[Served]:
+    """Sessions end with it."""
+    assets = assets_directory()
+    node, sessions = NodeCalls(cri_socket), Sessions()
+    watch = NodeWatch(node, host_facts)
+    place = Place.of_this_run()
+    runner = web.AppRunner(
+        Pages(node, watch, sessions, assets, place).application(),
+        access_log=None,
+        shutdown_timeout=2,
+        keepalive_timeout=_KEPT,
+    )
+    await runner.setup()
+    looking = asyncio.ensure_future(watch.run())
+    try:
+        async with _listening(runner, port) as bound:
+            yield Served(f"http://{place.host}:{bound}{place.path}/", sessions, watch)
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        await runner.cleanup()
+        node.close()
+
+
+@contextlib.asynccontextmanager
+async def _listening(runner: web.AppRunner, port: int) -> AsyncIterator[int]:
+    """On which port."""
+    assert runner.server is not None, "it is set up"
+    door, loop = Door(runner.server), asyncio.get_running_loop()
+    sockets = listening_sockets(port)
+    listeners = [await loop.create_server(door, sock=one) for one in sockets]
+    try:
+        yield sockets[0].getsockname()[1]
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+@contextlib.contextmanager
+def _asked_for_another(served: Served) -> Iterator[None]:
+    """By Enter in the terminal that it runs in."""
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        if sys.stdin.readline():
+            _say(f"dashboard: {served.login_url()}")
+        else:
+            loop.remove_reader(sys.stdin)
+
+    if not sys.stdin.isatty():
+        yield
+        return
+    loop.add_reader(sys.stdin, asked)
+    try:
+        yield
+    finally:
+        loop.remove_reader(sys.stdin)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

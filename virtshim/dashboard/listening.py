@@ -1,0 +1,58 @@
+"""Where the dashboard listens: both addresses that a browser may take for the page's name, or none. Who had the other one could
+be sent what is meant for the dashboard."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+from virtshim.domain.errors import WrongState
+
+_ADDRESSES: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+# A kernel without IPv6, or a loopback without its address: nobody else has it then.
+_NOT_THERE: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
+# A free port of one address may be another's on the other.
+_TRIES: Final = 16
+
+
+def listening_sockets(port: int) -> list[socket.socket]:
+    """On one port; 0 takes a free one. Raises WrongState."""
+    for left in reversed(range(_TRIES)):
+        bound: list[socket.socket] = []
+        try:
+            for family, address in _ADDRESSES:
+                if (one := _listener(family, address, bound[0].getsockname()[1] if bound else port)) is not None:
+                    bound.append(one)
+        except OSError as exc:
+            for one in bound:
+                one.close()
+            if port or not left or exc.errno != errno.EADDRINUSE:
+                raise WrongState(
+                    f"cannot listen on port {port} of 127.0.0.1 and ::1, both: {exc.strerror}; choose another with --port"
+                ) from exc
+            continue
+        if bound:
+            return bound
+    raise WrongState("this machine has no loopback address to listen on; bring the interface lo up")
+
+
+def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket | None:
+    try:
+        one = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    except OSError as exc:
+        if exc.errno in _NOT_THERE:
+            return None
+        raise
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind((address, port))
+        one.listen(128)
+    except OSError as exc:
+        one.close()
+        if exc.errno in _NOT_THERE:
+            return None
+        raise
+    return one

@@ -1,0 +1,271 @@
+"""What the dashboard asks of a node: calls of CRI and of our Admin service, answered as the values that it shows.
+
+Blocking, for threads; each call has a time limit. Any runtime that serves CRI can be shown; what only virtshim tells is then
+absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
+from criproto.operator_v1 import operator_pb2, operator_pb2_grpc
+from criproto.runtime_v1 import api_pb2 as pb
+from criproto.runtime_v1 import api_pb2_grpc
+from virtshim.cri.error_codes import kind_of
+from virtshim.dashboard.readings import Counter, Reading
+from virtshim.domain.annotations.parse import VNC_ANNOTATION
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ShimError, Unavailable, WrongState
+from virtshim.domain.guest.streaming import VNC_PORT
+
+_SECONDS: Final = 10.0
+# A guest's agent may be asked for what is shown of a VM.
+_DETAIL_SECONDS: Final = 20.0
+_MESSAGE_BYTES: Final = 16 << 20
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    # A node that was restarted is back at once, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_ERRORS: Final = {error.kind: error for error in (InvalidRequest, NotFound, WrongState, Unavailable)}
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """`state`: created, running, exited or unknown. `created`: seconds since 1970."""
+
+    id: str
+    name: str
+    attempt: int
+    state: str
+    image: str
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """`vms`: newest first."""
+
+    id: str
+    namespace: str
+    name: str
+    ready: bool
+    created: float
+    handler: str
+    has_screen: bool
+    vms: tuple[Vm, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at the node. `conditions`: what troubles it by name, "" if nothing does."""
+
+    at: float
+    version: str
+    conditions: Mapping[str, str]
+    facts: Mapping[str, Any]
+    pods: Sequence[Pod]
+    readings: dict[str, Reading]
+
+
+class NodeCalls:
+    """Calls raise ShimError."""
+
+    def __init__(self, socket: str) -> None:
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminStub(self._channel)
+        self._beside = grpc.insecure_channel(f"unix:{os.path.dirname(socket)}/admin.sock", options=_OPTIONS)
+        self._operator = operator_pb2_grpc.OperatorStub(self._beside)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._beside.close()
+
+    def look(self) -> Seen:
+        with _as_shim_errors():
+            version = self._runtime.Version(pb.VersionRequest(), timeout=_SECONDS)
+            status = self._runtime.Status(pb.StatusRequest(verbose=True), timeout=_SECONDS)
+            sandboxes = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
+            containers = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
+        return Seen(
+            time.time(),
+            f"{version.runtime_name} {version.runtime_version}",
+            {c.type: "" if c.status else c.message or c.reason or "not ready" for c in status.status.conditions},
+            _object(status.info.get("config", "")),
+            _pods(sandboxes, containers),
+            self._readings(),
+        )
+
+    def _readings(self) -> dict[str, Reading]:
+        """None of a runtime that has no such calls."""
+        try:
+            with _as_shim_errors():
+                stats = self._runtime.ListPodSandboxStats(pb.ListPodSandboxStatsRequest(), timeout=_SECONDS).stats
+                at = time.time_ns()
+                metrics = self._runtime.ListPodSandboxMetrics(pb.ListPodSandboxMetricsRequest(), timeout=_SECONDS)
+        except Unavailable:
+            raise
+        except ShimError:
+            return {}
+        return readings(stats, metrics.pod_metrics, at)
+
+    def addresses(self, pod: str) -> list[str]:
+        with _as_shim_errors():
+            request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
+            network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
+        return [ip for ip in (network.ip, *(more.ip for more in network.additional_ips)) if ip]
+
+    def pod_status(self, pod: str) -> pb.PodSandboxStatusResponse:
+        with _as_shim_errors():
+            request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
+            return self._runtime.PodSandboxStatus(request, timeout=_SECONDS)
+
+    def vm_status(self, vm: str) -> pb.ContainerStatusResponse:
+        with _as_shim_errors():
+            request = pb.ContainerStatusRequest(container_id=vm, verbose=True)
+            return self._runtime.ContainerStatus(request, timeout=_DETAIL_SECONDS)
+
+    def start_up(self, pod: str) -> Sequence[operator_pb2.Phase]:
+        """Of the admin socket beside the CRI socket; none where there is no such socket."""
+        try:
+            with _as_shim_errors():
+                wanted = operator_pb2.StartUpsRequest(id=pod)
+                found = self._operator.StartUps(wanted, timeout=_SECONDS).start_ups
+        except ShimError:
+            return ()
+        return [phase for one in found if one.pod_sandbox_id == pod for phase in one.phases]
+
+    def console_url(self, vm: str) -> tuple[str, bool]:
+        """And whether it takes input."""
+        try:
+            return self._console(vm, stdin=True), True
+        except (WrongState, InvalidRequest):  # made without stdin; or it has just ended, which the second call tells
+            return self._console(vm, stdin=False), False
+
+    def _console(self, vm: str, *, stdin: bool) -> str:
+        with _as_shim_errors():
+            wanted = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
+            return self._admin.AttachConsole(wanted, timeout=_SECONDS).url
+
+    def screen_url(self, pod: str) -> str:
+        with _as_shim_errors():
+            request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[VNC_PORT])
+            return self._runtime.PortForward(request, timeout=_SECONDS).url
+
+    def follow(
+        self, tell: Callable[[str, float, str, str], None], started: Callable[[Callable[[], object]], None]
+    ) -> None:
+        """Tells events, as kind, time, pod's id and words, until the stream ends. `started` gets what ends it."""
+        with _as_shim_errors():
+            stream = self._runtime.GetContainerEvents(pb.GetEventsRequest())
+            started(stream.cancel)
+            for one in stream:
+                kind = pb.ContainerEventType.Name(one.container_event_type)
+                kind = kind.removeprefix("CONTAINER_").removesuffix("_EVENT").lower()
+                tell(kind, one.created_at / 1e9, one.pod_sandbox_status.id, _words(kind, one))
+
+
+def readings(
+    stats: Sequence[pb.PodSandboxStats], metrics: Sequence[pb.PodSandboxMetrics], at: int
+) -> dict[str, Reading]:
+    """By pod. `at`: when the metrics were read."""
+    measured = {one.pod_sandbox_id: one for one in metrics}
+    return {one.attributes.id: _reading(one, measured.get(one.attributes.id), at) for one in stats}
+
+
+def _reading(stats: pb.PodSandboxStats, metrics: pb.PodSandboxMetrics | None, at: int) -> Reading:
+    linux = stats.linux
+    cards = [linux.network.default_interface, *linux.network.interfaces] if linux.HasField("network") else []
+    named = [one for container in metrics.container_metrics for one in container.metrics] if metrics else []
+    return Reading(
+        cpu=_counter(linux.cpu.timestamp, [linux.cpu.usage_core_nano_seconds] if _has_cpu(linux) else []),
+        memory=linux.memory.working_set_bytes.value if linux.memory.HasField("working_set_bytes") else None,
+        read=_counter(at, _values(named, "virtshim_vmi_storage_read_traffic_bytes_total")),
+        written=_counter(at, _values(named, "virtshim_vmi_storage_write_traffic_bytes_total")),
+        received=_counter(linux.network.timestamp, [card.rx_bytes for card in cards]),
+        sent=_counter(linux.network.timestamp, [card.tx_bytes for card in cards]),
+        memory_given=sum(one.value for one in _values(named, "virtshim_vmi_memory_domain_bytes")),
+        vcpus=len(_values(named, "virtshim_vmi_vcpu_seconds_total")),
+    )
+
+
+def _has_cpu(linux: pb.LinuxPodSandboxStats) -> bool:
+    return linux.HasField("cpu") and linux.cpu.HasField("usage_core_nano_seconds")
+
+
+def _values(metrics: Sequence[pb.Metric], name: str) -> list[pb.UInt64Value]:
+    return [one.value for one in metrics if one.name == name]
+
+
+def _counter(at: int, values: Sequence[pb.UInt64Value]) -> Counter | None:
+    return Counter(at, sum(one.value for one in values)) if values else None
+
+
+def _pods(sandboxes: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]) -> list[Pod]:
+    """Newest first."""
+    of_pod: dict[str, list[pb.Container]] = {}
+    for container in sorted(containers, key=lambda one: one.created_at, reverse=True):
+        of_pod.setdefault(container.pod_sandbox_id, []).append(container)
+    return [
+        Pod(
+            item.id,
+            item.metadata.namespace,
+            item.metadata.name,
+            item.state == pb.SANDBOX_READY,
+            item.created_at / 1e9,
+            item.runtime_handler,
+            item.annotations.get(VNC_ANNOTATION) == "true",
+            tuple(map(_vm, of_pod.get(item.id, ()))),
+        )
+        for item in sorted(sandboxes, key=lambda one: one.created_at, reverse=True)
+    ]
+
+
+def _vm(item: pb.Container) -> Vm:
+    return Vm(
+        item.id,
+        item.metadata.name,
+        item.metadata.attempt,
+        pb.ContainerState.Name(item.state).removeprefix("CONTAINER_").lower(),
+        item.image.image,
+        item.created_at / 1e9,
+    )
+
+
+def _words(kind: str, change: pb.ContainerEventResponse) -> str:
+    metadata = change.pod_sandbox_status.metadata
+    pod = f"{metadata.namespace}/{metadata.name}"
+    vm = next((one for one in change.containers_statuses if one.id == change.container_id), None)
+    if vm is None:
+        return f"pod {pod} {kind}"
+    end = f" with code {vm.exit_code} ({vm.reason or 'no reason given'})" if kind == "stopped" else ""
+    return f"VM {vm.metadata.name} of {pod} {kind}{end}" + (f": {vm.message[:300]}" if end and vm.message else "")
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Of JSON; empty for what is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def _as_shim_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        details = error.details() or "no reason given"
+        raise _ERRORS.get(kind_of(error.code(), details), InternalError)(details) from error

@@ -1,0 +1,197 @@
+"""What is answered to which path.
+
+All of it is below a name and a path that nobody can guess, and that are never used again. The name is an origin of its own: what
+a browser keeps for it, a script that works behind pages above all, nobody could prepare and nobody finds later. The path is for
+the cookie, which knows no ports, where a resolver has told the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from aiohttp import WSMsgType, web
+
+from virtshim.dashboard import guard, streams, views
+from virtshim.dashboard.assets import PAGE
+from virtshim.dashboard.node_calls import NodeCalls
+from virtshim.dashboard.sessions import Sessions
+from virtshim.dashboard.watch import NodeWatch
+from virtshim.domain.errors import Kind, NotFound, ShimError
+
+# Seconds between pings of a page's WebSocket: a browser that is gone is noticed.
+_HEARTBEAT: Final = 20.0
+# Of one message of a page: what is pasted into a console.
+_MESSAGE: Final = 1 << 20
+# Pods whose starts are remembered.
+_STARTS: Final = 500
+_STATUS: Final = {Kind.NOT_FOUND: 404, Kind.INVALID: 400, Kind.FAILED_PRECONDITION: 409, Kind.UNAVAILABLE: 503}
+# In index.html, in place of `Place.run`.
+_RUN: Final = "@RUN@"
+_IDS: Final = "{id:[0-9A-Za-z_.-]{1,128}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of one run of the dashboard. `host` is a name of loopback's (RFC 6761), `path` begins with a slash. `run` is what the page
+    is told, and hears again from its own server alone when it comes back to whatever answers at its address."""
+
+    host: str
+    path: str
+    run: str = field(repr=False)
+
+    @classmethod
+    def of_this_run(cls) -> Self:
+        return cls(
+            f"virtshim-{secrets.token_hex(16)}.localhost", f"/{secrets.token_urlsafe(16)}", secrets.token_urlsafe(16)
+        )
+
+
+class Pages:
+    def __init__(self, node: NodeCalls, watch: NodeWatch, sessions: Sessions, assets: Path, place: Place) -> None:
+        self._node = node
+        self._watch = watch
+        self._sessions = sessions
+        self._assets = assets
+        self._place = place
+        self._prefix = place.path
+        self._starts: dict[str, list[dict[str, Any]]] = {}
+        self._open: set[web.WebSocketResponse] = set()
+
+    def application(self) -> web.Application:
+        app = web.Application(
+            middlewares=[guard.middleware(self._sessions, self._place.host, f"{self._prefix}/login")],
+            client_max_size=1 << 16,
+        )
+        app.on_response_prepare.append(guard.add_headers)
+        app.on_shutdown.append(self._close_all)
+        app.router.add_get(f"{self._prefix}/login", self._login, allow_head=False)
+        app.router.add_post(f"{self._prefix}/logout", self._logout)
+        app.router.add_get(f"{self._prefix}/live", self._live)
+        app.router.add_get(f"{self._prefix}/pods/{_IDS}", self._pod)
+        app.router.add_get(f"{self._prefix}/pods/{_IDS}/graph", self._graph)
+        app.router.add_get(f"{self._prefix}/pods/{_IDS}/screen", self._screen)
+        app.router.add_get(f"{self._prefix}/vms/{_IDS}/console", self._console)
+        app.router.add_get(f"{self._prefix}/", self._index)
+        app.router.add_get(self._prefix + "/assets/{name:[0-9A-Za-z_.-]{1,80}}", self._asset)
+        return app
+
+    # --- sessions
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        secret = self._sessions.exchange(request.query.get("token", ""))
+        if secret is None:
+            raise web.HTTPForbidden(
+                text="this address was used already, or another was printed since: press Enter in the terminal of "
+                "`virtshim dashboard`\n"
+            )
+        answer = web.Response(status=303, headers={"Location": f"{self._prefix}/"})
+        answer.set_cookie(guard.COOKIE, secret, path=f"{self._prefix}/", httponly=True, samesite="Strict")
+        return answer
+
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        self._sessions.end(request.cookies[guard.COOKIE])
+        await self._close_all(request.app)
+        answer = web.Response(status=204)
+        answer.del_cookie(guard.COOKIE, path=f"{self._prefix}/")
+        return answer
+
+    # --- files
+
+    async def _index(self, _request: web.Request) -> web.StreamResponse:
+        page = (self._assets / PAGE).read_text()
+        return web.Response(text=page.replace(_RUN, self._place.run), content_type="text/html")
+
+    async def _asset(self, request: web.Request) -> web.StreamResponse:
+        path = self._assets / request.match_info["name"]
+        if path.name.startswith(".") or not path.is_file():
+            raise web.HTTPNotFound
+        return web.FileResponse(path)
+
+    # --- what the node says
+
+    async def _pod(self, request: web.Request) -> web.StreamResponse:
+        wanted = request.match_info["id"]
+        try:
+            pod = await asyncio.to_thread(self._node.pod_status, wanted)
+            vms = [await asyncio.to_thread(self._node.vm_status, vm) for vm in self._watch.vms_of(wanted) if vm]
+        except ShimError as exc:
+            return web.json_response({"error": str(exc)}, status=_STATUS.get(exc.kind, 502))
+        return web.json_response(views.detail(pod, vms, await asyncio.to_thread(self._start, wanted)))
+
+    def _start(self, pod: str) -> list[dict[str, Any]]:
+        """A virtshim that was restarted knows no more how earlier pods came up: what it once told is kept here."""
+        if told := views.phases(self._node.start_up(pod)):
+            self._starts.pop(pod, None)
+            self._starts[pod] = told
+            while len(self._starts) > _STARTS:
+                del self._starts[next(iter(self._starts))]
+        return self._starts.get(pod, [])
+
+    async def _graph(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response(self._watch.graph(request.match_info["id"]))
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        async with self._socket(request) as page:
+            await page.send_json({"run": self._place.run})
+            with self._watch.listening() as listener:
+                gone = asyncio.ensure_future(_silence(page))
+                overrun = asyncio.ensure_future(listener.overrun.wait())
+                try:
+                    while True:
+                        message = asyncio.ensure_future(listener.get())
+                        await asyncio.wait({message, gone, overrun}, return_when=asyncio.FIRST_COMPLETED)
+                        if gone.done() or overrun.done():
+                            message.cancel()
+                            break
+                        await page.send_json(message.result())
+                finally:
+                    gone.cancel()
+                    overrun.cancel()
+        return page
+
+    async def _console(self, request: web.Request) -> web.StreamResponse:
+        async with self._socket(request) as page:
+            vm = request.match_info["id"]
+            await streams.console(page, lambda: self._node.console_url(vm))
+        return page
+
+    async def _screen(self, request: web.Request) -> web.StreamResponse:
+        async with self._socket(request) as page:
+            pod = request.match_info["id"]
+            await streams.screen(page, lambda: self._screen_url(pod))
+        return page
+
+    def _screen_url(self, pod: str) -> str:
+        """Port 5900 of a pod without a screen is whatever its guest serves there."""
+        if not self._watch.has_screen(pod):
+            raise NotFound('no screen: its pod needs the annotation virtshim.io/vnc: "true"')
+        return self._node.screen_url(pod)
+
+    @contextlib.asynccontextmanager
+    async def _socket(self, request: web.Request) -> AsyncIterator[web.WebSocketResponse]:
+        page = web.WebSocketResponse(heartbeat=_HEARTBEAT, max_msg_size=_MESSAGE)
+        await page.prepare(request)
+        self._open.add(page)
+        try:
+            with contextlib.suppress(ConnectionError):
+                yield page
+        finally:
+            self._open.discard(page)
+            await page.close()
+
+    async def _close_all(self, _app: web.Application) -> None:
+        for page in list(self._open):
+            await page.close(code=1001, message=b"the dashboard ends")
+
+
+async def _silence(page: web.WebSocketResponse) -> None:
+    """Until the page has gone; what it says there is nothing."""
+    async for message in page:
+        if message.type is WSMsgType.ERROR:
+            return
