@@ -39,6 +39,7 @@ CONTRACTS = (
     Contract("deviceplugin.proto", "deviceplugin_v1beta1"),
     Contract("podresources.proto", "podresources_v1"),
     Contract("admin.proto", "admin_v1"),
+    Contract("operator.proto", "operator_v1"),
 )
 
 

@@ -7,6 +7,7 @@ printable, so that a line is what somebody here has logged, and whoever causes w
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,8 @@ from typing import Any
 
 import structlog
 
+from tapmanager.log_lines import FILE_VARIABLE, LogFile
+from virtshim import journal
 from virtshim.domain.printable import escaped
 
 # Characters of one value, and entries of one list: an error may quote a kernel's or a plugin's whole answer.
@@ -28,11 +31,12 @@ _RATE = 2.0
 
 
 def set_up_logging(level: str, form: str) -> None:
-    """`form` is auto, text or json; auto is text on a terminal. Standard library loggers come out the same way.
+    """`form` is auto, text, json or journal; auto is text on a terminal, the journal where systemd has joined it, else json.
+    Standard library loggers come out the same way.
 
     Tracebacks come without local variables, which structlog would show: passwords and pods' data are among them."""
     if form == "auto":
-        form = "text" if sys.stderr.isatty() else "json"
+        form = "text" if sys.stderr.isatty() else "journal" if journal.is_our_stderr() else "json"
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -40,8 +44,8 @@ def set_up_logging(level: str, form: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     render: Any
-    if form == "text":
-        render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_indented_traceback)
+    if form in ("text", "journal"):
+        render = structlog.dev.ConsoleRenderer(colors=_in_colour(), exception_formatter=_indented_traceback)
     else:
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         shared.append(structlog.processors.ExceptionRenderer(without_locals))
@@ -52,15 +56,47 @@ def set_up_logging(level: str, form: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=render, foreign_pre_chain=shared))
+    if form == "journal":
+        handler = journal.JournalHandler(handler.formatter or logging.Formatter(), handler)
     handler.addFilter(_Flood())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    if path := os.environ.get(FILE_VARIABLE):
+        root.addHandler(_file(path, shared))
+    set_log_level(level)
     logging.getLogger("grpc._common").addFilter(_in_one_line)
     for chatty in ("urllib3", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It tells each attempt that failed; virtshim.telemetry tells such trouble once.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+
+def _in_colour() -> bool:
+    return sys.stderr.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def set_log_level(level: str) -> None:
+    """From now on, of all that is logged here."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def _file(path: str, shared: list[Any]) -> logging.Handler:
+    """JSON lines, whatever standard error has."""
+    without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    lines = structlog.stdlib.ProcessorFormatter(
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.ExceptionRenderer(without_locals),
+            structlog.processors.JSONRenderer(),
+        ],
+        foreign_pre_chain=shared,
+    )
+    handler = LogFile(path)
+    handler.setFormatter(lines)
+    handler.addFilter(_Flood())
+    return handler
 
 
 def _of_others(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -84,6 +120,8 @@ def _plain(value: Any, deep: int) -> Any:
         case list() | tuple() | set() | frozenset() if deep:
             items = [_plain(item, deep - 1) for item in _few(value)]
             return items if len(value) <= _MOST_ENTRIES else [*items, f"... {len(value)} in all"]
+        case _ if hasattr(value, "DESCRIPTOR"):  # a message of CRI's may hold registry logins and pods' variables
+            return f"<{type(value).__name__}>"
         case _:
             return escaped(str(value), _LONGEST)
 

@@ -8,11 +8,14 @@ import threading
 
 import structlog
 
+from tapmanager import thread_dump
 from virtshim import sdnotify
 from virtshim.app import assembly
+from virtshim.app.measuring import measured, traced
+from virtshim.app.reload import Reload
 from virtshim.config import Settings
 from virtshim.grpc_socket import SocketLock
-from virtshim.stop_signals import stop_event
+from virtshim.stop_signals import reload_requests, stop_event
 
 log = structlog.get_logger(__name__)
 
@@ -20,25 +23,35 @@ log = structlog.get_logger(__name__)
 # StopContainer is cut off; kubelet repeats it.
 _DRAIN = 5.0
 
+# Of the settings; the others are those of programs beside this one.
+OWN = (
+    "paths", "cri", "streaming", "libvirt", "images", "vm", "devices", "log", "metrics.address", "tracing",
+    "tapmanager.socket", "shares.socket",
+)  # fmt: skip
 
-def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ShimError if it cannot start."""
-    stopping = stop_event()
+
+def serve(settings: Settings, file: str | None = None) -> None:
+    """Runs until SIGTERM or SIGINT; SIGHUP reads `file` again. Raises ShimError if it cannot start."""
+    stopping, reloads = stop_event(), reload_requests()
     os.makedirs(os.path.dirname(settings.cri_socket), mode=0o711, exist_ok=True)
     lock = SocketLock(settings.cri_socket)
+    thread_dump.write_when_asked(settings.cri_socket)
     try:
-        with assembly.open_app(settings) as app:
+        with assembly.open_app(settings) as app, measured(app, settings.metrics), traced(settings.tracing):
             sdnotify.notify("STATUS=recovering")
             app.recover()
             # Modules and records live on: without them a full garbage collection does not show in a list's answer time.
             gc.freeze()
-            server = app.server(settings)
+            server, operator = app.server(settings), app.operator_server(settings)
             with app.watching():
                 server.start()
+                operator.start()
+                Reload(file, settings, app.live.use, OWN).start(reloads)
                 sdnotify.notify("READY=1", "STATUS=serving")
                 _wait(stopping)
                 sdnotify.notify("STOPPING=1")
                 log.info("serve.stopping")
+                operator.stop(0)
                 server.stop(_DRAIN)
     finally:
         lock.release()

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -23,12 +24,14 @@ from podclient import wait_until
 
 from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound, WrongState
+from virtshim.domain.hardware.options import Cache, Clock, DiskIo, HardwareOptions, Topology, Video
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.usage import DomainUsage
 from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSize, VmSpec
 from virtshim.hypervisor import embed, qemu_process
 from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.control.machine import LibvirtControl
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
@@ -39,6 +42,7 @@ from virtshim.hypervisor.resize import LibvirtResizing
 from virtshim.hypervisor.stats.bulk import BulkStats
 from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.stats.vm_statistics import VmStatistics
+from virtshim.ports.control import VmControl
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.pause import VmPausing
 from virtshim.ports.recovery import VmInventory
@@ -75,6 +79,7 @@ class World:
     plug_in: Callable[[uuid.UUID, str, str], None]
     # Into the definition: a VM of ours has one for each device of the host alone.
     add_root_port: Callable[[uuid.UUID], None]
+    control: VmControl
 
     def usage_of(self, *specs: VmSpec) -> Mapping[uuid.UUID, DomainUsage]:
         return self.readings.usage({spec.uuid: spec.name for spec in specs})
@@ -126,6 +131,7 @@ def _fake_world(directory: Path) -> Iterator[World]:
         fake,
         plug_in,
         add_root_port=lambda domain: None,
+        control=fake,
     )
     fake.close()
 
@@ -166,6 +172,7 @@ def _libvirt_world(
         definition = beside.lookupByUUID(domain.bytes).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
         beside.defineXML(definition.replace("</devices>", "<controller type='pci' model='pcie-root-port'/></devices>"))
 
+    control = LibvirtControl(connection, _profile(kind))
     try:
         yield World(
             hypervisor,
@@ -180,8 +187,10 @@ def _libvirt_world(
             unplugging,
             plug_in,
             add_root_port,
+            control,
         )
     finally:
+        control.close()
         for domain in beside.listAllDomains():
             if domain.UUIDString() not in there:
                 if domain.isActive():
@@ -354,7 +363,7 @@ def test_a_watcher_hears_of_its_own_vm_only(world: World) -> None:
         assert not other.wait(0.2)
 
 
-def test_callbacks_come_from_one_other_thread_even_after_one_failed(world: World) -> None:
+def test_callbacks_come_from_other_threads_even_after_one_failed(world: World) -> None:
     seen: list[tuple[uuid.UUID, int]] = []
     off = threading.Event()
     spec = world.spec()
@@ -376,8 +385,7 @@ def test_callbacks_come_from_one_other_thread_even_after_one_failed(world: World
     world.hypervisor.destroy(spec.uuid, spec.container_id)
     assert off.wait(WAIT_LIMIT)
     assert {domain for domain, _ in seen} == {spec.uuid}
-    (thread,) = {thread for _, thread in seen}
-    assert thread != threading.get_ident()
+    assert threading.get_ident() not in {thread for _, thread in seen}
 
 
 def test_what_xml_cannot_carry_is_refused_and_nothing_is_defined(world: World, request: pytest.FixtureRequest) -> None:
@@ -578,6 +586,36 @@ def test_a_foreign_vm_is_not_made_to_stand_still(world: World) -> None:
     assert world.foreign_runs(foreign)
 
 
+def test_a_reset_vm_runs_on_and_one_that_is_off_is_not_reset(world: World, request: pytest.FixtureRequest) -> None:
+    if "test-driver" in request.node.name:
+        return  # it has no reset button
+    domain = world.running()
+    with world.hypervisor.watching(domain) as news:
+        world.control.reset(domain)
+        assert news.wait(WAIT_LIMIT), "it is told like any other restart"
+    assert world.hypervisor.power(domain) == PowerState(Power.RUNNING)
+    world.hypervisor.destroy(domain, A)
+    with pytest.raises(WrongState):
+        world.control.reset(domain)
+
+
+def test_a_definition_is_shown_without_what_opens_the_pods_network(world: World) -> None:
+    spec = world.spec(fetch_key="s3cret", tapmanager_socket="/run/tapmanager.sock")
+    world.hypervisor.define(spec)
+    shown = world.control.definition(spec.uuid)
+    assert spec.name in shown
+    assert "s3cret" not in shown
+
+
+def test_a_foreign_vm_is_neither_reset_nor_shown(world: World) -> None:
+    foreign = uuid.uuid4()
+    world.add_foreign(foreign, "somebody-elses")
+    for call in (world.control.reset, world.control.definition):
+        with pytest.raises(NotFound):
+            call(foreign)
+    assert world.foreign_runs(foreign)
+
+
 def test_memory_is_saved_of_a_paused_vm_that_stays_paused(world: World, request: pytest.FixtureRequest) -> None:
     if "test-driver" in request.node.name:
         return  # it has no memory
@@ -698,3 +736,25 @@ def test_a_vm_that_hangs_holds_nobody_up_who_unplugs(world: World, request: pyte
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
     assert not world.hypervisor.power(domain).is_on
+
+
+def test_a_vm_has_the_machine_that_its_guest_knows(world: World) -> None:
+    """Only QEMU's driver has machines of several versions."""
+    spec = world.spec(machine="pc-q35-6.2")
+    world.hypervisor.define(spec)
+    if isinstance(world.hypervisor, LibvirtHypervisor) and world.hypervisor.machine_type:
+        assert re.fullmatch(r"pc-q35-[0-9.]+", world.hypervisor.machine_type)
+        assert "pc-q35-6.2" in world.control.definition(spec.uuid)
+
+
+def test_a_vm_starts_with_all_that_a_pod_may_ask_of_its_hardware(world: World) -> None:
+    """Beside UEFI and TPM, which the real Debian guest has."""
+    hardware = HardwareOptions(
+        cache=Cache.DIRECTSYNC, io=DiskIo.NATIVE, video=Video.VIRTIO, watchdog=True, topology=Topology(1, 1, 1),
+        hyperv=True, clock=Clock.LOCALTIME, tablet=True,
+    )  # fmt: skip
+    screen = str(world.directory / "vnc" / "vnc.sock")
+    spec = world.spec(disk_bus=DiskBus.SATA, vnc_socket=screen, hardware=hardware)
+    world.hypervisor.define(spec)
+    world.hypervisor.start(spec.uuid)
+    assert world.hypervisor.power(spec.uuid).power is Power.RUNNING

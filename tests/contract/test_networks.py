@@ -192,6 +192,22 @@ def test_a_failing_plugins_words_are_told_and_the_next_attach_may_work(world: Wo
     assert world.networks.attached(SECONDS) == {A}
 
 
+def test_what_plugins_did_is_counted_also_what_failed(world: World) -> None:
+    world.networks.attach(request(), SECONDS)
+    world.networks.release(A, SECONDS)
+    world.let_plugins_fail("no lemons left")
+    with pytest.raises(InternalError):
+        world.networks.attach(request(B), SECONDS)
+    found = world.networks.plugin_runs(SECONDS)
+    totals = {command: [run.buckets[-1] for run in found if run.command == command] for command in ("ADD", "DEL")}
+    assert all(bound == float("inf") and count > 0 for runs in totals.values() for bound, count in runs)
+    assert totals["ADD"]
+    assert totals["DEL"]
+    assert sum(run.failures for run in found if run.command == "ADD") == 1
+    assert all(run.seconds >= 0 for run in found)
+    world.networks.release(B, SECONDS)
+
+
 def test_without_a_configuration_no_network_can_be_made(world: World) -> None:
     assert world.networks.trouble() == ""
     world.lose_configuration()

@@ -14,6 +14,7 @@ from podclient import wait_until
 from virtshim.domain.container import Container, ContainerPhase, ExitReason
 from virtshim.domain.ids import ContainerId
 from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.control.machine import LibvirtControl
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
@@ -33,12 +34,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     outside = Outside()
     outside.vms = cast("Any", hypervisor)
     outside.pausing = LibvirtPausing(connection, profile)
+    outside.control = control = LibvirtControl(connection, profile)
     world = World(tmp_path, outside)
     world.pull()
     yield world
     for container in world.records.containers.all():
         world.remove(container.id)
     hypervisor.close()
+    control.close()
     connection.close()
     world.close()
 

@@ -1,5 +1,6 @@
 """What reaches the log."""
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -20,6 +21,9 @@ def _logging_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
+    for handler in set(root.handlers) - set(handlers):
+        with contextlib.suppress(OSError):  # of one that cannot be written
+            handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
@@ -121,3 +125,28 @@ def test_warnings_without_end_fill_no_log_and_are_counted(
     now[0] += 60
     log.warning("console.lost", bytes=1)
     assert json.loads(capsys.readouterr().err)["unlogged"] == 900
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_under_up_the_log_is_in_a_file_too_as_json_lines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("UP_LOG_FILE", str(tmp_path / "virtshim.log"))
+    set_up_logging("info", form)
+    try:
+        int("seven")
+    except ValueError:
+        structlog.get_logger("any").exception("pull.crashed", image="x\ny")
+    (line,) = (tmp_path / "virtshim.log").read_text().splitlines()
+    assert json.loads(line)["event"] == "pull.crashed"
+    assert "invalid literal" in line
+    assert "pull.crashed" in capsys.readouterr().err
+
+
+def test_a_log_file_that_cannot_be_written_costs_nothing_but_its_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UP_LOG_FILE", "/dev/full")
+    set_up_logging("info", "json")
+    structlog.get_logger("any").info("one.event")
+    assert capsys.readouterr().err.count("\n") == 1

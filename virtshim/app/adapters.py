@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ from virtshim.attach.console import ConsoleAttach
 from virtshim.attach.console_size import ConsoleSizes
 from virtshim.attach.entrypoint import EntrypointAttach
 from virtshim.attach.screen import ScreenSockets
+from virtshim.attach.screenshot import VncScreenshots
 from virtshim.config import Settings
 from virtshim.crilog.boot_output import RawBootOutput
 from virtshim.crilog.entrypoint_log import EntrypointLogFiles
@@ -24,6 +26,7 @@ from virtshim.devices.node_devices import NodeDevices, device_rules
 from virtshim.devices.resolve import Resolver
 from virtshim.disks import containers_room
 from virtshim.disks.checkpoint_archives import CheckpointArchives
+from virtshim.disks.disk_places import DiskPlacesFiles
 from virtshim.disks.empty_disks import EmptyDiskStore
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
@@ -35,7 +38,10 @@ from virtshim.guestagent.agents import AgentClients
 from virtshim.guestinit.iso import SeedStore
 from virtshim.hypervisor import qemu_process
 from virtshim.hypervisor.connection import Connection
+from virtshim.hypervisor.control.machine import LibvirtControl
+from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
+from virtshim.hypervisor.hardware import swtpm
 from virtshim.hypervisor.hotplug import LibvirtPorts, LibvirtUnplugging
 from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
@@ -46,17 +52,23 @@ from virtshim.hypervisor.stats.bulk import BulkStats
 from virtshim.hypervisor.stats.readings import LibvirtReadings
 from virtshim.hypervisor.stats.vm_statistics import VmStatistics
 from virtshim.images.filestore import ImageFileStore, ImageSettings
+from virtshim.images.policy.disk_paths import DiskPath
+from virtshim.images.policy.rules import Rule
 from virtshim.images.qemu_img import copy_to_device
+from virtshim.kubeapi.objects import KubeObjects
 from virtshim.kubelet.pod_resources import PodResourcesClient
 from virtshim.lifecycle.exec_ports import AgentPort, PlugExecPort
 from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
-from virtshim.ports.consoles import BootOutput, Consoles, EntrypointLogs
+from virtshim.ports.cluster import ClusterObjects
+from virtshim.ports.consoles import BootOutput, EntrypointLogs, WatchedConsoles
+from virtshim.ports.control import Screenshots, VmControl
 from virtshim.ports.copies import KubeletVolumes
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.ports.disks import ContainersRoom, EmptyDiskFiles, RootDisks, RootVolumes
+from virtshim.ports.disks import ContainersRoom, DiskPlaces, EmptyDiskFiles, RootDisks, RootVolumes
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
+from virtshim.ports.images import ImageNotes
 from virtshim.ports.pause import CheckpointFiles, VmPausing
 from virtshim.ports.recovery import KnownImageFiles, KnownNetworks, RecordCopies, VmInventory
 from virtshim.ports.seeds import GuestSeeds
@@ -64,6 +76,7 @@ from virtshim.ports.shares import VmShares
 from virtshim.ports.streaming import Streaming
 from virtshim.ports.volume_disks import VolumeDiskFiles
 from virtshim.primitives.clock import SystemClock
+from virtshim.store.image_notes import ImageNoteFiles
 from virtshim.store.opening import open_records
 from virtshim.store.record_copies import RecordCopyFiles
 from virtshim.store.records import SqliteRecords
@@ -98,9 +111,13 @@ class Adapters:
     kubelet_volumes: KubeletVolumes
     volume_disks: VolumeDiskFiles
     files: KnownImageFiles
+    image_notes: ImageNotes
     disks: RootDisks
     containers_room: ContainersRoom
+    disk_places: DiskPlaces
     root_volumes: RootVolumes
+    # Of a new VM, with its version.
+    machine_type: Callable[[], str]
     empty_disks: EmptyDiskFiles
     copies: RecordCopies
     archives: CheckpointFiles
@@ -108,7 +125,8 @@ class Adapters:
     drivers: DeviceDrivers
     device_errors: DeviceErrorCounts
     seeds: GuestSeeds
-    consoles: Consoles
+    cluster: ClusterObjects
+    consoles: WatchedConsoles
     boot_output: BootOutput
     entrypoint_logs: EntrypointLogs
     guests: GuestAgents
@@ -116,6 +134,8 @@ class Adapters:
     entrypoint_listeners: EntrypointListeners
     termination_files: TerminationFiles
     streaming: Streaming
+    control: VmControl
+    screenshots: Screenshots
     clock: Clock
 
 
@@ -129,6 +149,14 @@ class RealParts:
     connection: Connection
     networks: PodNetworkClient
     server: StreamingServer
+    images: ImageFileStore
+    cluster: KubeObjects
+
+    def use(self, settings: Settings) -> None:
+        """What of the settings is theirs and may change while they work."""
+        self.images.change(image_settings(settings))
+        self.server.allow(stream_limits(settings))
+        self.cluster.use(settings.kubernetes.kubeconfig)
 
     def wait(self) -> None:
         """Until libvirt and tapmanager answer: they may still be starting. Raises ShimError if they do not."""
@@ -137,33 +165,52 @@ class RealParts:
         self.networks.await_answer(self.adapters.clock, _START_LIMIT)
 
 
-def _guests(layout: Layout, records: SqliteRecords, ports: LibvirtPorts) -> AgentClients:
-    return AgentClients(layout, PlugExecPort(records, ports, layout).plug, AgentPort(records, ports).is_open)
+def _guests(
+    layout: Layout, records: SqliteRecords, ports: LibvirtPorts, control: LibvirtControl, stack: contextlib.ExitStack
+) -> AgentClients:
+    def answers(container: ContainerId) -> None:
+        if (found := records.containers.get(container)) is not None:
+            control.agent_answers(found.domain_uuid)
+
+    plug, is_open = PlugExecPort(records, ports, layout).plug, AgentPort(records, ports).is_open
+    return stack.enter_context(contextlib.closing(AgentClients(layout, plug, is_open, answers)))
 
 
-def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
-    """All is closed with `stack`; VMs and pod networks stay."""
-    layout = settings.layout()
-    _make_directories(layout)
-    clock = SystemClock()
-    records = open_records(layout.database)
-    stack.callback(records.close)
+def _libvirt(
+    settings: Settings, records: SqliteRecords, stack: contextlib.ExitStack
+) -> tuple[Connection, NodeProfile, LibvirtHypervisor, LibvirtControl]:
+    """Connecting; what must hear of each connection is there before."""
     uri = libvirt_uri(settings)
     connection = Connection(uri, group_of_vms(settings))
     stack.callback(connection.close)
     profile = node_profile(settings, records.node_id())
     hypervisor = LibvirtHypervisor(connection, profile, uri)
     stack.callback(hypervisor.close)
+    control = stack.enter_context(contextlib.closing(LibvirtControl(connection, profile)))
+    control.on_agent(hypervisor.agents.arrived)
     connection.start()
+    return connection, profile, hypervisor, control
+
+
+def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
+    """All is closed with `stack`; VMs and pod networks stay."""
+    layout, clock = settings.layout(), SystemClock()
+    _make_directories(layout)
+    records = open_records(layout.database)
+    stack.callback(records.close)
+    connection, profile, hypervisor, control = _libvirt(settings, records, stack)
     consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
     entrypoint_logs = stack.enter_context(contextlib.closing(EntrypointLogFiles(layout, clock)))
-    guests = stack.enter_context(contextlib.closing(_guests(layout, records, LibvirtPorts(connection, profile))))
+    guests = _guests(layout, records, LibvirtPorts(connection, profile), control, stack)
     tapmanager = TapmanagerConnection(settings.tapmanager.socket)
     networks = PodNetworkClient(tapmanager)
     sizes = stack.enter_context(contextlib.closing(ConsoleSizes(guests.operations.resize_console)))
     entrypoint_attach = stack.enter_context(contextlib.closing(EntrypointAttach(guests.entrypoint_input)))
+    screens = ScreenSockets(layout, partial(_qemu_of, records, pid_directory(settings.libvirt.uri)))
     streaming = streaming_server(settings, clock)
+    images = ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection))
     stack.callback(streaming.stop)
+    cluster = KubeObjects(settings.kubernetes.kubeconfig)
     adapters = Adapters(
         records=records,
         hypervisor=hypervisor,
@@ -177,10 +224,13 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         shares=_shares(settings, connection),
         kubelet_volumes=stack.enter_context(contextlib.closing(KubeletVolumeFiles())),
         volume_disks=VolumeDisksOnNode(),
-        files=ImageFileStore(layout.images, image_settings(settings), partial(_readers, connection)),
-        disks=RootDiskStore(layout),
+        files=images,
+        image_notes=ImageNoteFiles(f"{layout.images}/records"),
+        disks=RootDiskStore(layout, swtpm.states(pid_directory(settings.libvirt.uri))),
         containers_room=containers_room.ContainersRoom(layout),
+        disk_places=DiskPlacesFiles(layout),
         root_volumes=RootVolumeStore(copy_to_device),
+        machine_type=lambda: hypervisor.machine_type,
         empty_disks=EmptyDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),
@@ -188,6 +238,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         drivers=DeviceDriverClient(tapmanager),
         device_errors=AerCounts(HostFiles()),
         seeds=SeedStore(layout),
+        cluster=cluster,
         consoles=consoles,
         boot_output=RawBootOutput(layout),
         entrypoint_logs=entrypoint_logs,
@@ -196,11 +247,12 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         entrypoint_listeners=entrypoint_attach,
         termination_files=TerminationFileStore(),
         streaming=streaming,
+        control=control,
+        screenshots=VncScreenshots(screens),
         clock=clock,
     )
     attaches = Attachments(ConsoleAttach(layout, sizes), entrypoint_attach)
-    screens = ScreenSockets(layout, partial(_qemu_of, records, pid_directory(settings.libvirt.uri)))
-    return RealParts(adapters, attaches, screens, connection, networks, streaming)
+    return RealParts(adapters, attaches, screens, connection, networks, streaming, images, cluster)
 
 
 def _make_directories(layout: Layout) -> None:
@@ -246,13 +298,17 @@ def node_devices(settings: Settings, stack: contextlib.ExitStack) -> NodeDevices
 
 def streaming_server(settings: Settings, clock: Clock) -> StreamingServer:
     own = settings.streaming
-    limits = StreamLimits(
+    return StreamingServer(own.address, own.port, clock, limits=stream_limits(settings))
+
+
+def stream_limits(settings: Settings) -> StreamLimits:
+    own = settings.streaming
+    return StreamLimits(
         pod_sessions=own.pod_sessions,
         sessions=own.sessions,
         pod_connections=own.pod_connections,
         pod_bytes=own.pod_bytes,
     )
-    return StreamingServer(own.address, own.port, clock, limits=limits)
 
 
 def image_settings(settings: Settings) -> ImageSettings:
@@ -264,7 +320,11 @@ def image_settings(settings: Settings) -> ImageSettings:
         insecure_registries=images.insecure_registries,
         max_bytes=images.max_bytes,
         progress_timeout=images.progress_timeout,
+        min_rate=images.min_rate,
         pull_timeout=images.pull_timeout,
         forbidden_networks=images.forbidden_networks,
         parser_user=images.parser_user,
+        file_dirs=images.file_dirs,
+        disk_paths=tuple(DiskPath(one.prefix, one.path) for one in images.disk_paths),
+        policy=tuple(Rule(one.prefix, one.require, one.keys) for one in images.policy),
     )

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
 from virtshim import machine
 from virtshim.app.adapters import Adapters, real_parts
+from virtshim.app.creation import create_container
+from virtshim.app.live_settings import LiveSettings
+from virtshim.app.observation import broadcaster, usage
+from virtshim.app.operator import Starts, operator_server, operator_servicer, starts
 from virtshim.config import Settings
 from virtshim.cri.admin import AdminServicer
 from virtshim.cri.images import ImageServicer
+from virtshim.cri.operator.server import OperatorServer
+from virtshim.cri.operator.servicer import OperatorServicer
 from virtshim.cri.runtime_service import RuntimeServicer
 from virtshim.cri.server import CriServer
 from virtshim.cri.services import Services
-from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.domain.ids import SandboxId
 from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.lifecycle.boot_progress import BootProgress
 from virtshim.lifecycle.checkpoint_container import CheckpointContainer
 from virtshim.lifecycle.container_logs import ContainerLogs
-from virtshim.lifecycle.create_container import CreateContainer
-from virtshim.lifecycle.creation.admission import Admission
-from virtshim.lifecycle.creation.devices import HostDevices
-from virtshim.lifecycle.creation.disk import RootDisk
-from virtshim.lifecycle.creation.empty_disks import EmptyDisks
-from virtshim.lifecycle.creation.libvirt_domain import Domain
-from virtshim.lifecycle.creation.record import ContainerRecords
-from virtshim.lifecycle.creation.seed import Seed
-from virtshim.lifecycle.creation.step import Step
-from virtshim.lifecycle.creation.uids import VmUids
 from virtshim.lifecycle.entrypoints import EntrypointRunner
 from virtshim.lifecycle.exec_sync import ExecCommand
 from virtshim.lifecycle.guest.set_up import GuestSetUp
@@ -51,23 +47,17 @@ from virtshim.lifecycle.update_sandbox_resources import UpdateSandboxResources
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.copy_watch import CopyWatch
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
-from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
-from virtshim.metrics.usage import Usage
 from virtshim.passthrough.assembly import DevicePorts, DeviceRules, DeviceServices, device_services
 from virtshim.passthrough.inspection import FunctionInspection
 from virtshim.primitives.clock import Stamps
 from virtshim.primitives.inflight import Inflight
 from virtshim.primitives.pod_locks import PodLocks
-from virtshim.primitives.pod_places import Places, PodPlaces
-from virtshim.queries.container_events import EventBroadcaster
+from virtshim.primitives.start_ups import StartUps
+from virtshim.queries.call_subject import subject_of
 from virtshim.queries.node_status import NodeStatus
-from virtshim.queries.record_changes import RecordChanges
 from virtshim.recovery.assembly import Recovery, recovery, repair_runner
 from virtshim.recovery.repairs import RepairRunner, Repairs
 from virtshim.recovery.watch_pods import WatchPods
-
-# GetContainerEvents streams at once: each holds a thread of the calls' pool, of which they may have a quarter at most.
-_MAX_LISTENERS = 16
 
 # Seconds that a look which is under way gets when the daemon stops.
 _JOIN_TIMEOUT = 5.0
@@ -88,13 +78,27 @@ class App:
     devices: DeviceServices
     guest_set_up: GuestSetUp
     copy_watch: CopyWatch
+    live: LiveSettings
+    operator: OperatorServicer
+    starts: Starts
 
     def server(self, settings: Settings) -> CriServer:
         # Abstract to the type checker: RPCs that are not defined are answered UNIMPLEMENTED at run time.
         runtime = RuntimeServicer(self.services)  # type: ignore[abstract]
         image = ImageServicer(self.images, self.adapters.containers_room.use, settings.cri.runtime_handlers)
         admin = AdminServicer(self.adapters.records, self.adapters.guest_operations, self.adapters.streaming)
-        return CriServer(settings.cri_socket, settings.cri.max_calls, runtime, image, admin)
+        return CriServer(
+            settings.cri_socket,
+            settings.cri.max_calls,
+            runtime,
+            image,
+            admin,
+            partial(subject_of, self.adapters.records),
+        )
+
+    def operator_server(self, settings: Settings) -> OperatorServer:
+        """The admin socket."""
+        return operator_server(settings, self.operator)
 
     def recover(self) -> None:
         """Makes records and the world agree; remembers in which boot."""
@@ -138,63 +142,72 @@ class App:
 def wire(settings: Settings, adapters: Adapters) -> App:
     """Connects services to ports; nothing runs yet."""
     a = adapters
+    live = LiveSettings.of(settings)
     locks = PodLocks()
     runner = repair_runner()
     stamps = Stamps(a.clock, a.records.newest_stamp())
-    images = ImageService(a.records, a.files, a.clock)
+    starting = starts(a)
+    images = ImageService(a.records, a.files, a.image_notes, a.clock, live.pinned_images)
     timeout = settings.cri.stop_timeout
-    sizes = settings.sizes()
     logs = ContainerLogs(a.consoles, a.entrypoint_logs)
     devices = _devices(settings, a, locks)
     copies = VolumeCopies(a.kubelet_volumes)
     volumes = PodVolumes(a.records, a.hypervisor, a.shares, copies, timeout)
-    guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, settings.vm.agent_timeout, locks)
+    guest_set_up = GuestSetUp(a.records, a.guests, volumes, copies, a.clock, live.agent_timeout, locks)
     copy_watch = CopyWatch(a.records, a.kubelet_volumes, guest_set_up, a.clock)
     exits = ExitRecorder(
         a.records, a.hypervisor, logs, a.clock, locks, a.streaming, a.cgroups, timeout, devices, a.disks, volumes
     )
-    stop_container = _stop_container(a, exits, locks, devices)
-    entrypoints = _entrypoints(settings, a, stop_container, locks, guest_set_up)
+    freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
+    stop_container = _stop_container(a, exits, locks, devices, freezer)
+    entrypoints = _entrypoints(live, a, stop_container, locks, guest_set_up)
     stop_sandbox = StopSandbox(a.records, a.networks, stop_container, a.clock, locks, timeout, a.streaming, devices)
     remove_container = RemoveContainer(
         a.records, a.hypervisor, logs, a.disks, images, a.clock, locks, a.guests, a.cgroups, devices, timeout, volumes
     )
-    freezer = GuestFreezer(a.records, a.guest_operations, a.clock, locks)
     checkpoints = CheckpointContainer(a.records, a.pausing, a.archives, settings.layout(), a.clock, locks, freezer)
-    commands = PodPlaces(_commands(settings))
     services = Services(
         records=a.records,
         clock=a.clock,
         layout=settings.layout(),
         node=_node(settings, a, runner, devices),
-        run_sandbox=_run_sandbox(settings, a, stamps, locks),
+        run_sandbox=_run_sandbox(settings, live, a, stamps, locks, starting.ups),
         stop_sandbox=stop_sandbox,
-        remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks),
-        create_container=_create_container(settings, a, images, stamps, locks, devices, volumes),
-        start_container=_start_container(settings, a, exits, entrypoints, guest_set_up),
+        remove_sandbox=RemoveSandbox(a.records, stop_sandbox, remove_container, a.disks, images, locks, starting.ups),
+        create_container=create_container(settings, live, a, images, stamps, exits, starting.ups),
+        start_container=_start_container(live, a, exits, entrypoints, guest_set_up, starting),
         stop_container=stop_container,
         checkpoint_container=checkpoints,
         remove_container=remove_container,
-        exec_command=ExecCommand(a.records, a.guests, commands, a.clock, settings.vm.agent_timeout, guest_set_up),
+        exec_command=ExecCommand(a.records, a.guests, live.commands, a.clock, live.agent_timeout, guest_set_up),
         reopen_container_log=ReopenContainerLog(logs),
-        usage=_usage(a, devices, commands),
+        usage=usage(a, devices, live.commands),
         streaming=a.streaming,
-        events=_broadcaster(settings, a),
-        update_container_resources=UpdateContainerResources(a.records, a.resizing, a.cgroups, locks, sizes, timeout),
-        update_sandbox_resources=UpdateSandboxResources(a.records, locks, sizes),
+        events=broadcaster(settings, a),
+        update_container_resources=UpdateContainerResources(
+            a.records, a.resizing, a.cgroups, locks, live.sizes, timeout
+        ),
+        update_sandbox_resources=UpdateSandboxResources(a.records, locks, live.sizes),
     )
     ending = (exits, remove_container, checkpoints, entrypoints)
     repairs = Repairs(
         a.records, a.hypervisor, a.networks, logs, a.disks, *ending, a.clock, timeout, a.shares, guest_set_up
     )
-    recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, settings.cri.reconcile_interval)
+    recovering = recovery(repairs, runner, a.inventory, a.copies, images, locks, live.reconcile_interval)
     watch = _watch(a, exits, checkpoints, locks, freezer, timeout)
     events = VmEvents(a.records, exits)
-    return App(a, services, images, recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch)
+    operator = operator_servicer(a, services.node, freezer, locks, starting.ups)
+    parts = (recovering, events, watch, entrypoints, freezer, devices, guest_set_up, copy_watch, live)
+    return App(a, services, images, *parts, operator, starting)
 
 
 def _start_container(
-    settings: Settings, a: Adapters, exits: ExitRecorder, entrypoints: EntrypointRunner, guest_set_up: GuestSetUp
+    live: LiveSettings,
+    a: Adapters,
+    exits: ExitRecorder,
+    entrypoints: EntrypointRunner,
+    guest_set_up: GuestSetUp,
+    starting: Starts,
 ) -> StartContainer:
     return StartContainer(
         records=a.records,
@@ -204,17 +217,19 @@ def _start_container(
         clock=a.clock,
         locks=exits.locks,
         cgroups=a.cgroups,
-        sizes=settings.sizes(),
+        sizes=live.sizes,
         timeout=exits.timeout,
         entrypoints=entrypoints,
         claims=exits.devices.claims,
         volumes=exits.volumes,
         guest_set_up=guest_set_up,
+        start_ups=starting.ups,
+        boots=starting.boots,
     )
 
 
 def _entrypoints(
-    settings: Settings, a: Adapters, stop: StopContainer, locks: PodLocks, guest_set_up: GuestSetUp
+    live: LiveSettings, a: Adapters, stop: StopContainer, locks: PodLocks, guest_set_up: GuestSetUp
 ) -> EntrypointRunner:
     return EntrypointRunner(
         a.records,
@@ -223,30 +238,15 @@ def _entrypoints(
         stop,
         a.clock,
         locks,
-        settings.vm.agent_timeout,
+        live.agent_timeout,
         entrypoint_listeners=a.entrypoint_listeners,
         guest_set_up=guest_set_up,
     )
 
 
-def _commands(settings: Settings) -> Places:
-    return Places(
-        what="commands running",
-        total=max(1, settings.cri.max_calls // 2),
-        each=settings.cri.pod_commands,
-        remedy="wait for some to end, or raise cri.pod_commands",
-        remedy_of_node="wait for some to end, or raise cri.max_calls",
-    )
-
-
-def _usage(a: Adapters, devices: DeviceServices, commands: PodPlaces) -> Usage:
-    def refused(pod: str) -> Mapping[str, int]:
-        return {"commands": commands.refusals(pod), **a.streaming.refused(pod)}
-
-    return Usage(a.records, a.readings, a.networks, a.disks, devices.health, a.clock, refused)
-
-
-def _stop_container(a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: DeviceServices) -> StopContainer:
+def _stop_container(
+    a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: DeviceServices, freezer: GuestFreezer
+) -> StopContainer:
     return StopContainer(
         a.records,
         a.hypervisor,
@@ -257,6 +257,8 @@ def _stop_container(a: Adapters, exits: ExitRecorder, locks: PodLocks, devices: 
         devices=devices,
         boots=BootProgress(a.readings, a.boot_output, a.clock),
         guests=a.guests,
+        pausing=a.pausing,
+        freezer=freezer,
     )
 
 
@@ -266,15 +268,6 @@ def _devices(settings: Settings, a: Adapters, locks: PodLocks) -> DeviceServices
     own = settings.devices
     rules = DeviceRules(own.bind, own.reset, own.unplug, settings.cri.stop_timeout)
     return device_services(a.records, outside, a.clock, locks, rules)
-
-
-def _broadcaster(settings: Settings, a: Adapters) -> EventBroadcaster:
-    most = min(_MAX_LISTENERS, settings.cri.max_calls // 4)
-    broadcaster = EventBroadcaster(Stamps(a.clock, a.records.newest_stamp()), most)
-    changes = RecordChanges(a.records, broadcaster)
-    a.records.sandboxes.on_change(changes.sandbox_changed)
-    a.records.containers.on_change(changes.container_changed)
-    return broadcaster
 
 
 def _watch(
@@ -302,7 +295,9 @@ def _watch(
     )
 
 
-def _run_sandbox(settings: Settings, a: Adapters, stamps: Stamps, locks: PodLocks) -> RunSandbox:
+def _run_sandbox(
+    settings: Settings, live: LiveSettings, a: Adapters, stamps: Stamps, locks: PodLocks, start_ups: StartUps
+) -> RunSandbox:
     return RunSandbox(
         records=a.records,
         networks=a.networks,
@@ -311,53 +306,10 @@ def _run_sandbox(settings: Settings, a: Adapters, stamps: Stamps, locks: PodLock
         locks=locks,
         inflight=Inflight[SandboxId](),
         handlers=frozenset(settings.cri.runtime_handlers),
+        profiles=live.profiles,
         timeout=settings.cri.stop_timeout,
+        start_ups=start_ups,
     )
-
-
-def _create_container(
-    settings: Settings,
-    a: Adapters,
-    images: ImageService,
-    stamps: Stamps,
-    locks: PodLocks,
-    devices: DeviceServices,
-    volumes: PodVolumes,
-) -> CreateContainer:
-    steps: tuple[Step, ...] = (
-        HostDevices(devices.borrowed),
-        RootDisk(a.files, a.disks, a.root_volumes),
-        Seed(a.seeds, volumes.copies),
-        EmptyDisks(a.empty_disks),
-        Domain(a.hypervisor, a.records, a.copies, settings.layout(), settings.sizes(), settings.tapmanager.socket),
-    )
-    return CreateContainer(
-        records=a.records,
-        clock=a.clock,
-        locks=locks,
-        inflight=Inflight[ContainerId](),
-        admission=Admission(
-            a.records, devices.claims, settings.sizes(), machine.free_hugepages, volumes, VolumeDisks(a.volume_disks)
-        ),
-        new_records=ContainerRecords(
-            records=a.records,
-            images=images,
-            disks=a.disks,
-            claims=devices.claims,
-            borrowed=devices.borrowed,
-            stamps=stamps,
-            uids=VmUids(
-                a.records, settings.libvirt.first_vm_uid, settings.libvirt.vm_uids, partial(_uids_in_use, settings)
-            ),
-            run_commands=settings.vm.command == "run",
-        ),
-        steps=steps,
-    )
-
-
-def _uids_in_use(settings: Settings) -> frozenset[int]:
-    layout = settings.layout()
-    return machine.uids_in_use(layout.containers, layout.pod_disks)
 
 
 def _node(settings: Settings, a: Adapters, runner: RepairRunner, devices: DeviceServices) -> NodeStatus:
@@ -384,6 +336,7 @@ def open_app(settings: Settings) -> Iterator[App]:
         parts = real_parts(settings, stack)
         parts.wait()
         app = wire(settings, parts.adapters)
+        app.live.others.append(parts.use)
         stack.callback(app.close)
         parts.server.start(parts.attaches, app.services.exec_command, parts.screens)
         yield app

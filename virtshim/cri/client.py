@@ -12,7 +12,7 @@ import grpc
 from criproto.admin_v1 import admin_pb2, admin_pb2_grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri.error_codes import GRPC_CODES
+from virtshim.cri.error_codes import kind_of
 from virtshim.domain import errors
 from virtshim.domain.annotations.parse import VNC_ANNOTATION
 from virtshim.domain.errors import NotFound, ShimError, Unavailable
@@ -23,7 +23,6 @@ _SECONDS: Final = 30.0
 _AGENT_SECONDS: Final = 30.0
 _MESSAGE_BYTES: Final = 16 << 20
 
-_KINDS: Final = {code: kind for kind, code in GRPC_CODES.items()}
 _ERRORS: Final = {
     error.kind: error
     for error in vars(errors).values()
@@ -64,7 +63,7 @@ class NodeClient:
 
     def pods(self) -> list[PodSummary]:
         """Newest first."""
-        with _as_shim_errors():
+        with as_shim_errors():
             items = self._runtime.ListPodSandbox(pb.ListPodSandboxRequest(), timeout=_SECONDS).items
         pods = [
             PodSummary(
@@ -80,7 +79,7 @@ class NodeClient:
 
     def vms(self) -> list[VmSummary]:
         """Newest first."""
-        with _as_shim_errors():
+        with as_shim_errors():
             items = self._runtime.ListContainers(pb.ListContainersRequest(), timeout=_SECONDS).containers
         vms = [
             VmSummary(
@@ -99,7 +98,7 @@ class NodeClient:
     def addresses(self, pod: str) -> list[str]:
         """None for a pod that has gone meanwhile, or has no network any more."""
         try:
-            with _as_shim_errors():
+            with as_shim_errors():
                 request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
                 network = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status.network
         except NotFound:
@@ -115,29 +114,24 @@ class NodeClient:
             stderr=streams.stderr,
             tty=streams.tty,
         )
-        with _as_shim_errors():
+        with as_shim_errors():
             return self._runtime.Exec(request, timeout=_SECONDS).url
-
-    def forward_url(self, pod: str, port: int) -> str:
-        with _as_shim_errors():
-            request = pb.PortForwardRequest(pod_sandbox_id=pod, port=[port])
-            return self._runtime.PortForward(request, timeout=_SECONDS).url
 
     def has_vnc(self, pod: str) -> bool:
         """Whether its port 5900 is its VM's screen."""
-        with _as_shim_errors():
+        with as_shim_errors():
             request = pb.PodSandboxStatusRequest(pod_sandbox_id=pod)
             status = self._runtime.PodSandboxStatus(request, timeout=_SECONDS).status
         return status.annotations.get(VNC_ANNOTATION) == "true"
 
     def add_ssh_keys(self, vm: str, user: str, keys: Sequence[str]) -> None:
         request = admin_pb2.AddSshKeysRequest(container_id=vm, user=user, keys=keys)
-        with _as_shim_errors():
+        with as_shim_errors():
             self._admin.AddSshKeys(request, timeout=_SECONDS + _AGENT_SECONDS)
 
     def console_url(self, vm: str, *, stdin: bool) -> str:
         request = admin_pb2.AttachConsoleRequest(container_id=vm, stdin=stdin)
-        with _as_shim_errors():
+        with as_shim_errors():
             return self._admin.AttachConsole(request, timeout=_SECONDS).url
 
 
@@ -150,7 +144,8 @@ def connected(socket: str) -> Iterator[NodeClient]:
 
 
 @contextlib.contextmanager
-def _as_shim_errors() -> Iterator[None]:
+def as_shim_errors() -> Iterator[None]:
+    """What a call raises becomes the kind and the words that the node sent."""
     try:
         yield
     except grpc.RpcError as error:
@@ -159,5 +154,4 @@ def _as_shim_errors() -> Iterator[None]:
             raise Unavailable(
                 f"no answer on the CRI socket ({details}); is virtshim running there? It needs root; --socket names another"
             ) from error
-        kind = _KINDS.get(code, errors.Kind.INTERNAL)
-        raise _ERRORS[kind](details) from error
+        raise _ERRORS[kind_of(code, details)](details) from error

@@ -1,8 +1,9 @@
-"""The one table from kinds of errors to gRPC codes; how long a message may be on the wire."""
+"""The one table from kinds of errors to gRPC codes, and back; how long a message may be on the wire."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import grpc
 
@@ -21,12 +22,23 @@ GRPC_CODES: Mapping[Kind, grpc.StatusCode] = {
     Kind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     # kubelet looks for a known beginning of the message only where there is no code.
     Kind.REGISTRY: grpc.StatusCode.UNKNOWN,
+    Kind.SIGNATURE: grpc.StatusCode.UNKNOWN,
     Kind.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Kind.PERMISSION: grpc.StatusCode.PERMISSION_DENIED,
     Kind.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
     Kind.ABORTED: grpc.StatusCode.ABORTED,
     Kind.INTERNAL: grpc.StatusCode.INTERNAL,
 }
+
+_KINDS: Final = {code: kind for kind, code in GRPC_CODES.items() if code is not grpc.StatusCode.UNKNOWN}
+_BEGINNINGS: Final = {"RegistryUnavailable:": Kind.REGISTRY, "SignatureValidationFailed:": Kind.SIGNATURE}
+
+
+def kind_of(code: grpc.StatusCode, message: str) -> Kind:
+    """What a node meant by them; INTERNAL for what virtshim never sends."""
+    if code is grpc.StatusCode.UNKNOWN:
+        return next((kind for words, kind in _BEGINNINGS.items() if message.startswith(words)), Kind.INTERNAL)
+    return _KINDS.get(code, Kind.INTERNAL)
 
 
 def on_the_wire(message: str) -> str:

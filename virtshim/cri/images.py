@@ -12,7 +12,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri import to_domain, to_proto
 from virtshim.cri.lists import batches
 from virtshim.cri.services import set_when_cancelled
-from virtshim.domain.errors import InvalidRequest, RegistryUnavailable, Unavailable
+from virtshim.domain.errors import InvalidRequest, RegistryUnavailable, SignatureRefused, Unavailable
 from virtshim.domain.image import FilesystemUsage
 from virtshim.domain.sandbox import check_handler
 from virtshim.lifecycle.images import ImageService
@@ -61,8 +61,10 @@ class ImageServicer(api_pb2_grpc.ImageServiceServicer):
         credentials = to_domain.credentials(request.auth) if request.HasField("auth") else None
         try:
             image = self._images.pull(reference, credentials, set_when_cancelled(context))
+        except SignatureRefused as exc:
+            # kubelet tells the pod's owner by these words.
+            raise SignatureRefused(f"SignatureValidationFailed: {exc}") from exc
         except Unavailable as exc:
-            # kubelet tells the pod's owner by this word.
             raise RegistryUnavailable(f"RegistryUnavailable: {exc}") from exc
         return pb.PullImageResponse(image_ref=image.id.value)
 

@@ -12,7 +12,8 @@ import grpc
 import structlog
 
 from virtshim.cri.error_codes import GRPC_CODES, on_the_wire
-from virtshim.domain.errors import Kind, ShimError
+from virtshim.domain.errors import ShimError
+from virtshim.primitives import observed
 
 if TYPE_CHECKING:
     # The stubs make the handler generic for the checker only.
@@ -23,6 +24,7 @@ else:
 log = structlog.get_logger(__name__)
 
 _Call = Callable[[Any, grpc.ServicerContext], Any]
+_About = Callable[[Any], dict[str, str]]
 
 # kubelet asks these every second or so, and they are answered from memory. A line for each would drown the log; and a node whose
 # Status has to wait for stops, hooks or pulls to end is taken for dead, so they have threads of their own.
@@ -46,9 +48,11 @@ _FREQUENT: Final = frozenset(
 class CallInterceptor(grpc.ServerInterceptor):
     """Requests are never logged: they hold secrets."""
 
-    def __init__(self, frequent: ThreadPoolExecutor) -> None:
-        """`frequent`: the threads of the calls that kubelet repeats all the time."""
+    def __init__(self, frequent: ThreadPoolExecutor, about: _About = lambda _request: {}) -> None:
+        """`frequent`: the threads of the calls that kubelet repeats all the time. `about`: whom a request is about, for the
+        log."""
         self._frequent = frequent
+        self._about = about
 
     def intercept_service(
         self,
@@ -67,7 +71,7 @@ class CallInterceptor(grpc.ServerInterceptor):
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._placed(method, _guarded(method, handler.unary_unary)),
+            self._placed(method, _guarded(handler_call_details.method.lstrip("/"), handler.unary_unary, self._about)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -79,9 +83,13 @@ class CallInterceptor(grpc.ServerInterceptor):
         return call
 
 
-def _guarded(method: str, inner: _Call) -> _Call:
+def _guarded(service_method: str, inner: _Call, about: _About) -> _Call:
+    method = service_method.rpartition("/")[2]
+
     def call(request: Any, context: grpc.ServicerContext) -> Any:
-        with _watched(method, context):
+        metadata = context.invocation_metadata() or ()
+        spanned = observed.tracer().call(service_method, metadata, begins=method not in _FREQUENT)
+        with spanned as traced, _watched(method, context, traced, lambda: about(request)):
             return inner(request, context)
 
     return call
@@ -91,33 +99,52 @@ def _guarded_stream(
     method: str, inner: Callable[[Any, grpc.ServicerContext], Iterator[Any]]
 ) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with _watched(method, context):
+        with _watched(method, context, observed.NoCall(), dict):
             yield from inner(request, context)
 
     return call
 
 
 @contextmanager
-def _watched(method: str, context: grpc.ServicerContext) -> Iterator[None]:
-    with structlog.contextvars.bound_contextvars(rpc=method):
+def _watched(
+    method: str, context: grpc.ServicerContext, traced: observed.Call, about: Callable[[], dict[str, str]]
+) -> Iterator[None]:
+    """`about`: whom the call is about. Of those that kubelet repeats all the time that is looked for only if they fail."""
+    bound = about() if method not in _FREQUENT else {}
+    if traced.trace:
+        bound["trace"] = traced.trace
+    with structlog.contextvars.bound_contextvars(rpc=method, **bound):
         started = time.monotonic()
+        meter, code = observed.meter(), grpc.StatusCode.OK
+        meter.calls_under_way(1)
         try:
             yield
         except ShimError as exc:
-            log.warning("rpc.failed", kind=exc.kind.value, error=str(exc), ms=_ms(started))
-            _abort(context, exc.kind, str(exc))
+            code = GRPC_CODES[exc.kind]
+            log.warning("rpc.failed", **about(), code=code.name, kind=exc.kind.value, error=str(exc), ms=_ms(started))
+            _abort(context, code, str(exc))
         except NotImplementedError:
-            _abort(context, Kind.UNIMPLEMENTED, f"virtshim does not implement {method} yet")
+            code = grpc.StatusCode.UNIMPLEMENTED
+            log.info("rpc.failed", code=code.name, ms=_ms(started))
+            _abort(context, code, f"virtshim does not implement {method} yet")
+        except GeneratorExit:  # the client of a stream has left
+            code = grpc.StatusCode.CANCELLED
+            raise
         except Exception:
-            log.exception("rpc.crashed", ms=_ms(started))
-            _abort(context, Kind.INTERNAL, f"virtshim failed in {method}; its log has the details")
+            code = grpc.StatusCode.INTERNAL
+            log.exception("rpc.crashed", **about(), code=code.name, ms=_ms(started))
+            _abort(context, code, f"virtshim failed in {method}; its log has the details")
+        finally:
+            traced.ends(code.name)
+            meter.calls_under_way(-1)
+            meter.call_took(method, code.name, time.monotonic() - started)
         if method not in _FREQUENT:
-            log.info("rpc.done", ms=_ms(started))
+            log.info("rpc.done", code=code.name, ms=_ms(started))
 
 
 def _ms(started: float) -> float:
     return round((time.monotonic() - started) * 1000, 1)
 
 
-def _abort(context: grpc.ServicerContext, kind: Kind, message: str) -> NoReturn:
-    context.abort(GRPC_CODES[kind], on_the_wire(message))
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str) -> NoReturn:
+    context.abort(code, on_the_wire(message))

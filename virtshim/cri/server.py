@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import structlog
@@ -35,13 +36,15 @@ class CriServer:
         runtime: RuntimeServicer,
         image: ImageServicer,
         admin: AdminServicer,
+        about: Callable[[Any], dict[str, str]],
     ) -> None:
+        """`about`: whom a request is about, for the log."""
         self._path = socket_path
         self._pool = ThreadPoolExecutor(max_calls, thread_name_prefix="cri")
         self._frequent = ThreadPoolExecutor(_FREQUENT_CALLS, thread_name_prefix="cri-frequent")
         self._server = grpc.server(
             self._pool,
-            interceptors=[CallInterceptor(self._frequent)],
+            interceptors=[CallInterceptor(self._frequent, about)],
             options=(
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES),
                 ("grpc.max_send_message_length", _MESSAGE_BYTES),

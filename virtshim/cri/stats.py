@@ -119,13 +119,14 @@ def _of_one(use: SandboxUsage) -> pb.PodSandboxMetrics:
 
 
 def _messages(measured: Iterable[LabelledSample]) -> list[pb.Metric]:
-    """Without timestamps: they were read just now, and Prometheus knows better when a series ends."""
+    """Whole numbers, as CRI carries no others: seconds are whole seconds. Without timestamps: they were read just now, and
+    Prometheus knows better when a series ends."""
     return [
         pb.Metric(
             name=one.name,
             metric_type=_TYPE[one.kind],
             label_values=one.labels,
-            value=pb.UInt64Value(value=one.value),
+            value=pb.UInt64Value(value=int(one.value)),
         )
         for one in measured
     ]

@@ -30,3 +30,11 @@ class RawBootOutput:
         except OSError:
             return True
         return len(beginning) == _LONGEST or _KERNEL.search(beginning) is not None
+
+    def piece(self, container: ContainerId, start: int, most: int) -> bytes:
+        try:
+            with open(self._layout.console_log(container), "rb") as file:
+                file.seek(start)
+                return file.read(most)
+        except OSError:
+            return b""

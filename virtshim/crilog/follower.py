@@ -7,6 +7,7 @@ import math
 import os
 import select
 import threading
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -38,6 +39,7 @@ class ConsoleLogs:
         self._pace = pace or Pace()
         self._opening = threading.Lock()
         self._stopping = threading.Event()
+        self._on_news: Callable[[ContainerId], None] = lambda _container: None
         self._lock = threading.Lock()
         self._tails: dict[ContainerId, Tail | RawTail] = {}
         self._arrived: list[ContainerId] = []
@@ -93,6 +95,10 @@ class ConsoleLogs:
             if self._tails.get(container) is tail:
                 del self._tails[container]
                 self._gone.append(container)
+
+    def on_news(self, callback: Callable[[ContainerId], None]) -> None:
+        """See Consoles."""
+        self._on_news = callback
 
     def close(self) -> None:
         """Stops following; nothing is lost, an `open` in a later process continues. May be called twice."""
@@ -171,6 +177,7 @@ class ConsoleLogs:
         try:
             self._watch.ensure_watched(container, tail.raw_path)
             turn = tail.turn()
+            self._on_news(container)
         except Exception:  # the edge of the thread: one console must not stop the others
             log.exception("console.turn.failed", container=container.short)
             self._due[container] = self._clock.monotonic() + self._pace.retry_after

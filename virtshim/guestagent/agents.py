@@ -45,9 +45,11 @@ class AgentClients:
         layout: Layout,
         plug: Callable[[ContainerId, int], None],
         listens: Callable[[ContainerId], bool] = lambda _container: True,
+        answers: Callable[[ContainerId], None] = lambda _container: None,
     ) -> None:
         """`plug` brings one more serial port, by its number, into a running VM. Raises ShimError. `listens`: whether the guest
-        has the agent's port open."""
+        has the agent's port open. `answers` is called, and does not wait, when an agent has answered on a new connection."""
+        self._answers = answers
         self._layout = layout
         self._plug = plug
         self._listens = listens
@@ -152,6 +154,7 @@ class AgentClients:
                     self._layout.agent_socket(container),
                     self._layout.socket_dir(container),
                     partial(self._plug, container),
+                    partial(self._answers, container),
                 )
                 self._vms[container] = vm
             return vm

@@ -63,8 +63,15 @@ class CommandDisabled(WrongState):
 
 
 class AgentChannel:
-    def __init__(self, path: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`monotonic`: the clock of the guest's allowance for what it says unasked."""
+    def __init__(
+        self,
+        path: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        answers: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`monotonic`: the clock of the guest's allowance for what it says unasked. `answers` is called whenever an agent has
+        answered on a new connection; it does not wait."""
+        self._answers = answers
         self._path = path
         self._turns = Turns()
         self._junk = JunkBudget(path, monotonic)
@@ -127,6 +134,7 @@ class AgentChannel:
             connected.close()
             raise
         self._socket = connected
+        self._answers()
         return connected
 
     def _sync(self, connected: socket.socket, deadline: CancellableDeadline) -> None:

@@ -261,6 +261,9 @@ RESIZE: Final = 'stty rows "$2" cols "$3" <"$1"'
 # The same for the console, which is nobody's terminal: opening it must wait for no carrier.
 RESIZE_CONSOLE: Final = 'stty -F "$1" rows "$2" cols "$3"'
 
+# The first of them that a guest has.
+REBOOT: Final = 'for way in "systemctl reboot" "shutdown -r now" reboot; do $way 2>/dev/null && exit 0; done; exit 1'
+
 
 def limits(user: RunAs) -> str:
     """setpriv's words for what the command must not be able to gain. Guests' root has every capability, so adding one means

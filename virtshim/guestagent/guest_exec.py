@@ -101,9 +101,15 @@ class RunningCommand:
 
 
 class GuestVm:
-    def __init__(self, agent_socket: str, socket_directory: str, plug: Callable[[int], None]) -> None:
-        """`plug` brings one more serial port into the VM, by its number. Raises ShimError."""
-        self.channel = AgentChannel(agent_socket)
+    def __init__(
+        self,
+        agent_socket: str,
+        socket_directory: str,
+        plug: Callable[[int], None],
+        answers: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`plug` brings one more serial port into the VM, by its number. Raises ShimError. `answers`: as that of the channel."""
+        self.channel = AgentChannel(agent_socket, answers=answers)
         self._ports = ExecPorts(socket_directory, plug, self._await_ports)
         self._starting = Turns()
         self._swept = False

@@ -7,9 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 from virtshim.domain.errors import ShimError
+from virtshim.domain.guest.filesystems import GuestFilesystem
 from virtshim.domain.printable import printable_text
 from virtshim.guestagent.channel import AgentChannel, AgentRefused, CommandDisabled
 from virtshim.guestagent.wait import CancellableDeadline
+
+ASK_FILESYSTEMS = "guest-get-fsinfo"
 
 _MAX_TEXT = 120
 _MAX_ITEMS = 16
@@ -72,16 +75,29 @@ def _users(answer: object) -> list[str]:
     return [_text(item.get("user")) for item in _mappings(answer)]
 
 
+def filesystems_in(answer: object) -> tuple[GuestFilesystem, ...]:
+    return tuple(
+        GuestFilesystem(
+            mount_point=_text(item.get("mountpoint")),
+            kind=_text(item.get("type")),
+            device=_text(item.get("name")),
+            used_bytes=_number(item.get("used-bytes")),
+            total_bytes=_number(item.get("total-bytes")),
+        )
+        for item in _mappings(answer)
+    )
+
+
 def _filesystems(answer: object) -> list[dict[str, object]]:
     return [
         {
-            "mountpoint": _text(item.get("mountpoint")),
-            "type": _text(item.get("type")),
-            "device": _text(item.get("name")),
-            "usedBytes": _number(item.get("used-bytes")),
-            "totalBytes": _number(item.get("total-bytes")),
+            "mountpoint": one.mount_point,
+            "type": one.kind,
+            "device": one.device,
+            "usedBytes": one.used_bytes,
+            "totalBytes": one.total_bytes,
         }
-        for item in _mappings(answer)
+        for one in filesystems_in(answer)
     ]
 
 
@@ -95,5 +111,5 @@ _QUESTIONS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "hostname": ("guest-get-host-name", _hostname),
     "interfaces": ("guest-network-get-interfaces", _interfaces),
     "users": ("guest-get-users", _users),
-    "filesystems": ("guest-get-fsinfo", _filesystems),
+    "filesystems": (ASK_FILESYSTEMS, _filesystems),
 }

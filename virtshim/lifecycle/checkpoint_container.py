@@ -91,7 +91,7 @@ class CheckpointContainer:
                 return
             if now.status.checkpointing:
                 self._tidy(now, was_paused=True)
-            elif now.status.frozen:
+            elif now.status.frozen and not self._freezer.is_held(now.id):
                 self._freezer.after_resume(now.id)
 
     @contextlib.contextmanager
@@ -113,6 +113,10 @@ class CheckpointContainer:
                 raise Aborted(f"an earlier checkpoint of container {container.id} is not yet cleaned up; try again")
             if not container.is_running:
                 raise WrongState(f"container {container.id} is {container.phase.value}: only a running one has state")
+            if container.status.paused:
+                raise WrongState(f"container {container.id} is paused by an operator; `virtshim resume` first")
+            if self._freezer.is_held(container.id):
+                raise WrongState(f"the file systems of container {container.id} are frozen; `virtshim thaw` first")
             if container.granted.passthrough:
                 raise WrongState(
                     f"container {container.id} has host devices ({', '.join(container.granted.claims)}), whose state "

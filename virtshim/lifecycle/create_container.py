@@ -19,9 +19,11 @@ from virtshim.lifecycle.creation.step import Draft, Step
 from virtshim.passthrough.claims import NotYetFree
 from virtshim.ports.clock import Clock
 from virtshim.ports.records import Records
+from virtshim.primitives import observed
 from virtshim.primitives.inflight import Inflight
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
+from virtshim.primitives.start_ups import StartUps
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +38,7 @@ class CreateContainer:
     new_records: ContainerRecords
     # What a VM is made of, in the order in which it is made.
     steps: Sequence[Step]
+    start_ups: StartUps
 
     def create(
         self, sandbox_id: SandboxId, name: ContainerName, config: ContainerConfig, deadline: Deadline
@@ -65,10 +68,12 @@ class CreateContainer:
             earlier = self._earlier(sandbox_id, name, config)
             if earlier is not None:
                 return earlier
-            admitted = self.admission.admit(sandbox, name, config)
+            with observed.step(observed.Step.ADMISSION):
+                admitted = self.admission.admit(sandbox, name, config)
             deadline.check(self.clock.monotonic(), "the container was created")
             draft = self.new_records.add(admitted)
-            self._make(draft)
+            with self.start_ups.phase("create", sandbox_id, draft.container.id):
+                self._make(draft)
             return draft.container.id
 
     def _earlier(self, sandbox: SandboxId, name: ContainerName, config: ContainerConfig) -> ContainerId | None:
@@ -91,7 +96,8 @@ class CreateContainer:
             undo.add("record", lambda: self.new_records.forget(container, clean=undo.clean))
             for step in self.steps:
                 undo.add(type(step).__name__, functools.partial(step.undo, container))
-                draft = step.make(draft)
+                with self.start_ups.step(step.measured_as, container.sandbox_id, container.id):
+                    draft = step.make(draft)
             self.records.containers.replace(container.created())
             undo.commit()
         image = str(draft.image.id)[:19]

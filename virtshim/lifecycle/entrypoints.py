@@ -20,6 +20,7 @@ from virtshim.ports.consoles import EntrypointLogs
 from virtshim.ports.guests import EntrypointListeners, GuestAgents
 from virtshim.ports.records import Records
 from virtshim.primitives.container_threads import ContainerThreads
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -57,6 +58,12 @@ class _FollowState:
     pace: ReadPace
     exited: float | None = None
     pause: float = _SOONEST
+    # The last look at it. While an operator has paused its VM, nothing that is waited for comes nearer.
+    looked: float = 0.0
+
+    def stand_still(self, now: float) -> None:
+        self.since += now - self.looked
+        self.heard += now - self.looked
 
 
 class EntrypointRunner:
@@ -70,7 +77,7 @@ class EntrypointRunner:
         stop: StopContainer,
         clock: Clock,
         locks: PodLocks,
-        agent_timeout: float,
+        agent_timeout: Live[float],
         *,
         entrypoint_listeners: EntrypointListeners,
         guest_set_up: GuestSetUp,
@@ -101,7 +108,9 @@ class EntrypointRunner:
 
     def _follow(self, wanted: ContainerId) -> None:
         now = self._clock.monotonic()
-        state = _FollowState(now, now, TokenBucket(LOG_RATE, LOG_BURST, now), ReadPace(now, _LOOKS, _LOOKS_AT_ONCE))
+        state = _FollowState(
+            now, now, TokenBucket(LOG_RATE, LOG_BURST, now), ReadPace(now, _LOOKS, _LOOKS_AT_ONCE), looked=now
+        )
         last_error = ""
         try:
             while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
@@ -128,6 +137,12 @@ class EntrypointRunner:
 
     def _step(self, container: Container, state: _FollowState) -> float:
         """Seconds to wait before the next."""
+        now = self._clock.monotonic()
+        if container.status.paused:
+            state.stand_still(now)
+        state.looked = now
+        if container.status.paused:
+            return _AGAIN
         if container.status.ending is not None:
             self._stop.after_command(container, _GRACE)
             return _AGAIN
@@ -139,7 +154,8 @@ class EntrypointRunner:
         return self._listen(container, state)
 
     def _begin(self, container: Container, state: _FollowState) -> None:
-        left = self._agent_timeout - (self._clock.monotonic() - state.since)
+        patience = self._agent_timeout.now
+        left = patience - (self._clock.monotonic() - state.since)
         try:
             command = entrypoint_command(container)
             self._guest_set_up.make(container, min(max(left, 1.0), _SET_UP_SLICE), self._threads.closing)
@@ -147,9 +163,10 @@ class EntrypointRunner:
                 container.id, command, min(max(left, 1.0), _AGENT_SLICE), self._threads.closing
             )
         except (DeadlineExceeded, Unavailable, Aborted) as exc:
-            if left > _AGENT_SLICE or isinstance(exc, Aborted):
+            paused = (self._running(container.id) or container).status.paused
+            if left > _AGENT_SLICE or isinstance(exc, Aborted) or paused:
                 raise
-            why = f"{exc} (waited {self._agent_timeout:g} s, vm.agent_timeout)"
+            why = f"{exc} (waited {patience:g} s, vm.agent_timeout)"
             self._end(container, failed_start(why, self._clock.now_ns()))
         except ShimError as exc:
             self._end(container, failed_start(str(exc), self._clock.now_ns()))

@@ -19,6 +19,7 @@ from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import StreamSession
 from virtshim.primitives.existing import existing_container, pod_of
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_places import PodPlaces
 
 # `crictl inspect` is not worth a longer wait.
@@ -38,7 +39,7 @@ class ExecCommand:
         guests: GuestAgents,
         places: PodPlaces,
         clock: Clock,
-        agent_timeout: float,
+        agent_timeout: Live[float],
         guest_set_up: GuestSetUp,
     ) -> None:
         self._records = records
@@ -57,7 +58,7 @@ class ExecCommand:
         command = in_container(container, argv)
         with self._places.held(pod_of(self._records, container)):
             age = (self._clock.now_ns() - container.status.started_at) / 1e9
-            within = agent_may_take(container.config.annotations, argv, age, self._agent_timeout)
+            within = agent_may_take(container.config.annotations, argv, age, self._agent_timeout.now)
             left = self._guest_set_up.before_command(container, timeout, cancelled, within)
             return self._guests.run(container.id, command, left, cancelled, within)
 
@@ -87,4 +88,10 @@ def _refuse_unless_running(container: Container) -> None:
     if not container.is_running:
         raise WrongState(
             f"container {container.id} is {container.phase.value}: commands run in a running container only"
+        )
+    if container.status.paused:  # kubelet counts this as no answer of a probe, and a time that is over as a failed one
+        raise WrongState(f"container {container.id.short} is paused by an operator; `virtshim resume` continues it")
+    if container.status.frozen and not container.status.checkpointing:
+        raise WrongState(
+            f"the file systems of container {container.id.short} are frozen; `virtshim thaw` continues them"
         )

@@ -1,4 +1,5 @@
 """What a guest is asked for around a pause of its VM: to freeze its file systems before; to thaw them and set its clock after.
+An operator may have them frozen for a while, too.
 
 A guest need not have an agent: then none of this happens, and nobody waits for it.
 """
@@ -6,12 +7,14 @@ A guest need not have an agent: then none of this happens, and nobody waits for 
 from __future__ import annotations
 
 import dataclasses
+import threading
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
 from virtshim.domain.container import Container
-from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.errors import Aborted, ShimError, WrongState
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestOperations
@@ -28,6 +31,14 @@ _ANSWER: Final = 5.0
 _SOONEST, _LATEST = 0.5, 30.0
 
 
+@dataclass(slots=True)
+class _Hold:
+    """`until`: of the monotonic clock."""
+
+    until: float
+    over: threading.Event = field(default_factory=threading.Event)
+
+
 class GuestFreezer:
     """A thread for each guest that was let go on, until it has answered."""
 
@@ -37,28 +48,79 @@ class GuestFreezer:
         self._clock = clock
         self._locks = locks
         self._threads = ContainerThreads("thaw")
+        self._limits = ContainerThreads("freeze-limit")
+        self._lock = threading.Lock()
+        self._held: dict[ContainerId, _Hold] = {}
 
     def freeze(self, container: Container) -> int:
         """How many of its file systems are frozen now; 0 if none could be, and the log says why. `after_resume` must
         follow. The record tells of it first, so that the guest is thawed whoever dies in between."""
+        try:
+            return self._freeze(container)
+        except WrongState as exc:
+            log.info("guest.not_frozen", container=container.id.short, why=str(exc))
+        except ShimError as exc:
+            log.warning("guest.not_frozen", container=container.id.short, why=str(exc))
+        return 0
+
+    def _freeze(self, container: Container) -> int:
+        """Raises what `GuestOperations.freeze` raises, and Aborted."""
         earlier = self._threads.of(container.id)
         if earlier is not None:
             earlier.join(_ANSWER)
             if earlier.is_alive():
-                log.info("guest.not_frozen", container=container.id.short, why="an earlier thaw is unanswered")
-                return 0
+                raise Aborted("an earlier thaw is unanswered")
         self._note(container.id, frozen=True)
         try:
             count = self._guests.freeze(container.id, _FREEZE)
-        except WrongState as exc:
+        except WrongState:
             self._note(container.id, frozen=False)
-            log.info("guest.not_frozen", container=container.id.short, why=str(exc))
-            return 0
-        except ShimError as exc:
-            log.warning("guest.not_frozen", container=container.id.short, why=str(exc))
-            return 0
+            raise
         log.info("guest.frozen", container=container.id.short, file_systems=count)
         return count
+
+    def hold(self, container: Container, seconds: float) -> int:
+        """As `freeze`, until `thaw_now`, a stop, or that many seconds are over. Raises ShimError; then it is thawed, if it may
+        be frozen. What this process does not thaw the next one does."""
+        hold = _Hold(self._clock.monotonic() + seconds)
+        with self._lock:
+            if container.id in self._held:
+                raise Aborted(f"container {container.id.short} is being frozen already")
+            self._held[container.id] = hold
+        try:
+            count = self._freeze(container)
+        except ShimError:
+            self.forget_hold(container.id)
+            self.after_resume(container.id, was_paused=False)
+            raise
+        self._limits.start(container.id, lambda: self._await_limit(container.id, hold), beside_earlier=True)
+        return count
+
+    def is_held(self, container: ContainerId) -> bool:
+        with self._lock:
+            return container in self._held
+
+    def hold_longer(self, container: ContainerId, seconds: float) -> None:
+        with self._lock:
+            if (hold := self._held.get(container)) is not None:
+                hold.until = max(hold.until, self._clock.monotonic() + seconds)
+
+    def forget_hold(self, container: ContainerId) -> None:
+        with self._lock:
+            hold = self._held.pop(container, None)
+        if hold is not None:
+            hold.over.set()
+
+    def thaw_now(self, container: ContainerId) -> None:
+        """Raises ShimError if the guest does not answer at once; it is asked again until it does."""
+        self.forget_hold(container)
+        try:
+            self._guests.thaw(container, _ANSWER)
+        except ShimError:
+            self.after_resume(container, was_paused=False)
+            raise
+        self._note(container, frozen=False)
+        log.info("guest.thawed", container=container.short)
 
     def after_resume(self, container: ContainerId, *, was_paused: bool = True) -> None:
         """Its VM goes on: its file systems shall, too, and if it stood still its clock is set. Returns at once; nothing if
@@ -67,9 +129,25 @@ class GuestFreezer:
 
     def close(self) -> None:
         """What is not done the next process does."""
+        with self._lock:
+            holds = tuple(self._held.values())
+        self._limits.closing.set()
+        for hold in holds:
+            hold.over.set()
+        self._limits.close()
         self._threads.close()
 
     # --- below: a thread of each guest
+
+    def _await_limit(self, container: ContainerId, hold: _Hold) -> None:
+        while (left := hold.until - self._clock.monotonic()) > 0:
+            if self._clock.wait(hold.over, left):
+                return
+        if self._limits.closing.is_set() or hold.over.is_set():
+            return
+        log.warning("guest.freeze.over", container=container.short, why="nobody thawed it in time")
+        self.forget_hold(container)
+        self.after_resume(container, was_paused=False)
 
     def _run(self, container: ContainerId, was_paused: bool) -> None:
         try:
@@ -87,6 +165,7 @@ class GuestFreezer:
             not self._threads.closing.is_set()
             and (container := self._runs(wanted)) is not None
             and container.status.frozen
+            and not self.is_held(wanted)
         ):
             try:
                 self._guests.thaw(wanted, _ANSWER)

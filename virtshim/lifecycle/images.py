@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import structlog
 
 from virtshim.domain.container import Container
 from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
-from virtshim.domain.ids import ImageDigest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image, ImageConfig
 from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
 from virtshim.ports.clock import Clock
-from virtshim.ports.images import FetchedImage
+from virtshim.ports.images import FetchedImage, ImageNotes
 from virtshim.ports.recovery import KnownImageFiles, StateRecords
+from virtshim.primitives import observed
+from virtshim.primitives.live import Live
 
 log = structlog.get_logger(__name__)
 
@@ -27,14 +30,40 @@ _ATTEMPTS = 3
 class ImageService:
     """The image table. One lock orders what changes it; downloads run outside that lock."""
 
-    def __init__(self, records: StateRecords, files: KnownImageFiles, clock: Clock) -> None:
+    def __init__(
+        self,
+        records: StateRecords,
+        files: KnownImageFiles,
+        notes: ImageNotes,
+        clock: Clock,
+        pinned: Live[Sequence[str]] | None = None,
+    ) -> None:
+        """`pinned`: names of images that are listed as such."""
         self._records = records
         self._files = files
+        self._notes = notes
         self._clock = clock
+        self._pinned = pinned or Live(())
         self._lock = threading.RLock()
 
     def pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         """Always contacts the source. The image is listed when this returns."""
+        meter, began = observed.meter(), time.monotonic()
+        meter.pulls_under_way(1)
+        result, size = observed.OK, 0
+        try:
+            with observed.tracer().part("pull"):
+                image = self._pull(reference, credentials, cancelled)
+            size = image.size
+            return image
+        except BaseException as exc:
+            result = observed.kind_of(exc)
+            raise
+        finally:
+            meter.pulls_under_way(-1)
+            meter.tell(observed.Pulled(result, time.monotonic() - began, size))
+
+    def _pull(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> Image:
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(Aborted):  # the file that was there already went while its source was asked
                 fetched = self._files.fetch(reference, credentials, cancelled)
@@ -70,7 +99,7 @@ class ImageService:
             pulled_at=self._clock.now_ns(),
             config=fetched.config,
         )
-        self._records.images.put(image)
+        self._put(image)
         for other in self._records.images.all():
             if other.id != image.id:
                 self._take_names(other, fetched)
@@ -79,8 +108,8 @@ class ImageService:
         return image
 
     def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
-        """An OCI image's config determines its disk. So one of the two is a file whose bytes are the other's config, published
-        as a disk: it never stands for that image."""
+        """An OCI image's config, with the path of the disk in it, determines its disk. So one of the two is a file whose bytes
+        are the other's config, published as a disk: it never stands for that image."""
         if fetched.id.value == fetched.digest.value:
             raise InvalidRequest(
                 f"the file {fetched.digest} is the configuration of an image on this node, not a disk; publish the disk"
@@ -92,17 +121,20 @@ class ImageService:
         if (tags, repo_digests) == (other.tags, other.repo_digests):
             return
         if tags or repo_digests:
-            self._records.images.put(dataclasses.replace(other, tags=tags, repo_digests=repo_digests))
+            self._put(dataclasses.replace(other, tags=tags, repo_digests=repo_digests))
         else:
-            self._records.images.delete(other.id)
+            self._drop(other.id)
             self.collect(other.digest)
 
     def find(self, reference: str) -> Image | None:
         """By id, unique id prefix, tag or digest; None if it is not here."""
-        return find_image(self._records.images.all(), reference)
+        return find_image(self.all(), reference)
 
     def all(self) -> Sequence[Image]:
-        return self._records.images.all()
+        images = self._records.images.all()
+        named = [find_image(images, name) for name in self._pinned.now]
+        pinned = {image.id for image in named if image is not None}
+        return [dataclasses.replace(image, pinned=True) if image.id in pinned else image for image in images]
 
     @contextlib.contextmanager
     def pinned(self, reference: str) -> Iterator[Image]:
@@ -120,7 +152,7 @@ class ImageService:
             image = self.find(reference)
             if image is None:
                 return
-            self._records.images.delete(image.id)
+            self._drop(image.id)
             self.collect(image.digest)
         log.info("image.removed", image=reference, id=str(image.id), digest=str(image.digest))
 
@@ -143,10 +175,13 @@ class ImageService:
         return unknown or bool(self._records.unreadable())
 
     def adopt(self) -> None:
-        """After the state database was lost: files that are here get records anew, as plain disks. Their names are what
-        containers called them by; others are listed by their digest. A name of an OCI image is not given to its disk, which would
-        run without the image's user and entrypoint: the next pull lists it again, and finds the disk here."""
+        """After the state database was lost: images whose disks are here are as their notes say. Other files get records as plain
+        disks. Their names are what containers called them by; others are listed by their digest. A name of an OCI image is not
+        given to its bare disk, which would run without the image's user and entrypoint: the next pull lists it again, and finds
+        the disk here."""
         with self._lock:
+            for image in self._notes.all():
+                self._adopt(image)
             known = {image.digest for image in self._records.images.all()}
             for digest in sorted(self._files.stored() - known):
                 try:
@@ -161,8 +196,21 @@ class ImageService:
                         if (parsed := ImageName.parse(name)).digest is None and not looks_like_id(name):
                             image = dataclasses.replace(image, tags=_with(image.tags, parsed.tagged))
                 refs = tuple(sorted({c.spec.image_ref for c in users if "@" in c.spec.image_ref}))
-                self._records.images.put(dataclasses.replace(image, repo_digests=refs))
+                self._put(dataclasses.replace(image, repo_digests=refs))
                 log.warning("image.adopted", digest=str(digest), tags=image.tags)
+
+    def _adopt(self, noted: Image) -> None:
+        """If its disk is here. What lies under a digest was checked when it was put there."""
+        if noted.digest not in self._files.stored() or self._records.images.get(noted.id) is not None:
+            return
+        try:
+            found = self._files.describe(noted.digest)
+        except ShimError as exc:
+            log.warning("image.unadopted", digest=str(noted.digest), error=str(exc))
+            return
+        if (found.size, found.format) == (noted.size, noted.format):
+            self._put(noted)
+            log.warning("image.adopted", digest=str(noted.digest), tags=noted.tags)
 
     def unneeded(self) -> frozenset[ImageDigest]:
         """Files that no record accounts for."""
@@ -179,9 +227,28 @@ class ImageService:
             for image in self._records.images.all():
                 if image.digest not in stored:
                     log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
-                    self._records.images.delete(image.id)
+                    self._drop(image.id)
             for digest in stored:
                 self.collect(digest)
+            self._note_all()
+
+    def _note_all(self) -> None:
+        """Those of earlier versions, too. Nothing is forgotten while a record cannot be read: it may be that one's."""
+        images = {image.id: image for image in self._records.images.all()}
+        for image in images.values():
+            self._notes.keep(image)
+        if not self._records.unreadable():
+            for image in self._notes.all():
+                if image.id not in images:
+                    self._notes.forget(image.id)
+
+    def _put(self, image: Image) -> None:
+        self._records.images.put(image)
+        self._notes.keep(image)
+
+    def _drop(self, image: ImageId) -> None:
+        self._records.images.delete(image)
+        self._notes.forget(image)
 
     def filesystem(self) -> FilesystemUsage:
         return self._files.use()

@@ -11,6 +11,7 @@ import structlog
 from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.devices.granted import GrantedDevices, PciFunction
 from virtshim.domain.errors import ShimError
+from virtshim.domain.guest.operation import paused_by_operator
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.lifecycle.container_logs import ContainerLogs
@@ -23,6 +24,7 @@ from virtshim.ports.disks import RootDisks
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.streaming import Streaming
+from virtshim.primitives import observed
 from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -69,7 +71,10 @@ class ExitRecorder:
         state = self.hypervisor.power(domain)
         if not state.has_ended:
             wrong = [self.devices.health.trouble(found), self.volumes.trouble(found)]
-            return self._standing(found, with_devices(trouble_of(state, found.granted), wrong))
+            # Somebody else let it go on, or virtshim was killed before it paused it.
+            found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
+            told = trouble_of(state, found.granted, by_operator=found.status.paused)
+            return self._standing(found, with_devices(told, wrong))
         if state.is_on:  # it panicked, and its QEMU waits
             self.hypervisor.destroy(domain, container)
         self.volumes.end(found)
@@ -81,6 +86,7 @@ class ExitRecorder:
         how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.health.trouble(found)]))
         ended = found.exited(how)
         self.records.containers.replace(ended)
+        observed.meter().tell(observed.Exited(how.reason))
         self.streaming.end_container(container)
         self._drop_group(ended)
         if state.power is not Power.ABSENT:  # whoever took it from libvirt may have the VM
@@ -118,8 +124,12 @@ class ExitRecorder:
 
     def _standing(self, container: Container, trouble: str) -> Container:
         """Records why a running container makes no progress; written on change only."""
-        if container.status.checkpointing or container.status.trouble == trouble:
-            return container
+        before = self.records.containers.get(container.id) or container
+        if container.status.checkpointing or (before.status.trouble, before.status.paused) == (
+            trouble,
+            container.status.paused,
+        ):
+            return before
         log.info("container.trouble", container=container.id.short, trouble=trouble or "none any more")
         now = container.with_trouble(trouble)
         self.records.containers.replace(now)
@@ -140,11 +150,13 @@ def how_it_ended(container: Container, vm: Exit) -> Exit:
     return dataclasses.replace(container.status.ending, finished_at=vm.finished_at) if container.status.ending else vm
 
 
-def trouble_of(state: PowerState, granted: GrantedDevices) -> str:
+def trouble_of(state: PowerState, granted: GrantedDevices, *, by_operator: bool = False) -> str:
     """Why a running VM makes no progress, for display; "" if it does. libvirt does not report why QEMU paused a VM itself, as
     it does when a device in it reports an error that cannot be corrected. Pure."""
     if state.power is not Power.PAUSED:
         return ""
+    if by_operator:
+        return "paused by virtshim pause; virtshim resume continues it"
     match state.pause:
         case PauseReason.IO_ERROR:
             return "paused: the node's file system is full; it resumes by itself once there is space"

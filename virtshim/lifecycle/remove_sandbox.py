@@ -15,6 +15,7 @@ from virtshim.lifecycle.stop_sandbox import StopSandbox
 from virtshim.ports.disks import RootDisks
 from virtshim.ports.records import Records
 from virtshim.primitives.pod_locks import PodLocks
+from virtshim.primitives.start_ups import StartUps
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +28,7 @@ class RemoveSandbox:
     disks: RootDisks
     images: ImageService
     locks: PodLocks
+    start_ups: StartUps
 
     def remove(self, wanted: Sandbox, deadline: Deadline) -> None:
         """Idempotent. If the network cannot be released the record stays and the error is raised: nothing is forgotten."""
@@ -40,6 +42,7 @@ class RemoveSandbox:
                 return
             self._remove_disks_with_the_last(sandbox)
             self.records.sandboxes.delete(sandbox.id)
+            self.start_ups.forget(sandbox.id)
         for image in set(sandbox.root_disks.values()):
             self.images.collect(image)
         log.info("sandbox.removed", sandbox=wanted.id.short)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.annotations.profiles import Profile, of_pod
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ImageDigest, SandboxId
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig, SandboxPhase, check_handler
+from virtshim.domain.sizing import may_want_queues
 from virtshim.domain.vm import DiskBus
 from virtshim.ports.clock import Clock
 from virtshim.ports.network import AttachRequest, PodNetworks
 from virtshim.ports.records import Records
+from virtshim.primitives import observed
 from virtshim.primitives.clock import Stamps
 from virtshim.primitives.inflight import Inflight
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
+from virtshim.primitives.start_ups import StartUps
 
 log = structlog.get_logger(__name__)
 
@@ -36,17 +41,21 @@ class RunSandbox:
     locks: PodLocks
     inflight: Inflight[SandboxId]
     handlers: frozenset[str]
+    profiles: Live[Sequence[Profile]]
     timeout: float
+    start_ups: StartUps
 
     def run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
         """Returns the id of a READY sandbox. A repeat of a finished call returns the first's id; the same name with
         something different is AlreadyExists."""
         check_handler(config.runtime_handler, self.handlers)
-        parse_vm_options(config.annotations)  # a bad annotation fails here, where the pod's events show it first
+        profile = of_pod(self.profiles.now, config.annotations, config.runtime_handler)
+        # A bad annotation fails here, where the pod's events show it first.
+        parse_vm_options({**profile, **config.annotations})
         left = deadline.left(self.clock.monotonic())
-        return self.inflight.run(key, config, lambda: self._run(key, config, deadline), timeout=left)
+        return self.inflight.run(key, config, lambda: self._run(key, config, profile, deadline), timeout=left)
 
-    def _run(self, key: PodKey, config: SandboxConfig, deadline: Deadline) -> SandboxId:
+    def _run(self, key: PodKey, config: SandboxConfig, profile: Mapping[str, str], deadline: Deadline) -> SandboxId:
         for other in self.records.sandboxes.all():
             if other.key == key:
                 if other.phase is SandboxPhase.CREATING:  # nobody makes it: the key is ours now. Its undo failed
@@ -67,8 +76,9 @@ class RunSandbox:
             root_disks=self._root_disks(key),
             disk_bus=self._disk_bus(key),
             sole_container=self._sole_container(key),
+            profile=profile,
         )
-        with self.locks.held(sandbox.id):
+        with self.locks.held(sandbox.id), self.start_ups.phase("sandbox", sandbox.id):
             return self._make(sandbox, deadline)
 
     def _root_disks(self, pod: PodKey) -> Mapping[str, ImageDigest]:
@@ -93,14 +103,25 @@ class RunSandbox:
         """On failure nothing is left, unless undo fails too: then the row stays NOT_READY, so that kubelet's own
         StopPodSandbox and RemovePodSandbox finish the job."""
         with Rollback() as undo:
-            self.records.sandboxes.add(sandbox)
+            # Not synced, READY below is: after a power cut kubelet asks for the pod again, and a network without a record is
+            # released.
+            self.records.sandboxes.add(sandbox, survives_power_cuts=False)
             undo.add("record", lambda: self._forget(sandbox, undo))
             undo.add("network", lambda: self.networks.release(sandbox.id, self.timeout))
             config = sandbox.config
-            network = self.networks.attach(
-                AttachRequest(sandbox.id, sandbox.key, config.dns, config.port_mappings, config.hostname),
-                timeout=deadline.left(self.clock.monotonic()),
+            options = parse_vm_options(sandbox.vm_annotations)
+            ask = AttachRequest(
+                sandbox=sandbox.id,
+                pod=sandbox.key,
+                dns=config.dns,
+                port_mappings=config.port_mappings,
+                hostname=config.hostname,
+                filter=options.network_filter,
+                bandwidth=options.bandwidth,
+                multi_queue=may_want_queues(options, config.resources),
             )
+            with self.start_ups.step(observed.Step.NETWORK, sandbox.id):
+                network = self.networks.attach(ask, timeout=deadline.left(self.clock.monotonic()))
             self.records.sandboxes.replace(sandbox.ready(network))
             undo.commit()
         log.info("sandbox.ready", sandbox=sandbox.id.short, pod=str(sandbox.key), ips=network.ips)

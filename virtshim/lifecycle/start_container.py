@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import structlog
 
+from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import Container, ContainerPhase, Exit, ExitReason
 from virtshim.domain.devices.granted import volume_of_both
 from virtshim.domain.errors import ShimError, WrongState
 from virtshim.domain.sandbox import Sandbox
-from virtshim.domain.sizing import NodeLimits, cgroup_of
+from virtshim.domain.sizing import NodeLimits, cgroup_of, nic_queues
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.creation.data_volumes import anothers
 from virtshim.lifecycle.entrypoints import EntrypointRunner
+from virtshim.lifecycle.guest.boot_phases import BootPhases
 from virtshim.lifecycle.guest.set_up import GuestSetUp
 from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
@@ -23,9 +27,12 @@ from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.clock import Clock
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
+from virtshim.primitives import observed
 from virtshim.primitives.existing import existing_container
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
+from virtshim.primitives.start_ups import StartUps
 
 log = structlog.get_logger(__name__)
 
@@ -41,17 +48,22 @@ class StartContainer:
     clock: Clock
     locks: PodLocks
     cgroups: VmCgroups
-    sizes: NodeLimits
+    sizes: Live[NodeLimits]
     timeout: float
     entrypoints: EntrypointRunner
     claims: DeviceClaims
     volumes: PodVolumes
     guest_set_up: GuestSetUp
+    start_ups: StartUps
+    boots: BootPhases
 
     def start(self, wanted: Container) -> None:
         """Returns when QEMU runs. The log file exists by then; the container's command starts later. A failed start
         leaves the container EXITED with reason StartError (as containerd does) and raises what went wrong."""
-        with self.locks.held(wanted.sandbox_id):
+        with (
+            self.locks.held(wanted.sandbox_id),
+            self.start_ups.phase("start", wanted.sandbox_id, wanted.id),
+        ):
             container = existing_container(self.records, wanted.id)
             sandbox = self._refuse_unless_startable(container)
             domain = container.domain_uuid
@@ -59,11 +71,18 @@ class StartContainer:
                 self.logs.open(container)
                 # Anything may have been unplugged since it was created, of which libvirt says little.
                 self.claims.check(container.granted, container.status.size)
-                group = cgroup_of(container, sandbox, container.resources, container.status.size, self.sizes)
-                self.cgroups.make(group, self.timeout)
-                self.volumes.start(container, sandbox)
-                self.hypervisor.start(domain)
+                size = container.status.size
+                group = cgroup_of(container, sandbox, container.resources, size, self.sizes.now)
+                queues = nic_queues(parse_vm_options(sandbox.vm_annotations), size)
+                group = dataclasses.replace(group, nic_queues=queues)
+                with self._step(observed.Step.CGROUP, container):
+                    self.cgroups.make(group, self.timeout)
+                with self._step(observed.Step.VOLUMES, container):
+                    self.volumes.start(container, sandbox)
+                with self._step(observed.Step.LIBVIRT, container):
+                    self.hypervisor.start(domain)
                 self.records.containers.replace(container.running(self.clock.now_ns()))
+                self.boots.began(container)
             except ShimError as exc:
                 self._failed(container, domain, exc)
                 raise
@@ -76,6 +95,9 @@ class StartContainer:
         self.entrypoints.follow(container)
         self.guest_set_up.follow(container)
 
+    def _step(self, which: observed.Step, container: Container) -> AbstractContextManager[None]:
+        return self.start_ups.step(which, container.sandbox_id, container.id)
+
     def _refuse_unless_startable(self, container: Container) -> Sandbox:
         """Its sandbox."""
         if container.phase is not ContainerPhase.CREATED:
@@ -86,6 +108,8 @@ class StartContainer:
         if sandbox is None or not sandbox.is_ready:
             raise WrongState(f"the sandbox of container {container.id} is not ready")
         for other in self.records.containers.all():
+            if other.domain_uuid == container.domain_uuid and other.created_at > container.created_at:
+                raise WrongState(f"the UUID of container {container.id} went to a later one of its pod; remove it")
             if other.id == container.id or not other.may_be_running or not _share(container, other):
                 continue
             if other.is_running:
@@ -104,6 +128,7 @@ class StartContainer:
         return sandbox
 
     def _failed(self, container: Container, domain: uuid.UUID, error: ShimError) -> None:
+        observed.meter().tell(observed.Exited(ExitReason.START_ERROR))
         log.warning("container.start.failed", container=container.id.short, error=str(error))
         ended = container.exited(Exit(128, ExitReason.START_ERROR, self.clock.now_ns(), str(error)))
         with Rollback() as undo:  # last in, first out

@@ -9,15 +9,18 @@ import structlog
 
 from virtshim.domain.container import Container, ContainerPhase, asked_to_stop
 from virtshim.domain.errors import Aborted, InternalError, ShimError
+from virtshim.domain.guest.operation import paused_by_operator
 from virtshim.domain.guest.stop_signal import stop_signal_of
 from virtshim.domain.ids import ContainerId
 from virtshim.lifecycle.boot_progress import BootProgress
+from virtshim.lifecycle.guest_freeze import GuestFreezer
 from virtshim.lifecycle.record_exit import ExitRecorder
 from virtshim.lifecycle.termination_message import TerminationMessages
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.hypervisor import Hypervisor
+from virtshim.ports.pause import VmPausing
 from virtshim.ports.records import Records
 from virtshim.primitives.pod_locks import PodLocks
 
@@ -65,6 +68,8 @@ class StopContainer:
         devices: DeviceServices,
         boots: BootProgress,
         guests: GuestAgents,
+        pausing: VmPausing,
+        freezer: GuestFreezer,
     ) -> None:
         self._records = records
         self._hypervisor = hypervisor
@@ -75,6 +80,8 @@ class StopContainer:
         self._unplug = devices.unplug
         self._boots = boots
         self._guests = guests
+        self._pausing = pausing
+        self._freezer = freezer
         self._releases = devices.releases
         self._lock = threading.Lock()
         self._stops: dict[ContainerId, _Stop] = {}
@@ -88,6 +95,7 @@ class StopContainer:
             may_run = found is not None and found.phase in (ContainerPhase.RUNNING, ContainerPhase.UNKNOWN)
             if found is not None and grace:
                 self._note(found)
+                self._let_go_on(found.id)
         if found is not None and may_run:
             self._stop(found, grace)
         self._releases.try_to_finish(container.id)
@@ -106,6 +114,23 @@ class StopContainer:
             self._records.containers.replace(asked_to_stop(container))
         except ShimError as exc:
             log.warning("container.stop.unrecorded", container=container.id.short, error=str(exc))
+
+    def _let_go_on(self, wanted: ContainerId) -> None:
+        """A guest that an operator has made stand still cannot shut down. Without this it is killed when its grace is over."""
+        container = self._records.containers.get(wanted)
+        if container is None or not container.is_running:
+            return
+        try:
+            if container.status.paused:
+                log.info("vm.resumed", container=wanted.short, why="it is being stopped")
+                self._pausing.resume(container.domain_uuid)
+                self._records.containers.replace(paused_by_operator(container, paused=False).with_trouble(""))
+                self._freezer.after_resume(wanted)
+            if container.status.frozen and not container.status.checkpointing:
+                self._freezer.forget_hold(wanted)
+                self._freezer.after_resume(wanted, was_paused=container.status.paused)
+        except ShimError as exc:
+            log.warning("vm.not_resumed", container=wanted.short, error=str(exc))
 
     def _stop(self, container: Container, grace: float, *, shorten: bool = True) -> None:
         until = self._clock.monotonic() + grace

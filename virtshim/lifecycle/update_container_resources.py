@@ -17,6 +17,7 @@ from virtshim.ports.cgroups import VmCgroups
 from virtshim.ports.hypervisor import VmResizing
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_container
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.primitives.rollback import Rollback
 
@@ -49,7 +50,7 @@ class UpdateContainerResources:
     resizing: VmResizing
     cgroups: VmCgroups
     locks: PodLocks
-    sizes: NodeLimits
+    sizes: Live[NodeLimits]
     timeout: float
 
     def resize(self, wanted: Container, resources: Resources) -> None:
@@ -64,10 +65,11 @@ class UpdateContainerResources:
             sandbox = self.records.sandboxes.get(container.sandbox_id)
             if sandbox is None:
                 raise NotFound(f"the sandbox of container {container.id} is gone")
+            sizes = self.sizes.now
             after = merged(container.resources, resources)
             if after == container.resources:
                 return
-            size = resized(container.status.size, parse_vm_options(sandbox.config.annotations), after, self.sizes)
+            size = resized(container.status.size, parse_vm_options(sandbox.vm_annotations), after, sizes)
             if size.memory_bytes != container.status.size.memory_bytes and container.granted.pins_memory:
                 raise WrongState(
                     "resources.limits.memory: the memory of a virtual machine with host devices is in use from its "
@@ -77,8 +79,8 @@ class UpdateContainerResources:
                 container=container,
                 domain=container.domain_uuid,
                 size=size,
-                before=cgroup_of(container, sandbox, container.resources, container.status.size, self.sizes),
-                after=cgroup_of(container, sandbox, after, size, self.sizes),
+                before=cgroup_of(container, sandbox, container.resources, container.status.size, sizes),
+                after=cgroup_of(container, sandbox, after, size, sizes),
             )
             self._apply(change, after)
         log.info("container.resized", container=container.id.short, vcpus=size.vcpus, memory=size.memory_bytes)

@@ -12,6 +12,7 @@ from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, merged, resized
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_sandbox
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 
 
@@ -19,7 +20,7 @@ from virtshim.primitives.pod_locks import PodLocks
 class UpdateSandboxResources:
     records: Records
     locks: PodLocks
-    sizes: NodeLimits
+    sizes: Live[NodeLimits]
 
     def resize(self, sandbox_id: SandboxId, overhead: Resources, resources: Resources) -> None:
         """Records the pod's new sums; the VM itself changes with UpdateContainerResources, which follows. WrongState if it
@@ -43,4 +44,4 @@ class UpdateSandboxResources:
             cpu_period=after.cpu_period,
             memory_limit_bytes=after.memory_limit_bytes if before.memory_limit_bytes == own.memory_limit_bytes else 0,
         )
-        resized(container.status.size, parse_vm_options(sandbox.config.annotations), merged(own, future), self.sizes)
+        resized(container.status.size, parse_vm_options(sandbox.vm_annotations), merged(own, future), self.sizes.now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from virtshim.domain.guest.entrypoint import OutputPosition
@@ -26,11 +26,21 @@ class Consoles(Protocol):
         """Writes what is left (the VM is off), then stops following, also if writing failed. No error if not open."""
 
 
+class WatchedConsoles(Consoles, Protocol):
+    """With news of what comes on them."""
+
+    def on_news(self, callback: Callable[[ContainerId], None]) -> None:
+        """`callback` is called when there may be more on a console, from one thread: it must not wait."""
+
+
 class BootOutput(Protocol):
     """What consoles show of how far their guests have booted."""
 
     def shows_kernel(self, container: ContainerId) -> bool:
         """Whether something other than firmware or a boot loader has written on it; True if that cannot be known."""
+
+    def piece(self, container: ContainerId, start: int, most: int) -> bytes:
+        """What was written on it from byte `start` on, `most` bytes at most; none if there is nothing. Never raises."""
 
 
 class EntrypointLogs(Consoles, Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Protocol
 
+from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.usage import DiskUsage
@@ -49,6 +51,23 @@ class RootDisks(Protocol):
         """Bytes that disks may still grow by."""
 
 
+class DiskPlaces(Protocol):
+    """What belongs to pods' disks (see `RootDisks`), as long as they are there: what their guests know their devices by, and
+    their TPMs."""
+
+    def read(self, disk: str) -> Places:
+        """Nothing if nothing is there, or it cannot be read."""
+
+    def keep(self, disk: str, places: Places) -> None:
+        """On disk when it returns."""
+
+    def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
+        """What the TPM of that VM remembers goes with the disk, too."""
+
+    def has_tpm(self, domain: uuid.UUID, *, besides: str) -> bool:
+        """Whether that is so for a disk of another pod than this (`pod_disk.pod_hash`)."""
+
+
 class EmptyDiskFiles(Protocol):
     """Beside a container's root disk, with which they go."""
 
@@ -77,6 +96,10 @@ class RootVolumes(Protocol):
 
     def seal(self, device: str, container: ContainerId, image: ImageDigest) -> None:
         """From now on it is a root disk. WrongState as `copy`."""
+
+    def keep_places(self, device: str, places: Places) -> None:
+        """What the guest of that root disk knows its devices by, for `look`. On one that Virtlet has made nothing is written.
+        WrongState if somebody else writes it."""
 
     def disk(self, device: str) -> Disk:
         """Of a root disk."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from virtshim.domain.container import ProcessUser
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
+from virtshim.domain.guest.filesystems import GuestFilesystem
 from virtshim.domain.guest.streaming import Output, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import StreamSession
@@ -77,6 +78,9 @@ class GuestOperations(Protocol):
     def thaw(self, container: ContainerId, timeout: float) -> None:
         """No error if nothing is frozen."""
 
+    def reboot(self, container: ContainerId, timeout: float) -> None:
+        """The guest begins to restart itself. WrongState: no agent, or one that cannot."""
+
     def set_clock(self, container: ContainerId, timeout: float) -> None:
         """The guest's clock shows the host's time."""
 
@@ -86,6 +90,9 @@ class GuestOperations(Protocol):
 
     def read_tail(self, container: ContainerId, path: str, most: int, timeout: float) -> bytes:
         """The last bytes of a file in the guest; none if it is not there."""
+
+    def filesystems(self, container: ContainerId, timeout: float) -> Sequence[GuestFilesystem]:
+        """Those that are mounted in it, as it says; a few at most."""
 
     def resize_console(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
         """The terminal on the serial console has that size."""

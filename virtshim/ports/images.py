@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig
+from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, Image, ImageConfig, PullProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,18 @@ class FetchedImage:
     virtual_size: int
     format: DiskFormat
     config: ImageConfig = ImageConfig()
+
+
+class ImageNotes(Protocol):
+    """Copies of images' records, for the case that the database is lost. What fails is logged: a copy too few, or too many, is
+    noticed at the next start."""
+
+    def keep(self, image: Image) -> None: ...
+
+    def forget(self, image: ImageId) -> None: ...
+
+    def all(self) -> Sequence[Image]:
+        """All that can be read."""
 
 
 class ImageFiles(Protocol):
@@ -49,3 +62,6 @@ class ImageFiles(Protocol):
         """Removes half-made files of an earlier process. Called once at start, before any fetch."""
 
     def use(self) -> FilesystemUsage: ...
+
+    def under_way(self) -> Sequence[PullProgress]:
+        """Downloads, oldest first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Dns, PodNetwork
+from virtshim.domain.network import Bandwidth, Dns, PluginRuns, PodNetwork
 from virtshim.domain.sandbox import PodKey, PortMapping
 from virtshim.domain.usage import InterfaceUsage
 
@@ -19,6 +19,11 @@ class AttachRequest:
     dns: Dns
     port_mappings: tuple[PortMapping, ...] = ()
     hostname: str = ""
+    # What of forged senders the guest cannot send: off, mac or mac+ip; "" for the node's.
+    filter: str = ""
+    bandwidth: Bandwidth = Bandwidth()
+    # Its VMs may want several queues a NIC.
+    multi_queue: bool = False
 
 
 class PodNetworks(Protocol):
@@ -37,6 +42,9 @@ class PodNetworks(Protocol):
 
     def counters(self, timeout: float) -> Mapping[SandboxId, Sequence[InterfaceUsage]]:
         """The guest NICs of all attached sandboxes, counted since the attach; those that cannot be read are left out."""
+
+    def plugin_runs(self, timeout: float) -> Sequence[PluginRuns]:
+        """What CNI plugins have done since tapmanager was started."""
 
     def lost(self, timeout: float) -> Mapping[SandboxId, str]:
         """Of the attached sandboxes those whose network does not work any more because a part of it is gone, and which."""

@@ -17,12 +17,13 @@ R = TypeVar("R")
 
 
 class Table(Protocol[K_contra, R]):
-    """One kind of record, by id. Every change is on disk when the call returns; reads come from memory and are cheap."""
+    """One kind of record, by id. Every change is on disk when the call returns; without `survives_power_cuts` it outlives this
+    process, and the machine's end once a later change is on disk. Reads come from memory and are cheap."""
 
-    def add(self, record: R) -> None:
+    def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
         """Raises AlreadyExists for a taken id or name."""
 
-    def replace(self, record: R) -> None:
+    def replace(self, record: R, *, survives_power_cuts: bool = True) -> None:
         """Raises NotFound if the row is gone."""
 
     def put(self, record: R) -> None:

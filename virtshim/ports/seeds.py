@@ -44,7 +44,13 @@ class SeedRequest:
 
 
 class GuestSeeds(Protocol):
-    """cloud-init seed ISOs."""
+    """What a guest finds at its first boot: cloud-init's seed ISO, Ignition's configuration, Windows' answer file."""
 
     def create(self, request: SeedRequest) -> Disk:
         """Writes the ISO into the container's directory (made if missing)."""
+
+    def write_ignition(self, container: ContainerId, text: str) -> str:
+        """The path of a file for the guest's firmware, in the container's directory, which is there."""
+
+    def write_sysprep(self, container: ContainerId, files: Mapping[str, bytes]) -> str:
+        """The path of an ISO with these in its root directory, likewise."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import structlog
 
 from virtshim.domain.ids import ContainerId
 
@@ -25,8 +27,10 @@ class ContainerThreads:
 
     def start(self, container: ContainerId, run: Callable[[], None], *, beside_earlier: bool = False) -> None:
         """Nothing happens if one of that container runs, unless `beside_earlier` is set, or after `close`."""
+        # Its lines in the log belong to the call that has begun it, but are not that call's own.
+        bound = {key: value for key, value in structlog.contextvars.get_contextvars().items() if key != "rpc"}
         thread = threading.Thread(
-            target=self._run, args=(container, run), name=f"{self._name}-{container.short}", daemon=True
+            target=self._run, args=(container, run, bound), name=f"{self._name}-{container.short}", daemon=True
         )
         with self._lock:
             if not self.closing.is_set() and (beside_earlier or container not in self._threads):
@@ -46,9 +50,10 @@ class ContainerThreads:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _run(self, container: ContainerId, run: Callable[[], None]) -> None:
+    def _run(self, container: ContainerId, run: Callable[[], None], bound: Mapping[str, Any]) -> None:
         try:
-            run()
+            with structlog.contextvars.bound_contextvars(**bound):
+                run()
         finally:
             with self._lock:
                 if self._threads.get(container) is threading.current_thread():

@@ -40,6 +40,11 @@ class PodPlaces:
         self._held: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
 
+    def allow(self, places: Places) -> None:
+        """From now on. Whoever holds more keeps what it has."""
+        with self._lock:
+            self._places = places
+
     def take(self, pod: str) -> None:
         """Raises ResourceExhausted."""
         with self._lock:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ import structlog
 from grpc import aio
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.proxy.measuring import OTHER, ProxyMeter, short, waiting
 from virtshim.proxy.routes import Runtime
 
 if TYPE_CHECKING:
@@ -97,8 +99,9 @@ class CallFailed(Exception):
 
 
 class Backend:
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, meter: ProxyMeter) -> None:
         self.runtime = runtime
+        self._meter = meter
         self._channel = aio.insecure_channel(f"unix:{runtime.socket}", options=_OPTIONS)
         self._why_down = ""
         self._back = asyncio.Event()
@@ -122,11 +125,12 @@ class Backend:
         """`remaining`: seconds until the caller gives up. Raises CallFailed."""
         self.refuse_if_down()
         ready: _UnaryUnary = self._channel.unary_unary(method)
-        call = ready(request, timeout=remaining, metadata=tuple(metadata))
-        try:
-            body = await call
-        except aio.AioRpcError as exc:
-            raise self._failed(exc) from None
+        with self._measured(method), waiting():
+            call = ready(request, timeout=remaining, metadata=tuple(metadata))
+            try:
+                body = await call
+            except aio.AioRpcError as exc:
+                raise self._failed(exc) from None
         return Answer(body, _pairs(await call.initial_metadata()), _pairs(await call.trailing_metadata()))
 
     async def ask(self, method: str, request: bytes, patience: Patience, metadata: Metadata = ()) -> bytes:
@@ -146,14 +150,15 @@ class Backend:
         """What it streams. Raises CallFailed."""
         self.refuse_if_down()
         ready: _UnaryStream = self._channel.unary_stream(method)
-        call = ready(request, timeout=remaining, metadata=tuple(metadata))
-        try:
-            async for message in call:
-                yield message
-        except aio.AioRpcError as exc:
-            raise self._failed(exc) from None
-        finally:
-            call.cancel()
+        with self._measured(method):
+            call = ready(request, timeout=remaining, metadata=tuple(metadata))
+            try:
+                async for message in call:
+                    yield message
+            except aio.AioRpcError as exc:
+                raise self._failed(exc) from None
+            finally:
+                call.cancel()
 
     async def converse(
         self, method: str, requests: AsyncIterator[bytes], remaining: float | None, metadata: Metadata, told: Told
@@ -162,16 +167,32 @@ class Backend:
         its metadata. Raises CallFailed."""
         self.refuse_if_down()
         ready: _StreamStream = self._channel.stream_stream(method)
-        call = ready(requests, timeout=remaining, metadata=tuple(metadata))
+        with self._measured(OTHER):
+            call = ready(requests, timeout=remaining, metadata=tuple(metadata))
+            try:
+                told.initial = _pairs(await call.initial_metadata())
+                async for message in call:
+                    yield message
+                told.trailing = _pairs(await call.trailing_metadata())
+            except aio.AioRpcError as exc:
+                raise self._failed(exc) from None
+            finally:
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _measured(self, method: str) -> Iterator[None]:
+        """The block is one call of it."""
+        began, code = time.monotonic(), grpc.StatusCode.OK
         try:
-            told.initial = _pairs(await call.initial_metadata())
-            async for message in call:
-                yield message
-            told.trailing = _pairs(await call.trailing_metadata())
-        except aio.AioRpcError as exc:
-            raise self._failed(exc) from None
+            yield
+        except CallFailed as failed:
+            code = failed.code
+            raise
+        except BaseException:  # given up by its caller
+            code = grpc.StatusCode.CANCELLED
+            raise
         finally:
-            call.cancel()
+            self._meter.runtime_took(self.name, short(method), code.name, time.monotonic() - began)
 
     def silent(self, seconds: float) -> CallFailed:
         """It has left a call unanswered for that long: it is down, and this is what is said of it."""

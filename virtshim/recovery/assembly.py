@@ -7,6 +7,7 @@ from typing import Final
 
 from virtshim.lifecycle.images import ImageService
 from virtshim.ports.recovery import RecordCopies, VmInventory
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.reconcile import Reconcile
@@ -35,7 +36,7 @@ def recovery(
     copies: RecordCopies,
     images: ImageService,
     locks: PodLocks,
-    interval: float,
+    interval: Live[float],
 ) -> Recovery:
     """`interval`: seconds between two looks of the reconciler."""
     survey = Survey(repairs.records, inventory, repairs.networks, repairs.disks, repairs.timeout, repairs.shares)

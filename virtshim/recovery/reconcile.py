@@ -19,6 +19,8 @@ from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.resets import DeviceResets
 from virtshim.ports.clock import Clock
 from virtshim.ports.recovery import StateRecords
+from virtshim.primitives import observed
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 from virtshim.recovery.plan import plan
 from virtshim.recovery.recover import Survey
@@ -41,22 +43,27 @@ class Reconcile:
     images: ImageService
     locks: PodLocks
     clock: Clock
-    interval: float
+    interval: Live[float]
     resets: DeviceResets
     _seen: dict[str, float] = field(default_factory=dict)
 
     def run(self, stopping: threading.Event) -> None:
         """Looks until `stopping` is set."""
         while not self.clock.wait(stopping, self._pause()):
+            result, began = observed.OK, self.clock.monotonic()
             try:
                 self.look()
             except ShimError as exc:
+                result = observed.kind_of(exc)
                 log.warning("reconcile.failed", error=str(exc))
             except Exception:
+                result = observed.CRASHED
                 log.exception("reconcile.broken")  # the edge of a thread: the next look must come
+            observed.meter().tell(observed.Reconciled(result, self.clock.monotonic() - began))
 
     def _pause(self) -> float:
-        return min(self.interval, _AGE) if self._seen or self.repair_runner.unfinished() else self.interval
+        interval = self.interval.now
+        return min(interval, _AGE) if self._seen or self.repair_runner.unfinished() else interval
 
     def look(self) -> None:
         """One look. Raises what reading raises; then nothing was changed."""
@@ -92,6 +99,8 @@ class Reconcile:
         with contextlib.nullcontext() if repair.pod is None else self.locks.held(repair.pod):
             if not self.repairs.still_due(repair):
                 return
+            if repair.is_of_leftover and repair.name not in self.repair_runner.unfinished():
+                observed.meter().tell(observed.Leftover(repair.what))
             log.warning("reconcile.repair", what=repair.what, item=repair.name)
             if not repair.takes_lock:
                 repair.do(repair.item)

@@ -15,6 +15,7 @@ from virtshim.ports.disks import RootDisks
 from virtshim.ports.network import PodNetworks
 from virtshim.ports.recovery import StateRecords, VmInventory
 from virtshim.ports.shares import VmShares
+from virtshim.primitives import observed
 from virtshim.recovery.plan import NodeState, Plan, plan
 from virtshim.recovery.rebuild import Rebuild
 from virtshim.recovery.repairs import RepairRunner, Repairs
@@ -94,6 +95,8 @@ class Recover:
             )  # kubelet has had no time to ask for what it misses: the reconciler looks again
         left = self.repair_runner.begin_round()
         for repair in self.repairs.of(todo, rebooted=rebooted):
+            if repair.is_of_leftover:
+                observed.meter().tell(observed.Leftover(repair.what))
             left = self.repair_runner.make(repair, left)
         if not (lost or found.in_doubt):  # a VM that could not be read may have them
             for repair in self.repairs.idle_devices():

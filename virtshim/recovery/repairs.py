@@ -33,6 +33,8 @@ from virtshim.recovery.plan import Plan
 log = structlog.get_logger(__name__)
 
 FOLLOW: Final = "running container"
+# What the names of repairs begin with that take something away.
+_LEFTOVERS: Final = ("stray", "unwanted", "half-made", "borrowed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ class Repair:
     def guarded(self, guard: Callable[[Repair], object]) -> Repair:
         """The same, made by `guard`."""
         return dataclasses.replace(self, do=lambda _item: guard(self))
+
+    @property
+    def is_of_leftover(self) -> bool:
+        """Something is there that nobody owns."""
+        return self.what.startswith(_LEFTOVERS)
 
     @property
     def name(self) -> str:

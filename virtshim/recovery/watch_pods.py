@@ -91,12 +91,13 @@ class WatchPods:
             troubled = (
                 container.status.trouble or self.devices.health.trouble(container) or self.volumes.trouble(container)
             )
-            if domain is None or domain.state.has_ended or troubled or domain.state.power is Power.PAUSED:
+            stands = container.status.paused or (domain is not None and domain.state.power is Power.PAUSED)
+            if domain is None or domain.state.has_ended or troubled or stands:
                 self._try(lambda one=container, found=domain: self._look_closer(one, found))  # type: ignore[misc]
 
     def _look_closer(self, container: Container, domain: OwnedDomain | None) -> None:
         self.exits.record_if_ended(container.id)
-        if domain is not None and domain.state.pause is PauseReason.IO_ERROR:
+        if domain is not None and domain.state.pause is PauseReason.IO_ERROR and not container.status.paused:
             self._go_on(container, container.domain_uuid)
 
     def _go_on(self, container: Container, domain: uuid.UUID) -> None:

@@ -1,14 +1,17 @@
-"""What the state database says of devices, read while a daemon may be using it: for programs beside it. Nothing is written."""
+"""What the state database says, read while a daemon may be using it: for programs beside it. Nothing is written."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from virtshim.domain.container import Container
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.sandbox import Sandbox
 from virtshim.store import rows
 from virtshim.store.damage import reading
 
@@ -28,6 +31,39 @@ def read_conditions(path: str) -> dict[str, DeviceCondition]:
         with contextlib.suppress(ShimError):  # the daemon tells of it
             found[str(claim)] = rows.condition_from(document)
     return found
+
+
+def read_running(path: str) -> list[tuple[Sandbox, Container]]:
+    """The containers that run, with their sandboxes; as `read_claims`. None of which the record is damaged."""
+    sandboxes = {}
+    for key, document in _rows(path, "sandboxes", "select id, document from sandboxes"):
+        with contextlib.suppress(ShimError):  # the daemon tells of it
+            sandboxes[str(key)] = rows.sandbox_from(document)
+    found = []
+    for key, document in _rows(path, "containers", "select sandbox_id, document from containers"):
+        with contextlib.suppress(ShimError):
+            container = rows.container_from(document)
+            if container.is_running and str(key) in sandboxes:
+                found.append((sandboxes[str(key)], container))
+    return found
+
+
+def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Every table with its rows, by column; nothing where there is no database yet. Those before a damaged one are given.
+    WrongState if it cannot be read."""
+    if not os.path.exists(path):
+        return
+    try:
+        with reading(path) as database:
+            database.row_factory = sqlite3.Row
+            names = [
+                row[0] for row in database.execute("select name from sqlite_master where type = 'table' order by name")
+            ]
+            for name in names:
+                quoted = name.replace('"', '""')
+                yield name, [dict(row) for row in database.execute(f'select * from "{quoted}"')]  # noqa: S608  a name of its own
+    except sqlite3.Error as exc:
+        raise WrongState(f"the state database {path} cannot be read ({exc}); run this as root") from exc
 
 
 def _rows(path: str, table: str, query: str) -> Sequence[tuple[str, str]]:

@@ -59,7 +59,7 @@ class SqliteTable(Generic[K, R]):
         self._delete = delete(mapping.table).where(is_this)
         changed = {column.name: self._insert.excluded[column.name] for column in mapping.table.columns}
         self._put = self._insert.on_conflict_do_update(index_elements=[self._key_column], set_=changed)
-        self._notify: Callable[[R | None, R | None], None] = lambda _before, _after: None
+        self._listeners: tuple[Callable[[R | None, R | None], None], ...] = ()
         self.unreadable: dict[str, str] = {}
         self._memory: dict[K, R] = {}
         with writing.engine.connect() as connection:
@@ -90,15 +90,16 @@ class SqliteTable(Generic[K, R]):
     def on_change(self, tell: Callable[[R | None, R | None], None]) -> None:
         """From now on `tell(before, after)` is called for each change once it is on disk and in memory, in the order of the
         changes; None where there was, or is, no record. It may read tables, and must neither wait nor write."""
-        self._notify = tell
+        self._listeners = (*self._listeners, tell)
 
-    def add(self, record: R) -> None:
-        self._write(self._insert, self._map.columns(record), self._map.key_of(record), record)
+    def add(self, record: R, *, survives_power_cuts: bool = True) -> None:
+        values = self._map.columns(record)
+        self._write(self._insert, values, self._map.key_of(record), record, synced=survives_power_cuts)
 
-    def replace(self, record: R) -> None:
+    def replace(self, record: R, *, survives_power_cuts: bool = True) -> None:
         key = self._map.key_of(record)
         values = {_KEY: self._map.key_text(key), **self._map.columns(record)}
-        if not self._write(self._update, values, key, record):
+        if not self._write(self._update, values, key, record, synced=survives_power_cuts):
             raise NotFound(f"{self._map.what} {self._map.key_text(key)} is gone")
 
     def put(self, record: R) -> None:
@@ -116,12 +117,21 @@ class SqliteTable(Generic[K, R]):
     def _also(self, key: K, record: R) -> Callable[[Connection], None]:
         return lambda connection: self._map.also(connection, self._memory.get(key), record)
 
-    def _write(self, statement: Insert | Update | Delete, values: Mapping[str, Any], key: K, record: R | None) -> int:
+    def _write(
+        self,
+        statement: Insert | Update | Delete,
+        values: Mapping[str, Any],
+        key: K,
+        record: R | None,
+        *,
+        synced: bool = True,
+    ) -> int:
         """One transaction; memory follows after the commit and before anyone else may write. `record` is None for a
         deletion. Returns the rows changed."""
         with self._writing.lock:
             try:
-                changed = self._writing.commit(statement, values, None if record is None else self._also(key, record))
+                also = None if record is None else self._also(key, record)
+                changed = self._writing.commit(statement, values, also, synced=synced)
             except IntegrityError as exc:
                 raise AlreadyExists(f"{self._map.what}: the id or name is taken already") from exc
             if changed:
@@ -131,5 +141,6 @@ class SqliteTable(Generic[K, R]):
                     self._memory.pop(key, None)
                 else:
                     self._memory[key] = record
-                self._notify(before, record)
+                for tell in self._listeners:
+                    tell(before, record)
             return changed

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import Connection, Delete, Engine, Update
@@ -41,19 +41,44 @@ class DatabaseWriter:
             self._keep_reserve()
 
     def commit(
-        self, statement: Insert | Update | Delete, values: Mapping[str, Any], also: ExtraWrite | None = None
+        self,
+        statement: Insert | Update | Delete,
+        values: Mapping[str, Any],
+        also: ExtraWrite | None = None,
+        *,
+        synced: bool = True,
     ) -> int:
         """Rows changed. `values`: of the statement's parameters. `also` writes what else belongs into the transaction, if there
-        are any. Raises IntegrityError, ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
+        are any. Without `synced` a power cut may undo it, unless a later commit is synced: that syncs all before it. Raises
+        IntegrityError, ResourceExhausted, DatabaseDamaged, InternalError, and what `also` raises."""
         if isinstance(statement, Insert):
             self._keep_reserve()
         try:
-            changed = self._execute(statement, values, also)
+            with self._syncing(synced):
+                changed = self._execute(statement, values, also)
         except ResourceExhausted:
             if isinstance(statement, Insert) or not self._spend_reserve():
                 raise
             changed = self._execute(statement, values, also)
         return changed
+
+    @contextlib.contextmanager
+    def _syncing(self, synced: bool) -> Iterator[None]:
+        """In a write-ahead log, "normal" leaves out the sync at the end of each transaction and no other."""
+        if not synced:
+            self._set_synchronous("normal")
+        try:
+            yield
+        finally:
+            if not synced:
+                self._set_synchronous("full")
+
+    def _set_synchronous(self, how: str) -> None:
+        connection = self.engine.raw_connection()
+        try:
+            connection.cursor().execute(f"pragma synchronous={how}")
+        finally:
+            connection.close()  # back to the pool, which has this one alone
 
     def trouble(self) -> str:
         """See `StateRecords`. Damage does not go by itself; what else kept the last write from working may: it is tried."""

@@ -33,32 +33,42 @@ class StreamLimits:
     bytes: int = 64 << 20
 
 
+def _sessions(limits: StreamLimits) -> Places:
+    return Places(
+        "sessions of exec, attach and port-forward",
+        limits.sessions,
+        limits.pod_sessions,
+        "end some, or raise streaming.pod_sessions",
+        "end some, or raise streaming.sessions",
+    )
+
+
+def _connections(limits: StreamLimits) -> Places:
+    return Places(
+        "forwarded connections",
+        limits.connections,
+        limits.pod_connections,
+        "close some, or raise streaming.pod_connections",
+        "close some",
+    )
+
+
 class StreamRoom:
     """Of the node. Lives on the streaming loop, but for `sessions` and `connections`."""
 
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
-        self.sessions = PodPlaces(
-            Places(
-                "sessions of exec, attach and port-forward",
-                limits.sessions,
-                limits.pod_sessions,
-                "end some, or raise streaming.pod_sessions",
-                "end some, or raise streaming.sessions",
-            )
-        )
-        self.connections = PodPlaces(
-            Places(
-                "forwarded connections",
-                limits.connections,
-                limits.pod_connections,
-                "close some, or raise streaming.pod_connections",
-                "close some",
-            )
-        )
+        self.sessions = PodPlaces(_sessions(limits))
+        self.connections = PodPlaces(_connections(limits))
         self._held: Counter[str] = Counter()
         self._total = 0
         self._waiting: set[asyncio.Event] = set()
+
+    def allow(self, limits: StreamLimits) -> None:
+        """From now on, for what comes. Any thread."""
+        self._limits = limits
+        self.sessions.allow(_sessions(limits))
+        self.connections.allow(_connections(limits))
 
     @contextlib.contextmanager
     def session(self, pod: str) -> Iterator[SessionRoom]:

@@ -52,6 +52,10 @@ class StreamingServer:
 
     # --- life
 
+    def allow(self, limits: StreamLimits) -> None:
+        """From now on; sessions that are there go on."""
+        self._room.allow(limits)
+
     def start(self, attaches: Attaches, execs: Execs, screens: Screens) -> None:
         """Raises WrongState if the address cannot be listened on."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET

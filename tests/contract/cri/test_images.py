@@ -14,7 +14,7 @@ from fakes.journal import WAIT_LIMIT
 from fakes.world import IMAGE, World
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.errors import ResourceExhausted, Unavailable
+from virtshim.domain.errors import ResourceExhausted, SignatureRefused, Unavailable
 from virtshim.domain.image import ImageConfig
 
 pytestmark = pytest.mark.cri
@@ -304,6 +304,16 @@ def test_a_registry_that_is_away_is_called_what_kubelet_knows(client: Client, wo
         client.pull()
     assert caught.value.code() is Code.UNKNOWN
     assert caught.value.details() == "RegistryUnavailable: registry.test cannot be reached"
+
+
+def test_an_image_without_the_signature_that_is_asked_for_is_called_what_kubelet_knows(
+    client: Client, world: World
+) -> None:
+    world.journal.fail("files.fetch", SignatureRefused("image 'x' has no cosign signature"))
+    with pytest.raises(grpc.RpcError) as caught:
+        client.pull()
+    assert caught.value.code() is Code.UNKNOWN
+    assert caught.value.details() == "SignatureValidationFailed: image 'x' has no cosign signature"
 
 
 def test_parallel_pulls_of_one_image_give_one_id(client: Client, world: World) -> None:

@@ -32,6 +32,7 @@ def real(tmp_path: Path) -> Written:
 
 def fake(output: bytes) -> BootOutput:
     consoles = FakeBootOutput()
+    consoles.shown[A] = output
     if b"Linux version" not in output:
         consoles.before_kernel.add(A)
     return consoles
@@ -66,3 +67,15 @@ def test_any_kernel_and_anything_long_is_one(output: bytes, real: Written) -> No
 def test_a_console_that_cannot_be_read_may_show_one(tmp_path: Path) -> None:
     assert RawBootOutput(Layout(str(tmp_path), str(tmp_path))).shows_kernel(A)
     assert FakeBootOutput().shows_kernel(A)
+
+
+@pytest.mark.parametrize("part", ["fake", "real"])
+def test_a_console_is_read_piece_by_piece(part: str, real: Written) -> None:
+    written = real if part == "real" else fake
+    consoles = written(b"0123456789")
+    assert [consoles.piece(A, start, 4) for start in (0, 4, 8, 10)] == [b"0123", b"4567", b"89", b""]
+
+
+def test_a_console_that_cannot_be_read_has_no_pieces(tmp_path: Path) -> None:
+    assert RawBootOutput(Layout(str(tmp_path), str(tmp_path))).piece(A, 0, 4) == b""
+    assert FakeBootOutput().piece(A, 0, 4) == b""

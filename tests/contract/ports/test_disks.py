@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
-from fakes.disks import FakeContainersRoom, FakeRootDisks
+from fakes.disks import FakeContainersRoom, FakeDiskPlaces, FakeRootDisks
 
 from virtshim.disks import containers_room
+from virtshim.disks.disk_places import DiskPlacesFiles
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError
+from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import NVRAM, Layout
 from virtshim.domain.pod_disk import disk_name, pod_hash
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
-from virtshim.ports.disks import ContainersRoom, RootDisks
+from virtshim.ports.disks import ContainersRoom, DiskPlaces, RootDisks
 
 A = ContainerId("a" * 64)
 B = ContainerId("b" * 64)
@@ -34,6 +37,7 @@ class World:
 
     disks: RootDisks
     room: ContainersRoom
+    places: DiskPlaces
 
     def __init__(self, base_path: Path) -> None:
         self.base_path = str(base_path)
@@ -57,6 +61,7 @@ class InMemory(World):
         super().__init__(directory / "base.qcow2")
         self.disks = self._fake = FakeRootDisks()
         self.room = FakeContainersRoom(self._fake)
+        self.places = FakeDiskPlaces(self._fake)
 
     def size(self, disk: Disk) -> int:
         name = disk.path.split("/")
@@ -67,11 +72,12 @@ class InMemory(World):
 class OnDisk(World):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "base.qcow2")
-        layout = Layout(str(directory / "state"), str(directory / "run"))
+        self.layout = layout = Layout(str(directory / "state"), str(directory / "run"))
         os.makedirs(layout.containers)
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", self.base_path, "16M"], check=True)
         self.disks = RootDiskStore(layout)
         self.room = containers_room.ContainersRoom(layout)
+        self.places = DiskPlacesFiles(layout)
 
     def size(self, disk: Disk) -> int:
         command = ["qemu-img", "info", "--output=json", disk.path]
@@ -218,3 +224,48 @@ def test_a_disk_is_counted_with_its_container_and_a_pods_with_the_one_that_runs_
 
 def test_there_is_room_for_disks_to_grow(world: World) -> None:
     assert world.disks.free_bytes() > 0
+
+
+def test_what_a_guest_knows_its_devices_by_is_kept_beside_the_pods_disk_and_goes_with_it(world: World) -> None:
+    world.disks.create_pod_disk(POD_DISK, world.base, world.base_path, 0)
+    assert world.places.read(POD_DISK) == Places()
+    places = Places("pc-q35-7.2", {b"v123": 3})
+    world.places.keep(POD_DISK, places)
+    assert world.places.read(POD_DISK) == places
+    world.disks.delete_pod_disks(pod_hash(WEB))
+    assert world.places.read(POD_DISK) == Places()
+
+
+def test_a_tpm_is_known_to_be_another_pods_until_the_disks_of_that_pod_go(world: World) -> None:
+    world.create_pod_disk()
+    tpm = uuid.uuid5(uuid.NAMESPACE_DNS, "first")
+    assert not world.places.has_tpm(tpm, besides="0" * 64)
+    world.places.keep_tpm(POD_DISK, tpm)
+    assert world.places.has_tpm(tpm, besides="0" * 64)
+    assert not world.places.has_tpm(tpm, besides=pod_hash(WEB))
+    world.disks.delete_pod_disks(pod_hash(WEB))
+    assert not world.places.has_tpm(tpm, besides="0" * 64)
+
+
+def test_what_tpms_remember_goes_with_the_pods_disk(tmp_path: Path) -> None:
+    """Of the fake the pods' own tests see it."""
+    world = OnDisk(tmp_path)
+    states = tmp_path / "libvirt" / "swtpm"
+    uuids = [uuid.uuid5(uuid.NAMESPACE_DNS, name) for name in ("first", "second", "another's")]
+    for one in uuids:
+        (states / str(one) / "tpm2").mkdir(parents=True)
+    disks = RootDiskStore(world.layout, str(states))
+    disks.create_pod_disk(POD_DISK, world.base, world.base_path, 0)
+    for one in (uuids[0], uuids[0], uuids[1]):
+        world.places.keep_tpm(POD_DISK, one)
+    disks.delete_pod_disks(pod_hash(WEB))
+    assert [path.name for path in states.iterdir()] == [str(uuids[2])]
+
+
+def test_uefis_variables_go_with_a_containers_disk(tmp_path: Path) -> None:
+    world = OnDisk(tmp_path)
+    world.create(A)
+    nvram = Path(world.layout.container_dir(A), NVRAM)
+    nvram.touch()
+    world.disks.delete(A, disk_alone=True)
+    assert not nvram.exists()

@@ -404,7 +404,9 @@ ASKED: dict[str, Callable[[World], object]] = {
     "add_ssh_keys": lambda world: world.operations.add_ssh_keys(A, "root", [KEY], SECONDS),
     "read_tail": lambda world: world.operations.read_tail(A, "/etc/hostname", 10, SECONDS),
     "resize_console": lambda world: world.operations.resize_console(A, 80, 24, SECONDS),
+    "reboot": lambda world: world.operations.reboot(A, SECONDS),
     "freeze": lambda world: world.operations.freeze(A, SECONDS),
+    "filesystems": lambda world: world.operations.filesystems(A, SECONDS),
 }
 
 

@@ -15,6 +15,7 @@ from fakes.loop import loop_device, no_loop_devices
 
 from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.domain.volumes.root_volume import Content
@@ -202,3 +203,12 @@ def test_a_volume_that_a_vm_runs_on_is_not_written_over(real: OnDisk) -> None:
             real.volumes.begin(real.device, B)
         assert real.content() is Content.ROOT_DISK
     real.volumes.begin(real.device, B)
+
+
+def test_a_volume_says_what_its_guest_knows_its_devices_by_until_another_image_is_there(world: World) -> None:
+    world.make()
+    places = Places("pc-q35-7.2", {b"v123": 3})
+    world.volumes.keep_places(world.device, places)
+    assert (world.content(), world.volumes.look(world.device).places) == (Content.ROOT_DISK, places)
+    world.make(B)
+    assert world.volumes.look(world.device).places == Places()

@@ -1,6 +1,7 @@
 """What kubelet hears about the node."""
 
 import json
+import signal
 from pathlib import Path
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 from fakes.cri import Client, refused
 from fakes.proxy import Proxy
 from fakes.runtime import FakeRuntime, Refusal
+from podclient import wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -73,6 +75,31 @@ def test_the_proxy_does_not_start_with_two_cgroup_drivers(
     assert not proxy.is_ready(proxy.launch())
     assert proxy.stop() == 75
     assert "primary: systemd, other: cgroupfs" in proxy.log.read_text()
+
+
+def test_the_proxy_reads_its_settings_again_at_sighup(
+    directory: Path, primary: FakeRuntime, other: FakeRuntime
+) -> None:
+    (directory / "third").mkdir()
+    drop_in = directory / "third/config.toml.d/10.toml"
+    drop_in.parent.mkdir()
+
+    def events(name: str) -> list[dict[str, object]]:
+        return [one for one in proxy.events() if one["event"] == name]
+
+    with Proxy(directory / "third", primary.socket, other.socket) as proxy:
+        assert proxy.process is not None
+        for content, event in (
+            ('[log]\nlevel = "debug"\n[proxy]\nmax_calls = 64\n', "settings.need_restart"),
+            ("[log]\nlevel = 3\n", "settings.refused"),
+        ):
+            drop_in.write_text(content)
+            proxy.process.send_signal(signal.SIGHUP)
+            wait_until(lambda event=event: events(event), 60, event)
+        assert [one["changed"] for one in events("settings.reloaded")] == [["log.level"]]
+        assert [one["settings"] for one in events("settings.need_restart")] == [["proxy.max_calls"]]
+        assert f"{drop_in}:2: log.level" in str(events("settings.refused")[0]["faults"])
+        assert proxy.client.Version(pb.VersionRequest()).runtime_name == "primary"
 
 
 def test_a_new_configuration_reaches_all(client: Client, primary: FakeRuntime, other: FakeRuntime) -> None:

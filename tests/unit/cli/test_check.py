@@ -122,6 +122,7 @@ def test_programs_get_the_same_as_json(
     told = json.loads(capsys.readouterr().out)
     (vf,) = [row for row in told["devices"] if row["ADDRESS"] == "0000:3b:02.0"]
     assert (vf["FOR A VM"], vf["VFS"], vf["HELD BY"]) == ("yes", "VF 0 of ens1f0", OWNER[:12])
+    assert {finding["check"] for finding in told["findings"]} == {"devices"}
     assert {finding["level"] for finding in told["findings"]} <= {level.value for level in Level}
 
 

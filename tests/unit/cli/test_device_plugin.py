@@ -87,14 +87,14 @@ def test_what_is_kept_for_the_node_is_not_offered_as_healthy(tmp_path: Path) -> 
         ('name = "requests.a.b/c"\nvendor = "8086"', "is not a name that kubelet takes"),
         ('name = "a.b/c"', "set vendor, pfs or addresses"),
         ('name = "a.b/c"\nvendor = "0x8086"', "vendor: '0x8086' is not a PCI id: four hex digits"),
-        ('name = "a.b/c"\npfs = ["65:00"]', "pfs.0: not a PCI address"),
+        ('name = "a.b/c"\npfs = ["65:00"]', "pfs[0]: not a PCI address"),
         ('name = "a.b/c"\naddresses = ["65:00.0"]\ndevices = ["37c9"]', "set vendor too"),
     ],
 )
 def test_a_resource_that_makes_no_sense_is_told_by_its_key(tmp_path, resource, fault) -> None:
     with pytest.raises(InvalidRequest) as told:
         settings_with(tmp_path, f"[[device_plugin.resources]]\n{resource}\n")
-    assert "device_plugin.resources.0" in str(told.value)
+    assert "device_plugin.resources[0]" in str(told.value)
     assert fault in str(told.value)
 
 

@@ -313,3 +313,14 @@ def test_a_hook_does_not_wait_for_an_agent_that_has_its_port_closed(layout) -> N
     with pytest.raises(WrongState, match=r"nothing in the guest listens .* qemu-guest-agent"):
         clients.run(CONTAINER, shell("true"), 0, threading.Event(), 0.0)
     clients.close()
+
+
+def test_it_is_told_whose_agent_has_answered_and_once_a_connection(layout, make_guest) -> None:
+    guest, told = make_guest(), []
+    clients = AgentClients(layout, lambda _container, number: guest.plug(number), answers=told.append)
+    try:
+        for _ in range(2):
+            clients.guest_info(CONTAINER, 30)
+        assert told == [CONTAINER]
+    finally:
+        clients.close()

@@ -24,6 +24,7 @@ from virtshim.domain.ids import SandboxId
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import DiskBus, Power, VmSpec
 from virtshim.lifecycle.creation.step import Draft
+from virtshim.primitives import observed
 
 GIB = 1 << 30
 SYSTEM_UUID = "12345678-9abc-4def-8123-456789abcdef"
@@ -382,6 +383,8 @@ class Firmware:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+
+    measured_as = observed.Step.DISK
 
     def make(self, draft: Draft) -> Draft:
         self._journal.calls.append("firmware.make")

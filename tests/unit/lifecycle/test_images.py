@@ -2,11 +2,13 @@
 
 import dataclasses
 import threading
+from pathlib import Path
 
 import pytest
 from fakes.images import Published
 from fakes.world import IMAGE, World, container_config
 
+from virtshim.config import Settings
 from virtshim.domain.errors import (
     Aborted,
     DeadlineExceeded,
@@ -17,6 +19,7 @@ from virtshim.domain.errors import (
 )
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import Credentials, Image, ImageConfig
+from virtshim.settings.images import Images
 
 OTHER = "registry.test/vm/other:2"
 
@@ -313,3 +316,34 @@ def test_start_up_keeps_the_file_that_only_a_container_needs(world: World) -> No
 
 def test_the_use_of_the_file_system_is_that_of_the_store(world: World) -> None:
     assert world.images.filesystem().used_bytes == 6
+
+
+def test_images_that_the_operator_names_are_listed_as_pinned(tmp_path: Path) -> None:
+    """By any of their names; kubelet then keeps them. A reload is enough."""
+    world = World(tmp_path, images=Images(pinned=("registry.test/vm/b", "registry.test/vm/not-here")))
+    try:
+        for name in ("a", "b"):
+            world.outside.files.publish(f"registry.test/vm/{name}", name.encode())
+            world.pull(f"registry.test/vm/{name}", name.encode())
+
+        def pinned() -> list[tuple[str, ...]]:
+            return [image.tags for image in world.images.all() if image.pinned]
+
+        assert pinned() == [("registry.test/vm/b:latest",)]
+        found = world.images.find("registry.test/vm/b:latest")
+        assert found is not None
+        assert found.pinned
+        digest = found.repo_digests[0]
+        world.app.live.use(Settings(images=Images(pinned=())))
+        assert pinned() == []
+        world.app.live.use(Settings(images=Images(pinned=(digest,))))
+        assert pinned() == [("registry.test/vm/b:latest",)]
+        world.images.remove("registry.test/vm/b")
+        assert pinned() == []
+    finally:
+        world.close()
+
+
+def test_a_pinned_name_that_is_none_is_told_at_start() -> None:
+    with pytest.raises(ValueError, match="pinned"):
+        Images(pinned=("Not A Name",))

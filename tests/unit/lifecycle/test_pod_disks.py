@@ -211,17 +211,49 @@ def test_attempts_share_the_uuid_and_late_clean_up_of_the_old_one_leaves_the_new
     assert world.outside.vms.domains == {}
 
 
-@pytest.mark.parametrize("other", ["another pod", "not started", "running"])
+@pytest.mark.parametrize("other", ["another pod", "running"])
 def test_a_uuid_is_not_taken_from_a_vm_that_may_still_need_it(world: World, other: str) -> None:
     sandbox = world.run(config=NAMED)
     first = world.create(sandbox)
     if other == "running":
         world.start(first)
-    if other != "not started":
-        sandbox = world.run("thief", config=NAMED)
+    sandbox = world.run("thief", config=NAMED)
     with pytest.raises(AlreadyExists, match="names one VM on a node"):
         world.create(sandbox, "vm", 1, dataclasses.replace(container_config(), log_path="vm/1.log"))
     assert [d.name for d in world.outside.vms.domains.values()] == [world.outside.vms.domains[world.domain(first)].name]
+
+
+@pytest.mark.parametrize(
+    "annotations", [NAMED.annotations, {"virtshim.io/tpm": "true", "virtshim.io/root-disk": "pod"}]
+)
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_attempt_after_a_failed_start_has_the_uuid(world: World, annotations: dict[str, str], clean: bool) -> None:
+    """kubelet keeps the record of the failed one until there is a newer one."""
+    sandbox = world.run(config=sandbox_config(annotations=annotations))
+    failed = world.create(sandbox)
+    world.journal.fail("vms.start", InternalError("no"), after=True)
+    if not clean:
+        world.journal.fail("vms.destroy", InternalError("libvirt is gone"))
+    with pytest.raises(InternalError):
+        world.start(failed)
+    again = world.create(sandbox, attempt=1)
+    assert world.domain(again) == world.domain(failed)
+    world.start(again)
+    world.remove(failed)
+    assert [spec.container_id for spec in world.outside.vms.running()] == [again]
+
+
+def test_a_uuid_goes_to_the_attempt_after_one_that_was_never_started(world: World) -> None:
+    """kubelet was restarted in between, and begins anew."""
+    sandbox = world.run(config=NAMED)
+    left = world.create(sandbox)
+    again = world.create(sandbox, attempt=1)
+    with pytest.raises(WrongState, match="went to a later one"):
+        world.start(left)
+    world.start(again)
+    assert world.container(left).phase is ContainerPhase.CREATED
+    world.remove(left)
+    assert [spec.container_id for spec in world.outside.vms.running()] == [again]
 
 
 # --- the room of ended containers

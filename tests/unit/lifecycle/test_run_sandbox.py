@@ -1,10 +1,12 @@
 """RunPodSandbox as the services see it: record, network, answer; and what is left when a step fails."""
 
+import dataclasses
 import re
 
 import pytest
 from fakes.world import World, pod_key, sandbox_config
 
+from virtshim.domain.container import Resources
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import (
     AlreadyExists,
@@ -14,7 +16,7 @@ from virtshim.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from virtshim.domain.network import Dns
+from virtshim.domain.network import Bandwidth, Dns
 from virtshim.domain.sandbox import PortMapping, SandboxPhase
 
 
@@ -37,6 +39,52 @@ def test_hostname_dns_and_port_mappings_reach_the_network(world: World) -> None:
     world.run(config=sandbox_config(hostname="db-0", dns=dns, port_mappings=ports))
     (request,) = world.outside.networks.requests
     assert (request.hostname, request.dns, request.port_mappings, request.pod) == ("db-0", dns, ports, pod_key())
+
+
+def test_the_filter_and_bandwidth_that_a_pod_asks_for_reach_the_network(world: World) -> None:
+    wanted = {"virtshim.io/network-filter": "mac", "kubernetes.io/egress-bandwidth": "1M"}
+    world.run(config=sandbox_config(annotations=wanted))
+    (request,) = world.outside.networks.requests
+    assert (request.filter, request.bandwidth) == ("mac", Bandwidth(egress=1_000_000))
+
+
+def test_annotations_choose_neither_mac_nor_address(world: World) -> None:
+    """Who may is Multus, which asks the API server for them itself; of ours there is none."""
+    foreign = {
+        "k8s.v1.cni.cncf.io/networks": '[{"name": "blue", "mac": "c2:b0:57:49:47:f1", "ips": ["10.1.0.9/24"]}]',
+        "v1.multus-cni.io/default-network": '[{"name": "red", "mac": "c2:b0:57:49:47:f2"}]',
+        "cni.projectcalico.org/ipAddrs": '["10.1.0.9"]',
+    }
+    world.run(config=sandbox_config(annotations=foreign))
+    (request,) = world.outside.networks.requests
+    asked = str(dataclasses.asdict(request))
+    assert "c2:b0" not in asked
+    assert "10.1.0.9" not in asked
+    for name in ("virtshim.io/mac", "virtshim.io/ips"):
+        with pytest.raises(InvalidRequest, match=name):
+            world.run(config=sandbox_config(annotations={name: "c2:b0:57:49:47:f1"}))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "pod", "many"),
+    [
+        ({}, Resources(cpu_quota=100_000, cpu_period=100_000), False),
+        ({}, Resources(cpu_quota=100_001, cpu_period=100_000), True),
+        ({}, Resources(cpu_shares=2, cpu_period=100_000), False),  # without a limit
+        ({}, Resources(cpu_quota=-1, cpu_period=100_000), True),  # exclusive CPUs
+        ({}, Resources(), True),  # nobody has said it
+        ({"VirtletVCPUCount": "1"}, Resources(), False),
+        ({"VirtletVCPUCount": "2"}, Resources(cpu_quota=50_000, cpu_period=100_000), True),
+        ({"VirtletVCPUCount": "4", "virtshim.io/nic-queues": "1"}, Resources(), False),
+        ({"virtshim.io/nic-queues": "2"}, Resources(cpu_quota=50_000, cpu_period=100_000), True),
+    ],
+)
+def test_taps_are_made_for_several_queues_where_the_vm_may_want_them(
+    world: World, annotations: dict[str, str], pod: Resources, many: bool
+) -> None:
+    world.run(config=sandbox_config(annotations=annotations, resources=pod))
+    (request,) = world.outside.networks.requests
+    assert request.multi_queue is many
 
 
 def test_the_network_gets_what_is_left_of_the_callers_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

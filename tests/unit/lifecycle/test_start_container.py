@@ -1,7 +1,7 @@
 """StartContainer: QEMU runs when it returns; a failed start ends the container with StartError."""
 
 import pytest
-from fakes.world import LOG_DIRECTORY, World
+from fakes.world import LOG_DIRECTORY, World, sandbox_config
 
 from virtshim.domain.container import ContainerPhase, ExitReason
 from virtshim.domain.errors import (
@@ -24,6 +24,17 @@ def test_the_vm_runs_and_the_log_file_is_there(world: World) -> None:
     assert record.status.started_at == world.outside.clock.now_ns()
     assert world.outside.vms.power(world.domain(container)).is_on
     assert world.outside.consoles.logs == {f"{LOG_DIRECTORY}/vm/0.log": []}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "queues"),
+    [({}, 1), ({"VirtletVCPUCount": "4"}, 4), ({"VirtletVCPUCount": "4", "virtshim.io/nic-queues": "2"}, 2)],
+)
+def test_the_vm_is_given_as_many_queues_as_it_has_vcpus(world: World, annotations: dict[str, str], queues: int) -> None:
+    world.pull()
+    container = world.create(world.run(config=sandbox_config(annotations=annotations)))
+    world.start(container)
+    assert world.outside.cgroups.of(container).nic_queues == queues
 
 
 def test_times_stay_in_order_when_the_clock_is_set_back(world: World) -> None:

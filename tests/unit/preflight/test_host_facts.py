@@ -94,3 +94,14 @@ def test_what_tapmanager_answers_is_told(listener: socket.socket, answer: dict[s
     thread.start()
     assert host_facts.tapmanager(listener.getsockname(), 5) == ("", trouble)
     thread.join()
+
+
+def test_a_socket_whose_server_has_ended_is_served_by_nobody(tmp_path: Path) -> None:
+    """systemd leaves the file when it stops a socket unit."""
+    path = str(tmp_path / "s")
+    assert not host_facts.is_served(path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen(1)
+        assert host_facts.is_served(path)
+    assert not host_facts.is_served(path)

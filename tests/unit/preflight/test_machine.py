@@ -1,8 +1,10 @@
 import stat
+from pathlib import Path
 
 import pytest
 
-from virtshim.preflight import machine
+from virtshim.config import Settings
+from virtshim.preflight import checks, host_facts, machine
 from virtshim.preflight.access import FileStatus, UserAccount
 from virtshim.preflight.finding import Level
 from virtshim.preflight.machine import Cgroups, FreeSpace
@@ -84,3 +86,31 @@ def test_not_being_root_and_a_missing_tun_are_errors() -> None:
     assert machine.root(0).level is Level.OK
     assert machine.tun(False).level is Level.ERROR
     assert machine.tun(True).level is Level.OK
+
+
+def test_a_kernel_that_cannot_move_the_guests_frames_is_a_warning_and_a_choice_is_none() -> None:
+    found = machine.vhost_net(True, "/dev/vhost-net: No such file or directory")
+    assert (found.level, found.remedy) == (Level.WARNING, "modprobe vhost_net")
+    assert "/dev/vhost-net: No such file" in found.text
+    assert machine.vhost_net(True, "").level is Level.OK
+    assert machine.vhost_net(False, "").level is Level.OK
+
+
+def test_forwarding_that_cannot_be_read_is_not_taken_for_on() -> None:
+    assert machine.forwarding({"net.ipv4.ip_forward": ""}).level is Level.WARNING
+
+
+def test_a_place_for_disks_that_cannot_be_looked_at_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str) -> FreeSpace:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(host_facts, "room", refused)
+    (told,) = checks.room(Settings())
+    assert (told.level, told.text) == (Level.ERROR, "/var/lib/virtshim: Input/output error")
+
+
+def test_a_network_configuration_that_cannot_be_read_is_an_error_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "10.conf").mkdir()
+    (told,) = checks.cni(Settings.model_validate({"tapmanager": {"cni_conf_dir": str(tmp_path)}}))
+    assert told.level is Level.ERROR
+    assert told.text == f"{tmp_path}/10.conf: it is empty, or cannot be read"

@@ -183,6 +183,16 @@ def test_it_is_told_how_that_socket_is_closed() -> None:
     assert "/etc/libvirt/virtqemud.conf" in told.remedy
 
 
+@pytest.mark.parametrize(("mode", "level"), [(0o750, Level.ERROR), (0o751, Level.OK)])
+def test_a_directory_of_libvirts_that_vms_cannot_pass_is_an_error(mode: int, level: Level) -> None:
+    way = [*OPEN, FileStatus("/var/lib/libvirt/qemu", stat.S_IFDIR | mode, 64055, 64055)]
+    told = virtualization.directory(
+        "/var/lib/libvirt/qemu", way, UserAccount("a VM's user", 2130706432, frozenset({104}))
+    )
+    assert told.level is level
+    assert level is Level.OK or "0751 /var/lib/libvirt/qemu" in told.remedy
+
+
 def test_no_read_only_socket_is_a_closed_one() -> None:
     assert virtualization.read_only_sockets([]).level is Level.OK
 
@@ -193,3 +203,11 @@ def test_a_node_without_virtiofsd_is_warned_of_pods_with_volumes() -> None:
     assert "/usr/libexec/virtiofsd" in told.text
     assert "shares.virtiofsd" in told.remedy
     assert virtualization.volumes(("/a", "/b"), "/b").level is Level.OK
+
+
+def test_a_node_without_uefi_or_swtpm_is_warned_of_pods_that_ask_for_it() -> None:
+    assert virtualization.firmware(True, True, ()).level is Level.OK
+    told = virtualization.firmware(False, True, ("swtpm",))
+    assert told.level is Level.WARNING
+    assert "no UEFI without secure boot, no swtpm" in told.text
+    assert "ovmf" in told.remedy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,10 +118,69 @@ def test_every_attempt_of_a_pod_comes_back(world: World, later: list[World]) -> 
     assert [c.id for c in after.records.containers.all()] == [first, second]
 
 
-def test_images_keep_their_files_and_the_names_that_containers_know(world: World, later: list[World]) -> None:
+def notes(world: World) -> Path:
+    return Path(world.settings.layout().images) / "records"
+
+
+def test_images_are_as_they_were(world: World, later: list[World]) -> None:
+    """Of OCI images and plain disks, used and not, by all their names; and nobody is asked for them."""
+    said = ImageConfig(user="app", env=("A=b",), entrypoint=("/bin/x",))
+    world.outside.files.publish(IMAGE, b"a disk", config=said)
+    world.pull()
+    world.running()
+    world.pull("registry.test/vm/other:2", b"another disk")
+    world.pull("registry.test/vm/other:3", b"another disk")
+    gone = world.pull("registry.test/vm/gone:1", b"one more")
+    world.images.remove(gone.value)
+    before, asked = list(world.records.images.all()), len(world.outside.files.fetched)
+    after = database_lost(world, later)
+    assert list(after.records.images.all()) == before
+    assert len(after.outside.files.fetched) == asked
+    assert after.restarted().records.images.all() == before
+
+
+@pytest.mark.parametrize("note", ["", "[{", "[{}]", "null", "\0"])
+def test_a_damaged_note_of_an_image_is_passed_over(world: World, later: list[World], note: str) -> None:
+    world.running()
+    other = world.pull("registry.test/vm/other:2", b"another disk")
+    (notes(world) / f"{other.hex}.json").write_text(note)
+    after = database_lost(world, later)
+    assert after.images.find(IMAGE) is not None
+    assert after.images.find("registry.test/vm/other:2") is None
+    assert after.images.find(other.value) is not None
+
+
+def test_a_note_whose_disk_is_gone_or_another_is_not_believed(world: World, later: list[World]) -> None:
+    gone = world.pull("registry.test/vm/gone:1", b"one")
+    other = world.pull("registry.test/vm/other:1", b"another")
+    del world.outside.files.files[gone]
+    world.outside.files.files[other] += 1
+    after = database_lost(world, later)
+    assert after.images.find("registry.test/vm/gone:1") is None
+    assert after.images.find("registry.test/vm/other:1") is None
+    assert not (notes(after) / f"{gone.hex}.json").exists()
+
+
+def test_images_of_an_earlier_version_are_noted_at_the_next_start(world: World, later: list[World]) -> None:
+    """And what was removed while nothing could be written is forgotten."""
+    other = world.pull("registry.test/vm/other:2", b"another disk")
+    stale = notes(world) / f"{'7' * 64}.json"
+    stale.write_text((notes(world) / f"{other.hex}.json").read_text().replace(other.hex, "7" * 64, 1))
+    (notes(world) / f"{other.hex}.json").unlink()
+    after = world.recovered()
+    later.append(after)
+    noted = {f"sha256:{path.stem}" for path in notes(after).iterdir()}
+    assert noted == {image.id.value for image in after.records.images.all()}
+    assert [path.stat().st_mode & 0o777 for path in (notes(after), next(notes(after).iterdir()))] == [0o700, 0o600]
+
+
+def test_images_without_notes_keep_their_files_and_the_names_that_containers_know(
+    world: World, later: list[World]
+) -> None:
     world.running()
     other = world.pull("registry.test/vm/other:2", b"another disk")
     before = {image.digest: image for image in world.records.images.all()}
+    shutil.rmtree(notes(world))
     after = database_lost(world, later)
     found = {image.digest: image for image in after.records.images.all()}
     assert set(found) == set(before)
@@ -131,13 +191,14 @@ def test_images_keep_their_files_and_the_names_that_containers_know(world: World
     assert after.outside.files.files.keys() == before.keys()
 
 
-def test_a_name_of_an_oci_image_is_not_given_to_its_disk(world: World, later: list[World]) -> None:
+def test_without_a_note_a_name_of_an_oci_image_is_not_given_to_its_disk(world: World, later: list[World]) -> None:
     """Which would run without the user and the entrypoint that the image says. The next pull finds the disk here."""
     said = ImageConfig(user="app", entrypoint=("/bin/x",))
     world.outside.files.publish(IMAGE, b"a disk", config=said)
     world.pull()
     world.running()
     world.images.remove(f"registry.test/vm/guest@{world.outside.files.published[IMAGE].digest}")
+    shutil.rmtree(notes(world))
     after = database_lost(world, later)
     assert after.images.find(IMAGE) is None
     assert len(after.outside.files.files) == 1

@@ -391,12 +391,14 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     pod, vm = json.loads(records.to_text(SANDBOX, CONTAINER))
     assert pod.pop("disk_bus") == "virtio"  # came later: read as what disks were on until then
     assert pod.pop("sole_container") == "vm"  # came later: not sure yet
+    assert pod.pop("profile")  # came later: read as none
     assert pod["config"].pop("sysctls")  # came later: read as none
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert len(vm.pop("copies")) == 1  # came later: read as none
     assert len(vm.pop("empty_disks")) == 1  # came later: read as none
     assert vm.pop("copied")  # came later: read as none that the guest is known to have
+    assert vm.pop("paused")  # came later: read as not paused
     assert vm.pop("unmounted")  # came later: read as mounted, as far as is known
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert [mount.pop("recursive_read_only") for mount in vm["config"]["mounts"]] == [True, False]  # came later
@@ -416,7 +418,9 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     mounts = tuple(dataclasses.replace(mount, recursive_read_only=False) for mount in CONTAINER.config.mounts)
     blocks = tuple(dataclasses.replace(block, is_file=False) for block in CONTAINER.granted.blocks)
     assert records.from_text(before) == (
-        dataclasses.replace(SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, sole_container=""),
+        dataclasses.replace(
+            SANDBOX, config=config, network=network, disk_bus=DiskBus.SCSI, sole_container="", profile={}
+        ),
         changed(
             CONTAINER,
             config=dataclasses.replace(
@@ -438,6 +442,7 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
             user=None,
             copied=(),
             unmounted=False,
+            paused=False,
         ),
     )
 

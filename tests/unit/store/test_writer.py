@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes import full_records
 
-from virtshim.domain.errors import InternalError, ResourceExhausted
+from virtshim.domain.errors import AlreadyExists, InternalError, ResourceExhausted
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
 from virtshim.store.records import SqliteRecords
@@ -98,3 +99,27 @@ def test_a_disk_that_takes_no_writes_is_told_until_it_does_again(records: Sqlite
     disk.pragma("query_only=off")
     assert records.trouble() == ""
     records.images.delete(IMAGE.digest)
+
+
+def test_a_write_that_a_power_cut_may_take_is_committed_without_a_sync_and_the_next_one_with(
+    records: SqliteRecords,
+) -> None:
+    sandbox = full_records.SANDBOX
+    said: list[str] = []
+    connection = records._engine.raw_connection()
+    driver = connection.driver_connection
+    connection.close()
+    assert driver is not None
+    driver.set_trace_callback(said.append)
+    records.sandboxes.add(sandbox, survives_power_cuts=False)
+    assert (said[0], said[1], said[-2], said[-1]) == (
+        "pragma synchronous=normal", "begin immediate", "COMMIT", "pragma synchronous=full",
+    )  # fmt: skip
+    said.clear()
+    with pytest.raises(AlreadyExists):
+        records.sandboxes.add(sandbox, survives_power_cuts=False)
+    assert said[-1] == "pragma synchronous=full"
+    said.clear()
+    records.sandboxes.replace(sandbox)
+    assert not [words for words in said if "pragma" in words]
+    assert driver.execute("pragma synchronous").fetchone() == (2,)

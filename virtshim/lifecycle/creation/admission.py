@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from virtshim.domain.annotations.from_cluster import with_data
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import ContainerConfig, ContainerName
@@ -17,6 +18,7 @@ from virtshim.domain.devices import guest_links, guest_view
 from virtshim.domain.devices.granted import BlockDevice, GrantedDevices, volume_of_both
 from virtshim.domain.errors import InvalidRequest, ResourceExhausted, WrongState
 from virtshim.domain.file_path import check_path
+from virtshim.domain.hardware import annotations as hardware
 from virtshim.domain.ids import SandboxId
 from virtshim.domain.network import nics_of
 from virtshim.domain.printable import escaped
@@ -33,8 +35,10 @@ from virtshim.lifecycle.creation.sole_container import sole_container, why_refus
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
 from virtshim.passthrough.claims import DeviceClaims
+from virtshim.ports.cluster import ClusterObjects
 from virtshim.ports.records import Records
 from virtshim.primitives.existing import existing_sandbox
+from virtshim.primitives.live import Live
 
 log = structlog.get_logger(__name__)
 
@@ -60,11 +64,12 @@ class Admitted:
 class Admission:
     records: Records
     claims: DeviceClaims
-    sizes: NodeLimits
+    sizes: Live[NodeLimits]
     # Page size -> bytes that are free in such pages.
     free_hugepages: Callable[[int], int]
     volumes: PodVolumes
     volume_disks: VolumeDisks
+    cluster: ClusterObjects
 
     def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
         sandbox = existing_sandbox(self.records, sandbox_id)
@@ -75,17 +80,29 @@ class Admission:
     def admit(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> Admitted:
         """Raises NotYetFree if a device is about to be free, another ShimError for what cannot be met."""
         sandbox = self._with_sole_container(sandbox, name)
-        options = parse_vm_options(sandbox.config.annotations)
+        options = parse_vm_options(sandbox.vm_annotations)
+        namespace = sandbox.key.namespace  # the pod's own, and no other
+        options = with_data(options, namespace, lambda source: self.cluster.read(source, namespace))
         granted = self.claims.resolve(sandbox, name, config)
         share, images = options.share_kubelet_volumes, options.disk_images
         own_hosts = says_hosts(options.user_data)
-        volumes, copies = self.volumes.admit(config, sandbox.key.uid, share=share, images=images, own_hosts=own_hosts)
+        volumes, copies = self.volumes.admit(
+            config, sandbox.key.uid, share=share, images=images, own_hosts=own_hosts, sysprep=options.sysprep
+        )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
         guest_links.refuse_odd(granted.data_volumes)
         _log_missing_nics(sandbox, name, granted)
-        size = size_for(options, config.resources, self.sizes, pins_memory=granted.pins_memory)
+        size = size_for(options, config.resources, self.sizes.now, pins_memory=granted.pins_memory)
+        most = max(size.vcpus, size.max_vcpus)
+        hardware.refuse_unfit(
+            options.hardware,
+            on_volume=granted.root_volume is not None,
+            vcpus=most,
+            screen=options.vnc,
+            queues=options.nic_queues,
+        )
         self.claims.check(granted, size)
         self._refuse_without_hugepages(size)
         log_file = _log_file(sandbox, config)
@@ -111,7 +128,7 @@ class Admission:
         return sandbox
 
     def _refuse_too_large(self, options: VmOptions, empty_disks: Sequence[EmptyDisk]) -> None:
-        most = self.sizes.max_root_volume
+        most = self.sizes.now.max_root_volume
         if most and options.root_volume_bytes > most:
             raise InvalidRequest(
                 f"VirtletRootVolumeSize: {options.root_volume_bytes} bytes are more than this node allows ({most}); "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 import structlog
 
@@ -14,12 +15,14 @@ from virtshim.domain.volumes.root_volume import must_be_written
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.ports.disks import RootDisks, RootVolumes
 from virtshim.ports.images import ImageFiles
+from virtshim.primitives import observed
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RootDisk:
+    measured_as: ClassVar[observed.Step] = observed.Step.DISK
     files: ImageFiles
     disks: RootDisks
     volumes: RootVolumes

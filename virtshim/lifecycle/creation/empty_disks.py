@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from virtshim.domain.container import Container
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.ports.disks import EmptyDiskFiles
+from virtshim.primitives import observed
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyDisks:
+    measured_as: ClassVar[observed.Step] = observed.Step.EMPTY_DISKS
     disks: EmptyDiskFiles
 
     def make(self, draft: Draft) -> Draft:

@@ -10,7 +10,7 @@ from virtshim.domain.container import Container, ContainerConfig, ContainerPhase
 from virtshim.domain.errors import AlreadyExists
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import Image, ImageConfig
-from virtshim.domain.pod_disk import disk_name
+from virtshim.domain.pod_disk import disk_name, vm_uuid
 from virtshim.domain.sandbox import Sandbox
 from virtshim.lifecycle.creation.admission import Admitted
 from virtshim.lifecycle.creation.step import Draft
@@ -19,8 +19,10 @@ from virtshim.lifecycle.images import ImageService
 from virtshim.passthrough.borrowing import BorrowedDevices
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.disks import RootDisks
+from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.primitives.clock import Stamps
+from virtshim.primitives.live import Live
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class ContainerRecords:
     """A record keeps its image, its devices and its pod's disk from everybody else."""
 
     records: Records
+    hypervisor: Hypervisor
     images: ImageService
     disks: RootDisks
     claims: DeviceClaims
@@ -35,12 +38,12 @@ class ContainerRecords:
     stamps: Stamps
     uids: VmUids
     # Whether commands run in the guests of pods that do not say it.
-    run_commands: bool = True
+    run_commands: Live[bool]
 
     def add(self, admitted: Admitted) -> Draft:
         with self.images.pinned(admitted.config.image) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
-            self._refuse_taken_uuid(container, admitted)
+            self._have_uuid(container, admitted)
             self.claims.add(container, admitted.sandbox)  # from here on the record keeps the image and the devices
             sandbox = self._note_pod_disk(admitted.sandbox, container)
         return Draft(container, sandbox, image, admitted.options)
@@ -58,6 +61,8 @@ class ContainerRecords:
         sandbox, name, options = admitted.sandbox, admitted.name, admitted.options
         own = ContainerId(secrets.token_hex(32))
         image_config = image.config if options.use_image_config else ImageConfig()
+        pod_disk = disk_name(sandbox.key, name.name) if options.keep_root_disk else ""
+        keeps_tpm = options.hardware.tpm and pod_disk != ""
         spec = ContainerSpec(
             id=own,
             sandbox_id=sandbox.id,
@@ -65,11 +70,11 @@ class ContainerRecords:
             config=admitted.config,
             image=image.digest,
             image_ref=image.repo_digests[0] if image.repo_digests else image.id.value,
-            domain_uuid=str(options.system_uuid or own.domain_uuid()),
+            domain_uuid=str(options.system_uuid or (vm_uuid(pod_disk) if keeps_tpm else own.domain_uuid())),
             created_at=self.stamps.next(),
             log_file=admitted.log_file,
             cgroup_parent=sandbox.vm_cgroup_parent,
-            pod_disk=disk_name(sandbox.key, name.name) if options.keep_root_disk else "",
+            pod_disk=pod_disk,
             command=self._command(options, admitted.config, image_config),
             granted=admitted.granted,
             uid=uid,
@@ -86,27 +91,31 @@ class ContainerRecords:
         """As in a container: the pod's command takes the place of all that the image says, its args that of the image's. A disk
         image, and a containerDisk that says nothing, have no entrypoint: `args` alone are the command then, and without them
         nothing is run."""
-        run = self.run_commands if options.run_command is None else options.run_command
+        run = self.run_commands.now if options.run_command is None else options.run_command
         if not run:
             return ()
         if config.command:
             return (*config.command, *config.args)
         return (*image.entrypoint, *(config.args or image.cmd))
 
-    def _refuse_taken_uuid(self, container: Container, admitted: Admitted) -> None:
-        """Attempts of one pod have the same UUID, one after another; its definition goes to the newest."""
-        if admitted.options.system_uuid is None:
+    def _have_uuid(self, container: Container, admitted: Admitted) -> None:
+        """Attempts of one pod have the same UUID, one after another; its definition goes to the newest. kubelet makes the next
+        one also beside one that was never started, or whose start failed, and leaves their records for later."""
+        options = admitted.options
+        if options.system_uuid is None and not (options.hardware.tpm and options.keep_root_disk):
             return
         for other in self.records.containers.all():
             if other.domain_uuid != container.domain_uuid:
                 continue
             owner = self.records.sandboxes.get(other.sandbox_id)
             is_earlier = owner is not None and owner.key.is_same_pod(admitted.sandbox.key)
-            if not (is_earlier and other.phase is ContainerPhase.EXITED and not other.may_be_running):
+            if not (is_earlier and other.phase in (ContainerPhase.CREATED, ContainerPhase.EXITED)):
                 raise AlreadyExists(
                     f"VirtletSystemUUID {container.domain_uuid} is already used by container {other.id}; "
                     "a UUID names one VM on a node"
                 )
+            if other.may_be_running:  # its failed start could not be undone
+                self.hypervisor.destroy(other.domain_uuid, other.id)  # off, or this raises
 
     def _note_pod_disk(self, sandbox: Sandbox, container: Container) -> Sandbox:
         """Written before the disk is made: the image under it must stay as long as the disk does, and whoever removes

@@ -1,8 +1,11 @@
-"""Step: the cloud-init seed ISO, which tells the guest at its first boot who it is."""
+"""Step: what tells the guest at its first boot who it is: the cloud-init seed ISO, what Ignition or Windows' setup
+looks for."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from virtshim.domain.container import Container
 from virtshim.domain.devices import guest_view
@@ -10,20 +13,32 @@ from virtshim.domain.network import Dns, nics_of
 from virtshim.domain.volumes.pod_mounts import hosts_file
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.lifecycle.volumes.copies import VolumeCopies
+from virtshim.lifecycle.volumes.sysprep_files import sysprep_files
 from virtshim.ports.seeds import GuestSeeds, SeedRequest
+from virtshim.primitives import observed
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
+    measured_as: ClassVar[observed.Step] = observed.Step.SEED
     seeds: GuestSeeds
     copies: VolumeCopies
 
     def make(self, draft: Draft) -> Draft:
         copied = self.copies.seed(draft.container.spec.copies)
-        return draft.with_disk(self.seeds.create(_request(draft, copied)))
+        draft = draft.with_disk(self.seeds.create(_request(draft, copied)))
+        own, options = draft.container.id, draft.options
+        if options.ignition:
+            path = self.seeds.write_ignition(own, options.ignition)
+            draft = dataclasses.replace(draft, ignition_file=path)
+        if options.sysprep:
+            config, pod = draft.container.config, draft.sandbox.key.uid
+            files = sysprep_files(self.copies.files, config, pod, options.sysprep)
+            draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
+        return draft
 
     def undo(self, container: Container) -> None:
-        """It lies in the container's directory, which goes with the root disk."""
+        """They lie in the container's directory, which goes with the root disk."""
 
 
 def _request(draft: Draft, copied: bytes) -> SeedRequest:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from virtshim.domain.annotations.options import VmOptions
 from virtshim.domain.container import Container
 from virtshim.domain.image import Image
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.vm import Disk
+from virtshim.primitives import observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class Draft:
     disks: tuple[Disk, ...] = ()
     # Who the root disk is, 20 hex digits, if it outlives the container.
     kept_disk: str = ""
+    # The file that Ignition finds in the firmware; "" for none.
+    ignition_file: str = ""
+    # The CD-ROM with Windows' answer file, likewise.
+    sysprep_iso: str = ""
 
     def with_disk(self, disk: Disk) -> Draft:
         return dataclasses.replace(self, disks=(*self.disks, disk))
@@ -36,6 +41,8 @@ class Draft:
 class Step(Protocol):
     """The container's record is there before the first step and after the last undo. Steps are made in the order of the list that
     `app.assembly` builds, and undone in reverse."""
+
+    measured_as: ClassVar[observed.Step]
 
     def make(self, draft: Draft) -> Draft:
         """Returns the draft with what was made. After an exception `undo` is called as well."""

@@ -33,6 +33,7 @@ from virtshim.ports.clock import Clock
 from virtshim.ports.guests import GuestAgents
 from virtshim.ports.records import Records
 from virtshim.primitives.container_threads import ContainerThreads
+from virtshim.primitives.live import Live
 from virtshim.primitives.pod_locks import PodLocks
 
 log = structlog.get_logger(__name__)
@@ -79,7 +80,7 @@ class GuestSetUp:
     volumes: PodVolumes
     copies: VolumeCopies
     clock: Clock
-    agent_timeout: float
+    agent_timeout: Live[float]
     locks: PodLocks
     _threads: ContainerThreads = field(default_factory=lambda: ContainerThreads("set-up"))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -248,7 +249,7 @@ class GuestSetUp:
             going.set_result(why)
 
     def _follow(self, wanted: ContainerId) -> None:
-        until = self.clock.monotonic() + self.agent_timeout
+        until = self.clock.monotonic() + self.agent_timeout.now
         while not self._threads.closing.is_set() and (container := self._running(wanted)) is not None:
             try:
                 self.make(container, _SLICE, self._threads.closing)

@@ -15,6 +15,7 @@ from virtshim.domain.volumes.hosts_file import HOSTS
 from virtshim.domain.volumes.pod_mounts import image_mounts, volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
 from virtshim.lifecycle.volumes.copies import VolumeCopies
+from virtshim.lifecycle.volumes.sysprep_files import sysprep_files
 from virtshim.ports.hypervisor import Hypervisor
 from virtshim.ports.records import Records
 from virtshim.ports.shares import VmShares
@@ -39,11 +40,18 @@ class PodVolumes:
     _in_guest: dict[str, str] = field(default_factory=dict)
 
     def admit(
-        self, config: ContainerConfig, pod_uid: str, *, share: bool, own_hosts: bool, images: Collection[str] = ()
+        self,
+        config: ContainerConfig,
+        pod_uid: str,
+        *,
+        share: bool,
+        own_hosts: bool,
+        images: Collection[str] = (),
+        sysprep: str = "",
     ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
         """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
         that it cannot have. `share`: no volume is copied. `own_hosts`: the pod says what /etc/hosts is to be. `images`: places of
-        those that are disks: whether they can be had."""
+        those that are disks: whether they can be had. `sysprep`: that of one whose files are a CD-ROM, the same."""
         shared, copied = volumes_of(
             config.mounts,
             config.annotations,
@@ -51,7 +59,10 @@ class PodVolumes:
             lambda path: self.copies.files.is_part(path, pod_uid),
             share=share,
             images=images,
+            left_out=sysprep,
         )
+        if sysprep:
+            sysprep_files(self.copies.files, config, pod_uid, sysprep)
         mounted = tuple(volume for volume in copied if not volume.written)
         others = {volume.guest for volume in shared} | {volume.guest for volume in mounted}
         wanted = not own_hosts and HOSTS not in others

@@ -1,0 +1,148 @@
+"""What operators look at, over the real admin socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from fakes.cri import CALL_SECONDS, Client, refused
+from fakes.world import IMAGE, World
+from podclient import wait_until
+
+from criproto.operator_v1 import operator_pb2 as pb
+from criproto.operator_v1 import operator_pb2_grpc
+from virtshim.cri.operator.server import OperatorServer
+
+pytestmark = pytest.mark.cri
+
+Code = grpc.StatusCode
+
+
+class Operator:
+    """`operator.Pause("id")` and the like; a request is taken as it is."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.channel = grpc.insecure_channel(f"unix:{path}")
+        self.stub = operator_pb2_grpc.OperatorStub(self.channel)
+
+    def __getattr__(self, name):
+        call = getattr(self.stub, name)
+
+        def made(request=None, **fields):
+            request = pb.VmRequest(id=request) if isinstance(request, str) else request
+            return call(request, timeout=CALL_SECONDS)
+
+        return made
+
+
+@pytest.fixture
+def operator(world: World) -> Iterator[Operator]:
+    with tempfile.TemporaryDirectory(prefix="op-") as short:
+        server = OperatorServer(f"{short}/admin.sock", f"{short}/admin", world.app.operator, os.geteuid())
+        server.start()
+        client = Operator(f"{short}/admin.sock")
+        yield client
+        client.channel.close()
+        server.stop(0)
+        assert not os.path.exists(client.path)
+
+
+def test_the_phases_of_a_start_are_told_by_pod_and_all_together(
+    operator: Operator, client: Client, world: World
+) -> None:
+    first, made = client.running("web")
+    second = client.run("db")
+    told = operator.StartUps(pb.StartUpsRequest()).start_ups
+    assert [one.pod_sandbox_id for one in told] == [first, second]
+    for name in (first, made):
+        (one,) = operator.StartUps(pb.StartUpsRequest(id=name)).start_ups
+        phases = {phase.name: phase for phase in one.phases}
+        assert {"sandbox", "network", "create", "disk", "start", "libvirt", "firmware"} <= phases.keys()
+        assert phases["network"].is_over
+        assert phases["network"].began_at == world.outside.clock.now_ns()
+        assert (phases["firmware"].container_id, phases["firmware"].is_over) == (made, False)
+    with refused(Code.NOT_FOUND, "virtshim ps"):
+        operator.StartUps(pb.StartUpsRequest(id="f" * 64))
+
+
+def test_a_pull_that_goes_on_is_told_with_its_bytes(operator: Operator, client: Client, world: World) -> None:
+    assert not operator.Pulls(pb.PullsRequest()).pulls
+    world.outside.files.stalled = True
+    pull = client.image.PullImage.future(_pull())
+    wait_until(lambda: len(operator.Pulls(pb.PullsRequest()).pulls) == 1, 20, "the pull is told")
+    (one,) = operator.Pulls(pb.PullsRequest()).pulls
+    assert (one.image, one.received, one.total) == (IMAGE, 3, 10)
+    pull.cancel()
+    assert world.outside.files.gave_up.wait(20)
+
+
+def _pull():
+    from criproto.runtime_v1 import api_pb2
+
+    return api_pb2.PullImageRequest(image=api_pb2.ImageSpec(image=IMAGE))
+
+
+def test_a_pod_is_shown_with_all_that_is_known_and_no_secret(operator: Operator, client: Client, world: World) -> None:
+    sandbox = client.run("web")
+    made = client.create(sandbox, envs=[{"key": "PASSWORD", "value": b"hunter2"}])
+    client.start(made)
+    for name in (sandbox, made[:12]):
+        text = operator.Inspect(pb.InspectRequest(id=name)).json
+        facts = json.loads(text)
+        assert (facts["pod"]["name"], facts["container"]["id"], facts["vm"]["power"]) == ("web", made, "running")
+        assert facts["addresses"] == ["10.88.0.2", "fd00::5"]
+        assert facts["pod"]["netns"]
+        assert "network" in [phase["name"] for phase in facts["phases"]]
+        assert "hunter2" not in text
+        assert world.records.sandboxes.all()[0].network.fetch_key not in text
+    empty = client.run("empty")
+    assert json.loads(operator.Inspect(pb.InspectRequest(id=empty)).json)["container"] is None
+
+
+def test_libvirt_that_cannot_be_reached_takes_one_part_of_the_picture(
+    operator: Operator, client: Client, world: World
+) -> None:
+    sandbox, _ = client.running()
+    world.outside.vms.why_not = "libvirt is away"
+    facts = json.loads(operator.Inspect(pb.InspectRequest(id=sandbox)).json)
+    world.outside.vms.why_not = ""
+    assert "libvirt is away" in facts["vm"]["error"]
+    assert facts["pod"]["name"] == "web"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_who_is_not_root_is_turned_away_whatever_the_sockets_mode(operator: Operator, tmp_path: Path) -> None:
+    assert os.stat(operator.path).st_mode & 0o777 == 0o600
+    os.chmod(os.path.dirname(operator.path), 0o711)
+    os.chmod(operator.path, 0o666)
+    asks = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(b'PRI'); print(s.recv(9))"
+    argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-IS", "-c", asks, operator.path]
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    assert done.stdout.strip() in (b"b''", b""), done
+    assert os.stat(f"{os.path.dirname(operator.path)}/admin").st_mode & 0o777 == 0o700
+    assert operator.StartUps(pb.StartUpsRequest()) is not None
+
+
+def test_another_kind_of_file_in_the_sockets_place_is_left_alone(world: World, tmp_path: Path) -> None:
+    from virtshim.domain.errors import WrongState
+
+    (tmp_path / "admin.sock").write_text("mine")
+    server = OperatorServer(str(tmp_path / "admin.sock"), str(tmp_path / "admin"), world.app.operator)
+    with pytest.raises(WrongState, match="not a socket"):
+        server.start()
+    server.stop(0)
+    assert (tmp_path / "admin.sock").read_text() == "mine"
+
+
+def test_a_client_that_says_nothing_holds_nobody_up(operator: Operator) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(operator.path)
+        assert operator.StartUps(pb.StartUpsRequest()) is not None

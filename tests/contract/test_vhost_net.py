@@ -1,0 +1,44 @@
+"""What vhost-net gives: the fake, and the kernel's where it works (in tests/vfio/chapter_vhost.py it always does)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from fakes.vhost import FakeVhostNet
+
+from tapmanager.links import vhost
+from tapmanager.links.vhost import VhostNet
+
+Offered = VhostNet | FakeVhostNet
+
+
+@pytest.fixture(params=["in_memory", "kernel"])
+def offered(request: pytest.FixtureRequest) -> Offered:
+    if request.param == "in_memory":
+        return FakeVhostNet()
+    if why := vhost.trouble():
+        pytest.skip(f"NOT TO BE HAD HERE: vhost-net ({why})")
+    return VhostNet()
+
+
+def test_there_is_a_descriptor_for_each_queue_which_no_program_inherits(offered: Offered) -> None:
+    fds = offered.open(3)
+    try:
+        assert len(set(fds)) == 3
+        assert not any(os.get_inheritable(fd) for fd in fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_each_call_gives_others(offered: Offered) -> None:
+    first, second = offered.open(2), offered.open(2)
+    assert set(first).isdisjoint(second)
+    for fd in (*first, *second):
+        os.close(fd)
+
+
+def test_there_is_none_where_it_is_not_wanted(offered: Offered) -> None:
+    offered.wanted = False
+    assert offered.open(2) == []

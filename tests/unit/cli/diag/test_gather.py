@@ -1,0 +1,277 @@
+"""The parts of `virtshim diag`: none stops another, and the archive is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from virtshim.cli.diag import command, daemons, gather, machine, programs, records, vms
+from virtshim.cli.diag.command import diag_command, look_at
+from virtshim.cli.diag.gather import Gathered, Node
+from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.files import lock_file
+from virtshim.process import Finished
+from virtshim.settings.vms import Libvirt
+
+
+def content(archive: Path) -> dict[str, str]:
+    with tarfile.open(archive) as opened:
+        return {
+            member.name.partition("/")[2]: opened.extractfile(member).read().decode()  # type: ignore[union-attr]
+            for member in opened.getmembers()
+        }
+
+
+def good(_node: Node) -> Iterator[tuple[str, str]]:
+    yield "one.txt", "all is well\n"
+
+
+def broken(_node: Node) -> Iterator[tuple[str, str]]:
+    yield "first.txt", "before it broke\n"
+    raise RuntimeError("password=planted-in-an-error")
+
+
+def hanging(_node: Node) -> Iterator[tuple[str, str]]:
+    yield "first.txt", "before it hung\n"
+    threading.Event().wait(30)
+
+
+def floods(_node: Node) -> Iterator[tuple[str, str]]:
+    for number in range(1000):
+        yield f"{number}.txt", "x" * gather.FILE_BYTES
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_part_that_fails_hangs_or_floods_says_so_and_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "FILE_BYTES", 1 << 18)
+    monkeypatch.setattr(gather, "COLLECTOR_BYTES", 1 << 20)
+    parts = {"broken": broken, "hanging": hanging, "floods": floods, "good": good}
+    out = tmp_path / "out"
+    assert diag_command(str(out), None, str(tmp_path), as_json=True, collectors=parts, limit=1.0) == 0
+    summary = json.loads(capsys.readouterr().out)
+    (archive,) = out.iterdir()
+    assert summary["archive"] == str(archive)
+    assert archive.stat().st_mode & 0o777 == 0o600
+    files = content(archive)
+    assert files["good/one.txt"] == "all is well\n"
+    assert files["broken/first.txt"] == "before it broke\n"
+    assert "RuntimeError" in files["broken/error.txt"]
+    assert files["hanging/first.txt"] == "before it hung\n"
+    assert "did not end within 1 s" in files["hanging/error.txt"]
+    assert "1 MiB" in files["floods/error.txt"]
+    assert "planted" not in json.dumps(summary) + json.dumps(files)
+    assert [name for name, part in summary["parts"].items() if not part["trouble"]] == ["good"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    with pytest.raises(InvalidRequest, match="No space left"):
+        diag_command(str(tmp_path / "out"), None, str(tmp_path), as_json=False, collectors={"good": good})
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_settings_that_cannot_be_read_are_part_of_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[paths]\nstat_dir = 1\n")
+    node = look_at(None, str(tmp_path))
+    assert "stat_dir" in node.trouble
+    assert node.settings.paths.state_dir == f"{tmp_path}/state"
+    assert dict(records.settings(node))["trouble.txt"].startswith(node.trouble)
+
+
+def test_a_node_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is not there"):
+        look_at(None, str(tmp_path / "none"))
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        look_at("/x.toml", str(tmp_path))
+
+
+def test_a_long_file_is_cut_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a line may be half of a secret."""
+    monkeypatch.setattr(gather, "FILE_BYTES", 20)
+    gathered = Gathered("x")
+    gathered.add("log", "password: planted-secret\nlast line\n")
+    assert gathered.files["log"].endswith(":\nlast line\n")
+    assert "secret" not in gathered.files["log"]
+
+
+def test_a_damaged_database_is_told_of_and_costs_nothing_else(tmp_path: Path) -> None:
+    node = look_at(None, str(tmp_path))
+    (tmp_path / "state").mkdir()
+    Path(node.settings.layout().database).write_bytes(b"SQLite format 3\0" + b"garbage" * 1000)
+    parts = records.store(node)
+    path, text = next(parts)
+    assert path == "database.txt"
+    assert "damaged" in text
+    with pytest.raises(WrongState, match="cannot be read"):
+        next(parts)
+
+
+def test_a_table_that_another_version_made_shows_what_is_known_of_it(tmp_path: Path) -> None:
+    node = look_at(None, str(tmp_path))
+    (tmp_path / "state").mkdir()
+    with sqlite3.connect(node.settings.layout().database) as database:
+        database.execute("create table later (id text, credential text, document text)")
+        database.execute('insert into later values (\'1\', \'planted-1\', \'{"phase": "ready", "more": "planted-2"}\')')
+    database.close()
+    text = dict(records.store(node))["later.jsonl"]
+    assert json.loads(text)["document"]["phase"] == "ready"
+    assert "planted" not in text
+
+
+def test_domains_of_others_are_not_looked_into(tmp_path: Path) -> None:
+    node = look_at(None, str(tmp_path))
+    directory = tmp_path / "libvirt/etc/qemu"
+    directory.mkdir(parents=True)
+    (directory / "theirs.xml").write_text("<domain><name>theirs</name></domain>")
+    (directory / "ours.xml").write_text(
+        "<domain><metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='n'/></metadata></domain>"
+    )
+    found = dict(vms.domains(node))
+    assert set(found) == {"ours/definition.xml", "states.txt"}
+    assert "shut off" in found["states.txt"]
+    assert "1 files of domains that are not virtshim's" in found["states.txt"]
+
+
+def test_of_processes_of_others_only_their_names_are_told(tmp_path: Path) -> None:
+    """Also of another's QEMU and virtiofsd, which run the same programs as ours."""
+    node = look_at(None, str(tmp_path))
+    ours = str(uuid.uuid4())
+    directory = Path(vms.libvirt_files(node).status)
+    directory.mkdir(parents=True)
+    mark = "<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='n'/></metadata>"
+    (directory / "ours.xml").write_text(f"<domstatus><domain><uuid>{ours}</uuid>{mark}</domain></domstatus>")
+    (directory / "theirs.xml").write_text(f"<domstatus><domain><uuid>{uuid.uuid4()}</uuid></domain></domstatus>")
+    sleep = ["-c", "import time; print(flush=True); time.sleep(600)"]
+    lines = {
+        "own VM": ["qemu-system-x86_64", *sleep, "-uuid", ours],
+        "own share": ["virtiofsd", *sleep, f"source={node.settings.paths.run_dir}/shares/x/root"],
+        "own daemon": ["virtshim-proxy", *sleep, "--config", "/own.toml"],
+        "own command": ["virtshim", *sleep, "exec", "vm", "--", "mysql", "-pplanted"],
+        "foreign VM": ["qemu-system-x86_64", *sleep, "-uuid", str(uuid.uuid4()), "-append", "planted-line"],
+        "foreign share": ["virtiofsd", *sleep, "source=/planted/root"],
+        "foreign runtime": ["containerd", *sleep, "--planted"],
+        "foreign script": ["python3", *sleep, "virtshim", "--planted"],
+    }
+    with contextlib.ExitStack() as running:
+        pids = {}
+        for name, words in lines.items():
+            process = subprocess.Popen(words, executable=sys.executable, stdout=subprocess.PIPE)
+            running.callback(process.wait)
+            running.callback(process.kill)
+            assert process.stdout is not None
+            running.enter_context(process.stdout).read(1)
+            pids[name] = process.pid
+        text = dict(machine.processes(node))["all.txt"]
+    shown = {int(line.split()[0]): line for line in text.splitlines()[1:]}
+    assert "planted" not in text
+    for name, pid in pids.items():
+        if name == "own command":
+            assert shown[pid].endswith("exec [removed]")
+        elif name.startswith("own"):
+            assert lines[name][-1] in shown[pid], name
+        else:
+            assert re.fullmatch(rf" *{pid} +[A-Z] +\[python[^ ]*\]", shown[pid]), name
+
+
+def test_libvirt_is_asked_for_no_domain_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, asked = "qemu:///system", []
+    node = look_at(None, str(tmp_path))
+    node = replace(node, settings=node.settings.model_copy(update={"libvirt": Libvirt(uri=uri)}))
+    ours = str(uuid.uuid4())
+    mark = "<metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='n'/></metadata>"
+    (tmp_path / "ours.xml").write_text(f"<domain><uuid>{ours}</uuid>{mark}</domain>")
+    (tmp_path / "theirs.xml").write_text(f"<domain><uuid>{uuid.uuid4()}</uuid></domain>")
+    monkeypatch.setattr(vms, "libvirt_files", lambda _node: vms.LibvirtFiles(str(tmp_path), f"{tmp_path}/none", ""))
+    monkeypatch.setattr(programs, "run", lambda argv, **_: asked.append(argv[3:]) or Finished(0, b"", b""))
+    assert set(dict(vms.libvirt(node))) == {"answers.txt", "capabilities.xml", "domstats/ours.txt"}
+    about_domains = [words for words in asked if words[0] not in ("version", "nodeinfo", "capabilities")]
+    assert about_domains == [("domstats", "--state", "--vcpu", "--balloon", "--block", ours)]
+
+
+def test_a_definition_that_was_cut_or_has_gone_hides_no_other(tmp_path: Path) -> None:
+    node = look_at(None, str(tmp_path))
+    directory = tmp_path / "libvirt/etc/qemu"
+    directory.mkdir(parents=True)
+    ours = "<domain><metadata><v:owner xmlns:v='https://virtshim.io/domain/1' node='n'/></metadata></domain>"
+    (directory / "a-cut.xml").write_text(ours[:-12])
+    (directory / "b-gone.xml").symlink_to(tmp_path / "nowhere")
+    (directory / "c-whole.xml").write_text(ours)
+    found = dict(vms.domains(node))
+    assert set(found) == {"a-cut/definition.txt", "c-whole/definition.xml", "states.txt"}
+    assert "not XML" in found["a-cut/definition.txt"]
+
+
+# A daemon that tells of its threads; one that hangs where no Python runs; one that has never heard of it.
+_TELLS = "from tapmanager import thread_dump; thread_dump.write_when_asked({socket!r})\n"
+_LOCK = "from virtshim.files import lock_file; lock = lock_file({socket!r} + '.lock'); print('ready', flush=True)\n"
+_NAMED = (
+    "import threading; threading.Thread(target=threading.Event().wait, name='busy-with-a-pod', daemon=True).start()\n"
+)
+_WAITS = "import threading; threading.Event().wait()\n"
+_HANGS = (
+    "import ctypes\nlibc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
+    "while True: libc.pthread_mutex_lock(mutex)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (_TELLS + _NAMED + _LOCK + _WAITS, "busy-with-a-pod"),
+        (_TELLS + _LOCK + _HANGS, "no answer within 1 s"),
+        (_LOCK + _WAITS, "of a version that tells nothing"),
+    ],
+)
+def test_a_daemon_is_asked_where_its_threads_are_and_lives_on(tmp_path: Path, program: str, told: str) -> None:
+    socket = str(tmp_path / "s.sock")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program.format(socket=socket)],
+        stdout=subprocess.PIPE, cwd=Path(command.__file__).parents[3],
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        # One that hangs may be asked just before it does.
+        asked = (daemons.python_threads(process.pid, socket, 1.0 if "no answer" in told else 60.0) for _ in range(20))
+        text = next((text for text in asked if told in text), "")
+        assert told in text
+        assert process.poll() is None
+        if told == "busy-with-a-pod":
+            assert "MainThread" in text
+            assert os.stat(f"{socket}.threads").st_mode & 0o777 == 0o600
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_who_does_not_hold_the_lock_is_sent_nothing(tmp_path: Path) -> None:
+    """A number in a file may be old."""
+    socket = str(tmp_path / "s.sock")
+    os.close(lock_file(f"{socket}.lock"))
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        assert "tells nothing" in daemons.python_threads(os.getpid(), socket)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

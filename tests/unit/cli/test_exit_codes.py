@@ -1,0 +1,151 @@
+"""Every command ends with the code that the table has for the kind of its error, and says what is wrong in a line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+import pytest
+import typer
+
+from virtshim.cli import exit_codes, main
+from virtshim.cri.client import as_shim_errors
+from virtshim.domain import errors
+from virtshim.domain.errors import Kind, ShimError
+
+pytestmark = pytest.mark.operator
+
+
+def walked(command: Any, words: tuple[str, ...] = ()) -> Any:
+    if isinstance(command, click.Group) or hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from walked(inner, (*words, name))
+    else:
+        yield words, command
+
+
+COMMANDS = dict(walked(typer.main.get_command(main.app)))
+
+
+# `check` and `diag` tell it with what else they find; `up` and `setup` make things before they read.
+OF_THEIR_OWN = {("check",), ("diag",), ("up",), ("setup",)}
+
+
+def options(words: tuple[str, ...]) -> set[str]:
+    return {option for parameter in COMMANDS[words].params for option in parameter.opts}
+
+
+def required(words: tuple[str, ...]) -> list[str]:
+    """A word for each argument and option that must be there."""
+    given = []
+    for parameter in COMMANDS[words].params:
+        if parameter.required:
+            given += [parameter.opts[0], "/nowhere"] if isinstance(parameter, click.Option) else ["word"]
+    return given
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | None:
+    monkeypatch.setattr(sys, "argv", ["virtshim", *arguments])
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    monkeypatch.delenv("CONTAINER_RUNTIME_ENDPOINT", raising=False)
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    code = end.value.code
+    assert code is None or isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_of_error_has_a_code_and_each_code_a_meaning(kind: Kind) -> None:
+    assert exit_codes.OF_KIND[kind] in exit_codes.MEANINGS
+
+
+@pytest.mark.parametrize(
+    "error", [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ShimError)]
+)
+def test_an_error_ends_the_command_with_the_code_of_its_kind(
+    error: type[ShimError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise error("what, why, what to do")
+
+    monkeypatch.setattr(main, "app", fails)
+    assert ended(monkeypatch) == exit_codes.OF_KIND[error.kind]
+    assert capsys.readouterr().err == "virtshim: what, why, what to do\n"
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in COMMANDS if "--config" in options(words) and words not in OF_THEIR_OWN], ids=" ".join
+)
+def test_every_command_that_reads_settings_refuses_bad_ones_with_78(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[vm]\nmax_vcpu = 3\n")
+    assert ended(monkeypatch, *words, *required(words), "--config", str(file)) == 78
+    assert f"{file}:2: vm.max_vcpu: there is no such setting" in capsys.readouterr().err
+
+
+# The dashboard serves also while the node is away, and says so in its page.
+ASKING = [words for words in COMMANDS if "--socket" in options(words) and words != ("dashboard",)]
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_every_command_that_asks_the_node_ends_with_69_where_there_is_none(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(monkeypatch, *words, *required(words), "--socket", f"{tmp_path}/none.sock") == 69
+    said = capsys.readouterr().err
+    assert said.startswith("virtshim: ")
+    assert f"{tmp_path}/none.sock" in said
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_refuses_an_option_that_it_does_not_have_with_2(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ended(monkeypatch, *words, "--no-such-option") == 2
+
+
+class Answered(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNKNOWN
+
+    def details(self) -> str:
+        return "RegistryUnavailable: registry.example.com cannot be reached"
+
+
+def test_a_registry_that_cannot_be_reached_is_69(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kubelet is told of it: without a code."""
+
+    def fails() -> None:
+        with as_shim_errors():
+            raise Answered
+
+    monkeypatch.setattr(main, "app", fails)
+    assert ended(monkeypatch) == 69
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("virtshim.cli.configuration.show.show_command", interrupted)
+    monkeypatch.setattr("virtshim.cli.configuration.commands.show", interrupted)
+    monkeypatch.setattr("virtshim.config.read", interrupted)
+    assert ended(monkeypatch, "config", "check") == exit_codes.INTERRUPTED
+
+
+def test_the_document_and_the_help_have_the_same_table(pytestconfig: pytest.Config) -> None:
+    text = (pytestconfig.rootpath / "docs/operator.md").read_text().split("\n## Exit codes\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.*) \|$", text, re.MULTILINE)
+    assert {int(code): meaning for code, meaning, _ in rows} == dict(exit_codes.MEANINGS)
+    assert {Kind[name]: int(code) for code, _, names in rows for name in names.split(", ") if name} == dict(
+        exit_codes.OF_KIND
+    )
+    for code in exit_codes.MEANINGS:
+        assert re.search(rf"\b{code} ", exit_codes.EPILOG)

@@ -1,0 +1,132 @@
+"""What `virtshim up` does when a daemon dies: again, with longer and longer pauses; and when it gives up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from fakes.clock import FakeClock
+
+from virtshim.cli.daemons import Daemon
+from virtshim.cli.keeping.last_lines import LastLines
+from virtshim.cli.keeping.watch import keep
+from virtshim.domain.errors import Unavailable
+
+pytestmark = pytest.mark.operator
+
+
+@dataclass
+class FakeDaemon:
+    """`lives`: how many seconds each start lasts; -1: it ends before it is ready. It stays up after them."""
+
+    clock: FakeClock
+    name: str = "thing"
+    lives: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    ends: float | None = None
+    code: int | None = -9
+
+    def launch(self) -> None:
+        self.starts.append(self.clock.monotonic())
+        life = self.lives.pop(0) if self.lives else float("inf")
+        self.ends = self.clock.monotonic() + life
+
+    def is_ready(self) -> bool:
+        assert self.ends is not None
+        if self.ends < self.starts[-1]:
+            raise Unavailable(f"{self.name} ended with code 1 before it was ready")
+        return True
+
+    @property
+    def is_running(self) -> bool:
+        return self.ends is None or self.clock.monotonic() < self.ends
+
+    def last_lines(self) -> list[str]:
+        return ["tapmanager: no such bridge"]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def kept(clock: FakeClock, seconds: float, *daemons: FakeDaemon) -> list[str]:
+    """What it tells in that time."""
+    stopping, said = threading.Event(), []
+    clock.at(seconds, stopping.set)
+    keep(daemons, stopping, clock, said.append)  # type: ignore[arg-type]
+    return said
+
+
+def pauses(daemon: FakeDaemon) -> list[float]:
+    return [round(later - before, 1) for before, later in zip(daemon.starts, daemon.starts[1:], strict=False)]
+
+
+def test_what_was_killed_is_started_again_at_once(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock, ends=clock.monotonic() + 100)
+    said = kept(clock, 300, daemon)
+    assert said == ["thing was killed by SIGKILL; starting it again", "thing runs again"]
+    assert 1100 <= daemon.starts[0] <= 1101
+
+
+def test_what_dies_soon_again_and_again_has_longer_pauses_but_is_never_given_up(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock, lives=[1.0] * 20, ends=clock.monotonic())
+    kept(clock, 3600, daemon)
+    assert len(daemon.starts) == 21
+    found = pauses(daemon)
+    assert found == sorted(found)
+    assert 1.5 <= found[0] <= 2.5
+    assert 31 <= found[-1] <= 32
+
+
+def test_the_pause_is_short_again_after_it_ran_well(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock, lives=[1.0, 1.0, 1.0, 1.0, 61.0], ends=clock.monotonic())
+    kept(clock, 600, daemon)
+    assert pauses(daemon)[-1] < 63
+
+
+def test_one_that_never_comes_up_is_given_up_with_its_last_lines(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock, lives=[-1.0] * 100, ends=clock.monotonic())
+    with pytest.raises(Unavailable) as given_up:
+        kept(clock, 3600, daemon)
+    assert str(given_up.value) == (
+        "thing ended with code 1 before it was ready, 6 times in a row; given up. The VMs keep running: correct what it says, "
+        "and run `virtshim up` again. Its last lines:\n  tapmanager: no such bridge"
+    )
+    assert len(daemon.starts) == 6
+    assert clock.monotonic() - 1000 < 60
+
+
+def test_failed_starts_with_good_ones_between_them_are_no_reason_to_give_up(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock, lives=[-1.0] * 4 + [1.0] + [-1.0] * 4, ends=clock.monotonic())
+    assert kept(clock, 600, daemon)[-1] == "thing runs again"
+
+
+def test_one_that_waits_for_its_turn_holds_up_no_other(clock: FakeClock) -> None:
+    bad = FakeDaemon(clock, "bad", lives=[1.0] * 9, ends=clock.monotonic())
+    good = FakeDaemon(clock, "good", ends=clock.monotonic() + 40)
+    said = kept(clock, 45, bad, good)
+    assert said[-2:] == ["good was killed by SIGKILL; starting it again", "good runs again"]
+
+
+def test_the_end_comes_at_once_also_in_a_pause(clock: FakeClock) -> None:
+    daemon = FakeDaemon(clock, lives=[0.0] * 8, ends=clock.monotonic())
+    kept(clock, 40, daemon)
+    assert clock.monotonic() - 1000 < 41
+
+
+def test_what_a_daemon_says_is_passed_on_and_its_last_lines_are_kept() -> None:
+    read, write = os.pipe()
+    child = Daemon(
+        "child", (sys.executable, "-ISc", "import sys; [print(n, file=sys.stderr) for n in range(100)]; sys.exit(3)")
+    )
+    child.said = LastLines(write)
+    with pytest.raises(Unavailable, match="ended with code 3"):
+        child.start()
+    assert child.last_lines() == [str(number) for number in range(88, 100)]
+    os.close(write)
+    with open(read) as passed_on:
+        assert passed_on.read().split() == [str(number) for number in range(100)]

@@ -1,0 +1,139 @@
+"""Annotations under a name, put together by the node's operator."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.world import World, pod_key, sandbox_config
+
+from virtshim.config import Settings
+from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.vm import DiskBus
+from virtshim.settings.vms import Vm, VmProfile
+
+OLD = VmProfile(
+    name="old-guests", annotations={"VirtletDiskDriver": "scsi", "VirtletVCPUCount": "2"}, handlers=("old",)
+)
+LARGE = VmProfile(name="large", annotations={"VirtletVCPUCount": "8"})
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Any:
+    made: list[World] = []
+
+    def make(*profiles: VmProfile) -> World:
+        made.append(World(tmp_path, vm=Vm(profiles=profiles), cri={"runtime_handlers": ["old", "new"]}))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def vm(world: World, annotations: Mapping[str, str], handler: str = "") -> tuple[int, DiskBus]:
+    """vCPUs and disk bus of the VM of a pod with these."""
+    world.pull()
+    sandbox = world.run(config=sandbox_config(annotations=annotations, runtime_handler=handler))
+    assert world.sandbox(sandbox).config.annotations == annotations
+    container = world.create(sandbox)
+    world.start(container)
+    spec = world.outside.vms.domains[world.domain(container)].spec
+    assert spec is not None
+    return spec.size.vcpus, spec.disk_bus
+
+
+@pytest.mark.parametrize(
+    ("annotations", "handler", "wanted"),
+    [
+        ({"virtshim.io/profile": "old-guests"}, "", (2, DiskBus.SCSI)),
+        ({"virtshim.io/profile": "large"}, "old", (8, DiskBus.VIRTIO)),
+        ({}, "old", (2, DiskBus.SCSI)),
+        ({}, "new", (1, DiskBus.VIRTIO)),
+        ({}, "", (1, DiskBus.VIRTIO)),
+        ({"virtshim.io/profile": ""}, "", (1, DiskBus.VIRTIO)),
+        ({"virtshim.io/profile": "old-guests", "VirtletVCPUCount": "3"}, "", (3, DiskBus.SCSI)),
+    ],
+)
+def test_a_pod_has_its_profiles_annotations_where_it_says_nothing_itself(
+    make_world: Callable[..., World], annotations: dict[str, str], handler: str, wanted: tuple[int, DiskBus]
+) -> None:
+    assert vm(make_world(OLD, LARGE), annotations, handler) == wanted
+
+
+@pytest.mark.parametrize(
+    ("profiles", "named", "said"),
+    [
+        ((OLD, LARGE), "larg", "did you mean large?"),
+        ((OLD, LARGE), "solaris", "it has old-guests, large, windows"),
+        ((), "solaris", r"it has windows \(vm\.profiles makes more\)"),
+    ],
+)
+def test_a_profile_that_the_node_does_not_have_is_refused_with_those_it_has(
+    make_world: Callable[..., World], profiles: tuple[VmProfile, ...], named: str, said: str
+) -> None:
+    world = make_world(*profiles)
+    with pytest.raises(InvalidRequest, match=said):
+        world.run(config=sandbox_config(annotations={"virtshim.io/profile": named}))
+    assert world.everything() == []
+
+
+def test_a_pod_keeps_the_profile_that_it_began_with(make_world: Callable[..., World]) -> None:
+    world = make_world(LARGE)
+    world.pull()
+    config = sandbox_config(annotations={"virtshim.io/profile": "large"})
+    sandbox = world.run(config=config)
+    small = LARGE.model_copy(update={"annotations": {"VirtletVCPUCount": "1"}})
+    world.app.live.use(Settings(vm=Vm(profiles=(small,))))
+    world = world.recovered()
+    container = world.create(sandbox)
+    world.start(container)
+    spec = world.outside.vms.domains[world.domain(container)].spec
+    assert spec is not None
+    assert spec.size.vcpus == 8
+    world.close()
+
+
+def test_a_reload_holds_for_the_pods_after_it(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    world.app.live.use(Settings(vm=Vm(profiles=(LARGE,))))
+    assert vm(world, {"virtshim.io/profile": "large"}) == (8, DiskBus.VIRTIO)
+
+
+def test_a_pods_own_mistake_beside_a_profile_is_told_as_ever(make_world: Callable[..., World]) -> None:
+    with pytest.raises(InvalidRequest, match="annotation VirtletVCPUCount"):
+        make_world(LARGE).do.run_sandbox.run(
+            pod_key(),
+            sandbox_config(annotations={"virtshim.io/profile": "large", "VirtletVCPUCount": "many"}),
+            make_world().deadline(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ({"name": "a", "annotations": {"VirtletVCPUCount": "many"}}, "VirtletVCPUCount"),
+        ({"name": "a", "annotations": {"example.com/x": "1"}}, "not of VMs"),
+        ({"name": "a", "annotations": {"virtshim.io/vnc": "true"}}, "for a pod alone to say"),
+        ({"name": "a", "annotations": {"virtshim.io/profile": "b"}}, "for a pod alone to say"),
+        ({"name": "a b"}, "match pattern"),
+        ({"annotations": {}}, "Field required"),
+    ],
+)
+def test_a_profile_that_no_pod_could_have_is_refused_when_the_settings_are_read(
+    profile: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Vm.model_validate({"profiles": [profile]})
+
+
+def test_a_name_and_a_handler_mean_one_profile() -> None:
+    with pytest.raises(ValueError, match="two profiles have the name large"):
+        Vm(profiles=(LARGE, LARGE))
+    with pytest.raises(ValueError, match="two profiles have the handler old"):
+        Vm(profiles=(OLD, OLD.model_copy(update={"name": "other"})))
+
+
+def test_a_handler_of_a_profile_is_one_of_the_nodes() -> None:
+    with pytest.raises(ValueError, match=r"no pod has the handler old; list it in cri\.runtime_handlers too"):
+        Settings(vm=Vm(profiles=(OLD,)))

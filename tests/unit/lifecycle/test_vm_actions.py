@@ -1,0 +1,369 @@
+"""Pause, resume, reset, reboot, freeze and thaw, and what the life of a container makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes.journal import Crash, When
+from fakes.world import World, container_config
+from podclient import wait_until
+
+from virtshim.domain.container import ContainerPhase
+from virtshim.domain.errors import Aborted, InvalidRequest, Unavailable, WrongState
+from virtshim.domain.guest.operation import Action
+from virtshim.domain.ids import ContainerId
+from virtshim.domain.vm import PauseReason, Power
+from virtshim.lifecycle.operator.vm_actions import VmActions
+
+ACTIONS = ("pause", "resume", "reset", "reboot", "freeze", "thaw")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def actions(world: World) -> VmActions:
+    return world.app.operator.services.actions
+
+
+def do(world: World, action: str, container: ContainerId, *args: int) -> bool:
+    return getattr(actions(world), action)(world.container(container), *args).changed
+
+
+def power(world: World, container: ContainerId) -> Power:
+    return world.outside.vms.power(world.domain(container)).power
+
+
+def becomes(condition: Callable[[], bool]) -> None:
+    wait_until(condition, 20, "the guest is thawed")
+
+
+def test_a_paused_vm_is_a_running_container_that_says_why_and_stays_so(world: World) -> None:
+    _, container = world.running()
+    assert do(world, "pause", container)
+    assert not do(world, "pause", container)
+    world.deliver()
+    world.app.watch.look()
+    found = world.container(container)
+    assert (found.phase, found.status.paused, power(world, container)) == (ContainerPhase.RUNNING, True, Power.PAUSED)
+    assert "virtshim resume" in found.status.trouble
+    assert do(world, "resume", container)
+    assert not do(world, "resume", container)
+    world.deliver()
+    found = world.container(container)
+    assert (found.status.paused, found.status.trouble, power(world, container)) == (False, "", Power.RUNNING)
+    becomes(lambda: world.outside.guests.clocks_set == [container])
+    assert [taken.action for taken in actions(world).log.since(0)] == [Action.PAUSE, Action.RESUME]
+
+
+def test_a_restart_of_virtshim_and_of_its_pods_keeps_a_vm_paused(world: World) -> None:
+    _, container = world.running()
+    do(world, "pause", container)
+    world = world.recovered()
+    world.app.watch.look()
+    assert (power(world, container), world.container(container).status.paused) == (Power.PAUSED, True)
+    world.stop(container, 30)
+    assert world.container(container).exit is not None
+    world.close()
+
+
+def test_a_paused_vm_that_is_stopped_goes_on_and_shuts_itself_down(world: World) -> None:
+    _, container = world.running()
+    do(world, "pause", container)
+    world.outside.vms.shuts_down_after = 3.0
+    world.stop(container, 30)
+    ended = world.container(container)
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.status.paused) == (143, False), "by itself, not killed"
+
+
+def test_without_a_grace_period_a_paused_vm_is_ended_as_it_is(world: World) -> None:
+    sandbox, container = world.running()
+    do(world, "pause", container)
+    world.stop_sandbox(sandbox)
+    assert world.container(container).phase is ContainerPhase.EXITED
+    assert "vms.resume" not in [call.split("(")[0] for call in world.journal.calls]
+
+
+def test_commands_in_a_paused_vm_are_refused_at_once_which_no_probe_counts(world: World) -> None:
+    _, container = world.running()
+    do(world, "pause", container)
+    with pytest.raises(WrongState, match="virtshim resume"):
+        world.do.exec_command.run(world.container(container), ("true",), 1.0, threading.Event())
+
+
+def test_commands_in_a_frozen_guest_are_refused_at_once_too(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    do(world, "freeze", container)
+    with pytest.raises(WrongState, match="virtshim thaw"):
+        world.do.exec_command.run(world.container(container), ("true",), 1.0, threading.Event())
+    do(world, "thaw", container)
+
+
+def test_a_vm_that_somebody_else_lets_go_on_is_not_paused_any_more(world: World) -> None:
+    _, container = world.running()
+    do(world, "pause", container)
+    world.outside.vms.resume(world.domain(container))
+    world.deliver()
+    assert (world.container(container).status.paused, world.container(container).status.trouble) == (False, "")
+
+
+def test_a_vm_that_somebody_else_paused_is_resumed_too(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.pause(world.domain(container))
+    world.deliver()
+    assert "externally" in world.container(container).status.trouble
+    assert do(world, "resume", container)
+    assert world.container(container).status.trouble == ""
+
+
+def test_what_stands_for_a_full_disk_stays_when_it_is_paused_too(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.halt(world.domain(container), PauseReason.IO_ERROR)
+    assert do(world, "pause", container)
+    world.app.watch.look()
+    assert power(world, container) is Power.PAUSED
+    assert do(world, "resume", container)
+
+
+def test_a_guest_that_sleeps_is_to_be_woken_whatever_is_asked_for(world: World) -> None:
+    _, container = world.running()
+    world.outside.vms.halt(world.domain(container), PauseReason.GUEST)
+    for action in ACTIONS:
+        with pytest.raises(WrongState, match="suspended itself; wake it") as refused:
+            do(world, action, container)
+        assert "`virtshim " not in str(refused.value), "none of these helps"
+
+
+def test_a_pause_that_fails_leaves_no_trace(world: World) -> None:
+    _, container = world.running()
+    before = world.container(container)
+    world.journal.fail("vms.pause", Unavailable("libvirt is away"))
+    with pytest.raises(Unavailable):
+        do(world, "pause", container)
+    assert world.container(container) == before
+
+
+@pytest.mark.parametrize("action", ["pause", "resume"])
+@pytest.mark.parametrize("when", list(When))
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_wherever_virtshim_dies_record_and_vm_agree_after_the_next_start(
+    world: World, action: str, when: When, step: int
+) -> None:
+    _, container = world.running()
+    if action == "resume":
+        do(world, "pause", container)
+    world.journal.crash(step, when)
+    with contextlib.suppress(Crash):
+        do(world, action, container)
+    world = world.recovered()
+    world.app.watch.look()
+    assert world.container(container).status.paused is (power(world, container) is Power.PAUSED)
+    assert world.container(container).phase is ContainerPhase.RUNNING
+    world.stop(container, 10)
+    world.close()
+
+
+def test_the_time_that_a_command_gets_to_begin_stands_still_with_its_vm(world: World) -> None:
+    world.pull()
+    container = world.create(world.run(), config=container_config(command=("job",)))
+    clock = world.outside.clock
+    clock.held = True
+    world.outside.guests.begin_error = Unavailable("the guest boots")
+    world.start(container)
+    clock.until_waiting()
+    do(world, "pause", container)
+    clock.advance(10_000)
+    clock.until_waiting()
+    do(world, "resume", container)
+    clock.advance(10)  # one more try, which fails as those before
+    clock.until_waiting()
+    assert world.container(container).status.ending is None
+    world.outside.guests.begin_error = None
+    clock.advance(10)
+    becomes(lambda: container in world.outside.guests.begun)
+    assert world.container(container).status.ending is None
+
+
+def test_a_reset_and_a_reboot_reach_the_vm(world: World) -> None:
+    _, container = world.running()
+    assert do(world, "reset", container)
+    assert do(world, "reboot", container)
+    assert world.outside.vms.domains[world.domain(container)].boots == 2
+    assert world.outside.guests.rebooted == [container]
+    world.deliver()
+    assert world.container(container).is_running
+
+
+def test_a_container_with_a_command_is_not_restarted_with_its_guest(world: World) -> None:
+    world.pull()
+    container = world.create(world.run(), config=container_config(command=("job",)))
+    world.start(container)
+    for action in ("reset", "reboot"):
+        with pytest.raises(WrongState, match="runs once"):
+            do(world, action, container)
+
+
+def test_a_freeze_holds_until_it_is_thawed_whatever_looks_at_pods(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    assert do(world, "freeze", container)
+    assert not do(world, "freeze", container, 120)
+    world.app.watch.look()
+    assert container in world.outside.guests.frozen
+    assert world.container(container).status.frozen
+    assert do(world, "thaw", container)
+    assert not do(world, "thaw", container)
+    assert container not in world.outside.guests.frozen
+    assert not world.container(container).status.frozen
+
+
+def test_a_freeze_that_nobody_ends_is_over_when_its_time_is(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    do(world, "freeze", container, 30)
+    world.outside.clock.until_waiting()
+    assert world.container(container).status.frozen
+    world.outside.clock.advance(31)
+    becomes(lambda: not world.container(container).status.frozen)
+    assert container not in world.outside.guests.frozen
+
+
+def test_a_restart_of_virtshim_thaws(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    do(world, "freeze", container)
+    world = world.recovered()
+    becomes(lambda: not world.container(container).status.frozen)
+    assert container not in world.outside.guests.frozen
+    world.close()
+
+
+def test_a_frozen_vm_that_is_stopped_is_thawed_to_shut_down(world: World) -> None:
+    _, container = world.running()
+    do(world, "freeze", container)
+    world.outside.vms.shuts_down_after = 3.0
+    world.stop(container, 30)
+    assert container not in world.outside.guests.frozen
+    assert world.container(container).exit is not None
+
+
+def test_a_pause_in_a_freeze_ends_neither(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    do(world, "freeze", container)
+    do(world, "pause", container)
+    with pytest.raises(WrongState, match="virtshim resume"):
+        do(world, "thaw", container)
+    do(world, "resume", container)
+    becomes(lambda: world.outside.guests.clocks_set == [container])
+    assert container in world.outside.guests.frozen, "as long as it was to be"
+    do(world, "thaw", container)
+
+
+def test_a_freeze_that_the_guest_cannot_leaves_it_as_it_was(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    world.journal.fail("guest_operations.freeze", WrongState("no guest agent answers"))
+    with pytest.raises(WrongState, match="agent"):
+        do(world, "freeze", container)
+    assert not world.container(container).status.frozen
+    assert do(world, "freeze", container), "and it may be tried again"
+
+
+def test_a_freeze_of_which_nothing_is_heard_is_thawed(world: World) -> None:
+    _, container = world.running()
+    world.journal.fail("guest_operations.freeze", Unavailable("the agent broke off"))
+    with pytest.raises(Unavailable):
+        do(world, "freeze", container)
+    becomes(lambda: not world.container(container).status.frozen)
+
+
+def test_a_thaw_that_is_not_answered_is_tried_until_it_is(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    do(world, "freeze", container)
+    world.journal.fail("guest_operations.thaw", Unavailable("the agent broke off"))
+    with pytest.raises(Unavailable):
+        do(world, "thaw", container)
+    becomes(lambda: not world.container(container).status.frozen)
+
+
+def test_nobody_is_frozen_for_longer_than_ten_minutes_or_before_its_command_runs(world: World) -> None:
+    _, container = world.running()
+    with pytest.raises(InvalidRequest, match="600"):
+        do(world, "freeze", container, 601)
+    waiting = world.create(world.run("other"), config=container_config(command=("job",)))
+    world.outside.guests.begin_error = Unavailable("the guest boots")
+    world.start(waiting)
+    with pytest.raises(WrongState, match="not begun"):
+        do(world, "freeze", waiting)
+
+
+def test_a_checkpoint_and_an_action_do_not_meet(world: World) -> None:
+    world.outside.clock.held = True
+    _, container = world.running()
+    running = world.container(container)
+    world.records.containers.replace(running.with_checkpoint("/backup/vm.tar"))
+    for action in ACTIONS:
+        with pytest.raises(Aborted, match="checkpoint"):
+            do(world, action, container)
+    world.records.containers.replace(running)
+    do(world, "pause", container)
+    with pytest.raises(WrongState, match="virtshim resume"):
+        world.do.checkpoint_container.checkpoint(world.container(container), "/backup/vm.tar", world.deadline())
+    do(world, "resume", container)
+    do(world, "freeze", container)
+    with pytest.raises(WrongState, match="virtshim thaw"):
+        world.do.checkpoint_container.checkpoint(world.container(container), "/backup/vm.tar", world.deadline())
+    do(world, "thaw", container)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_only_a_running_vm_is_acted_on(world: World, action: str) -> None:
+    world.pull()
+    container = world.create(world.run())
+    with pytest.raises(WrongState, match="created"):
+        do(world, action, container)
+    world.start(container)
+    world.stop(container)
+    with pytest.raises(WrongState, match="exited"):
+        do(world, action, container)
+
+
+@pytest.mark.parametrize("action", ["reset", "reboot", "freeze", "thaw"])
+def test_what_needs_a_guest_that_runs_is_refused_for_a_paused_one(world: World, action: str) -> None:
+    _, container = world.running()
+    do(world, "pause", container)
+    with pytest.raises(WrongState, match="virtshim resume"):
+        do(world, action, container)
+
+
+def test_who_follows_hears_of_what_was_done_and_of_what_is_done(world: World) -> None:
+    _, container = world.running()
+    log = actions(world).log
+    do(world, "pause", container)
+    heard: list[Action] = []
+    left = threading.Event()
+
+    def follow() -> None:
+        for taken in log.follow(1, left):
+            heard.append(taken.action)  # noqa: PERF401  each as it comes
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    wait_until(lambda: heard == [Action.PAUSE], 20, "what was done is told")
+    do(world, "resume", container)
+    wait_until(lambda: heard == [Action.PAUSE, Action.RESUME], 20, "what is done is told")
+    left.set()
+    log.wake()
+    follower.join(20)
+    assert not follower.is_alive()

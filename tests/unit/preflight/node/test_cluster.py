@@ -1,0 +1,94 @@
+"""The cluster's RuntimeClasses, from an API server over TLS that knows tokens and certificates."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.apiserver import Api, data, kubeconfig
+
+from virtshim.config import Settings
+from virtshim.preflight.finding import Level
+from virtshim.preflight.node.checks import of_cluster
+from virtshim.preflight.node.cluster import runtime_classes
+from virtshim.preflight.node.overhead import RuntimeClass
+
+pytestmark = pytest.mark.operator
+
+HANDLERS = ("virtshim",)
+CLASSES = "/prefix/apis/node.k8s.io/v1/runtimeclasses"
+OURS = {"metadata": {"name": "vms"}, "handler": "virtshim", "overhead": {"podFixed": {"memory": "256Mi"}}}
+OTHER = {"metadata": {"name": "gvisor"}, "handler": "runsc"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    api = Api(tmp_path_factory.mktemp("api"))
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def api(running: Api) -> Api:
+    running.answers = {CLASSES: {"items": [OTHER, OURS]}}
+    running.asked.clear()
+    return running
+
+
+def test_with_a_token_the_class_with_our_handler_is_found(api: Api, tmp_path: Path) -> None:
+    path = kubeconfig(api, tmp_path, {"token": "secret"})
+    assert runtime_classes(path, HANDLERS) == [RuntimeClass("RuntimeClass vms", "virtshim", 256 << 20)]
+    assert api.asked == [(CLASSES, "Bearer secret", False)]
+    (tmp_path / "token").write_text("secret\n")
+    assert not runtime_classes(kubeconfig(api, tmp_path, {"tokenFile": f"{tmp_path}/token"}), HANDLERS)[0].trouble
+
+
+def test_with_a_certificate_in_a_file_or_in_the_kubeconfig_itself(api: Api, tmp_path: Path) -> None:
+    inside = {"client-certificate-data": data(api.certificate), "client-key-data": data(api.key)}
+    beside = {"client-certificate": str(api.certificate), "client-key": str(api.key)}
+    for user in (inside, beside):
+        path = kubeconfig(api, tmp_path, user, **{"certificate-authority-data": data(api.certificate)})
+        assert [one.trouble for one in runtime_classes(path, HANDLERS)] == [""]
+    assert [shown for _, _, shown in api.asked] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "said"),
+    [
+        ({"token": "wrong"}, {}, "answers 403"),
+        ({"exec": {"command": "aws"}}, {}, "logs in by a program"),
+        ({"token": "secret"}, {"certificate-authority": "none"}, "No such file"),
+        ({"token": "secret"}, {"certificate-authority-data": "***"}, "is not base64"),
+        ({"token": "secret"}, {"server": "http://127.0.0.1"}, "no https address"),
+        ({"token": "secret"}, {"server": "https://127.0.0.1:1"}, "refused"),
+    ],
+)
+def test_a_cluster_that_cannot_be_asked_is_a_warning_that_says_why(
+    api: Api, tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], said: str
+) -> None:
+    (told,) = of_cluster(kubeconfig(api, tmp_path, user, **cluster))(settings(tmp_path))
+    assert told.level is Level.WARNING
+    assert said in told.text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a: [", "current-context: x"])
+def test_what_is_no_kubeconfig_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "k").write_text(text)
+    assert runtime_classes(str(tmp_path / "k"), HANDLERS)[0].trouble
+    assert runtime_classes(str(tmp_path / "none"), HANDLERS)[0].trouble
+
+
+def test_a_cluster_without_our_class_is_told_what_to_apply(api: Api, tmp_path: Path) -> None:
+    api.answers = {CLASSES: {"items": [OTHER]}}
+    (told,) = of_cluster(kubeconfig(api, tmp_path, {"token": "secret"}))(settings(tmp_path))
+    assert told.level is Level.WARNING
+    assert "kubectl apply -f deploy/runtimeclass.yaml" in told.text
+
+
+def test_a_good_one_is_ok(api: Api, tmp_path: Path) -> None:
+    (told,) = of_cluster(kubeconfig(api, tmp_path, {"token": "secret"}))(settings(tmp_path))
+    assert (told.level, told.subject) == (Level.OK, "RuntimeClass")
+
+
+def settings(place: Path) -> Settings:
+    return Settings.model_validate({"paths": {"state_dir": str(place)}})

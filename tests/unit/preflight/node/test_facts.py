@@ -1,0 +1,70 @@
+import contextlib
+import dataclasses
+import socket
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.full_records import CONTAINER, SANDBOX
+
+from virtshim.config import Settings
+from virtshim.domain.container import ContainerPhase
+from virtshim.preflight.node import checks, facts
+from virtshim.store import rows
+from virtshim.store.read_only import read_running
+
+pytestmark = pytest.mark.operator
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="vs-") as made:
+        yield Path(made)
+
+
+def test_the_kernel_can_be_asked_for_its_clock() -> None:
+    answer, trouble = facts.synchronised()
+    assert (answer is None) == bool(trouble)
+
+
+def test_a_socket_is_silent_until_somebody_listens(place: Path) -> None:
+    path = f"{place}/s"
+    assert facts.silence(path) == "No such file or directory"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        assert facts.silence(path) == "Connection refused"
+        server.listen()
+        assert facts.silence(path) == ""
+    (place / "file").touch()
+    assert facts.silence(f"{place}/file") == ""
+
+
+def test_a_node_that_has_never_served_has_no_qemu(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
+    assert facts.qemus(settings) == ([], "")
+    (tmp_path / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
+    assert "cannot be read" in facts.qemus(settings)[1]
+
+
+def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
+    running = dataclasses.replace(CONTAINER, status=dataclasses.replace(CONTAINER.status, phase=ContainerPhase.RUNNING))
+    ended = dataclasses.replace(CONTAINER, status=dataclasses.replace(CONTAINER.status, phase=ContainerPhase.EXITED))
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        database.execute("create table sandboxes (id text, document text)")
+        database.execute("create table containers (sandbox_id text, document text)")
+        database.execute("insert into sandboxes values ('s', ?)", (rows.sandbox_document(SANDBOX),))
+        documents = [rows.container_document(running), rows.container_document(ended), "damaged"]
+        database.executemany("insert into containers values ('s', ?)", [(document,) for document in documents])
+        database.commit()
+    assert read_running(str(tmp_path / "state.db")) == [(SANDBOX, running)]
+
+
+def test_every_check_of_a_nodes_surroundings_tells_something_or_nothing_on_any_machine(place: Path) -> None:
+    settings = Settings.model_validate({"paths": {"state_dir": str(place), "run_dir": str(place)}})
+    for check in (
+        checks.kubelet_configuration, checks.kubelet_cgroups, checks.kubelet_runtime, checks.swap, checks.container_runtimes,
+        checks.clock_synchronised, checks.clock_source, checks.virtshim, checks.shares, checks.qemu_overhead,
+    ):  # fmt: skip
+        assert all(found.text for found in check(settings))

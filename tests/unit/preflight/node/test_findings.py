@@ -1,0 +1,174 @@
+"""Of each finding about a node's surroundings: what it is when all is well, when it is not, and when nobody can tell."""
+
+import stat
+from collections.abc import Sequence
+
+import pytest
+
+from virtshim.config import Settings
+from virtshim.neighbours.kubelet import Given, KubeletSetup
+from virtshim.neighbours.runtimes import RuntimeSetup
+from virtshim.preflight.access import FileStatus
+from virtshim.preflight.finding import Finding, Level
+from virtshim.preflight.node import beside, checks, clock, kubelet, listeners
+from virtshim.preflight.virtualization import ProgramOutput
+
+pytestmark = pytest.mark.operator
+
+OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
+FILE = "/var/lib/kubelet/config.yaml"
+
+
+def setup(**fields: object) -> KubeletSetup:
+    return KubeletSetup(fields={name: Given(value, FILE) for name, value in fields.items()}, has_unit=True)
+
+
+def test_a_finding_that_is_not_ok_has_a_remedy() -> None:
+    told: list[Finding] = [
+        kubelet.configuration(KubeletSetup(unreadable=("x: why",))),
+        kubelet.swap(setup(), ""),
+        clock.synchronised(None, "why"),
+        clock.source("hpet"),
+        *beside.findings([RuntimeSetup("containerd", "/s", "/f", "trouble")], "systemd", "/etc/cni/net.d", behind_proxy=True),
+    ]  # fmt: skip
+    assert all(one.remedy for one in told)
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "said"),
+    [
+        (KubeletSetup(), OK, "none is installed"),
+        (setup(cgroupDriver="systemd"), OK, FILE),
+        (KubeletSetup(unreadable=(f"{FILE}: not YAML: x",)), WARNING, FILE),
+    ],
+)
+def test_kubelets_configuration(found: KubeletSetup, level: Level, said: str) -> None:
+    told = kubelet.configuration(found)
+    assert told.level is level
+    assert said in told.text
+
+
+@pytest.mark.parametrize(
+    ("found", "ours", "version", "level"),
+    [
+        (setup(cgroupDriver="systemd"), "systemd", "", OK),
+        (setup(), "cgroupfs", "", OK),
+        (setup(cgroupDriver="cgroupfs"), "systemd", "Kubernetes v1.30.4", ERROR),
+        (setup(), "systemd", "Kubernetes v1.28.0", ERROR),
+        (setup(cgroupDriver="cgroupfs"), "systemd", "Kubernetes v1.31.0", OK),
+        (setup(cgroupDriver="cgroupfs"), "systemd", "", WARNING),
+    ],
+)
+def test_kubelets_cgroup_driver(found: KubeletSetup, ours: str, version: str, level: Level) -> None:
+    assert kubelet.cgroup_driver(found, ours, ProgramOutput(version)).level is level
+
+
+@pytest.mark.parametrize(
+    ("value", "missing", "level", "said"),
+    [
+        ("unix:///run/virtshim/virtshim.sock", (), OK, ""),
+        ("/run/virtshim/proxy.sock", (), OK, ""),
+        ("unix:///run/virtshim/proxy.sock", ("/run/virtshim/proxy.sock",), WARNING, "enable --now virtshim-proxy"),
+        ("unix:///run/containerd/containerd.sock", (), WARNING, "virtshim setup"),
+        (None, (), WARNING, "virtshim setup"),
+    ],
+)
+def test_kubelets_endpoint(value: str | None, missing: Sequence[str], level: Level, said: str) -> None:
+    served = {"/run/virtshim/virtshim.sock": "virtshim", "/run/virtshim/proxy.sock": "virtshim-proxy"}
+    told = kubelet.endpoint(setup(containerRuntimeEndpoint=value) if value else setup(), served, frozenset(missing))
+    assert told.level is level
+    assert said in told.remedy
+
+
+HEAD = "Filename\tType\tSize\tUsed\tPriority"
+
+
+@pytest.mark.parametrize(
+    ("found", "swaps", "level"),
+    [
+        (setup(), HEAD, OK),
+        (setup(), f"{HEAD}\n/dev/sda2 partition 1 0 -2", ERROR),
+        (setup(failSwapOn=False), f"{HEAD}\n/dev/sda2 partition 1 0 -2", OK),
+        (KubeletSetup(flags={"fail-swap-on": Given("false", "f")}), f"{HEAD}\n/swapfile file 1 0 -2", OK),
+        (KubeletSetup(), f"{HEAD}\n/swapfile file 1 0 -2", OK),
+        (setup(), "", WARNING),
+    ],
+)
+def test_swap(found: KubeletSetup, swaps: str, level: Level) -> None:
+    assert kubelet.swap(found, swaps).level is level
+
+
+def runtime(**changed: object) -> RuntimeSetup:
+    facts: dict[str, object] = {"cgroup_driver": "systemd", "is_running": True, **changed}
+    return RuntimeSetup("containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml", **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "proxied", "levels"),
+    [
+        ([], False, [OK]),
+        ([runtime()], True, [OK]),
+        ([runtime(is_running=False)], True, [OK]),
+        ([runtime(cgroup_driver="cgroupfs")], True, [ERROR]),
+        ([runtime(cgroup_driver="cgroupfs")], False, [WARNING]),
+        ([runtime(cgroup_driver="")], True, [WARNING]),
+        ([runtime(cni_conf_dir="/etc/other")], True, [WARNING]),
+        ([runtime(cgroup_driver="cgroupfs", cni_conf_dir="/etc/other")], True, [ERROR, WARNING]),
+        ([runtime(serves_cri=False)], True, [WARNING]),
+        ([runtime(trouble="/etc/containerd/config.toml: not TOML")], True, [WARNING]),
+    ],
+)
+def test_a_runtime_beside(found: list[RuntimeSetup], proxied: bool, levels: list[Level]) -> None:
+    told = beside.findings(found, "systemd", "/etc/cni/net.d", behind_proxy=proxied)
+    assert [one.level for one in told] == levels
+
+
+@pytest.mark.parametrize(("asked", "told"), [("virtshim.sock", "asks virtshim itself"), ("proxy.sock", "cgroupfs")])
+def test_a_runtime_beside_matters_only_where_kubelet_asks_for_containers(
+    asked: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node of VMs alone (`virtshim setup --vms-only`) containerd may be configured as it likes."""
+    setup = KubeletSetup(fields={"containerRuntimeEndpoint": Given(f"unix:///run/virtshim/{asked}", "/f")})
+    monkeypatch.setattr(checks.kubelet_files, "read", lambda _files: setup)
+    monkeypatch.setattr(checks.runtime_files, "read", lambda _files: [runtime(cgroup_driver="cgroupfs")])
+    monkeypatch.setattr(checks, "_driver", lambda _settings: "systemd")
+    (found,) = checks.container_runtimes(Settings())
+    assert told in found.text
+
+
+def test_a_containerd_that_says_nothing_of_cgroups_has_the_same_driver_as_a_node_of_cgroupfs() -> None:
+    (told,) = beside.findings([runtime(cgroup_driver="")], "cgroupfs", "/etc/cni/net.d/", behind_proxy=True)
+    assert told.level is OK
+
+
+@pytest.mark.parametrize(("answer", "level"), [(True, OK), (False, WARNING), (None, WARNING)])
+def test_the_clock(answer: bool | None, level: Level) -> None:
+    assert clock.synchronised(answer, "Operation not permitted").level is level
+
+
+@pytest.mark.parametrize(("name", "level"), [("tsc", OK), ("kvm-clock", OK), ("hpet", WARNING), ("", WARNING)])
+def test_the_clocks_source(name: str, level: Level) -> None:
+    assert clock.source(name).level is level
+
+
+def file(mode: int, uid: int = 0, gid: int = 0) -> FileStatus:
+    return FileStatus("/run/virtshim/virtshim.sock", mode, uid, gid)
+
+
+@pytest.mark.parametrize(
+    ("there", "silence", "level"),
+    [
+        (file(stat.S_IFSOCK | 0o600), "", OK),
+        (file(stat.S_IFSOCK | 0o660), "", OK),  # root's own group
+        (file(stat.S_IFSOCK | 0o660, gid=1000), "", ERROR),
+        (file(stat.S_IFSOCK | 0o600), "Connection refused", WARNING),
+        (None, "No such file or directory", WARNING),
+        (file(stat.S_IFSOCK | 0o666), "", ERROR),
+        (file(stat.S_IFSOCK | 0o600, 1000), "", ERROR),
+        (file(stat.S_IFREG | 0o600), "", ERROR),
+    ],
+)
+def test_who_listens(there: FileStatus | None, silence: str, level: Level) -> None:
+    told = listeners.listener("virtshim", "/run/virtshim/virtshim.sock", there, silence)
+    assert told.level is level
+    assert level is OK or "systemctl" in told.remedy or "chmod" in told.remedy

@@ -1,0 +1,112 @@
+"""RuntimeClass overhead against what QEMU takes."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from virtshim.preflight.finding import Level
+from virtshim.preflight.node import facts
+from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, declared, running, runtime_class, taken
+
+pytestmark = pytest.mark.operator
+
+MIB = 1 << 20
+SMAPS = """\
+7f0000000000-7f0020000000 rw-p 00000000 00:00 0
+Size:             {guest} kB
+Rss:              200000 kB
+Pss:              200000 kB
+55d000000000-55d000100000 r-xp 00000000 fe:00 1  /usr/bin/qemu-system-x86_64
+Size:               9000 kB
+Rss:                8000 kB
+Pss:                4000 kB
+55d001000000-55d001100000 rw-p 00000000 00:00 0  [heap]
+Size:              90000 kB
+Rss:               61440 kB
+Pss:               61440 kB
+"""
+
+
+def test_the_guests_own_mapping_is_not_what_qemu_takes() -> None:
+    assert taken(SMAPS.format(guest=512 << 10), 512 * MIB) == (4000 + 61440) << 10
+
+
+@pytest.mark.parametrize("text", ["", SMAPS.format(guest=100 << 10), "Size: 1 kB\n"])
+def test_where_no_mapping_is_the_guests_nothing_is_known(text: str) -> None:
+    assert taken(text, 512 * MIB) is None
+
+
+def test_a_process_is_read_by_its_command_line_and_its_mappings(tmp_path: Path) -> None:
+    (tmp_path / "cmdline").write_bytes(b"qemu\0-m\0size=524288k,slots=16\0")
+    (tmp_path / "smaps").write_text(SMAPS.format(guest=512 << 10))
+    assert facts.memory_beside_the_guest(str(tmp_path)) == (4000 + 61440) << 10
+    (tmp_path / "cmdline").write_bytes(b"qemu\0-m\0" + b"512\0")
+    assert facts.memory_beside_the_guest(str(tmp_path)) is not None
+    (tmp_path / "cmdline").write_bytes(b"qemu\0")
+    assert facts.memory_beside_the_guest(str(tmp_path)) is None
+    assert facts.memory_beside_the_guest(str(tmp_path / "gone")) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "trouble", "level", "said"),
+    [
+        ([], "", Level.OK, "no VM runs"),
+        ([QemuMemory("a/b", 256 * MIB, 90 * MIB), QemuMemory("a/c", 256 * MIB, 70 * MIB)], "", Level.OK, "70 to 90 MiB"),
+        ([QemuMemory("a/b", 0, 90 * MIB)], "", Level.WARNING, "a/b: no RuntimeClass overhead"),
+        ([QemuMemory("a/b", 64 * MIB, 90 * MIB)], "", Level.WARNING, "90 MiB of 64 MiB"),
+        ([QemuMemory("a/b", 256 * MIB, None)], "", Level.WARNING, "cannot be read"),
+        ([], "the state database cannot be read", Level.WARNING, "state database"),
+    ],
+)  # fmt: skip
+def test_what_is_declared_is_compared_with_what_is_taken(
+    found: list[QemuMemory], trouble: str, level: Level, said: str
+) -> None:
+    told = running(found, trouble)
+    assert told.level is level
+    assert said in told.text
+
+
+def test_more_than_three_pods_are_counted() -> None:
+    told = running([QemuMemory(f"a/{name}", 0, 90 * MIB) for name in "bcdef"])
+    assert "a/b, a/c, a/d and 2 more" in told.text
+
+
+def test_the_projects_own_runtime_class_is_read(pytestconfig: pytest.Config) -> None:
+    document = yaml.safe_load((pytestconfig.rootpath / "deploy/runtimeclass.yaml").read_text())
+    found = runtime_class("file", document)
+    assert found == RuntimeClass("file", "virtshim", 256 * MIB)
+    assert declared(found, ("virtshim",), [QemuMemory("a/b", 256 * MIB, 90 * MIB)]).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (RuntimeClass("f", "other", 256 * MIB), Level.ERROR),
+        (RuntimeClass("f", "virtshim", 0), Level.WARNING),
+        (RuntimeClass("f", "virtshim", 80 * MIB), Level.WARNING),
+        (RuntimeClass("f", trouble="it is no RuntimeClass"), Level.WARNING),
+    ],
+)
+def test_a_runtime_class_that_is_not_right(found: RuntimeClass, level: Level) -> None:
+    told = declared(found, ("virtshim",), [QemuMemory("a/b", 256 * MIB, 90 * MIB)])
+    assert told.level is level
+    assert told.remedy
+
+
+@pytest.mark.parametrize("document", [None, [], {"kind": "Pod"}])
+def test_what_is_no_runtime_class_is_trouble(document: object) -> None:
+    assert runtime_class("f", document).trouble
+
+
+def test_an_amount_that_is_none_is_trouble() -> None:
+    overhead = {"podFixed": {"memory": "lots"}}
+    assert "lots" in runtime_class("f", {"kind": "RuntimeClass", "overhead": overhead}).trouble
+
+
+def test_a_file_that_is_not_there_is_no_runtime_class(tmp_path: Path) -> None:
+    assert facts.runtime_class_of(str(tmp_path / "none")) is None
+    (tmp_path / "bad").write_text("a: [")
+    found = facts.runtime_class_of(str(tmp_path / "bad"))
+    assert found is not None
+    assert found.trouble

@@ -1,0 +1,82 @@
+"""How pods come up, phase by phase."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.clock import FakeClock
+
+from virtshim.domain.ids import ContainerId, SandboxId
+from virtshim.primitives.start_ups import Phase, StartUps
+
+POD = SandboxId("5" * 64)
+VM = ContainerId("a" * 64)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def start_ups(clock: FakeClock) -> StartUps:
+    return StartUps(clock)
+
+
+def told(start_ups: StartUps, clock: FakeClock) -> list[tuple[str, float, bool]]:
+    now = clock.monotonic()
+    return [(phase.name, phase.lasted(now), phase.seconds is not None) for phase in start_ups.of(POD).phases]
+
+
+def test_phases_are_told_in_the_order_in_which_they_began(start_ups: StartUps, clock: FakeClock) -> None:
+    with start_ups.phase("sandbox", POD):
+        clock.advance(1)
+        with start_ups.phase("cni", POD):
+            clock.advance(2)
+    start_ups.begin("firmware", POD, VM)
+    clock.advance(4)
+    assert told(start_ups, clock) == [("sandbox", 3, True), ("cni", 2, True), ("firmware", 4, False)]
+
+
+def test_a_phase_that_fails_says_why(start_ups: StartUps) -> None:
+    with pytest.raises(ValueError, match="no address"), start_ups.phase("cni", POD):
+        raise ValueError("no address")
+    assert start_ups.of(POD).phases[0].error == "no address"
+
+
+def test_who_listens_hears_of_each_phase_that_is_over_and_may_fail(start_ups: StartUps, clock: FakeClock) -> None:
+    heard: list[tuple[SandboxId, Phase]] = []
+
+    def bad(sandbox: SandboxId, phase: Phase) -> None:
+        raise RuntimeError
+
+    start_ups.on_phase(bad)
+    start_ups.on_phase(lambda sandbox, phase: heard.append((sandbox, phase)))
+    with start_ups.phase("disk", POD, VM):
+        clock.advance(1)
+    assert [(pod, phase.name, phase.container, phase.seconds) for pod, phase in heard] == [(POD, "disk", VM, 1)]
+
+
+def test_what_nobody_began_ends_without_a_word(start_ups: StartUps) -> None:
+    start_ups.end("agent", POD, VM)
+    assert start_ups.of(POD).phases == ()
+
+
+def test_with_its_container_all_that_goes_on_ends(start_ups: StartUps, clock: FakeClock) -> None:
+    start_ups.begin("firmware", POD, VM)
+    start_ups.begin("agent", POD, VM)
+    start_ups.end_all(POD, VM, "the VM ended")
+    assert [(phase.error, phase.seconds is not None) for phase in start_ups.of(POD).phases] == [
+        ("the VM ended", True)
+    ] * 2
+
+
+def test_a_pod_that_was_removed_is_forgotten_and_memory_is_bounded(start_ups: StartUps) -> None:
+    start_ups.begin("sandbox", POD)
+    start_ups.forget(POD)
+    assert start_ups.all() == []
+    for number in range(1100):
+        start_ups.begin("sandbox", SandboxId(f"{number:064x}"))
+    for _ in range(300):
+        start_ups.begin("start", POD, VM)
+    assert len(start_ups.all()) == 1000
+    assert len(start_ups.of(POD).phases) == 200

@@ -1,0 +1,307 @@
+"""What set-up writes on nodes of all kinds, and that it is what the examples in deploy/ say."""
+
+import configparser
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from virtshim.config import Settings
+from virtshim.neighbours.kubelet import EXTRA_FLAGS, KUBEADM_FLAGS, Given, KubeletSetup
+from virtshim.neighbours.runtimes import RuntimeSetup
+from virtshim.setup import texts
+from virtshim.setup.facts import AS_BYTES, UNITS, NodeFacts, kubelet_version
+from virtshim.setup.plan import LIBVIRTD, QEMU, OwnSettings, Plan, plan
+
+pytestmark = pytest.mark.operator
+
+FILE = "/var/lib/kubelet/config.yaml"
+CONTAINERD = RuntimeSetup(
+    "containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml", cgroup_driver="systemd"
+)
+ALL = frozenset({*UNITS, "libvirt-guests.service", "containerd.service", "libvirtd-ro.socket"})
+
+
+def kubelet(**changed: Any) -> KubeletSetup:
+    facts: dict[str, Any] = {"fields": {"cgroupDriver": Given("systemd", FILE)}, "has_unit": True, **changed}
+    return KubeletSetup(**{"takes_extra_flags": True, **facts})
+
+
+def node(**changed: Any) -> NodeFacts:
+    whole: dict[str, Any] = {
+        "emulator": "/usr/bin/qemu-system-x86_64",
+        "vmwrapper": "/usr/libexec/virtshim/vmwrapper",
+        "libvirt": "libvirtd",
+        "units": ALL,
+        "kubelet": kubelet(),
+        "cni_configuration": "10-calico.conflist",
+        **changed,
+    }
+    return NodeFacts(**whole)
+
+
+def planned(facts: NodeFacts, own: OwnSettings | None = None, **options: Any) -> Plan:
+    return plan(facts, own or OwnSettings(Settings()), **options)
+
+
+def text(found: Plan, ending: str) -> str:
+    (file,) = [file for file in found.files if file.path.endswith(ending)]
+    return file.content.decode()
+
+
+def paths(found: Plan) -> list[str]:
+    return [file.path for file in found.files]
+
+
+def deployed(pytestconfig: pytest.Config, name: str) -> str:
+    return (pytestconfig.rootpath / "deploy" / name).read_text()
+
+
+def test_the_drop_in_of_a_node_of_vms_is_the_example(pytestconfig: pytest.Config) -> None:
+    written = yaml.safe_load(text(planned(node()), "kubelet.conf.d/90-virtshim.conf"))
+    assert written == yaml.safe_load(deployed(pytestconfig, "kubelet/90-virtshim.conf"))
+
+
+def test_the_files_of_a_node_with_containers_are_the_examples(pytestconfig: pytest.Config) -> None:
+    found = planned(node(runtimes=(CONTAINERD,)))
+    for written, example in (
+        ("91-virtshim-proxy.conf", "kubelet/91-virtshim-proxy.conf"),
+        ("crictl.yaml", "crictl-proxy.yaml"),
+    ):
+        assert yaml.safe_load(text(found, written)) == yaml.safe_load(deployed(pytestconfig, example))
+    assert Settings(**tomllib.loads(text(found, "proxy.toml"))) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("written", "example"),
+    [
+        (texts.LOGIND, "kubelet/virtshim-logind.conf"),
+        (f"[x]\n{texts.LIBVIRT_GUESTS}", "libvirt-guests.conf"),
+        (texts.kubelet_order("virtshim.service"), "kubelet/virtshim-systemd.conf"),
+        (texts.kubelet_order("virtshim-proxy.service"), "kubelet/virtshim-proxy-systemd.conf"),
+    ],
+)
+def test_configuration_of_others_is_the_example(pytestconfig: pytest.Config, written: str, example: str) -> None:
+    wanted = deployed(pytestconfig, example)
+    assert read_ini(written) == read_ini(wanted if "\n[" in wanted else f"[x]\n{wanted}")
+
+
+def read_ini(text: str) -> dict[str, dict[str, str]]:
+    found = configparser.ConfigParser(interpolation=None)
+    found.read_string(text)
+    return {name: dict(found[name]) for name in found.sections()}
+
+
+def test_runtime_class_and_network_are_the_examples(pytestconfig: pytest.Config) -> None:
+    assert yaml.safe_load(texts.RUNTIME_CLASS) == yaml.safe_load(deployed(pytestconfig, "runtimeclass.yaml"))
+    assert json.loads(texts.CNI) == json.loads(deployed(pytestconfig, "cni/10-virtshim.conflist"))
+
+
+def test_a_usual_node_needs_no_setting_that_differs() -> None:
+    found = planned(node(runtimes=(CONTAINERD,)))
+    assert found.choices == ()
+    assert found.problems == ()
+    assert tomllib.loads(text(found, "/config.toml")) == {}
+    assert found.enable == (*UNITS[:4], "containerd.service", "libvirt-guests.service")
+    assert found.mask == ("libvirtd-ro.socket",)
+
+
+def test_each_setting_that_differs_has_its_reason_and_is_a_setting() -> None:
+    crio = RuntimeSetup(
+        "cri-o", "/run/crio/crio.sock", "/etc/crio/crio.conf", cgroup_driver="cgroupfs", cni_conf_dir="/etc/own.d/",
+        cni_bin_dirs=("/opt/own",), registry_hosts_dir="/etc/certs.d",
+    )  # fmt: skip
+    flags = {"root-dir": Given("/data/kubelet", KUBEADM_FLAGS)}
+    facts = node(
+        runtimes=(crio,),
+        kubelet=kubelet(fields={}, flags=flags),
+        emulator="/usr/libexec/qemu-kvm",
+        vmwrapper="/x/vmwrapper",
+    )
+    found = planned(facts)
+    written = text(found, "/config.toml")
+    settings = Settings(**tomllib.loads(written))
+    assert (settings.cri.cgroup_driver, settings.libvirt.emulator) == ("cgroupfs", "/usr/libexec/qemu-kvm")
+    assert (settings.libvirt.vmwrapper, settings.images.registry_hosts_dir) == ("/x/vmwrapper", "/etc/certs.d")
+    assert settings.tapmanager.cni_conf_dir == "/etc/own.d"
+    assert settings.tapmanager.cni_bin_dir == ("/opt/own", "/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
+    assert settings.devices.pod_resources_socket == "/data/kubelet/pod-resources/kubelet.sock"
+    assert settings.device_plugin.directory == "/data/kubelet/device-plugins"
+    for choice in found.choices:
+        assert f"# {choice.why}\n{choice.key.partition('.')[2]} = " in written
+    assert Settings(**tomllib.loads(text(found, "proxy.toml"))).proxy.primary.name == "cri-o"
+    assert "cgroupDriver: cgroupfs" in text(found, "91-virtshim-proxy.conf")
+
+
+def test_kubelets_driver_wins_over_what_the_machine_would_have() -> None:
+    found = planned(node(kubelet=kubelet(fields={"cgroupDriver": Given("cgroupfs", FILE)}), texts={QEMU: '# "none"\n'}))
+    assert [choice.key for choice in found.choices] == ["cri.cgroup_driver"]
+    assert "cgroup_controllers = [ ]\n" in text(found, "qemu.conf")
+    assert found.seen["cgroup driver"] == f"cgroupfs: as kubelet has it in {FILE}"
+
+
+def test_a_kubelet_without_drop_ins_is_told_of_them_and_flags_that_win_are_answered() -> None:
+    flags = {
+        "container-runtime-endpoint": Given("unix:///run/containerd/containerd.sock", KUBEADM_FLAGS),
+        "node-labels": Given("a=b", KUBEADM_FLAGS),
+    }
+    found = planned(node(kubelet=kubelet(flags=flags), runtimes=(CONTAINERD,)))
+    line = text(found, "zz-virtshim-flags.conf").splitlines()[-1]
+    assert line == (
+        'Environment="KUBELET_EXTRA_ARGS=--config-dir=/etc/kubernetes/kubelet.conf.d '
+        '--container-runtime-endpoint=unix:///run/virtshim/proxy.sock --node-labels=a=b,virtshim.io/vms=true"'
+    )
+
+
+def test_extra_flags_in_a_file_are_kept_there_with_all_else_that_it_says() -> None:
+    place = "/etc/default/kubelet"
+    variables = {EXTRA_FLAGS: Given("--v=4", place)}
+    facts = node(kubelet=kubelet(variables=variables), texts={place: "# mine\nOTHER=1\nKUBELET_EXTRA_ARGS=--v=4\n"})
+    written = text(planned(facts), place)
+    assert "# mine\nOTHER=1\n" in written
+    assert 'KUBELET_EXTRA_ARGS="--v=4 --config-dir=/etc/kubernetes/kubelet.conf.d ' in written
+
+
+def test_a_kubelet_with_a_directory_of_drop_ins_gets_ours_there_and_no_flags() -> None:
+    found = planned(node(kubelet=kubelet(flags={"config-dir": Given("/etc/k.d/", FILE)})))
+    assert "/etc/k.d/90-virtshim.conf" in paths(found)
+    assert not [path for path in paths(found) if "flags" in path]
+
+
+def test_a_kubelet_whose_unit_takes_no_extra_flags_is_a_problem_with_the_flags_to_give() -> None:
+    (told,) = planned(node(kubelet=kubelet(takes_extra_flags=False))).problems
+    assert "--config-dir=/etc/kubernetes/kubelet.conf.d" in told
+
+
+def test_a_kubelet_that_is_too_old_for_drop_ins_gets_flags_and_the_rest_is_told() -> None:
+    found = planned(node(kubelet=kubelet(fields={}), runtimes=(CONTAINERD,), kubelet_version=(1, 29)))
+    assert not [path for path in paths(found) if "kubelet.conf.d" in path]
+    line = text(found, "zz-virtshim-flags.conf")
+    assert "--container-runtime-endpoint=unix:///run/virtshim/proxy.sock --cgroup-driver=systemd" in line
+    assert "--config-dir" not in line
+    assert any("kubelet 1.29 reads no drop-ins: write shutdownGracePeriod" in problem for problem in found.problems)
+    graces = {name: Given("1m", FILE) for name in ("shutdownGracePeriod", "shutdownGracePeriodCriticalPods")}
+    written = node(kubelet=kubelet(fields=graces), runtimes=(CONTAINERD,), kubelet_version=(1, 29))
+    assert planned(written).problems == ()
+    (told,) = planned(node(kubelet=kubelet(fields=graces), kubelet_version=(1, 29))).problems
+    assert "write the taint virtshim.io/vms=true:NoSchedule" in told
+
+
+@pytest.mark.parametrize(("said", "version"), [("Kubernetes v1.29.4", (1, 29)), ("", None), ("no such file", None)])
+def test_kubelets_version_is_read_of_what_it_says(said: str, version: tuple[int, int] | None) -> None:
+    assert kubelet_version(said) == version
+
+
+def test_a_node_without_kubelet_and_network_gets_a_bridge_of_its_own() -> None:
+    found = planned(node(kubelet=KubeletSetup(), cni_configuration="", cni_conf_dir="/etc/own.d"))
+    assert "/etc/own.d/10-virtshim.conflist" in paths(found)
+    assert not [path for path in paths(found) if "kubelet" in path]
+    assert "when kubelet is installed" in found.steps[-1]
+
+
+def test_a_cluster_without_network_gets_none_from_us() -> None:
+    found = planned(node(cni_configuration=""))
+    assert not [path for path in paths(found) if "cni" in path]
+    assert any("network add-on" in step for step in found.steps)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"emulator": ""}, "apt-get install qemu-system-x86"),
+        ({"libvirt": ""}, "apt-get install libvirt-daemon-system"),
+        ({"vmwrapper": ""}, "vmwrapper is missing"),
+        ({"units": frozenset()}, "no such units: tapmanager.service"),
+        ({"kubelet": kubelet(unreadable=("/x: not YAML",))}, "/x: not YAML"),
+        ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", serves_cri=False),)}, "does not serve CRI"),
+        ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", "/f: bad"),)}, "/f: bad"),
+        ({"runtimes": (RuntimeSetup("containerd", "/s", "/f"),)}, "SystemdCgroup = true"),
+    ],
+)  # fmt: skip
+def test_what_stands_in_the_way_is_told(changed: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in planned(node(**changed)).problems)
+
+
+def test_a_docker_beside_the_runtime_that_serves_cri_is_no_problem() -> None:
+    docker = RuntimeSetup("containerd", "/run/containerd/containerd.sock", "/f", serves_cri=False, is_running=True)
+    crio = RuntimeSetup("cri-o", "/run/crio/crio.sock", "/g", is_running=True, cgroup_driver="systemd")
+    found = planned(node(runtimes=(docker, crio)))
+    assert found.problems == ()
+    assert found.seen["containers"] == "cri-o, /run/crio/crio.sock"
+
+
+def test_vms_only_leaves_an_installed_containerd_alone() -> None:
+    found = planned(node(vms_only=True))
+    assert found.seen["containers"] == "not looked for: --vms-only"
+    assert "unix:///run/virtshim/virtshim.sock" in text(found, "crictl.yaml")
+    assert "virtshim-proxy.service" not in found.enable
+    assert "containerd.service" not in found.enable
+
+
+def test_an_operators_own_file_is_not_overruled_but_told_what_it_lacks() -> None:
+    settings = Settings(libvirt={"vmwrapper": "/mine"}, paths={"run_dir": "/run/own"})
+    own = OwnSettings(settings, frozenset({"libvirt.vmwrapper", "paths.run_dir"}), has_file=True)
+    found = planned(node(vmwrapper="/x/vmwrapper", emulator="/usr/libexec/qemu-kvm"), own)
+    assert [choice.key for choice in found.choices] == ["libvirt.emulator"]
+    assert any("does not say libvirt.emulator" in problem for problem in found.problems)
+    assert "unix:///run/own/virtshim.sock" in text(found, "crictl.yaml")
+
+
+def test_a_line_that_says_so_already_is_left_and_another_value_is_taken_out() -> None:
+    said = node(texts={LIBVIRTD: 'unix_sock_ro_perms="0700"  # closed\n'})
+    assert LIBVIRTD not in paths(planned(said))
+    other = text(planned(node(texts={LIBVIRTD: 'unix_sock_ro_perms = "0777"\nlog_level = 3\n'})), "libvirtd.conf")
+    assert [line for line in other.splitlines() if not line.startswith("#")] == [
+        "log_level = 3",
+        'unix_sock_ro_perms = "0700"',
+    ]
+
+
+def test_apparmors_profiles_of_libvirt_get_the_rules_that_they_lack_below_those_of_the_node() -> None:
+    daemon, guests = "/etc/apparmor.d/usr.sbin.libvirtd", "/etc/apparmor.d/abstractions/libvirt-qemu"
+    local = "/etc/apparmor.d/local/abstractions/libvirt-qemu"
+    found = planned(node(texts={daemon: "profile", guests: "rules", local: "/mine r,"}))
+    assert "/usr/libexec/virtshim/vmwrapper PUx,\n" in text(found, "local/usr.sbin.libvirtd")
+    assert text(found, local).startswith("/mine r,\n# Written by")
+    again = {daemon: "profile /usr/libexec/virtshim/vmwrapper PUx,", guests: text(found, local)}
+    assert not [path for path in paths(planned(node(texts=again))) if "apparmor" in path]
+    assert not [path for path in paths(planned(node())) if "apparmor" in path]
+
+
+def test_what_bears_on_vms_is_said() -> None:
+    seen = planned(node(huge_pages={2048: 512, 1048576: 4}, iommu_groups=17, has_kvm=True)).seen
+    assert seen["huge pages"] == "512 of 2 MiB, 4 of 1024 MiB"
+    assert (seen["IOMMU"], seen["KVM"]) == ("17 groups", "/dev/kvm")
+
+
+def test_a_node_is_labelled_by_the_name_that_kubelet_gives_it() -> None:
+    flags = {"hostname-override": Given("node-7.example", KUBEADM_FLAGS)}
+    assert "kubectl label node node-7.example virtshim.io/vms=true" in planned(node(kubelet=kubelet(flags=flags))).steps
+    assert "kubectl label node one virtshim.io/vms=true" in planned(node(), name="one").steps
+
+
+def test_every_step_that_names_a_file_names_one_that_is_written() -> None:
+    found = planned(node())
+    (apply,) = [step for step in found.steps if "kubectl apply" in step]
+    assert apply.split()[3] in paths(found)
+    assert Path(apply.split()[3]).name == "runtimeclass.yaml"
+
+
+def test_a_text_of_somebody_elses_keeps_its_bytes() -> None:
+    """Its comments may be in another encoding."""
+    theirs = b"# Gr\xf6\xdfe\nlog_level = 3"
+    found = planned(node(texts={LIBVIRTD: theirs.decode(errors=AS_BYTES)}))
+    (file,) = [file for file in found.files if file.path == LIBVIRTD]
+    assert file.content.startswith(theirs + b"\n# virtshim setup: ")
+
+
+def test_extra_flags_that_go_on_in_the_next_line_are_replaced_whole() -> None:
+    place = "/etc/default/kubelet"
+    variables = {EXTRA_FLAGS: Given('--v=4 --x="y z"', place)}
+    facts = node(kubelet=kubelet(variables=variables), texts={place: 'KUBELET_EXTRA_ARGS="--v=4 \\\n --x=y"\nOTHER=1'})
+    written = text(planned(facts), place)
+    assert [line.partition("=")[0] for line in written.splitlines() if line[0] != "#"] == ["OTHER", EXTRA_FLAGS]
+    assert 'KUBELET_EXTRA_ARGS="--v=4 --x=\\"y z\\" --config-dir' in written

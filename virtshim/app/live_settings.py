@@ -1,0 +1,65 @@
+"""Settings that a reload changes in the use cases: `reload=True` beside the setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from virtshim.config import Settings
+from virtshim.domain.annotations.profiles import Profile
+from virtshim.domain.sizing import NodeLimits
+from virtshim.primitives.live import Live
+from virtshim.primitives.pod_places import Places, PodPlaces
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """One for the node; whoever uses a value holds the same `Live`."""
+
+    sizes: Live[NodeLimits]
+    agent_timeout: Live[float]
+    run_commands: Live[bool]
+    reconcile_interval: Live[float]
+    profiles: Live[Sequence[Profile]]
+    commands: PodPlaces
+    pinned_images: Live[Sequence[str]]
+    others: list[Callable[[Settings], None]] = field(default_factory=list)
+    """Of parts that hold settings of their own."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            Live(settings.sizes()),
+            Live(settings.vm.agent_timeout),
+            Live(settings.vm.command == "run"),
+            Live(settings.cri.reconcile_interval),
+            Live(_profiles(settings)),
+            PodPlaces(_commands(settings)),
+            Live(settings.images.pinned),
+        )
+
+    def use(self, settings: Settings) -> None:
+        self.sizes.now = settings.sizes()
+        self.agent_timeout.now = settings.vm.agent_timeout
+        self.run_commands.now = settings.vm.command == "run"
+        self.reconcile_interval.now = settings.cri.reconcile_interval
+        self.profiles.now = _profiles(settings)
+        self.commands.allow(_commands(settings))
+        self.pinned_images.now = settings.images.pinned
+        for use in self.others:
+            use(settings)
+
+
+def _profiles(settings: Settings) -> Sequence[Profile]:
+    return [Profile(one.name, one.annotations, one.handlers) for one in settings.vm.profiles]
+
+
+def _commands(settings: Settings) -> Places:
+    return Places(
+        what="commands running",
+        total=max(1, settings.cri.max_calls // 2),
+        each=settings.cri.pod_commands,
+        remedy="wait for some to end, or raise cri.pod_commands",
+        remedy_of_node="wait for some to end, or raise cri.max_calls",
+    )

@@ -1,0 +1,73 @@
+"""The metrics and traces of this process: who counts, reads, serves, sends. Nothing of it is loaded without an address."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from virtshim.app.assembly import App
+from virtshim.config import Metrics, Tracing
+from virtshim.primitives import observed
+
+# Seconds that a guest which is asked just now gets when the daemon stops.
+_JOIN = 3.0
+
+
+@contextlib.contextmanager
+def measured(app: App, settings: Metrics) -> Iterator[None]:
+    """Inside the block the daemon is counted, and its numbers are served."""
+    if not settings.address:
+        yield
+        return
+    from virtshim.telemetry.guest_filesystems import GuestFilesystems
+    from virtshim.telemetry.metrics_server import MetricsServer
+    from virtshim.telemetry.node_collector import NodeCollector
+    from virtshim.telemetry.node_readings import NodeReadings
+    from virtshim.telemetry.recorder import Recorder
+    from virtshim.telemetry.registry import process_registry, renderer
+    from virtshim.telemetry.sampler import Sampler
+
+    a = app.adapters
+    readings = NodeReadings(
+        records=a.records,
+        usage=app.services.usage,
+        hypervisor=a.hypervisor,
+        networks=a.networks,
+        unfinished=app.recovery.reconcile.repair_runner.unfinished,
+        stores={"images": app.images.filesystem, "containers": a.containers_room.use},
+        clock=a.clock,
+    )
+    filesystems = GuestFilesystems(a.records, a.guest_operations, a.clock)
+    registry = process_registry()
+    registry.register(NodeCollector(Sampler(readings.read, a.clock), filesystems, a.clock))
+    server = MetricsServer(settings.address, renderer(registry))
+    stopping = threading.Event()
+    asking = threading.Thread(target=filesystems.run, args=(stopping,), name="guest-filesystems", daemon=True)
+    with observed.measured_by(Recorder(registry)):
+        server.start()
+        asking.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            server.stop()
+            asking.join(_JOIN)
+
+
+@contextlib.contextmanager
+def traced(settings: Tracing) -> Iterator[None]:
+    """Inside the block the daemon's calls are spans."""
+    if not settings.endpoint:
+        yield
+        return
+    from virtshim.telemetry.tracing import OtlpTracer
+
+    def count(result: str, number: int) -> None:
+        observed.meter().spans(result, number)
+
+    with (
+        contextlib.closing(OtlpTracer("virtshim", settings.endpoint, settings.sampling, count)) as tracer,
+        observed.traced_by(tracer),
+    ):
+        yield

@@ -1,0 +1,211 @@
+"""The service behind the admin socket: convert, ask one use case, convert."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from criproto.operator_v1 import operator_pb2 as pb
+from criproto.operator_v1 import operator_pb2_grpc
+from virtshim.domain.container import Container
+from virtshim.domain.errors import NotFound, WrongState
+from virtshim.domain.guest.operation import ActionTaken, Outcome
+from virtshim.domain.guest.streaming import VNC_PORT, ForwardRequest
+from virtshim.domain.sandbox import Sandbox
+from virtshim.lifecycle.operator.action_log import ActionLog
+from virtshim.lifecycle.operator.vm_actions import VmActions
+from virtshim.ports.clock import Clock
+from virtshim.ports.control import Screenshots, VmControl
+from virtshim.ports.images import ImageFiles
+from virtshim.ports.records import Records
+from virtshim.ports.streaming import Streaming
+from virtshim.primitives.existing import existing_sandbox
+from virtshim.primitives.start_ups import StartUp, StartUps
+from virtshim.queries.inspection import Inspection
+from virtshim.queries.lookup import find_container, find_sandbox, require_running
+
+# Seconds for a QEMU to show its screen.
+_SCREENSHOT: Final = 15.0
+_NO_SCREEN: Final = (
+    "the VM of container {0} has no video card: its pod was made without the annotation virtshim.io/vnc. Make it anew with "
+    '`virtshim.io/vnc: "true"`; its console is there in any case (`virtshim console`)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorServices:
+    """What the calls are handed to."""
+
+    records: Records
+    clock: Clock
+    actions: VmActions
+    action_log: ActionLog
+    control: VmControl
+    screenshots: Screenshots
+    has_screen: Callable[[Container], bool]
+    streaming: Streaming
+    files: ImageFiles
+    inspection: Inspection
+    start_ups: StartUps
+
+
+class OperatorServicer(operator_pb2_grpc.OperatorServicer):
+    def __init__(self, services: OperatorServices) -> None:
+        self.services = services
+
+    # --- looking
+
+    def StartUps(self, request: pb.StartUpsRequest, context: grpc.ServicerContext) -> pb.StartUpsResponse:
+        del context
+        found = (
+            [self.services.start_ups.of(self._pod(request.id)[0].id)] if request.id else self.services.start_ups.all()
+        )
+        now = self.services.clock.monotonic()
+        return pb.StartUpsResponse(start_ups=[_start_up(one, now) for one in found])
+
+    def Pulls(self, request: pb.PullsRequest, context: grpc.ServicerContext) -> pb.PullsResponse:
+        del request, context
+        return pb.PullsResponse(
+            pulls=[
+                pb.Pull(image=one.image, received=one.received, total=one.total, began_at=one.began_at)
+                for one in self.services.files.under_way()
+            ]
+        )
+
+    def Inspect(self, request: pb.InspectRequest, context: grpc.ServicerContext) -> pb.InspectResponse:
+        del context
+        sandbox, container = self._pod(request.id)
+        facts = self.services.inspection.of(sandbox, container, self.services.clock.monotonic())
+        return pb.InspectResponse(json=json.dumps(facts))
+
+    def FollowActions(self, request: pb.FollowActionsRequest, context: grpc.ServicerContext) -> Iterator[pb.Action]:
+        """The initial metadata says that from here on nothing is missed."""
+        since = request.since or self.services.clock.now_ns()
+        if request.remembered_only:
+            yield from map(_action, self.services.action_log.since(since))
+            return
+        left = threading.Event()
+
+        def leave() -> None:
+            left.set()
+            self.services.action_log.wake()
+
+        if not context.add_callback(leave):
+            return  # the client has gone already
+        context.send_initial_metadata(())
+        yield from map(_action, self.services.action_log.follow(since, left))
+
+    def DumpXml(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.DumpXmlResponse:
+        del context
+        return pb.DumpXmlResponse(xml=self.services.control.definition(self._vm(request.id).domain_uuid))
+
+    def Screenshot(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ScreenshotResponse:
+        del context
+        container = self._with_screen(request.id)
+        return pb.ScreenshotResponse(png=self.services.screenshots.take(container.id, _SCREENSHOT))
+
+    def OpenScreen(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.OpenScreenResponse:
+        """Whoever is here is root of the node, and needs no word of the pod's author: the annotation gives the VM its video card,
+        and lets those in who may forward the pod's ports."""
+        del context
+        container = self._with_screen(request.id)
+        sandbox = existing_sandbox(self.services.records, container.sandbox_id)
+        address = sandbox.network.ips[0] if sandbox.network and sandbox.network.ips else ""
+        wanted = ForwardRequest(sandbox.id, address, (VNC_PORT,), screen=container.id, pod=sandbox.key.readable)
+        return pb.OpenScreenResponse(url=self.services.streaming.offer(wanted))
+
+    def end_streams(self) -> None:
+        """The server stops: nobody waits for streams that never end by themselves."""
+        self.services.action_log.close()
+
+    # --- doing
+
+    def Pause(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.pause(self._vm(request.id)))
+
+    def Resume(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.resume(self._vm(request.id)))
+
+    def Reset(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.reset(self._vm(request.id)))
+
+    def Reboot(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.reboot(self._vm(request.id)))
+
+    def Freeze(self, request: pb.FreezeRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.freeze(self._vm(request.id), request.seconds))
+
+    def Thaw(self, request: pb.VmRequest, context: grpc.ServicerContext) -> pb.ActionResponse:
+        del context
+        return _outcome(self.services.actions.thaw(self._vm(request.id)))
+
+    # --- which is meant
+
+    def _pod(self, text: str) -> tuple[Sandbox, Container | None]:
+        """The pod and, of its containers, the one that is meant: the one that was named, that runs, or that is the newest."""
+        container = find_container(self.services.records, text)
+        if container is not None:
+            return existing_sandbox(self.services.records, container.sandbox_id), container
+        sandbox = find_sandbox(self.services.records, text)
+        if sandbox is None:
+            raise NotFound(f"no such container or pod sandbox: {text[:80]!r}; `virtshim ps` lists them")
+        own = [one for one in self.services.records.containers.all() if one.sandbox_id == sandbox.id and one.is_visible]
+        running = [one for one in own if one.is_running]
+        found = running or own
+        return sandbox, found[-1] if found else None
+
+    def _vm(self, text: str) -> Container:
+        sandbox, container = self._pod(text)
+        if container is None:
+            raise WrongState(f"pod {sandbox.key.readable} has no VM")
+        return container
+
+    def _with_screen(self, text: str) -> Container:
+        container = self._vm(text)
+        require_running(container)
+        if not self.services.has_screen(container):
+            raise WrongState(_NO_SCREEN.format(container.id.short))
+        return container
+
+
+def _start_up(found: StartUp, now: float) -> pb.StartUp:
+    return pb.StartUp(
+        pod_sandbox_id=found.sandbox.value,
+        phases=[
+            pb.Phase(
+                name=phase.name,
+                container_id=phase.container.value if phase.container else "",
+                began_at=phase.began_at,
+                duration=int(phase.lasted(now) * 1e9),
+                is_over=phase.seconds is not None,
+                error=phase.error,
+            )
+            for phase in found.phases
+        ],
+    )
+
+
+def _action(taken: ActionTaken) -> pb.Action:
+    return pb.Action(
+        at=taken.at,
+        action=taken.action.value,
+        container_id=taken.container.value,
+        pod_sandbox_id=taken.sandbox.value,
+        namespace=taken.namespace,
+        pod=taken.pod,
+        message=taken.message,
+    )
+
+
+def _outcome(found: Outcome) -> pb.ActionResponse:
+    return pb.ActionResponse(changed=found.changed, message=found.message)

@@ -1,0 +1,102 @@
+"""What the proxy's calls take, and how much of it the proxy itself: the rest is spent waiting for runtimes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from virtshim.primitives.observed import Call, Metadata, Untraced
+
+# Of methods that nobody knows: callers make names up.
+OTHER: Final = "other"
+
+
+class ProxyMeter(Protocol):
+    """Called on the loop: quick, and never raises."""
+
+    def call_took(self, method: str, code: str, seconds: float, added: float | None) -> None:
+        """`added`: the part of it in which no runtime was waited for; None for streams."""
+
+    def runtime_took(self, runtime: str, method: str, code: str, seconds: float) -> None: ...
+
+    def spans(self, result: str, number: int) -> None:
+        """As those of `virtshim.primitives.observed.Meter`."""
+
+
+class ProxyTracer(Protocol):
+    """Called on the loop: quick, and never raises."""
+
+    def call(self, name: str, metadata: Metadata, *, begins: bool) -> AbstractContextManager[Call]:
+        """As that of `virtshim.primitives.observed.Tracer`."""
+
+    def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
+        """The metadata of a call to a runtime, which is part of the current one."""
+
+
+class Unforwarded(Untraced):
+    """The caller's own trace goes on in the runtime."""
+
+    def forwarded(self, metadata: Sequence[tuple[str, str | bytes]]) -> Sequence[tuple[str, str | bytes]]:
+        return metadata
+
+
+class Uncounted:
+    """Where nobody wants to know."""
+
+    def call_took(self, method: str, code: str, seconds: float, added: float | None) -> None: ...
+
+    def runtime_took(self, runtime: str, method: str, code: str, seconds: float) -> None: ...
+
+    def spans(self, result: str, number: int) -> None: ...
+
+
+class Waits:
+    """The time in which one call, and the tasks that it has begun, have waited for at least one runtime."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._open = 0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        if not self._open:
+            self._since = time.monotonic()
+        self._open += 1
+
+    def end(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self.seconds += time.monotonic() - self._since
+
+
+_waits: ContextVar[Waits | None] = ContextVar("waits", default=None)
+
+
+def counted() -> Waits:
+    """Of the call whose task this is, and those that it begins from now on."""
+    waits = Waits()
+    _waits.set(waits)
+    return waits
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """A runtime is waited for inside the block."""
+    waits = _waits.get()
+    if waits is None:
+        yield
+        return
+    waits.begin()
+    try:
+        yield
+    finally:
+        waits.end()
+
+
+def short(path: str) -> str:
+    """A method's name, of its path."""
+    return path.rpartition("/")[2]
