@@ -31,6 +31,9 @@ def node(node_root: str) -> Iterator[Node]:
     before = Snapshot.take()
     # CNI plugins of our own, beside the distribution's.
     config = f'[tapmanager]\ncni_bin_dir = ["{node_root}/cni-bin", "/opt/cni/bin", "/usr/lib/cni"]\n'
+    config += (
+        f'[metrics]\naddress = "unix:{node_root}/n/run/metrics.sock"\nproxy_address = ""\n'  # several nodes a machine
+    )
     config += "[cri]\npod_commands = 60\n"  # one test runs more at once than a pod should
     config += "[vm]\nagent_timeout = 900\n"  # a real distribution boots for minutes under emulation
     if other := os.environ.get("VIRTSHIM_TEST_VIRTIOFSD"):

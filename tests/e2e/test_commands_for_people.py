@@ -48,7 +48,7 @@ def test_a_person_lists_the_vms_runs_commands_and_types_on_the_console(cri: PodC
     assert (done.returncode, done.stdout) == (0, data)
     assert ran(node, "exec", "people", "--", "no-such-program").returncode == 127
     done = ran(node, "exec", "nobody", "--", "id")
-    assert (done.returncode, b"virtshim ps" in done.stderr) == (70, True)
+    assert (done.returncode, b"virtshim ps" in done.stderr) == (66, True)
 
     wait_for_log(cri.status(vm).log_path, READY, BOOT)
     on_the_console(node)

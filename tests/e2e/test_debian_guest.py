@@ -4,6 +4,7 @@ read here by what reads it at users'. One VM serves all tests; the last one stop
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from node import Node
 from podclient import PodClient, container_config, log_lines, pod_config, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.guest.ignition import FIRMWARE_NAMES
 
 # Under emulation, and beside other tests, it boots for minutes.
 PATIENCE = 900
@@ -37,6 +39,12 @@ runcmd:
 - cp /srv/claim/text /var/lib/at-runcmd
 - test -s /etc/texts/text && touch /var/lib/texts-were-there
 """
+# What Ignition is told; whoever boots the guest runs it here, by hand: this guest's own first boot is cloud-init's.
+IGNITION = {
+    "ignition": {"version": "3.3.0"},
+    "storage": {"files": [{"path": "/etc/motd", "contents": {"source": "data:,hi"}}]},
+}
+ENGINE = Path("/usr/lib/dracut/modules.d/30ignition/ignition")
 JOB = """
 until [ -e /run/cloud-init/result.json ]; do sleep 0.5; done
 id -un; pwd; echo $GREETING; hostname
@@ -66,6 +74,7 @@ class Debian:
             "VirtletCloudInitUserData": USER_DATA,
             "virtshim.io/root-disk": "pod",
             "virtshim.io/forward": "agent",
+            "virtshim.io/ignition": json.dumps(IGNITION),
         }
         self._config = pod_config("debian-pod", f"{node.directory}/logs/debian", annotations=annotations)
         self.texts = WrittenVolume(Path(node.directory, "kubelet"), self._config.metadata.uid, "secret", "texts")
@@ -178,6 +187,22 @@ def test_hostname_user_data_and_commands_are_the_pods(debian: Debian):
     assert debian.says("cat /var/lib/boots").splitlines()[-1] == "ran on debian-pod"
 
 
+def test_ignition_itself_finds_its_configuration_in_the_firmware(debian: Debian, claim: Path):
+    assert ENGINE.exists(), "needs Debian's package ignition; run make setup"
+    debian.says("sudo modprobe qemu_fw_cfg")
+    for name in FIRMWARE_NAMES:
+        assert json.loads(debian.says(f"sudo cat /sys/firmware/qemu_fw_cfg/by_name/{name}/raw")) == IGNITION
+    shutil.copy(ENGINE, claim / "ignition")
+    debian.says(
+        "sudo /srv/claim/ignition --platform=qemu --stage=fetch-offline --root=/var/tmp/root --neednet=/var/tmp/neednet"
+        " --config-cache=/var/tmp/ignition.json --log-to-stdout"
+    )
+    read = json.loads(debian.says("sudo cat /var/tmp/ignition.json"))
+    assert [(file["path"], file["contents"]["source"]) for file in read["storage"]["files"]] == [
+        ("/etc/motd", "data:,hi")
+    ]
+
+
 @pytest.mark.volumes
 def test_its_volumes_are_there_before_cloud_inits_first_runcmd(debian: Debian, claim: Path):
     assert debian.says("cat /var/lib/at-runcmd") == "from the node"
@@ -218,6 +243,34 @@ def test_guest_and_node_reach_each_other_where_gateways_are_in_no_subnet(debian:
     assert [ping(address.partition("/")[0]) for address in (*CALICO, f"{PTP}.2/32")] == [True, True, True]
     for gateway in (GATEWAY, f"{GATEWAY_6}%eth0", f"{PTP}.1"):
         assert "1 received" in debian.says(f"sudo ping -c 1 -W 10 {gateway}")
+
+
+BY_ASKING = """
+rm -f /run/systemd/network/05-asking.network
+if [ "$1" = asking ]; then
+  printf "[Match]\\nName=eth0\\n[Network]\\nDHCP=yes\\nIPv6AcceptRA=yes\\n" > /run/systemd/network/05-asking.network
+fi
+ip address flush dev eth0 scope global
+networkctl reload
+networkctl reconfigure eth0
+"""
+
+
+def test_networkd_learns_the_same_by_asking_the_network_without_cloud_init(debian: Debian):
+    def has_all() -> bool:
+        return addresses_of(debian, "eth0") == set(CALICO) and gateways_of(debian, "6") == [GATEWAY_6]
+
+    def configure(how: str) -> None:
+        debian.says(f"sudo sh -ec '{BY_ASKING}' sh {how}")
+
+    configure("asking")
+    try:
+        wait_until(has_all, 120, "addresses by DHCP and DHCPv6, and a router")
+        assert "proto ra" in debian.says("ip -6 route show default")
+        assert [gateways_of(debian, "4"), ping(CALICO[1].partition("/")[0])] == [[GATEWAY], True]
+    finally:
+        configure("as-before")
+    wait_until(has_all, 120, "what netplan says")
 
 
 def addresses_of(debian: Debian, nic: str) -> set[str]:

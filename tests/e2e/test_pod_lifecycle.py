@@ -143,12 +143,14 @@ def test_power_off_inside_the_guest_ends_the_container(cri, node, image_url):
     assert cri.status(container).exit_code == 0
 
 
-def test_memory_and_vcpus_are_what_the_pod_asks_for(cri, node, image_url):
+def test_memory_vcpus_and_queues_are_what_the_pod_asks_for(cri, node, image_url):
     pod, _container, log = boot(cri, node, f"{image_url}/guest.qcow2", "sized", annotations={"VirtletVCPUCount": "2"})
     console_of_pod(cri, node, pod).type("echo cpus=$(nproc) memory=$(awk '/MemTotal/ {print $2}' /proc/meminfo)")
     match = re.search(r"^cpus=2 memory=(\d+)", wait_for_log(log, "cpus=2", 60))
     assert match is not None
     assert 80_000 < int(match[1]) <= 128 << 10
+    console_of_pod(cri, node, pod).type("echo queues: $(ls /sys/class/net/eth0/queues)")
+    wait_for_log(log, "queues: rx-0 rx-1 tx-0 tx-1", 60)
 
 
 def test_a_guest_that_ignores_shutdown_is_killed_after_the_grace_period(cri, node, image_url):

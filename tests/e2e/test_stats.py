@@ -6,10 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fakes.metrics import one, scraped
 from guest import boot, console_of_pod
 from podclient import PodClient, wait_until
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.config import load
+from virtshim.preflight.node.facts import qemus
+from virtshim.store.read_only import read_running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest]
 
@@ -59,6 +63,16 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     anonymous = int(fields["RssAnon"].split()[0]) << 10
     assert abs(first.memory.rss_bytes.value - anonymous) < 32 * MIB
 
+    # What `virtshim check` measures: the guest's memory is not in it, and QEMU's program, heap and translated code are.
+    ((_, container_record),) = read_running(f"{node.directory}/state/state.db")
+    assert container_record.id.value == container
+    (measured,), trouble = qemus(load(f"{node.directory}/config.toml"))
+    assert (trouble, measured.declared) == ("", 0)
+    assert measured.taken is not None
+    assert 16 * MIB < measured.taken < 256 * MIB
+    resident = sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem"))
+    assert GUEST_RAM // 4 < resident - measured.taken < GUEST_RAM + 32 * MIB
+
     console.type("i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done")
     busy = stats(cri, container)
     assert busy.cpu.usage_core_nano_seconds.value - boot_cost > 200_000_000
@@ -83,15 +97,24 @@ def test_numbers_of_a_vm_follow_what_it_does(cri, node, image_url):
     described = cri.runtime.ListMetricDescriptors(pb.ListMetricDescriptorsRequest(), timeout=20).descriptors
     keys = {one.name: len(one.label_keys) for one in described}
     # The balloon driver reports every 10 s.
-    wait_until(lambda: "virtshim_vm_memory_unused_bytes" in samples(cri), 60, "the guest reports its memory")
+    wait_until(lambda: "virtshim_vmi_memory_unused_bytes" in samples(cri), 60, "the guest reports its memory")
     found = samples(cri)
     assert {name for name in keys if name not in found and not name.startswith((*CGROUP_ONLY, *SPEC))} == set()
     assert all(len(m.label_values) == keys[name] for name, every in found.items() for m in every)
-    (unused,) = found["virtshim_vm_memory_unused_bytes"]
+    (unused,) = found["virtshim_vmi_memory_unused_bytes"]
     assert MIB < unused.value.value < GUEST_RAM
     writes = {m.label_values[-1]: m.value.value for m in found["container_fs_writes_bytes_total"]}
     assert max(writes.values()) >= 12 * MIB
     assert found["container_processes"][0].value.value == 1
+
+    # The same numbers as Prometheus reads them, and what has happened.
+    text = scraped(f"{node.directory}/run/metrics.sock")
+    about = {"id": container}
+    assert one(text, "virtshim_vmi_cpu_usage_seconds_total", **about) > 0.7
+    assert MIB < one(text, "virtshim_vmi_memory_unused_bytes", **about) < GUEST_RAM
+    assert one(text, "virtshim_cni_duration_seconds_count", command="ADD", plugin="bridge") >= 1
+    assert one(text, "virtshim_start_phase_duration_seconds_count", phase="libvirt", result="ok") >= 1
+    assert {one(text, "virtshim_up", part=part) for part in ("libvirt", "network", "database")} == {1.0}
 
     cri.stop(container, 30)
     stopped = stats(cri, container)

@@ -23,7 +23,9 @@ from virtshim.ports.devices import DeviceDrivers
 from virtshim.preflight import device_facts, devices
 from virtshim.preflight.checks import ALL
 from virtshim.preflight.finding import Finding, Level, error, warning
+from virtshim.preflight.node.checks import of_cluster
 from virtshim.preflight.runner import findings
+from virtshim.settings.faults import BadConfiguration
 from virtshim.store.read_only import read_claims, read_conditions
 from virtshim.tapclient.connection import TapmanagerConnection
 from virtshim.tapclient.drivers import DeviceDriverClient
@@ -31,20 +33,31 @@ from virtshim.tapclient.drivers import DeviceDriverClient
 _STYLES: Final = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
 
-def check(config: str | None, *, as_json: bool = False) -> int:
-    """Prints the findings; 1 if a VM could not start. Never raises for what is wrong with the machine or the file."""
+def check(config: str | None, *, as_json: bool = False, kubeconfig: str = "") -> int:
+    """Prints the findings; 1 if a VM could not start. Never raises for what is wrong with the machine or the file. `kubeconfig`:
+    who to ask the cluster as; "" if it is not to be asked."""
     set_up_logging("warning", "text")  # to standard error: standard output is for the findings
-    found = _print_json(_findings(config)) if as_json else _print_lines(_findings(config))
+    found = (_print_json if as_json else _print_lines)(_findings(config, kubeconfig))
     return int(any(finding.level is Level.ERROR for finding in found))
 
 
-def _findings(config: str | None) -> Iterator[Finding]:
+def _findings(config: str | None, kubeconfig: str) -> Iterator[Finding]:
     try:
         settings = settings_table.load(config)
-    except ShimError as exc:
-        yield error("configuration", str(exc), "correct it; all other checks need it")
+    except BadConfiguration as exc:
+        for fault in exc.faults:
+            yield _of_configuration(fault)
         return
-    yield from findings(ALL, settings)
+    except ShimError as exc:
+        yield _of_configuration(str(exc))
+        return
+    yield from findings((*ALL, of_cluster(kubeconfig)) if kubeconfig else ALL, settings)
+
+
+def _of_configuration(fault: str) -> Finding:
+    return dataclasses.replace(
+        error("configuration", fault, "correct it; all other checks need it"), check="configuration"
+    )
 
 
 def _print_lines(found: Iterable[Finding]) -> list[Finding]:
@@ -80,6 +93,7 @@ def check_devices(
     drivers = drivers or DeviceDriverClient(TapmanagerConnection(settings.tapmanager.socket))
     candidates = device_facts.candidates(settings, files, claims, conditions, drivers)
     found = devices.findings(candidates, device_facts.surroundings(settings, files, claims)) + trouble
+    found = [dataclasses.replace(one, check="devices") for one in found]
     rows = devices.rows(candidates)
     if as_json:
         table = [dict(zip(devices.HEAD, row, strict=True)) for row in rows]

@@ -17,8 +17,8 @@ import grpc
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cli.daemons import Daemon, containerd_daemon
+from virtshim.cli.keeping.orphans import Orphans
 from virtshim.cli.node_dir import NodeDir, make_directory
-from virtshim.cli.orphans import Orphans
 from virtshim.config import Settings
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import NotFound, Unavailable, WrongState

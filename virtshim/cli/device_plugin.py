@@ -9,6 +9,7 @@ from functools import partial
 import structlog
 
 from virtshim import config, sdnotify
+from virtshim.app.reload import Reload
 from virtshim.config import OfferedResource
 from virtshim.devices.error_counts import AerCounts
 from virtshim.devices.function_health import FunctionHealth
@@ -22,7 +23,7 @@ from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
 from virtshim.kubelet.resource_server import ResourceServer
 from virtshim.logsetup import set_up_logging
-from virtshim.stop_signals import stop_event
+from virtshim.stop_signals import reload_requests, stop_event
 from virtshim.store.read_only import read_conditions
 
 log = structlog.get_logger(__name__)
@@ -56,6 +57,7 @@ def device_plugin_command(file: str | None) -> None:
     except OSError as exc:
         raise WrongState(f"{run_dir} cannot be used: {exc.strerror}; run this as root") from exc
     try:
+        Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
         sdnotify.notify("READY=1")
         log.info("plugin.started", resources=[pool.resource for pool in pools])
         files = HostFiles()
@@ -103,6 +105,10 @@ def candidates(
         )
         for facts in functions
     ]
+
+
+def _use_nothing(_settings: config.Settings) -> None:
+    """The log's level is all that changes here."""
 
 
 def _publish_nothing(_pool: Pool, _offers: object) -> None:

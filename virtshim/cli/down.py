@@ -55,7 +55,7 @@ def down_command(directory: str, *, everything: bool) -> None:
         _remove_bridge(node)
     finally:
         os.close(lock)
-    for path in (node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
+    for path in (node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper)):
         _remove(path)
     if everything:
         _remove(node.path)

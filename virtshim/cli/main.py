@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
-from virtshim.domain.errors import Kind, ShimError
+from virtshim.cli import exit_codes
+from virtshim.cli.configuration.commands import config_app
+from virtshim.cli.operating.commands import cri_socket as _cri_socket
+from virtshim.cli.operating.commands import operating_app
+from virtshim.cli.operating.names import pod_names
+from virtshim.domain.errors import ShimError
 
 app = typer.Typer(
     help="A Kubernetes CRI runtime: each pod is a virtual machine.",
+    epilog=exit_codes.EPILOG,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
@@ -23,7 +29,12 @@ _Socket = Annotated[
     typer.Option("--socket", envvar="CONTAINER_RUNTIME_ENDPOINT", help="CRI socket; default: that of the settings"),
 ]
 _Vm = Annotated[
-    str, typer.Argument(metavar="NAME", help="pod, namespace/pod, or the beginning of a container's or pod's id")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="pod, namespace/pod, or the beginning of a container's or pod's id",
+        autocompletion=pod_names,
+    ),
 ]
 _Dir = Annotated[str, typer.Option("--dir", help="everything of this node lives below it; the QEMU user must reach it")]
 
@@ -76,12 +87,55 @@ def check(
     devices: Annotated[
         bool, typer.Option("--devices", help="check the node's PCI devices instead: which of them a VM can have")
     ] = False,
+    kubeconfig: Annotated[
+        str, typer.Option("--kubeconfig", help="look at the cluster's RuntimeClasses too, with the rights of this file")
+    ] = "",
 ) -> None:
     """Check whether this machine can run VMs; one line a finding with its remedy. Exit code 1 if it cannot."""
     from virtshim.cli.check import check as check_command
     from virtshim.cli.check import check_devices
 
-    raise typer.Exit((check_devices if devices else check_command)(config, as_json=json))
+    if devices:
+        raise typer.Exit(check_devices(config, as_json=json))
+    raise typer.Exit(check_command(config, as_json=json, kubeconfig=kubeconfig))
+
+
+@app.command()
+def setup(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would change, as a diff; change nothing")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="take back what an earlier set-up wrote and enabled")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+    vms_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--vms-only/--no-vms-only",
+            help="no containers beside VMs, though containerd or CRI-O is installed; later runs keep to it",
+            show_default=False,
+        ),
+    ] = None,
+    root: Annotated[
+        str, typer.Option("--root", help="another tree than this machine's, for images and for trying")
+    ] = "/",
+) -> None:
+    """Look at this node, write the configuration of virtshim, proxy, kubelet, crictl and libvirt, and start the services."""
+    from virtshim.cli.install.setup import SetupOptions, setup_command
+
+    raise typer.Exit(setup_command(SetupOptions(root, dry_run, undo, json, vms_only)))
+
+
+@app.command()
+def diag(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="where the archive is written")],
+    config: _ConfigFile = None,
+    node: Annotated[str | None, typer.Option("--dir", help="the node that `up --dir` runs there")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print a summary as JSON, for programs")] = False,
+) -> None:
+    """Write DIR/virtshim-diag-HOST-TIME.tar.gz: what is needed to see what is wrong with this node, without secrets."""
+    from virtshim.cli.diag.command import diag_command
+
+    raise typer.Exit(diag_command(directory, config, node, as_json=json))
 
 
 @app.command("device-plugin")
@@ -104,11 +158,17 @@ def proxy(
 
 
 @app.command()
-def ps(socket: _Socket = None, config: _ConfigFile = None) -> None:
-    """List pods and their VMs, with addresses, states and ages."""
-    from virtshim.cli.ps import ps as list_vms
+def dashboard(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port on 127.0.0.1 and ::1; 0 takes a free one")
+    ] = 8734,
+    socket: _Socket = None,
+    config: _ConfigFile = None,
+) -> None:
+    """Show this node in a browser: VMs, graphs, consoles, screens. Prints an address that is good once; ctrl-C ends."""
+    from virtshim.dashboard.command import dashboard as show_dashboard
 
-    list_vms(_cri_socket(socket, config))
+    show_dashboard(_cri_socket(socket, config), port)
 
 
 @app.command("exec")
@@ -153,47 +213,8 @@ def ssh(
     become_ssh(_cri_socket(socket, config), name, SshOptions(user, identity, inject, tuple(command or ())))
 
 
-@app.command()
-def vnc(
-    name: _Vm,
-    listen: Annotated[str, typer.Option(help="loopback address and port for VNC clients")] = "127.0.0.1:5900",
-    unix: Annotated[str, typer.Option("--unix", help="a Unix socket to make for VNC clients instead")] = "",
-    socket: _Socket = None,
-    config: _ConfigFile = None,
-) -> None:
-    """Show a VM's screen to VNC clients of this machine; its pod needs the annotation virtshim.io/vnc."""
-    from virtshim.cli.vnc import parse_listen_address
-    from virtshim.cli.vnc import vnc as show
-
-    show(_cri_socket(socket, config), name, parse_listen_address(listen, unix))
-
-
-def _cri_socket(socket: str | None, config: str | None) -> str:
-    from virtshim import config as settings
-
-    return socket.removeprefix("unix://") if socket else settings.load(config).cri_socket
-
-
-config_app = typer.Typer(help="Show the settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-
-
-@config_app.command("show")
-def config_show(config: _ConfigFile = None) -> None:
-    """The settings in force, as JSON."""
-    from virtshim import config as settings
-
-    print(settings.load(config).model_dump_json(indent=2))
-
-
-@config_app.command("schema")
-def config_schema() -> None:
-    """All settings with their defaults and meaning, as JSON Schema."""
-    import json as json_module
-
-    from virtshim import config as settings
-
-    print(json_module.dumps(settings.Settings.model_json_schema(), indent=2))
+app.add_typer(operating_app)
 
 
 @app.command()
@@ -202,10 +223,6 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     print(installed("virtshim"))
-
-
-# sysexits.h: 64 usage, 69 service unavailable, 70 software, 75 try again, 78 configuration.
-_EXIT_CODES = {Kind.INVALID: 78, Kind.UNAVAILABLE: 69, Kind.FAILED_PRECONDITION: 75}
 
 
 def main() -> None:
@@ -217,4 +234,4 @@ def main() -> None:
         app()
     except ShimError as exc:
         print(f"virtshim: {exc}", file=sys.stderr)
-        sys.exit(_EXIT_CODES.get(exc.kind, 70))
+        sys.exit(exit_codes.OF_KIND[exc.kind])

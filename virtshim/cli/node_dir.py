@@ -4,6 +4,7 @@ DIR/config.toml          the settings, written anew by each `up`
 DIR/state  DIR/run       paths.state_dir and paths.run_dir
 DIR/libvirt              root of the embedded libvirt driver
 DIR/cni                  generated CNI configuration and address leases
+DIR/log                  what the daemons log, once more: for `virtshim diag`
 DIR/bin/vmwrapper
 DIR/containerd           with --with-containerd; see virtshim.cli.containerd
 """
@@ -77,6 +78,10 @@ class NodeDir:
         return f"{self.path}/cni"
 
     @property
+    def log(self) -> str:
+        return f"{self.path}/log"
+
+    @property
     def vmwrapper(self) -> str:
         return f"{self.path}/bin/vmwrapper"
 
@@ -106,8 +111,17 @@ class NodeDir:
 def write_node(node: NodeDir, options: NodeOptions) -> settings_table.Settings:
     """Makes the directories, the CNI configuration and config.toml; returns the settings. Raises InvalidRequest."""
     refuse_drop_ins(node)
-    for directory in (node.path, node.state, node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper)):
+    for directory in (
+        node.path,
+        node.state,
+        node.run,
+        node.libvirt,
+        node.cni,
+        node.log,
+        os.path.dirname(node.vmwrapper),
+    ):
         make_directory(directory)
+    os.chmod(node.log, 0o700)
     conf_dir = options.cni_conf_dir
     if conf_dir is None:
         conf_dir = f"{node.cni}/net.d"
@@ -147,7 +161,7 @@ def _leads_elsewhere(name: str) -> bool:
 def remove_unstarted(node: NodeDir) -> bool:
     """Removes what an `up` has left that was refused its settings, and that never ran. False, and nothing is removed, if there
     is more, or nothing."""
-    parts = (node.state, node.run, node.libvirt, node.cni, os.path.dirname(node.vmwrapper))
+    parts = (node.state, node.run, node.libvirt, node.cni, node.log, os.path.dirname(node.vmwrapper))
     left = {os.path.join(place, name) for place, _, names in os.walk(node.path) for name in names}
     there = [part for part in parts if os.path.isdir(part)]
     if not there or not left <= {node.lock, _network_file(f"{node.cni}/net.d")}:
@@ -266,17 +280,17 @@ def to_toml(values: dict[str, Any]) -> str:
         if not isinstance(content, dict):
             raise InvalidRequest(f"--config: {table} must be a table, such as [{table}]")
         lines.append(f"[{table}]")
-        lines.extend(f"{key} = {_toml_value(value)}" for key, value in content.items())
+        lines.extend(f"{key} = {toml_value(value)}" for key, value in content.items())
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """JSON's strings, numbers and booleans are TOML's too."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml_value(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {toml_value(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps(value)
 
 

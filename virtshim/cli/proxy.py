@@ -17,12 +17,17 @@ def proxy_command(file: str | None, directory: str | None) -> None:
     keep_large_blocks()
     # structlog takes rich, where it is installed, for tracebacks in colour, which a daemon's log never shows: 6 MiB.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    from virtshim.app.reload import Reload
     from virtshim.logsetup import set_up_logging
     from virtshim.proxy.serving import Plan, serve
 
-    settings = config.load(file if directory is None else f"{directory}/config.toml")
+    file = file if directory is None else f"{directory}/config.toml"
+    settings = config.load(file)
     set_up_logging(settings.log.level, settings.log.format)
     proxy = settings.proxy
+    reload = Reload(
+        file, settings, _use_nothing, ("paths", "cri.socket", "proxy", "log", "metrics.proxy_address", "tracing")
+    ).serve
     serve(
         Plan(
             socket=settings.proxy_socket,
@@ -30,8 +35,16 @@ def proxy_command(file: str | None, directory: str | None) -> None:
             routes=routes(settings),
             patience=proxy.answer_timeout,
             max_calls=proxy.max_calls,
-        )
+            metrics_address=settings.metrics.proxy_address,
+            traces=settings.tracing.endpoint,
+            sampling=settings.tracing.sampling,
+        ),
+        reload,
     )
+
+
+def _use_nothing(_settings: config.Settings) -> None:
+    """The log's level is all that changes here."""
 
 
 def routes(settings: config.Settings) -> Routes:

@@ -1,23 +1,15 @@
-"""`virtshim ps`: the node's pods and their VMs, one line a VM."""
+"""Rows of pods and their VMs, and plain columns. Pure."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from virtshim.cri.client import PodSummary, VmSummary, connected
+from virtshim.cri.client import PodSummary, VmSummary
 from virtshim.domain.printable import printable_text
 
-_HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
+HEAD = ("POD", "POD ID", "POD STATE", "IP", "VM", "VM ID", "VM STATE", "AGE", "IMAGE")
 _SHORT = 12
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60))
-
-
-def ps(socket: str) -> None:
-    with connected(socket) as node:
-        pods, vms = node.pods(), node.vms()
-        addresses = {pod.id: node.addresses(pod.id) for pod in pods}
-    print("\n".join(columns([_HEAD, *rows(pods, vms, addresses, time.time())])))
 
 
 def rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -18,8 +19,9 @@ def serve_command(file: str | None) -> None:
 
     settings = config.load(file)
     set_up_logging(settings.log.level, settings.log.format)
-    serve(settings)
-    sys.stderr.flush()
+    serve(settings, file)
+    with contextlib.suppress(OSError):  # who read it may be gone
+        sys.stderr.flush()
     # A StopContainer may still wait out its grace period on a pool thread, which the interpreter would join. The journal
     # is right at any point, so nothing is lost by leaving now.
     os._exit(0)

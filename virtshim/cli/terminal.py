@@ -14,19 +14,24 @@ from types import FrameType
 
 @contextlib.contextmanager
 def raw(fd: int) -> Iterator[None]:
-    """Nothing happens if `fd` is no terminal. SIGTERM and SIGHUP end the program by SystemExit, so that it is put right."""
+    """Nothing happens if `fd` is no terminal. SIGTERM and SIGHUP end the program by SystemExit, so that it is put right, unless
+    the caller has handlers of its own."""
     if not os.isatty(fd):
         yield
         return
     before = termios.tcgetattr(fd)
-    handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if not callable(signal.getsignal(number))]
+    handlers = {number: signal.signal(number, _leave) for number in unhandled}
     try:
         tty.setraw(fd)
         yield
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        try:
+            with contextlib.suppress(termios.error):  # it has hung up
+                termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 
 from rich.console import Console
 
@@ -18,19 +17,19 @@ from virtshim.cli.daemons import (
     tapmanager_daemon,
     virtshim_daemon,
 )
+from virtshim.cli.keeping.last_lines import LastLines
+from virtshim.cli.keeping.orphans import Orphans
+from virtshim.cli.keeping.watch import keep
 from virtshim.cli.node_dir import NodeDir, NodeOptions, drop_path_variables, make_directory, refuse_routed, write_node
-from virtshim.cli.orphans import Orphans
 from virtshim.cli.own_path import refuse_strangers
-from virtshim.domain.errors import InvalidRequest, NotFound, ShimError, WrongState
+from virtshim.domain.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from virtshim.files import FileLocked, lock_file
+from virtshim.primitives.clock import SystemClock
 from virtshim.process import run
 from virtshim.stop_signals import stop_event
 from vmwrapper import bundle
 
 __all__ = ["NodeOptions", "up_command"]
-
-_POLL_INTERVAL = 0.5
-_RESTARTS, _WITHIN = 5, 900.0  # seconds
 
 
 def up_command(options: NodeOptions) -> int:
@@ -57,12 +56,13 @@ def up_command(options: NodeOptions) -> int:
         try:
             for daemon in daemons:
                 console.print(f"up: starting {daemon.name}")
-                daemon.start(stopping)
+                _start(daemon, stopping)
             if not stopping.is_set():
                 serving = settings.proxy_socket if options.with_containerd else settings.cri_socket
                 console.print(f"up: ready; CRI socket unix://{serving}")
                 console.print("up: Ctrl-C stops the daemons and leaves the VMs running")
-            return _watch(daemons, stopping, console)
+            keep(daemons, stopping, SystemClock(), lambda text: console.print(f"up: {text}"))
+            return 0
         finally:
             for daemon in reversed(daemons):
                 daemon.stop()
@@ -75,9 +75,20 @@ def _daemons(node: NodeDir, options: NodeOptions, orphans: Orphans) -> tuple[Dae
     """In the order of their start."""
     file = node.config_file
     own = (tapmanager_daemon(file, orphans), shares_daemon(file, orphans), virtshim_daemon(file, orphans))
-    if options.with_containerd:
-        return (*own, containerd.daemon(node, orphans), proxy_daemon(file, orphans))
-    return own
+    proxies = (proxy_daemon(file, orphans),) if options.with_containerd else ()
+    for daemon in (*own, *proxies):
+        # Not containerd's: its shims outlive this process, and would die of an output that nobody reads.
+        daemon.said = LastLines()
+    return (*own, containerd.daemon(node, orphans), *proxies) if options.with_containerd else own
+
+
+def _start(daemon: Daemon, stopping: threading.Event) -> None:
+    """For the first time: whoever is there reads why it does not come up."""
+    try:
+        daemon.start(stopping)
+    except Unavailable as exc:
+        said = "".join(f"\n  {line}" for line in daemon.last_lines())
+        raise Unavailable(f"{exc}; correct what it says" + (f". Its last lines:{said}" if said else "")) from exc
 
 
 def _routes() -> list[tuple[str, str]]:
@@ -88,26 +99,6 @@ def _routes() -> list[tuple[str, str]]:
         if finished.returncode == 0:
             found += [(route["dst"], route.get("dev", "")) for route in json.loads(finished.stdout or "[]")]
     return found
-
-
-def _watch(daemons: tuple[Daemon, ...], stopping: threading.Event, console: Console) -> int:
-    """Restarts what dies, until told to stop; gives up on one that keeps dying."""
-    restarts: list[float] = []
-    while not stopping.wait(_POLL_INTERVAL):
-        for daemon in daemons:
-            if daemon.is_running or stopping.is_set():
-                continue
-            now = time.monotonic()
-            restarts = [one for one in restarts if now - one < _WITHIN] + [now]
-            if len(restarts) > _RESTARTS:
-                console.print(f"up: {daemon.name} keeps exiting; giving up. The VMs keep running")
-                return 1
-            console.print(f"up: {daemon.name} exited; restarting it")
-            try:
-                daemon.start(stopping)
-            except ShimError as exc:
-                console.print(f"up: {exc}")
-    return 0
 
 
 def take_lock(node: NodeDir) -> int:

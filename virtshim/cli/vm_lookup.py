@@ -13,8 +13,14 @@ _Seen = TypeVar("_Seen", bound=PodSummary | VmSummary)
 
 
 def running_vm(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
-    """The running VM of that name. Names come before beginnings of ids. A name means a pod that is ready, if there is one:
-    a pod's earlier sandboxes have its name, too. Raises NotFound, InvalidRequest if it may mean several, WrongState."""
+    """The running VM of that name, found as `vm_of`. Raises NotFound, InvalidRequest if it may mean several, WrongState."""
+    return _must_run(vm_of(wanted, pods, vms))
+
+
+def vm_of(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]) -> VmSummary:
+    """The VM of that name, also one that has ended: a pod's running one, else its newest. Names come before beginnings of ids. A
+    name means a pod that is ready, if there is one: a pod's earlier sandboxes have its name, too. Raises NotFound,
+    InvalidRequest if it may mean several, WrongState if there is none."""
     if not wanted:
         raise InvalidRequest("the name is empty; write a pod's name, namespace/name, or the beginning of an id")
     if named := [pod for pod in pods if wanted in (pod.name, f"{pod.namespace}/{pod.name}")]:
@@ -25,7 +31,7 @@ def running_vm(wanted: str, pods: Sequence[PodSummary], vms: Sequence[VmSummary]
     if not found:
         raise NotFound(f"no pod or container {wanted!r} is on this node; `virtshim ps` lists them")
     one = _only(wanted, found, (seen.id[:_SHORT] for seen in found))
-    return _of_pod(one, vms) if isinstance(one, PodSummary) else _must_run(one)
+    return _of_pod(one, vms) if isinstance(one, PodSummary) else one
 
 
 def _only(wanted: str, found: Sequence[_Seen], names: Iterable[str]) -> _Seen:
@@ -38,7 +44,7 @@ def _of_pod(pod: PodSummary, vms: Iterable[VmSummary]) -> VmSummary:
     own = [vm for vm in vms if vm.pod == pod.id]
     if not own:
         raise WrongState(f"pod {pod.namespace}/{pod.name} has no VM")
-    return next((vm for vm in own if vm.state == "running"), None) or _must_run(own[0])
+    return next((vm for vm in own if vm.state == "running"), own[0])
 
 
 def _must_run(vm: VmSummary) -> VmSummary:

@@ -1,6 +1,6 @@
 """`virtshim vnc`: a VM's screen on a local port or socket, for any VNC client.
 
-Each client gets a port-forward of its own to the pod's port 5900, which is the screen.
+Each client gets a stream of its own, by the admin socket.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 
 from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
+from virtshim.cri.operator.client import operating
 from virtshim.domain.annotations.parse import VNC_ANNOTATION
 from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
 from virtshim.domain.guest.streaming import VNC_PORT
@@ -58,7 +59,7 @@ def parse_listen_address(listen: str, path: str) -> ListenAddress:
     return ListenAddress(str(host), int(found["port"]))
 
 
-def vnc(cri_socket: str, wanted: str, place: ListenAddress) -> None:
+def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
     """Serves clients until ctrl-c. Raises ShimError."""
     with connected(cri_socket) as node:
         vm = running_vm(wanted, node.pods(), node.vms())
@@ -70,7 +71,7 @@ def vnc(cri_socket: str, wanted: str, place: ListenAddress) -> None:
         try:
             while True:
                 local, _ = listener.accept()
-                threading.Thread(target=_serve, args=(cri_socket, vm, local), daemon=True).start()
+                threading.Thread(target=_serve, args=(admin, vm, local), daemon=True).start()
         except KeyboardInterrupt:
             return
         finally:
@@ -95,12 +96,12 @@ def _listener(place: ListenAddress) -> socket.socket:
     return listener
 
 
-def _serve(cri_socket: str, vm: VmSummary, local: socket.socket) -> None:
+def _serve(admin: str, vm: VmSummary, local: socket.socket) -> None:
     """One client, on a thread of its own."""
     with local, contextlib.suppress(OSError):
         try:
-            with connected(cri_socket) as node:
-                url = node.forward_url(vm.pod, VNC_PORT)
+            with operating(admin) as operator:
+                url = operator.screen_url(vm.id)
             with contextlib.closing(streaming.connect(url, streaming.FORWARD)) as remote:
                 copy_both_ways(local, remote)
         except ShimError as exc:

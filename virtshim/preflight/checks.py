@@ -6,13 +6,16 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tapmanager.links import vhost
 from tapmanager.shares.plan import PROGRAMS
 from virtshim.config import Settings
 from virtshim.domain.errors import ShimError
+from virtshim.domain.hardware.options import Firmware
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import share_dir
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.embed import is_embedded
+from virtshim.hypervisor.hardware import there
 from virtshim.hypervisor.kvm import probe
 from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.images.confinement import Bounds, account, command
@@ -20,12 +23,14 @@ from virtshim.machine import systemd_runs
 from virtshim.preflight import confinement, host_facts, machine, network, parsers, runtimes, virtualization
 from virtshim.preflight.access import UserAccount
 from virtshim.preflight.finding import Finding, error
+from virtshim.preflight.node import checks as node
 
 Check = Callable[[Settings], Sequence[Finding]]
 
 _TAPMANAGER_LIMIT = 3.0
 _QEMU_CONF = "/etc/libvirt/qemu.conf"
 _READ_ONLY_SOCKETS = ("/run/libvirt/libvirt-sock-ro", "/run/libvirt/virtqemud-sock-ro")
+_LIBVIRT = "/var/lib/libvirt/qemu"
 _SMT = "/sys/devices/system/cpu/smt/active"
 _FORWARDING = ("net.ipv4.ip_forward",)
 _PARSER = Bounds(memory=256 << 20, cpu_seconds=5)
@@ -64,6 +69,13 @@ def volumes(settings: Settings) -> Sequence[Finding]:
     return [virtualization.volumes(places, next((one for one in places if os.access(one, os.X_OK)), ""))]
 
 
+def firmware(_settings: Settings) -> Sequence[Finding]:
+    found = there.firmwares()
+    return [
+        virtualization.firmware(Firmware.UEFI in found, Firmware.SECURE in found, there.programs_missing()),
+    ]
+
+
 def image_parsers(settings: Settings) -> Sequence[Finding]:
     wanted = settings.images.parser_user
     try:
@@ -98,10 +110,18 @@ def read_only_socket(settings: Settings) -> Sequence[Finding]:
     """Of the system's libvirt; the embedded driver has none."""
     if settings.libvirt.uri != "qemu:///system":
         return []
-    there = [node for path in _READ_ONLY_SOCKETS if (node := host_facts.node(path)) is not None]
+    served = filter(host_facts.is_served, _READ_ONLY_SOCKETS)
+    there = [node for path in served if (node := host_facts.node(path)) is not None]
     return [
         virtualization.read_only_sockets([(node, host_facts.directories(os.path.dirname(node.path))) for node in there])
     ]
+
+
+def libvirt_directory(settings: Settings) -> Sequence[Finding]:
+    """Of the system's libvirt: what it hands to a QEMU is below it."""
+    if settings.libvirt.uri != "qemu:///system":
+        return []
+    return [virtualization.directory(_LIBVIRT, host_facts.directories(_LIBVIRT), _vm_user(settings))]
 
 
 def vmwrapper(settings: Settings) -> Sequence[Finding]:
@@ -187,6 +207,12 @@ def tun(_settings: Settings) -> Sequence[Finding]:
     return [machine.tun(host_facts.is_character_device("/dev/net/tun"))]
 
 
+def vhost_net(settings: Settings) -> Sequence[Finding]:
+    """Tried as tapmanager tries it."""
+    wanted = settings.tapmanager.vhost_net
+    return [machine.vhost_net(wanted, vhost.trouble() if wanted else "")]
+
+
 def forwarding(_settings: Settings) -> Sequence[Finding]:
     switches = {name: host_facts.text(f"/proc/sys/{name.replace('.', '/')}") for name in _FORWARDING}
     return [machine.forwarding(switches)]
@@ -198,8 +224,11 @@ def cni(settings: Settings) -> Sequence[Finding]:
     if not name:
         return [network.no_configuration(directory)]
     path = os.path.join(directory, name)
+    text = host_facts.text(path)
+    if not text:
+        return [network.bad_configuration(path, "it is empty, or cannot be read")]
     try:
-        found = network.parsed(host_facts.text(path))
+        found = network.parsed(text)
     except (ValueError, RecursionError) as exc:
         return [network.bad_configuration(path, str(exc))]
     return [network.plugins(path, found, host_facts.not_executable(found.programs, places), places)]
@@ -239,10 +268,12 @@ ALL: tuple[Check, ...] = (
     qemu,
     qemu_img,
     volumes,
+    firmware,
     image_parsers,
     qemu_user,
     libvirt,
     libvirt_user,
+    libvirt_directory,
     read_only_socket,
     vmwrapper,
     emulator,
@@ -256,10 +287,21 @@ ALL: tuple[Check, ...] = (
     run_dir,
     room,
     sockets,
+    node.clock_synchronised,
+    node.clock_source,
     tun,
+    vhost_net,
     forwarding,
     cni,
     tapmanager,
+    node.virtshim,
+    node.shares,
     cgroups,
+    node.kubelet_configuration,
+    node.kubelet_cgroups,
+    node.kubelet_runtime,
+    node.swap,
+    node.container_runtimes,
     proxy,
+    node.qemu_overhead,
 )

@@ -16,12 +16,14 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`subject` is what was looked at, in a word or two; `remedy` is "" for OK."""
+    """`subject` is what was looked at, in a word or two; `remedy` is "" for OK; `check` is what programs know it by, the name of
+    the check that found it, which the runner fills in."""
 
     level: Level
     subject: str
     text: str
     remedy: str = ""
+    check: str = ""
 
 
 def ok(subject: str, text: str) -> Finding:

@@ -47,9 +47,23 @@ def tun(is_device: bool) -> Finding:
     return error("tun", "/dev/net/tun is missing: no VM can have a network card", "modprobe tun")
 
 
+def vhost_net(wanted: bool, trouble: str) -> Finding:
+    """`wanted` as in tapmanager.vhost_net."""
+    if not wanted:
+        return ok("vhost-net", "not used (tapmanager.vhost_net): QEMU moves the guests' frames itself")
+    if not trouble:
+        return ok("vhost-net", "the kernel moves the guests' frames")
+    return warning(
+        "vhost-net", f"{trouble}: QEMU moves the guests' frames itself, which is slower", "modprobe vhost_net"
+    )
+
+
 def forwarding(switches: Mapping[str, str]) -> Finding:
     """`switches`: sysctl name -> its text, "" if it cannot be read."""
     off = sorted(name for name, value in switches.items() if value == "0")
+    unknown = sorted(name for name, value in switches.items() if not value)
+    if unknown:
+        return warning("forwarding", f"{', '.join(unknown)} cannot be read", "mount -t proc proc /proc")
     if not off:
         return ok("forwarding", "the kernel forwards packets")
     remedy = f"write `{off[0]} = 1` into /etc/sysctl.d/90-kubernetes.conf, then run: sysctl --system"

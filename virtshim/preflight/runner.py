@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -11,21 +12,21 @@ from virtshim.config import Settings
 from virtshim.preflight.checks import Check
 from virtshim.preflight.finding import Finding, error
 
-# Seconds for one check.
-LIMIT = 15.0
+# Seconds for one check: libvirt examines a QEMU in half a minute where even the node is emulated.
+LIMIT = 60.0
 
 
 def findings(checks: Sequence[Check], settings: Settings, limit: float = LIMIT) -> Iterator[Finding]:
     """Ends within `limit` seconds (and little more): a check that hangs is left behind on its daemon thread."""
     until = time.monotonic() + limit
     for check, answer in [(check, _started(check, settings)) for check in checks]:
+        name = check.__name__
         try:
-            yield from answer.get(timeout=max(0.0, until - time.monotonic()))
+            found = answer.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            subject = check.__name__.replace("_", " ")
-            yield error(
-                subject, f"no answer within {limit:g} s", "see what hangs: run the command again with strace -f"
-            )
+            remedy = "see what hangs: run the command again with strace -f"
+            found = [error(name.replace("_", " "), f"no answer within {limit:g} s", remedy)]
+        yield from (dataclasses.replace(one, check=name) for one in found)
 
 
 def _started(check: Check, settings: Settings) -> queue.SimpleQueue[Sequence[Finding]]:

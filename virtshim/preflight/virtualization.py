@@ -57,6 +57,22 @@ def volumes(places: Sequence[str], there: str) -> Finding:
     return warning("volumes", f"no virtiofsd at {', '.join(places)}: pods with volumes are refused", remedy)
 
 
+def firmware(uefi: bool, secure: bool, missing: Sequence[str]) -> Finding:
+    """Whether there is a UEFI, and one with secure boot; which of swtpm's programs are not there."""
+    lacking = [
+        *(["UEFI without secure boot"] if not uefi else []),
+        *(["UEFI with secure boot"] if not secure else []),
+        *missing,
+    ]
+    if not lacking:
+        return ok("firmware", "BIOS, UEFI, secure boot, TPM")
+    return warning(
+        "firmware",
+        f"this node has no {', no '.join(lacking)}: pods that ask for it are refused",
+        "apt-get install ovmf swtpm swtpm-tools",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Whom tapmanager serves: `who`, and VMs' users if its socket is of the `group` that they have."""
@@ -166,6 +182,21 @@ def read_only_sockets(found: Sequence[tuple[FileStatus, Sequence[FileStatus]]]) 
                 f'set unix_sock_ro_perms = "0700" in /etc/libvirt/{daemon}.conf; systemctl restart {daemon}',
             )
     return ok(subject, "closed to local users")
+
+
+def directory(path: str, way: Sequence[FileStatus], who: UserAccount) -> Finding:
+    """libvirt's own, with a key for each QEMU. Debian closes it to all but the common user for QEMU, and again at each upgrade of
+    libvirt, unless it is told to leave it. `way`: what exists of it from / down."""
+    subject = "libvirt's directory"
+    barrier = first_blocked(way, who)
+    if barrier is None:
+        return ok(subject, f"{path} can be passed by {who.name}")
+    return error(
+        subject,
+        f"no VM starts: {who.name} cannot pass {barrier.path}, which has mode {barrier.permissions}",
+        f"dpkg-statoverride --force-statoverride-add --update --add libvirt-qemu libvirt-qemu 0751 {barrier.path}; "
+        f"elsewhere: {chmod_command(barrier)}",
+    )
 
 
 def runs_qemu_as(program_output: ProgramOutput, who: UserAccount) -> Finding:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from virtshim.cli.check import check
+from virtshim.preflight.checks import ALL
 
 pytestmark = pytest.mark.operator
 
@@ -79,6 +80,7 @@ def test_a_node_that_can_run_vms_passes_in_time(config: Path, capsys: pytest.Cap
     assert told["libvirt"]["text"].startswith("qemu:///embed")
     assert told["emulator"]["level"] == "ok", told["emulator"]
     assert told["tapmanager"]["level"] == "warning"
+    assert {finding["check"] for finding in told.values()} <= {check.__name__ for check in ALL}
 
 
 @needs_a_node
@@ -108,6 +110,7 @@ def test_a_configuration_that_cannot_be_read_is_a_finding(tmp_path: Path, capsys
     assert check(str(tmp_path / "c.toml"), as_json=True) == 1
     told = findings(capsys)
     assert list(told) == ["configuration"]
+    assert told["configuration"]["check"] == "configuration"
     assert "libvirt.url" in told["configuration"]["text"]
 
 

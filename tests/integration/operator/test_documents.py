@@ -21,7 +21,8 @@ from virtshim.domain.annotations.parse import _READERS, parse_vm_options
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.layout import share_dir
-from virtshim.preflight import network, virtualization
+from virtshim.preflight import checks, network, virtualization
+from virtshim.telemetry import catalogue
 
 pytestmark = pytest.mark.operator
 
@@ -46,12 +47,6 @@ def section(text: str, title: str) -> str:
     return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
-def test_every_setting_is_listed_with_its_default(operator: str) -> None:
-    listed = {name: json.loads(default.strip("`")) for name, default, _ in ROW.findall(section(operator, "Settings"))}
-    tables = json.loads(Settings().model_dump_json())
-    assert listed == {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
-
-
 def test_every_test_that_a_document_names_is_there(root: Path) -> None:
     """`file: test`; a test that is named alone is of the file named before it."""
     tests, named, absent = root / "tests", 0, []
@@ -74,21 +69,38 @@ def test_every_annotation_is_listed(operator: str) -> None:
     assert sorted(listed) == sorted(_READERS)
 
 
+def test_every_check_is_listed_by_its_key(operator: str) -> None:
+    table = re.findall(r"^\| (`\w+`.*?) \| .+ \|$", section(operator, "Check"), re.MULTILINE)
+    listed = [name for cell in table for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(
+        ["configuration", "devices", "runtime_class", *(check.__name__ for check in checks.ALL)]
+    )
+
+
 def test_every_metric_is_listed_as_it_is_described(root: Path) -> None:
     listed = re.findall(
         r"^\| `(\w+)` \| (\w+) \| (.+) \| (.+) \|$", (root / "docs/metrics.md").read_text(), re.MULTILINE
     )
-    families = [*CONTAINER_FAMILIES, *POD_FAMILIES]
-    assert sorted(listed) == sorted((f.name, f.kind.value, ", ".join(f.labels) or "-", f.help) for f in families)
+    described = [(f.name, f.kind.value, f.labels, f.help) for f in CONTAINER_FAMILIES]
+    described += [(f.name, f.kind.value, f.labels, f.help) for f in POD_FAMILIES]
+    own = (
+        catalogue.RECORDED,
+        catalogue.SAMPLED,
+        catalogue.SCRAPED,
+        catalogue.OF_VMS,
+        catalogue.OF_PROXY,
+        catalogue.OF_PROCESS,
+        catalogue.OF_BOTH,
+    )
+    described += [(one.name, one.kind, one.labels, one.help) for group in own for one in group]
+    assert sorted(listed) == sorted(
+        (name, kind, ", ".join(labels) or "-", text) for name, kind, labels, text in described
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("VirtletCloudInitUserDataSource", "secret/x"),
-        ("VirtletCloudInitUserDataSourceKey", "x"),
-        ("VirtletCloudInitUserDataSourceEncoding", "plain"),
-        ("VirtletSSHKeySource", "secret/x"),
         ("VirtletFilesFromDataSource", "secret/x"),
         ("VirtletChown9pfsMounts", "true"),
     ],
@@ -191,7 +203,7 @@ def test_every_decision_has_one_place(root: Path) -> None:
 
 def test_every_promise_has_a_key_of_its_own(root: Path) -> None:
     keys = re.findall(r"^\|.*\| `([a-z0-9_]+)` \| ", (root / "docs/PROMISES.md").read_text(), re.MULTILINE)
-    assert len(keys) == len(set(keys)) == 21
+    assert len(keys) == len(set(keys)) == 22
 
 
 def test_links_between_documents_lead_somewhere(root: Path) -> None:

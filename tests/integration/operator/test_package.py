@@ -46,6 +46,9 @@ def test_the_wheel_holds_the_four_packages_the_licence_and_nothing_of_the_tests(
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "criproto/api.proto" in names
+    page = {"index.html", "main.js", "main.css", "icon.svg", "LICENSES.txt"}
+    assert {f"virtshim/dashboard/dist/{name}" for name in page} <= set(names)
+    assert not [name for name in names if name.startswith("virtshim/dashboard/web/")], "what it is built from"
     assert not [name for name in names if "__pycache__" in name]
 
 

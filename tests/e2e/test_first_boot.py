@@ -1,0 +1,64 @@
+"""What a guest without cloud-init looks for at its first boot: a configuration for Ignition in its firmware; Windows' answer
+file on a CD-ROM, which Debian's kernels for clouds have no driver for: of that QEMU is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes.kubelet_writer import WrittenVolume
+from guest import BOOT, READY
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_for_log
+
+from virtshim.domain.guest.ignition import FIRMWARE_NAMES
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.volumes]
+
+IGNITION = """{
+  "ignition": {"version": "3.3.0"},
+  "storage": {"files": [{"path": "/etc/motd", "contents": {"source": "data:,hello"}}]}
+}
+"""
+ANNOTATIONS = {"virtshim.io/sysprep": "/sysprep", "virtshim.io/ignition": IGNITION}
+
+
+def test_a_guest_reads_its_configuration_in_the_firmware_and_qemu_has_the_cdrom(
+    cri: PodClient, node: Node, image_url: str, tmp_path: Path
+) -> None:
+    config = pod_config("first-boot", f"{node.directory}/logs/first-boot", annotations=ANNOTATIONS)
+    secret = WrittenVolume(tmp_path, config.metadata.uid, "secret", "answers")
+    secret.write({"Autounattend.xml": b"<unattend/>\n", "set-up.ps1": b""})
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.mounts.add(container_path="/sysprep", host_path=str(secret.path), readonly=True)
+    made = cri.create(pod, wanted, config)
+    cri.start(made)
+    wait_for_log(cri.status(made).log_path, READY, BOOT)
+
+    for name in FIRMWARE_NAMES:
+        script = f"modprobe qemu_fw_cfg && cat /sys/firmware/qemu_fw_cfg/by_name/{name}/raw"
+        found = cri.exec_sync(made, "sh", "-c", script)
+        assert (found.exit_code, found.stdout.decode()) == (0, IGNITION), found.stderr
+        refuse_what_ignition_refuses(found.stdout)
+    assert cri.exec_sync(made, "ls", "/sysprep").exit_code != 0, "it is no volume as well"
+
+    directory = Path(node.directory, "state", "containers", made)
+    (qemu,) = node.qemu_pids()
+    assert str(directory / "sysprep.iso") in {os.readlink(one) for one in Path(f"/proc/{qemu}/fd").iterdir()}
+    for name in ("sysprep.iso", "ignition.json", "seed.iso"):
+        found_file = (directory / name).stat()
+        assert stat.S_IMODE(found_file.st_mode) & 0o077 == 0, name
+        assert found_file.st_uid == Path(f"/proc/{qemu}").stat().st_uid, name
+    cri.remove_pod(pod)
+    assert not directory.exists()
+
+
+def refuse_what_ignition_refuses(config: bytes) -> None:
+    validator = shutil.which("ignition-validate")
+    assert validator, "needs Debian's package ignition; run make setup"
+    subprocess.run([validator, "-"], input=config, check=True, timeout=60)

@@ -1,0 +1,174 @@
+"""What operators look at and do by hand, on one real VM with a screen, and VMs that they run by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest import BOOT, READY
+from node import VIRTSHIM, Node
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.operator]
+
+LIMIT = 120.0
+
+
+def virtshim(node: Node, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*VIRTSHIM, name, "--socket", node.socket, *words]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def done(node: Node, name: str, *words: str) -> str:
+    ended = virtshim(node, name, *words)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def facts(node: Node, name: str, *words: str) -> dict:
+    return json.loads(done(node, name, "--json", *words))
+
+
+@contextlib.contextmanager
+def events(node: Node) -> Iterator[subprocess.Popen[str]]:
+    command = [*VIRTSHIM, "events", "--socket", node.socket, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_an_operators_day(cri: PodClient, node: Node, image_url: str, tmp_path: Path):
+    image = f"{image_url}/guest.qcow2"
+    assert facts(node, "pull", image)["image"] == image
+    assert image.partition("/")[2] in done(node, "images")
+    config = pod_config("day", f"{node.directory}/logs/day", {"virtshim.io/vnc": "true"})
+    pod = cri.run_pod(config)
+    vm = cri.create(pod, container_config(cri.pull(image)), config)
+    log = cri.status(vm).log_path
+    with events(node) as told:
+        cri.start(vm)
+        assert told.stdout is not None
+        wait_for_log(log, READY, BOOT)
+        wait_until(lambda: virtshim(node, "exec", "day", "--", "true").returncode == 0, BOOT, "its agent answers")
+
+        # --- looking
+        assert {"network", "disk", "libvirt", "firmware", "agent"} <= over(node, vm).keys()
+        assert "day" in done(node, "ps")
+        assert [one["vms"][0]["id"] for one in facts(node, "ps") if one["name"] == "day"] == [vm]
+        assert [row["memory"] > 0 for row in facts(node, "top") if row["pod"] == "default/day"] == [True]
+        assert READY in done(node, "logs", "--tail", "20", "day")
+        assert done(node, "logs", "--since", "0s", "day") == ""
+        assert f"({vm[:12]}), running" in done(node, "inspect", "day")
+        assert vm in done(node, "dumpxml", "day")
+        assert "fetch_key" not in done(node, "dumpxml", "day")
+        picture = tmp_path / "screen.png"
+        assert done(node, "screenshot", "-o", str(picture), "day").strip() == str(picture)
+        assert is_picture(picture.read_bytes())
+
+        # --- pausing
+        assert facts(node, "pause", "day")["changed"]
+        assert not facts(node, "pause", "day")["changed"]
+        status = cri.status(vm)
+        assert (status.state, "virtshim resume" in status.message) == (1, True)
+        refused = virtshim(node, "exec", "day", "--", "true")
+        assert (refused.returncode, "virtshim resume" in refused.stderr) != (0, False)
+        assert virtshim(node, "freeze", "day").returncode == 75
+        assert facts(node, "resume", "day")["changed"]
+        assert done(node, "exec", "day", "--", "echo", "goes on") == "goes on\n"
+
+        # --- freezing
+        assert facts(node, "freeze", "--seconds", "300", "day")["changed"]
+        assert virtshim(node, "exec", "day", "--", "true").returncode != 0
+        assert facts(node, "thaw", "day")["changed"]
+        assert done(node, "exec", "day", "--", "echo", "goes on") == "goes on\n"
+
+        # --- restarting
+        for count, action in enumerate(("reboot", "reset"), start=2):
+            assert facts(node, action, "day")["changed"]
+            wait_until(lambda count=count: boots(log) == count, BOOT, f"it boots again after {action}")
+        assert cri.status(vm).state == 1
+
+        # --- a paused VM is stopped as any other
+        done(node, "pause", "day")
+        cri.stop(vm, 60)
+        assert cri.status(vm).exit_code in (0, 143), cri.status(vm).message
+        seen = []
+        while "vm stopped" not in seen:
+            seen.append(json.loads(told.stdout.readline())["what"])
+        actions = ["pause", "resume", "freeze", "thaw", "reboot", "reset", "pause"]
+        assert [one for one in seen if one in actions] == actions
+    assert virtshim(node, "pause", "day").returncode == 75
+    assert virtshim(node, "pause", "nobody").returncode == 66
+    cri.stop_pod(pod)
+    cri.remove_pod(pod)
+
+
+def over(node: Node, vm: str) -> dict:
+    return {one["name"]: one for one in facts(node, "inspect", vm[:12])["phases"] if one["isOver"]}
+
+
+def boots(log: str) -> int:
+    return sum(READY in line for line in log_lines(log))
+
+
+def is_picture(data: bytes) -> bool:
+    width, height = struct.unpack(">II", data[16:24])
+    rows = zlib.decompress(data[data.index(b"IDAT") + 4 :][: struct.unpack(">I", data[33:37])[0]])
+    return data.startswith(b"\x89PNG") and len(rows) == height * (1 + 3 * width)
+
+
+def test_a_vm_by_hand_is_gone_when_it_is_left_ends_or_is_killed(cri: PodClient, node: Node, image_url: str):
+    run = [*VIRTSHIM, "run", "--socket", node.socket, "--memory", "128Mi", f"{image_url}/guest.qcow2"]
+
+    # Its command's output and exit code are those of `run`.
+    ended = subprocess.run(
+        [*run, "--env", "WORD=hello", "--", "sh", "-c", "echo $WORD; exit 7"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BOOT + LIMIT, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 7, ended.stderr
+    assert "hello" in ended.stdout
+    assert cri.pods() == []
+
+    # On a terminal: its console; ctrl-] leaves, and it is gone.
+    master, slave = pty.openpty()
+    process = subprocess.Popen([*run, "--name", "by-hand"], stdin=slave, stdout=slave, stderr=slave)
+    try:
+        assert reads(master, READY.encode(), BOOT)
+        assert [pod.metadata.name for pod in cri.pods()] == ["by-hand"]
+        os.write(master, b"\x1d")
+        assert process.wait(LIMIT) == 0
+        assert cri.pods() == []
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+        os.close(slave)
+
+    # Whoever ends it by a signal leaves nothing behind.
+    with subprocess.Popen([*run, "-q"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as killed:
+        wait_until(lambda: any(one.state == 1 for one in cri.containers()), LIMIT, "it runs")
+        killed.send_signal(signal.SIGTERM)
+        assert killed.wait(LIMIT) == 128 + signal.SIGTERM
+    assert cri.pods() == []
+
+
+def reads(descriptor: int, text: bytes, seconds: float) -> bool:
+    seen, until = b"", time.monotonic() + seconds
+    while text not in seen:
+        if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
+            return False
+        seen += os.read(descriptor, 4096)
+    return True

@@ -1,0 +1,51 @@
+"""A guest that UEFI starts, and that has a TPM: both go on with the root disk, and go with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import uefi_disk
+from guest import BOOT, READY
+from imageserver import serve_directory
+from node import Node
+from podclient import PodClient, container_config, pod_config, wait_for_log
+
+pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.timeout(900)]
+
+ANNOTATIONS = {"virtshim.io/firmware": "uefi", "virtshim.io/tpm": "true", "virtshim.io/root-disk": "pod"}
+# TPM2_ReadClock; of the answer, how often that TPM has been reset in its life.
+RESETS = r"""exec 3<>/dev/tpm0
+printf '\200\001\0\0\0\012\0\0\001\201' >&3
+head -c 35 <&3 | tail -c 9 | head -c 4 | hexdump -ve '1/1 "%02x"'"""
+
+
+def test_uefis_variables_and_the_tpm_are_the_root_disks(
+    cri: PodClient, node: Node, guest_image: Path, tmp_path: Path
+) -> None:
+    uefi_disk.make(guest_image, tmp_path / "uefi.qcow2")
+    config = pod_config("uefi", f"{node.directory}/logs/uefi", annotations=ANNOTATIONS)
+    with serve_directory(tmp_path) as url:
+        image = cri.pull(f"{url.removeprefix('http://')}/uefi.qcow2")
+    pod = cri.run_pod(config)
+    beside = Path(node.directory, "state", "pods")
+    tpms = Path(node.directory, "libvirt", "lib", "swtpm")
+    seen = []
+    for attempt in range(2):
+        container = cri.create(pod, container_config(image, memory=256 << 20, attempt=attempt), config)
+        cri.start(container)
+        wait_for_log(cri.status(container).log_path, READY, 3 * BOOT)
+        assert cri.exec_sync(container, "test", "-d", "/sys/firmware/efi").exit_code == 0
+        told = cri.exec_sync(container, "sh", "-c", RESETS)
+        assert told.exit_code == 0, told.stderr
+        (variables,) = beside.glob("*/*.nvram")
+        seen.append((int(told.stdout, 16), variables, os.listdir(tpms)))
+        assert len(list(beside.glob("*/*.places"))) == 1
+        cri.stop(container, 0)
+    (first, *places), (second, *same) = seen
+    assert second > first, "it is the same TPM, and was turned on once more"
+    assert same == places
+    cri.remove_pod(pod)
+    assert not variables.exists()
+    assert os.listdir(tpms) == []

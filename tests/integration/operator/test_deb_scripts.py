@@ -1,0 +1,139 @@
+"""What the Debian package does to a node at its installation, removal and purge: its scripts, on a tree, with commands that only
+write down how they were called."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from virtshim.setup.node_setup import NodeSetup
+from virtshim.setup.tree import NodeTree
+from virtshim.setup.units import Systemctl
+
+pytestmark = pytest.mark.operator
+
+# With their exit codes.
+COMMANDS = {
+    "deb-systemd-invoke": 0, "deb-systemd-helper": 0, "systemctl": 0, "systemd-sysusers": 0, "systemd-tmpfiles": 0,
+    "dpkg-statoverride": 0, "aa-enabled": 1, "apparmor_parser": 0, "getent": 1, "userdel": 0,
+}  # fmt: skip
+SETUP = "var/lib/virtshim/setup"
+
+
+@dataclass(frozen=True)
+class Node:
+    root: Path
+    scripts: Path
+
+    def run(self, name: str, *argv: str) -> str:
+        """What it says."""
+        text = re.sub(r"(?<![\w.}/])/(etc|var|run|usr/share)/", rf"{self.root}/\1/", (self.scripts / name).read_text())
+        script = self.root.parent / name
+        script.write_text(text)
+        done = subprocess.run(
+            ["/bin/sh", script, *argv], capture_output=True, text=True, check=False, timeout=60,
+            env={"PATH": f"{self.root.parent}/bin:{os.environ['PATH']}"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stderr
+
+    def asked(self) -> list[str]:
+        place = self.root.parent / "asked"
+        return place.read_text().splitlines() if place.exists() else []
+
+    def write(self, path: str, text: str = "") -> Path:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+        return self.root / path
+
+
+@pytest.fixture
+def node(tmp_path: Path, pytestconfig: pytest.Config) -> Node:
+    for name, code in COMMANDS.items():
+        place = tmp_path / "bin" / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\nexit {code}\n')
+        place.chmod(0o755)
+    node = Node(tmp_path / "node", pytestconfig.rootpath / "deploy/deb")
+    for path in ("run/systemd/system/any", "run/virtshim/any", "etc/virtshim/config.toml", "var/lib/virtshim/images/a"):
+        node.write(path)
+    return node
+
+
+def test_every_unit_of_the_package_is_stopped_at_its_removal_the_socket_first_and_forgotten_at_its_purge(
+    node: Node, pytestconfig: pytest.Config
+) -> None:
+    units = {path.name for path in (pytestconfig.rootpath / "systemd").glob("*.*") if path.suffix != ".conf"}
+    assert node.run("prerm", "remove") == ""
+    ((*_, first, second, third, fourth, fifth, sixth),) = [line.split() for line in node.asked()]
+    assert {first, second, third, fourth, fifth, sixth} == units
+    assert first == "tapmanager.socket"
+    node.run("postrm", "purge")
+    assert units == {line.split()[-1] for line in node.asked() if line.startswith("deb-systemd-helper purge")}
+
+
+def test_an_upgrade_restarts_services_and_leaves_the_socket_at_which_calls_wait(
+    node: Node, pytestconfig: pytest.Config
+) -> None:
+    node.run("prerm", "upgrade", "2")
+    assert node.asked() == []
+    node.run("postinst", "configure", "1")
+    (told,) = [line for line in node.asked() if "try-restart" in line]
+    assert set(told.split()[2:]) == {path.name for path in (pytestconfig.rootpath / "systemd").glob("*.service")}
+    assert "deb-systemd-helper update-state tapmanager.socket" in node.asked()
+
+
+def test_a_service_that_does_not_stop_keeps_no_package_on_the_node(node: Node) -> None:
+    (node.root.parent / "bin/deb-systemd-invoke").write_text("#!/bin/sh\nexit 1\n")
+    assert "a service did not stop" in node.run("prerm", "remove")
+
+
+def test_a_removal_of_a_node_that_is_set_up_says_what_stays_and_how_it_goes(node: Node) -> None:
+    node.write(f"{SETUP}/manifest.json")
+    said = node.run("prerm", "remove")
+    assert "what `virtshim setup` changed on this node stays" in said
+    assert "virtshim setup --undo" in said
+
+
+def test_a_purge_deletes_everything(node: Node) -> None:
+    node.write(f"{SETUP}/lock")
+    assert node.run("postrm", "purge") == ""
+    for path in ("var/lib/virtshim", "run/virtshim", "etc/virtshim"):
+        assert not (node.root / path).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants root")
+def test_after_a_purge_a_new_installation_can_still_take_set_up_back(node: Node) -> None:
+    node.write("etc/crictl.yaml", "theirs\n")
+    setup = NodeSetup(NodeTree(str(node.root)), Systemctl(str(node.root)))
+    setup.set_up()
+    said = node.run("postrm", "purge")
+    assert "kept: " in said
+    assert "virtshim setup --undo" in said
+    assert os.listdir(node.root / "var/lib/virtshim") == ["setup"]
+    assert not (node.root / "etc/virtshim").exists()
+    # systemd-tmpfiles makes it at the next installation.
+    node.write("etc/virtshim/config.toml")
+    setup.undo()
+    assert (node.root / "etc/crictl.yaml").read_text() == "theirs\n"
+    assert not (node.root / SETUP).exists()
+    assert (node.root / "etc/virtshim/config.toml").read_text() == ""
+
+
+@pytest.mark.parametrize("theirs", ["", "/mine r,\n", "/mine r,"])
+def test_apparmors_rules_come_once_and_go(node: Node, theirs: str) -> None:
+    """The last line of what is there may have no end."""
+    node.write("etc/apparmor.d/usr.sbin.libvirtd", "profile")
+    node.write("usr/share/virtshim/apparmor/usr.sbin.libvirtd", "/vmwrapper PUx,\n")
+    local = node.write("etc/apparmor.d/local/usr.sbin.libvirtd", theirs)
+    for _ in range(2):
+        node.run("postinst", "configure", "")
+        kept = "/mine r,\n" if theirs else ""
+        assert local.read_text() == f"{kept}# virtshim: begin\n/vmwrapper PUx,\n# virtshim: end\n"
+    node.run("postrm", "remove")
+    assert local.read_text() == kept

@@ -1,0 +1,275 @@
+"""`virtshim setup` on trees of nodes: kubelet, libvirt, virtshim and systemd read what it wrote as they would on a node."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapmanager import settings as tapmanager_settings
+from virtshim import config
+from virtshim.cli.install.setup import SetupOptions, setup_command
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.errors import Aborted, DeadlineExceeded, InternalError, InvalidRequest
+from virtshim.files import lock_file
+from virtshim.neighbours import kubelet
+from virtshim.setup.manifest import DIRECTORY, LOCK
+from virtshim.setup.node_setup import NodeSetup
+from virtshim.setup.tree import NodeTree
+from virtshim.setup.units import Systemctl
+
+pytestmark = pytest.mark.operator
+
+UNITS = ("tapmanager.service", "virtshim-shares.service", "virtshim.service", "virtshim-proxy.service")
+KUBEADM = """[Service]
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+NODE = {
+    "/usr/bin/qemu-system-x86_64": "",
+    "/usr/bin/containerd": "",
+    "/usr/sbin/libvirtd": "",
+    "/usr/libexec/virtshim/vmwrapper": "",
+    "/run/systemd/system/any": "",
+    "/run/containerd/containerd.sock": "",
+    "/etc/cni/net.d/10-calico.conflist": "{}",
+    "/etc/crictl.yaml": "runtime-endpoint: unix:///run/containerd/containerd.sock\n",
+    "/etc/libvirt/libvirtd.conf": '# comments\n#unix_sock_ro_perms = "0777"\n',
+    "/etc/containerd/config.toml": """version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = true
+""",
+    "/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\n",
+    "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"\n',
+    "/usr/lib/systemd/system/kubelet.service": "[Service]\nExecStart=/usr/bin/kubelet\n",
+    "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": KUBEADM,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, pytestconfig: pytest.Config) -> Path:
+    """A node of kubeadm with containerd, and virtshim's package."""
+    root = tmp_path / "node"
+    for path, text in NODE.items():
+        place = root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    (root / "var/lib/virtshim").mkdir()
+    for unit in UNITS:
+        shutil.copy(pytestconfig.rootpath / "systemd" / unit, root / "usr/lib/systemd/system")
+    (root / "etc/systemd/system").mkdir(parents=True)
+    return root
+
+
+def seen(root: Path) -> dict[str, tuple[int, str | bytes]]:
+    """Of each file and directory its mode, and where it leads or what is in it."""
+    found: dict[str, tuple[int, str | bytes]] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if not name.startswith(DIRECTORY.lstrip("/")):
+            content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
+            found[name] = (path.lstat().st_mode, content)
+    return found
+
+
+def run(root: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[int, dict[str, Any]]:
+    code = setup_command(SetupOptions(str(root), as_json=True, **options))
+    return code, json.loads(capsys.readouterr().out)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: wants root")
+
+
+@needs_root
+def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = seen(root)
+    code, told = run(root, capsys)
+    assert (code, told["problems"], told["failed"]) == (0, [], [])
+    assert told["settings"] == {}
+    assert told["units"]["enabled"] == [*UNITS]
+    assert {one["path"]: one["action"] for one in told["files"]} == {
+        "/etc/virtshim/config.toml": "create",
+        "/etc/virtshim/runtimeclass.yaml": "create",
+        "/etc/crictl.yaml": "replace",
+        "/etc/virtshim/config.toml.d/proxy.toml": "create",
+        "/etc/kubernetes/kubelet.conf.d/91-virtshim-proxy.conf": "create",
+        "/etc/systemd/system/kubelet.service.d/virtshim-proxy.conf": "create",
+        "/etc/systemd/system/kubelet.service.d/zz-virtshim-flags.conf": "create",
+        "/etc/libvirt/libvirtd.conf": "replace",
+        "/etc/systemd/logind.conf.d/virtshim.conf": "create",
+    }
+
+    found = kubelet.read(HostFiles(str(root)))
+    assert found.endpoint is not None
+    assert found.endpoint.value == "unix:///run/virtshim/proxy.sock"
+    assert found.fields["containerRuntimeEndpoint"].value == "unix:///run/virtshim/proxy.sock"
+    assert found.flags["node-labels"].value == "virtshim.io/vms=true"
+    file = str(root / "etc/virtshim/config.toml")
+    assert config.load(file) == config.Settings()
+    assert tapmanager_settings.load(["--config", file]) == tapmanager_settings.load([])
+    assert (root / "etc/systemd/system/multi-user.target.wants/virtshim-proxy.service").is_symlink()
+
+    after = seen(root)
+    code, told = run(root, capsys)
+    assert {one["action"] for one in told["files"]} == {"same"}
+    assert not any(told["units"].values())
+    assert seen(root) == after
+
+    code, told = run(root, capsys, undo=True)
+    assert code == 0
+    assert told["units"]["disabled"] == [*UNITS]
+    assert told["next"] == ["systemctl restart kubelet   # it asks the runtime that it asked before"]
+    left = seen(root)
+    # systemctl leaves the directory of links.
+    assert left.keys() - before.keys() <= {"etc/systemd/system/multi-user.target.wants"}
+    assert {path: left[path] for path in before} == before
+
+
+@needs_root
+def test_a_dry_run_shows_a_diff_and_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = seen(root)
+    assert setup_command(SetupOptions(str(root), dry_run=True)) == 0
+    told = capsys.readouterr().out
+    assert "--- /etc/crictl.yaml\n+++ /etc/crictl.yaml\n" in told
+    assert "-runtime-endpoint: unix:///run/containerd/containerd.sock\n" in told
+    assert "+runtime-endpoint: unix:///run/virtshim/proxy.sock\n" in told
+    assert "--- /dev/null\n+++ /etc/virtshim/config.toml\n" in told
+    assert told.endswith("nothing was changed: this was --dry-run\n")
+    assert seen(root) == before
+    assert not (root / DIRECTORY.lstrip("/")).exists()
+
+    setup_command(SetupOptions(str(root)))
+    after = seen(root)
+    capsys.readouterr()
+    assert setup_command(SetupOptions(str(root), dry_run=True, undo=True)) == 0
+    assert "+++ /dev/null\n" in capsys.readouterr().out
+    assert seen(root) == after
+
+
+@needs_root
+def test_what_the_operator_changed_since_is_kept_named_and_exit_code_1(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(root, capsys)
+    (root / "etc/crictl.yaml").write_text("mine\n")
+    for options in ({}, {"undo": True}):
+        assert setup_command(SetupOptions(str(root), **options)) == 1
+        assert "kept      /etc/crictl.yaml   it was changed since set-up wrote it" in capsys.readouterr().out
+    assert (root / "etc/crictl.yaml").read_text() == "mine\n"
+
+
+@needs_root
+def test_settings_of_the_operators_are_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "etc/virtshim").mkdir()
+    (root / "etc/virtshim/config.toml").write_text('[paths]\nrun_dir = "/run/mine"\n')
+    code, _ = run(root, capsys)
+    assert code == 1
+    assert "unix:///run/mine/proxy.sock" in (root / "etc/crictl.yaml").read_text()
+    run(root, capsys, undo=True)
+    assert (root / "etc/virtshim/config.toml").read_text() == '[paths]\nrun_dir = "/run/mine"\n'
+    (root / "etc/virtshim/config.toml").write_text("[paths]\nrun_dri = 1\n")
+    with pytest.raises(InvalidRequest, match=r"paths\.run_dri"):
+        run(root, capsys)
+
+
+@needs_root
+def test_the_empty_file_that_tmpfiles_makes_is_nobodys(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "etc/virtshim").mkdir()
+    (root / "etc/virtshim/config.toml").touch()
+    code, _ = run(root, capsys)
+    assert code == 0
+    assert "virtshim setup" in (root / "etc/virtshim/config.toml").read_text()
+    run(root, capsys, undo=True)
+    assert (root / "etc/virtshim/config.toml").read_text() == ""
+
+
+class Running(Systemctl):
+    """A system that runs; one unit does not start, another hangs."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.runs = True
+        self.asked: list[str] = []
+        self.enabled: set[str] = set()
+
+    def state(self, unit: str) -> str:
+        return "masked" if unit == "libvirtd-ro.socket" else "enabled" if unit in self.enabled else "disabled"
+
+    def is_active(self, unit: str) -> bool:
+        return unit in self.enabled and unit != "virtshim.service"
+
+    def is_idle(self, unit: str) -> bool:
+        return unit not in ("libvirtd.service", "systemd-logind.service")
+
+    def _run(self, *words: str) -> None:
+        self.asked.append(" ".join(words))
+        if words[0] == "enable":
+            self.enabled.add(words[-1])
+        if words[-1] == "virtshim.service":
+            raise DeadlineExceeded("systemctl took longer than 330 s")
+        if words[-1] == "systemd-logind.service":
+            raise InternalError("no bus")
+
+
+@needs_root
+def test_where_systemd_runs_services_are_started_in_order_and_one_that_fails_holds_up_no_other(root: Path) -> None:
+    system = Running()
+    found = NodeSetup(NodeTree(str(root)), system).set_up()
+    assert found.failed == ("no bus", "systemctl took longer than 330 s")
+    settle = ["daemon-reload", "kill --signal=HUP systemd-logind.service", "try-restart libvirtd.service"]
+    assert system.asked == [*settle, *(f"enable --now {unit}" for unit in UNITS)]
+
+    system.asked.clear()
+    again = NodeSetup(NodeTree(str(root)), system).set_up()
+    assert (again.enabled, again.started) == ((), ("virtshim.service",))
+    # What failed is owed; the rest is not asked twice.
+    assert again.owed == ("kill --signal=HUP systemd-logind.service",)
+    assert system.asked == [*again.owed, "enable --now virtshim.service"]
+
+
+@needs_root
+def test_two_at_once_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(root, capsys)
+    held = lock_file(str(root / LOCK.lstrip("/")))
+    try:
+        with pytest.raises(Aborted, match="another virtshim setup"):
+            run(root, capsys)
+    finally:
+        os.close(held)
+
+
+@needs_root
+def test_systemd_takes_what_was_written_for_its_units(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("NOT TESTED: systemd-analyze is not installed")
+    run(root, capsys)
+    shown = subprocess.run(
+        ["systemd-analyze", f"--root={root}", "cat-config", "systemd/system/kubelet.service"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    for name in ("virtshim-proxy.conf", "zz-virtshim-flags.conf"):
+        assert f"/etc/systemd/system/kubelet.service.d/{name}" in shown.stdout, shown.stderr
+
+
+def test_a_root_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is no directory"):
+        setup_command(SetupOptions(str(tmp_path / "none")))
+
+
+def test_the_command_ends_with_a_code_and_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "virtshim", "setup", "--dry-run", "--root", str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "problem   QEMU is missing" in done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,146 @@
+"""`virtshim diag DIR`: what is needed to see what is wrong with a node, in one file without secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Final
+
+from rich.console import Console
+
+from virtshim import config as settings_table
+from virtshim.cli.diag import archive, daemons, machine, network, records, vms
+from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, gather
+from virtshim.cli.diag.secrets import Secrets
+from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
+
+COLLECTORS: Final[Mapping[str, Collector]] = {
+    "versions": machine.versions,
+    "settings": records.settings,
+    "check": daemons.check,
+    "cri": daemons.cri,
+    "store": records.store,
+    "domains": vms.domains,
+    "libvirt": vms.libvirt,
+    "cni": records.cni,
+    "network": network.network,
+    "namespaces": network.namespaces,
+    "threads": daemons.threads,
+    "logs": daemons.logs,
+    "processes": machine.processes,
+    "cgroups": machine.cgroups,
+    "mounts": machine.mounts,
+    "disks": machine.disks,
+    "devices": machine.devices,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of the summary. `trouble`: why it is not whole, "" if it is."""
+
+    files: int
+    bytes: int
+    seconds: float
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    version: str
+    host: str
+    taken_at: str
+    parts: Mapping[str, Part]
+
+
+def diag_command(
+    directory: str,
+    config: str | None,
+    node_directory: str | None,
+    *,
+    as_json: bool,
+    collectors: Mapping[str, Collector] = COLLECTORS,
+    limit: float = LIMIT,
+) -> int:
+    """0 also if parts could not be had: their files say why. Raises ShimError if there can be no archive."""
+    if os.geteuid() != 0:
+        raise WrongState("what is wrong with a node only root can see; run it with sudo")
+    if not directory:
+        raise InvalidRequest("DIR is empty; name a directory for the archive")
+    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=as_json)
+    node = look_at(config, node_directory)
+    console.print(f"diag: looking at the node; this may take {limit:g} s")
+    found = gather(collectors, node, limit)
+    now = int(time.time())
+    summary = _summary(found, now)
+    files = {path: node.secrets.cleaned(text) for path, text in _files(found, summary).items()}
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    path = archive.write(os.path.abspath(directory), f"virtshim-diag-{summary.host}-{stamp}", files, now)
+    for name, part in summary.parts.items():
+        if part.trouble:
+            console.print(f"diag: {name}: {node.secrets.cleaned(part.trouble)}", markup=False)
+    if as_json:
+        print(
+            node.secrets.cleaned(
+                json.dumps({"archive": path, "bytes": os.path.getsize(path), **asdict(summary)}, indent=2)
+            )
+        )
+    else:
+        console.print("diag: secrets are removed as far as they can be known; read it before you give it to others")
+        print(path)
+    return 0
+
+
+def look_at(config: str | None, node_directory: str | None) -> Node:
+    """Settings that cannot be read are part of what is wrong: the defaults are looked at then. Raises InvalidRequest."""
+    if config is not None and node_directory is not None:
+        raise InvalidRequest("--dir and --config exclude each other: a node's settings are DIR/config.toml")
+    directory = os.path.realpath(node_directory) if node_directory else ""
+    if directory and not os.path.isdir(directory):
+        raise InvalidRequest(f"--dir: {directory} is not there; name the directory that `up --dir` was given")
+    file = f"{directory}/config.toml" if directory else config
+    trouble = ""
+    try:
+        settings = settings_table.load(file)
+    except ShimError as exc:
+        settings, trouble = _defaults(directory), str(exc)
+    return Node(settings, file or settings_table.DEFAULT_FILE, Secrets(), directory, trouble)
+
+
+def _defaults(directory: str) -> settings_table.Settings:
+    """Where a node keeps its things, whatever its settings say."""
+    if not directory:
+        return settings_table.Settings.model_construct()
+    return settings_table.Settings.model_construct(
+        paths=settings_table.Paths(state_dir=f"{directory}/state", run_dir=f"{directory}/run"),
+        libvirt=settings_table.Libvirt(uri=f"qemu:///embed?root={directory}/libvirt"),
+        tapmanager=settings_table.Tapmanager(
+            socket=f"{directory}/run/tapmanager.sock",
+            state_dir=f"{directory}/state/tapmanager",
+            cni_conf_dir=f"{directory}/cni/net.d",
+        ),
+        shares=settings_table.Shares(socket=f"{directory}/run/shares.sock"),
+    )
+
+
+def _summary(found: Sequence[Gathered], now: int) -> Summary:
+    parts = {
+        one.name: Part(len(one.files), sum(map(len, one.files.values())), round(one.seconds, 2), one.trouble)
+        for one in found
+    }
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", os.uname().nodename) or "node"
+    return Summary(metadata.version("virtshim"), host, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)), parts)
+
+
+def _files(found: Sequence[Gathered], summary: Summary) -> dict[str, str]:
+    files = {"summary.json": json.dumps(asdict(summary), indent=2) + "\n"}
+    for one in found:
+        if one.trouble:
+            files[f"{one.name}/error.txt"] = f"{one.trouble}\n"
+        files |= {f"{one.name}/{path.lstrip('/')}": text for path, text in one.files.items()}
+    return files

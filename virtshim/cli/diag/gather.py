@@ -1,0 +1,90 @@
+"""Runs collectors beside each other, each with a time limit and room of its own. What one has found when its time is over stays;
+what went wrong is a file beside it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from virtshim.cli.diag.secrets import Secrets
+from virtshim.config import Settings
+
+# Seconds, and bytes of one file and of one collector.
+LIMIT: Final = 60.0
+FILE_BYTES: Final = 4 << 20
+COLLECTOR_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What is looked at. `settings` are the defaults if the file could not be read: `trouble` says why then."""
+
+    settings: Settings
+    config_file: str
+    secrets: Secrets
+    directory: str = ""
+    """Of a node that `up --dir` runs; "" for an installed one."""
+    trouble: str = ""
+
+
+# Path below the collector's own directory, and content.
+File = tuple[str, str]
+Collector = Callable[[Node], Iterable[File]]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """One collector's. Text is as it was found: `Secrets.cleaned` is for when all have ended."""
+
+    name: str
+    files: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    trouble: str = ""
+    _room: int = field(default_factory=lambda: COLLECTOR_BYTES)
+
+    def add(self, path: str, text: str) -> None:
+        kept = text if len(text) <= FILE_BYTES else _end_of(text)
+        self._room -= len(kept)
+        if self._room < 0:
+            raise OverflowError(f"more than {COLLECTOR_BYTES >> 20} MiB; {path} and what follows is left out")
+        self.files[path] = kept
+
+
+def _end_of(text: str) -> str:
+    """From the beginning of a line on: half a line is half a secret, which nobody recognizes."""
+    end = text[-FILE_BYTES:]
+    return f"... {len(text)} characters, the last of them:\n{end[end.find(chr(10)) + 1 :]}"
+
+
+def gather(collectors: Mapping[str, Collector], node: Node, limit: float = LIMIT) -> Sequence[Gathered]:
+    """In the collectors' order, after `limit` seconds at most: one that hangs is left behind on its thread."""
+    until = time.monotonic() + limit
+    under_way = [_begun(name, collector, node) for name, collector in collectors.items()]
+    found = []
+    for gathered, ended in under_way:
+        if ended.wait(max(0.0, until - time.monotonic())):
+            found.append(gathered)
+        else:
+            files = dict(gathered.files)
+            found.append(Gathered(gathered.name, files, limit, f"did not end within {limit:g} s; this is what it had"))
+    return found
+
+
+def _begun(name: str, collector: Collector, node: Node) -> tuple[Gathered, threading.Event]:
+    gathered, ended = Gathered(name), threading.Event()
+
+    def run() -> None:
+        since = time.monotonic()
+        try:
+            for path, text in collector(node):
+                gathered.add(path, text)
+        except Exception as exc:  # noqa: BLE001  the edge of a thread: one that fails must not stop the others
+            gathered.trouble = f"{type(exc).__name__}: {exc}"
+        gathered.seconds = time.monotonic() - since
+        ended.set()
+
+    threading.Thread(target=run, name=f"diag-{name}", daemon=True).start()
+    return gathered, ended

@@ -1,0 +1,233 @@
+"""What an archive must not have. Records, definitions and configurations lose by name what may be a secret; of records only what
+is listed as harmless stays. What they lost is then looked for in all other text, logs above all, and so is what has the shape of
+a secret."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import ipaddress
+import json
+import os
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lxml import etree
+
+from virtshim.cli.diag.harmless import KEPT, MAPS, PLAIN_ANNOTATIONS, WITHHELD
+
+REMOVED: Final = "[removed]"
+
+_WORD: Final = (
+    r"passw|passphrase|secret|token|credential|\bcreds?\b|api[-_]?key|access[-_]?key|private[-_]?key|fetch[-_]?key"
+    r"|authorization"
+)
+_NAME: Final = re.compile(rf"{_WORD}|\bauths?\b|headers|key[-_]?data|user[-_]?data", re.IGNORECASE)
+_MANIFEST: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_ENVIRONMENT: Final = frozenset(("env", "envs", "environment"))
+
+_I: Final = re.IGNORECASE
+# NAME=value and name: value, in JSON within a string too.
+_NAMED: Final = rf"(?=[pstcaf])(?:{_WORD})[\w.-]{{0,40}}(?:\\?[\"'])?\s*[:=]\s*"
+_SHAPES: Final = tuple(
+    (re.compile(pattern, flags), instead)
+    for pattern, flags, instead in (
+        (r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL, REMOVED),
+        # One that a log's first lines have cut.
+        (r"(?:^[\w+/=]{20,}\n)+-----END [A-Z0-9 ]*PRIVATE KEY-----", re.MULTILINE, REMOVED),
+        (r"\b(?:ssh-\w+|ecdsa-sha2-[\w-]+|sk-[\w@.-]+) AAAA[\w+/=]+(?: [^\s\"'\\]+)?", 0, REMOVED),
+        (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0, REMOVED),
+        (r"(\b(?:Bearer|Basic|Digest) )[\w.~+/=-]{6,}", 0, rf"\1{REMOVED}"),
+        (r"(://)[^/\s@\"']+@", 0, rf"\1{REMOVED}@"),
+        # Once for each word, to its first colon: a hostile line is long.
+        (r"(?<![^\s@/\"'])(?>[^\s@/\"']+?:)[^\s@/\"']+@(?=[\w.-]+(?::\d+)?/)", 0, f"{REMOVED}@"),
+        (r"([?&](?:[\w-]*(?:signature|token|secret|password|credential)|sig|key)=)[^&\s\"']+", _I, rf"\1{REMOVED}"),
+        (
+            (
+                rf"({_NAMED})(?:(\\?([\"']))(?:\\.|(?!\3)[^\\])+"
+                r"|(?!null|true|false|none|\d{1,4}\b|\[removed)[^\s\"'\\,;(){}\[\]]+)"
+            ),
+            _I,
+            rf"\1\2{REMOVED}",
+        ),
+        (rf"(\s--?[\w-]{{0,40}}(?:{_WORD})[\w-]{{0,40}} )(?!-)[^\s\"']+", _I, rf"\1{REMOVED}"),
+    )
+)
+
+# Shorter values, and those that everybody has, say nothing, and would make holes into everything.
+_SHORTEST: Final = 8
+_MOST: Final = 5000
+_COMMON: Final = frozenset(("localhost", "#cloud-config", "/dev/termination-log", "default", "Default"))
+
+
+class Secrets:
+    """Shared by all collectors: what one has removed is removed from what the others have. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: set[str] = set()
+
+    def learn(self, value: str) -> None:
+        """A value that was removed: whole, in its lines, and in its words, if they look like nobody else's."""
+        found = {part for part in (value, json.dumps(value)[1:-1], *value.splitlines()) if _is_telling(part.strip())}
+        found |= {
+            word for word in re.split(r"[\s\"',=]+", value) if _is_telling(word) and re.search(r"[^a-z:.-]", word)
+        }
+        with self._lock:
+            if len(self._values) < _MOST:
+                self._values |= {part.strip() for part in found}
+
+    def cleaned(self, text: str) -> str:
+        """For when all collectors have ended: what they have learnt, and what has the shape of a secret, is taken out."""
+        with self._lock:
+            known = sorted(self._values, key=len, reverse=True)
+        for value in known:
+            if value in text:
+                text = text.replace(value, REMOVED)
+        for shape, instead in _SHAPES:
+            text = shape.sub(instead, text)
+        return text
+
+    def record(self, document: object) -> object:
+        """A record of the state database, as JSON: what is not known to be harmless is removed."""
+        match document:
+            case dict():
+                return {name: self._field(name, value) for name, value in document.items()}
+            case list():
+                return [self.record(item) for item in document]
+            case _:
+                return document
+
+    def _field(self, name: str, value: object) -> object:
+        if name in ("annotations", "profile") and isinstance(value, dict):
+            return self.annotations(value)
+        if name in MAPS:
+            return value
+        if name in _ENVIRONMENT:
+            return self.environment(value)
+        return self.record(value) if name in KEPT else self.withheld(value)
+
+    def annotations(self, values: Mapping[str, Any]) -> dict[str, object]:
+        return {name: self._annotation(name, value) for name, value in values.items()}
+
+    def _annotation(self, name: str, value: object) -> object:
+        if name in PLAIN_ANNOTATIONS:
+            return value
+        if name == _MANIFEST and isinstance(value, str):
+            self.configuration(_json(value))  # most of its words are everybody's; its secrets are learnt
+            return f"{REMOVED} {len(value)} characters"
+        return self.withheld(value)
+
+    def withheld(self, value: object) -> object:
+        """Nothing stays but how much it was; texts are learnt."""
+        match value:
+            case None | bool() | "" | []:
+                return value
+            case str():
+                self._learn_encoded(value)
+                return f"{REMOVED} {len(value)} characters"
+            case list() | tuple():
+                return [self.withheld(item) for item in value]
+            case dict():
+                return {str(name): self.withheld(item) for name, item in value.items()}
+            case _:
+                return REMOVED
+
+    def environment(self, value: object) -> object:
+        """Variables keep their names, however they are written."""
+        match value:
+            case list():
+                return [self._variable(item) for item in value]
+            case _:
+                return self.withheld(value)
+
+    def _variable(self, item: object) -> object:
+        match item:
+            case [str() as variable, text]:
+                return [variable, self.withheld(text)]
+            case str() if "=" in item:
+                variable, _, text = item.partition("=")
+                self._learn_encoded(text)
+                return f"{variable}={REMOVED}"
+            case dict():
+                return {name: text if name in ("name", "key") else self.withheld(text) for name, text in item.items()}
+            case _:
+                return self.withheld(item)
+
+    def _learn_encoded(self, value: str) -> None:
+        """Also what it is if it is base64: records hold bytes so."""
+        self.learn(value)
+        with contextlib.suppress(binascii.Error, ValueError, UnicodeDecodeError):
+            self.learn(base64.b64decode(value, validate=True).decode())
+
+    def configuration(self, value: object) -> object:
+        """JSON of other people's making: what has a secret's name, and environments and annotations, are removed."""
+        match value:
+            case dict():
+                return {name: self._entry(str(name), item) for name, item in value.items()}
+            case list():
+                return [self.configuration(item) for item in value]
+            case str() if value[:1] in ("{", "[") and (inner := _json(value)) is not None:
+                return json.dumps(self.configuration(inner))
+            case _:
+                return value
+
+    def _entry(self, name: str, item: object) -> object:
+        if name == "annotations" and isinstance(item, dict):
+            return self.annotations(item)
+        if name in _ENVIRONMENT:
+            return self.environment(item)
+        said = name in WITHHELD and not isinstance(item, str)  # a text so called is a word of a program's
+        return self.withheld(item) if said or _NAME.search(name) else self.configuration(item)
+
+    def definition(self, xml: bytes) -> str:
+        """A domain's, or libvirt's status of one. Raises ValueError for what is no XML."""
+        try:
+            root = etree.fromstring(xml, etree.XMLParser(resolve_entities=False, no_network=True, remove_comments=True))
+        except etree.XMLSyntaxError as exc:
+            raise ValueError(f"not XML: {exc}") from exc
+        for element in list(root.iter(etree.Element)):
+            name = etree.QName(element).localname
+            if name == "env" and not _is_our_variable(str(element.get("name"))):
+                self._remove_attribute(element, "value")
+            elif name in ("record", "description") or (name == "entry" and element.get("name") != "uuid"):
+                self._remove_text(element)
+            for attribute in [attribute for attribute in element.attrib if _NAME.search(str(attribute))]:
+                self._remove_attribute(element, str(attribute))
+        return etree.tostring(root, encoding="unicode")
+
+    def _remove_attribute(self, element: etree._Element, name: str) -> None:
+        if value := element.get(name):
+            self.learn(value)
+            element.set(name, REMOVED)
+
+    def _remove_text(self, element: etree._Element) -> None:
+        if element.text and element.text.strip():
+            self.learn(element.text)
+            element.text = REMOVED
+
+
+def _is_our_variable(name: str) -> bool:
+    """What vmwrapper is told, less the key to the pod's network."""
+    return name.startswith("VIRTSHIM_") and not _NAME.search(name)
+
+
+def _json(text: str) -> object | None:
+    try:
+        found: object = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict | list) else None
+
+
+def _is_telling(value: str) -> bool:
+    """Long enough, and no address, number, path of this machine or word of everybody's."""
+    if len(value) < _SHORTEST or value in _COMMON or re.fullmatch(r"[\d.:,/ -]+|[a-z]+://[\d.:]+/?", value):
+        return False
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_interface(value)
+        return False
+    return not (value.startswith("/") and os.path.exists(value))

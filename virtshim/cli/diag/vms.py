@@ -1,0 +1,118 @@
+"""The VMs as libvirt knows them: from its own files, which are there also when nobody answers."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from lxml import etree
+
+from virtshim.cli.diag.gather import File, Node
+from virtshim.cli.diag.programs import all_said, file_text, said
+
+# The mark of a domain that is virtshim's (see `virtshim.hypervisor.ownership`): others' are nobody's business.
+_MARK: Final = b"https://virtshim.io/domain/1"
+_EMBEDDED: Final = "qemu:///embed?root="
+_UUID: Final = re.compile(rb"<uuid>([0-9a-f-]{36})</uuid>")
+_LOG_BYTES: Final = 64 << 10
+_MOST_ASKED_FOR: Final = 200
+_NUMBERS: Final = ("--state", "--vcpu", "--balloon", "--block")
+
+
+@dataclass(frozen=True, slots=True)
+class LibvirtFiles:
+    definitions: str
+    status: str
+    logs: str
+
+
+def libvirt_files(node: Node) -> LibvirtFiles:
+    uri = node.settings.libvirt.uri
+    if uri.startswith(_EMBEDDED):
+        root = uri.removeprefix(_EMBEDDED)
+        return LibvirtFiles(f"{root}/etc/qemu", f"{root}/run/qemu", f"{root}/log/qemu")
+    return LibvirtFiles("/etc/libvirt/qemu", "/run/libvirt/qemu", "/var/log/libvirt/qemu")
+
+
+@dataclass(frozen=True, slots=True)
+class OurDomain:
+    """`uuid` is "" in a file that was cut."""
+
+    name: str
+    uuid: str
+
+
+def our_domains(node: Node) -> list[OurDomain]:
+    found: dict[str, str] = {}
+    for _kind, path, xml in _definitions(libvirt_files(node)):
+        if _MARK in xml:
+            uuid = _UUID.search(xml)
+            found[_name(path)] = uuid[1].decode() if uuid else found.get(_name(path), "")
+    return [OurDomain(name, uuid) for name, uuid in sorted(found.items())]
+
+
+def _definitions(where: LibvirtFiles) -> Iterator[tuple[str, str, bytes]]:
+    """Kind, path and content of libvirt's files, also of other people's domains."""
+    for kind, directory in (("definition", where.definitions), ("status", where.status)):
+        for path in sorted(glob.glob(f"{glob.escape(directory)}/*.xml")):
+            with contextlib.suppress(FileNotFoundError):  # libvirt has removed it meanwhile
+                with open(path, "rb") as file:
+                    xml = file.read()
+                yield kind, path, xml
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path).removesuffix(".xml")
+
+
+def domains(node: Node) -> Iterator[File]:
+    """States, definitions, what each runs with, and what its QEMU has said."""
+    where = libvirt_files(node)
+    states: dict[str, str] = {}
+    defined: set[str] = set()
+    others = 0
+    for kind, path, xml in _definitions(where):
+        if _MARK not in xml:
+            others += 1
+            continue
+        name = _name(path)
+        defined.add(name)
+        try:
+            definition = node.secrets.definition(xml)
+        except ValueError as exc:
+            yield f"{name}/{kind}.txt", f"{path}: {exc}\n"
+            continue
+        yield f"{name}/{kind}.xml", definition
+        if kind == "status":
+            states[name] = _state(xml)
+    lines = [f"{name:<40} {states.get(name, 'shut off')}" for name in sorted(defined)]
+    yield "states.txt", "\n".join([*lines, f"{others} files of domains that are not virtshim's"]) + "\n"
+    for name in sorted(defined):
+        with contextlib.suppress(FileNotFoundError):
+            yield f"{name}/qemu.log", file_text(f"{where.logs}/{name}.log", _LOG_BYTES)
+
+
+def _state(xml: bytes) -> str:
+    root = etree.fromstring(xml, etree.XMLParser(resolve_entities=False, no_network=True))
+    return f"{root.get('state')} ({root.get('reason')}), process {root.get('pid')}"
+
+
+def libvirt(node: Node) -> Iterator[File]:
+    """What libvirt itself answers of the node and of our domains, where it is a daemon: the embedded one is part of virtshim."""
+    uri = node.settings.libvirt.uri
+    if uri.startswith(_EMBEDDED):
+        yield (
+            "embedded.txt",
+            f"{uri}: libvirt runs inside virtshim and answers nobody else; its files are under domains/\n",
+        )
+        return
+    yield "answers.txt", all_said(*(("virsh", "-c", uri, *words) for words in (("version",), ("nodeinfo",))))
+    yield "capabilities.xml", said("virsh", "-c", uri, "capabilities")
+    for one in our_domains(node)[:_MOST_ASKED_FOR]:
+        if one.uuid:
+            yield f"domstats/{one.name}.txt", said("virsh", "-c", uri, "domstats", *_NUMBERS, one.uuid)

@@ -1,0 +1,170 @@
+"""`virtshim run IMAGE`: a VM by hand, its console in this terminal; when it ends, or is left, it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Final
+
+from virtshim.cli.operating.pulling import pull
+from virtshim.cli.relay import Detached, relay
+from virtshim.cri.client import connected
+from virtshim.cri.operator.node_work import NodeWork, WantedVm, working
+from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.streaming import client as streaming
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?")
+_FACTORS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# What CRI's field for it does not hold.
+_TOO_MUCH: Final = 1 << 63
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+# Seconds between two looks whether the VM's end is recorded, and how long that may take.
+_LOOK, _RECORDED = 0.2, 60.0
+
+
+def wanted_vm(
+    image: str, name: str, memory: str, cpus: float, annotations: Sequence[str], env: Sequence[str]
+) -> WantedVm:
+    """Raises InvalidRequest, which names the option."""
+    name = name or f"run-{secrets.token_hex(4)}"
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"--name {name[:80]!r}: must be letters a to z, digits and hyphens, 63 at most")
+    if not 0 <= cpus <= 255:
+        raise InvalidRequest(f"--cpu {cpus:g}: must be a number of processors, 255 at most")
+    return WantedVm(
+        name=name,
+        image=image,
+        annotations=dict(_pairs("--annotation", annotations)),
+        env=tuple(_pairs("--env", env)),
+        memory=_bytes(memory),
+        cpus=cpus,
+    )
+
+
+def _pairs(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not (key and equals):
+            raise InvalidRequest(f"{option} {one[:80]!r}: must be NAME=VALUE")
+        yield key, value
+
+
+def _bytes(text: str) -> int:
+    if not text:
+        return 0
+    found = _SIZE.fullmatch(text)
+    size = float(found[1]) * _FACTORS[found[2]] if found else math.inf
+    if size >= _TOO_MUCH:
+        raise InvalidRequest(f"--memory {text[:40]!r}: must be a size such as 512Mi or 2Gi")
+    return int(size)
+
+
+class _Signals:
+    """The first SIGINT, SIGTERM or SIGHUP ends the program by SystemExit, so that what it made is removed; in a shielded block
+    only when that is over: what is being made there has no name yet. Those after it change nothing: a shell passes its own
+    SIGHUP on, and the kernel sends one too."""
+
+    def __init__(self) -> None:
+        self._shielded = False
+        self._pending = 0
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._arrived) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def shield(self) -> Iterator[None]:
+        self._shielded = True
+        try:
+            yield
+        finally:
+            self._shielded = False
+        if self._pending:
+            sys.exit(128 + self._pending)
+
+    def hold(self) -> None:
+        """From here on none ends the program: it ends anyway."""
+        self._shielded = True
+
+    def _arrived(self, number: int, _frame: FrameType | None) -> None:
+        if self._pending:
+            return
+        self._pending = number
+        if not self._shielded:
+            sys.exit(128 + number)
+
+
+def run(socket: str, admin: str, wanted: WantedVm, *, always_pull: bool = False, quiet: bool = False) -> int:
+    """The guest's exit code; 0 if it was left. Raises ShimError, SystemExit after a signal. Nothing of it is left in any case."""
+    mark, signals = secrets.token_hex(16), _Signals()
+    with signals.caught(), working(socket) as work:
+        if always_pull or not work.has_image(wanted.image):
+            pull(socket, admin, wanted.image, quiet=quiet)
+        try:
+            with signals.shield():
+                pod = work.make_pod(wanted, mark)
+            with signals.shield():
+                vm = work.start_vm(pod, wanted, mark)
+            return _attached(socket, work, vm, wanted, quiet=quiet)
+        finally:
+            _remove(work, mark, signals)
+
+
+def _attached(socket: str, work: NodeWork, vm: str, wanted: WantedVm, *, quiet: bool) -> int:
+    interactive = sys.stdin.isatty()
+    if wanted.command:
+        url, tty = work.attach_url(vm, tty=wanted.tty), wanted.tty
+    else:
+        with connected(socket) as node:
+            url, tty = node.console_url(vm, stdin=True), True
+    if not quiet:
+        _say(
+            f"{wanted.name} ({vm[:12]}) boots; "
+            + ("ctrl-] leaves and removes it" if interactive else "ctrl-c removes it")
+        )
+    with contextlib.closing(streaming.connect(url)) as client:
+        try:
+            relay(client, stdin=True, is_terminal=tty, detachable=interactive)
+        except Detached:
+            client.flush()
+            return 0
+    return _code(work, vm, quiet=quiet)
+
+
+def _code(work: NodeWork, vm: str, *, quiet: bool) -> int:
+    """Once its end is recorded; the stream may end a moment before."""
+    pause, left = threading.Event(), _RECORDED
+    while not (how := work.how_is(vm)).is_over and left > 0:
+        pause.wait(_LOOK)
+        left -= _LOOK
+    if how.message and not quiet:
+        _say(f"{how.reason}: {how.message}")
+    return how.code if how.is_over else 1
+
+
+def _remove(work: NodeWork, mark: str, signals: _Signals) -> None:
+    """Signals wait: a second Ctrl-C must not leave a VM behind."""
+    try:
+        signals.hold()
+        work.remove_marked(mark)
+    except ShimError as exc:
+        _say(
+            f"it could not be removed: {exc}; `crictl pods --label virtshim.io/run={mark}` shows it, `crictl rmp -f` removes it"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"\r\nrun: {text}\r" if sys.stderr.isatty() else f"run: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,92 @@
+"""Reads what findings about the node's surroundings are made of. Judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from virtshim.config import Settings
+from virtshim.domain.errors import ShimError
+from virtshim.hypervisor import qemu_process
+from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, runtime_class, taken
+from virtshim.store.read_only import read_running
+
+_ERROR: Final = 5  # adjtimex(2): TIME_ERROR
+_TIMEX: Final = 512  # bytes: more than struct timex has anywhere
+_CONNECT_LIMIT: Final = 2.0
+_GIVEN: Final = re.compile(rb"(?:size=)?(\d+)([kKmMgG]?)")
+_UNITS: Final = {b"k": 10, b"m": 20, b"g": 30, b"": 20}
+
+
+def synchronised() -> tuple[bool | None, str]:
+    """Whether the kernel's clock is; None and why, if it cannot be asked."""
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX))
+    return (None, os.strerror(ctypes.get_errno())) if state < 0 else (state != _ERROR, "")
+
+
+def silence(path: str) -> str:
+    """Why nobody takes a connection there, "" if somebody does. What is no socket is not asked."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return ""
+    found = _refusal(path, socket.SOCK_STREAM)
+    if found is not None and found.errno == errno.EPROTOTYPE:
+        found = _refusal(path, socket.SOCK_SEQPACKET)
+    return "" if found is None else found.strerror or str(found)
+
+
+def _refusal(path: str, kind: int) -> OSError | None:
+    try:
+        with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC) as asking:
+            asking.settimeout(_CONNECT_LIMIT)
+            asking.connect(path)
+    except OSError as exc:
+        return exc
+    return None
+
+
+def qemus(settings: Settings) -> tuple[list[QemuMemory], str]:
+    """What each QEMU of this node takes, and why the records could not be read."""
+    try:
+        running = read_running(settings.layout().database)
+    except ShimError as exc:
+        return [], str(exc)
+    directory = qemu_process.pid_directory(settings.libvirt.uri)
+    found = []
+    for sandbox, container in running:
+        pid = qemu_process.find(directory, container.domain_name, container.domain_uuid)
+        if pid is not None:
+            declared = sandbox.overhead.memory_limit_bytes
+            found.append(QemuMemory(sandbox.key.readable, declared, memory_beside_the_guest(f"/proc/{pid}")))
+    return found, ""
+
+
+def memory_beside_the_guest(process: str) -> int | None:
+    """By its directory in /proc. smaps walks the page tables of the whole guest: for once, by hand, not for metrics."""
+    try:
+        words = Path(process, "cmdline").read_bytes().split(b"\0")
+        given = _GIVEN.match(words[words.index(b"-m") + 1])
+        smaps = Path(process, "smaps").read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError, IndexError):
+        return None
+    return taken(smaps, int(given[1]) << _UNITS[given[2].lower()]) if given else None
+
+
+def runtime_class_of(path: str) -> RuntimeClass | None:
+    """None if there is no such file."""
+    try:
+        document: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as exc:
+        return RuntimeClass(path, trouble=" ".join(str(exc).split())[:200])
+    return runtime_class(path, document)

@@ -1,0 +1,118 @@
+"""What kubelet's own configuration needs, so that it asks virtshim, or the proxy before it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from virtshim.neighbours.kubelet import CONFIG_FILE, ENVIRONMENTS, EXTRA_FLAGS, KubeletSetup
+from virtshim.setup import texts
+from virtshim.setup.changes import PlannedFile
+from virtshim.setup.facts import AS_BYTES
+
+CONFIG_DIR: Final = "/etc/kubernetes/kubelet.conf.d"
+TAINT: Final = "virtshim.io/vms"
+LABEL: Final = "virtshim.io/vms=true"
+# An older one refuses the flag for them.
+_DROP_INS: Final = (1, 30)
+_UNIT_DROP_INS: Final = "/etc/systemd/system/kubelet.service.d"
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    files: tuple[PlannedFile, ...] = ()
+    steps: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`why`: who says so of the cgroup driver. `with_runtime`: containers run beside VMs. `version`: kubelet's, None if it is not
+    known."""
+
+    socket: str
+    driver: str
+    why: str
+    with_runtime: bool
+    version: tuple[int, int] | None = None
+
+    @property
+    def reads_drop_ins(self) -> bool:
+        return self.version is None or self.version >= _DROP_INS
+
+
+def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -> Wiring:
+    """Nothing where there is no kubelet. `file_texts`: of the files that may hold its extra flags."""
+    if not kubelet.is_there:
+        return Wiring()
+    name = "91-virtshim-proxy.conf" if wanted.with_runtime else "90-virtshim.conf"
+    why = f"{wanted.why[:1].upper()}{wanted.why[1:]}."
+    text = texts.kubelet_drop_in(wanted.socket, wanted.driver, why, taint=not wanted.with_runtime)
+    directory = kubelet.config_dir or CONFIG_DIR
+    files, problems = [], []
+    if wanted.reads_drop_ins:
+        files.append(PlannedFile(f"{directory.rstrip('/')}/{name}", text.encode(), "kubelet asks this socket"))
+    elif wanted.version and (missing := _unsaid(kubelet, wanted)):
+        release = ".".join(str(part) for part in wanted.version)
+        problems.append(f"kubelet {release} reads no drop-ins: write {', '.join(missing)} into {CONFIG_FILE}")
+    unit = "virtshim-proxy" if wanted.with_runtime else "virtshim"
+    if kubelet.has_unit:
+        order = f"{_UNIT_DROP_INS}/{unit}.conf"
+        files.append(PlannedFile(order, texts.kubelet_order(f"{unit}.service").encode(), "kubelet starts after it"))
+    steps = (
+        [] if wanted.with_runtime else ["kubectl drain this node first: all its pods are virtual machines from now on"]
+    )
+    flags = _flags(kubelet, wanted)
+    if flags and kubelet.takes_extra_flags:
+        files.append(_flags_file(kubelet, flags, file_texts))
+    elif flags:
+        problems.append(
+            f"kubelet's unit takes no {EXTRA_FLAGS}: start kubelet with {' '.join(flags)}, else it does not ask virtshim"
+        )
+    return Wiring(tuple(files), (*steps, "systemctl daemon-reload && systemctl restart kubelet"), tuple(problems))
+
+
+def _unsaid(kubelet: KubeletSetup, wanted: Wanted) -> list[str]:
+    """Fields that have no flags."""
+    fields = {"shutdownGracePeriod": "2m", "shutdownGracePeriodCriticalPods": "30s"}
+    missing = [f"{name}: {value}" for name, value in fields.items() if name not in kubelet.fields]
+    taints = kubelet.given("register-with-taints", "registerWithTaints")
+    if not wanted.with_runtime and (taints is None or TAINT not in str(taints.value)):
+        missing.append(f"the taint {TAINT}=true:NoSchedule (registerWithTaints)")
+    return missing
+
+
+def _flags(kubelet: KubeletSetup, wanted: Wanted) -> list[str]:
+    """Those that kubelet needs beside the drop-in, or in its place: flags win over files."""
+    flags = [] if kubelet.config_dir or not wanted.reads_drop_ins else [f"--config-dir={CONFIG_DIR}"]
+    if "container-runtime-endpoint" in kubelet.flags or not wanted.reads_drop_ins:
+        flags.append(f"--container-runtime-endpoint=unix://{wanted.socket}")
+    said = kubelet.flags.get("cgroup-driver")
+    if (said and said.value != wanted.driver) or (not wanted.reads_drop_ins and kubelet.cgroup_driver is None):
+        flags.append(f"--cgroup-driver={wanted.driver}")
+    if not wanted.reads_drop_ins:
+        flags.append("--runtime-request-timeout=4m")
+    if flags:
+        labels = str(kubelet.flags["node-labels"].value) if "node-labels" in kubelet.flags else ""
+        flags.append(f"--node-labels={','.join(part for part in (labels, LABEL) if part)}")
+    return flags
+
+
+def _flags_file(kubelet: KubeletSetup, flags: list[str], file_texts: Mapping[str, str]) -> PlannedFile:
+    """Where the extra flags are now, a drop-in of kubelet's unit if they are nowhere."""
+    given = kubelet.variables.get(EXTRA_FLAGS)
+    words = " ".join([*([str(given.value)] if given and given.value else []), *flags])
+    if given and given.source in ENVIRONMENTS:
+        # A value may go on in the next line.
+        lines = file_texts.get(given.source, "").replace("\\\n", " ").split("\n")
+        others = [line for line in lines if line.partition("=")[0].strip() != EXTRA_FLAGS]
+        text = "\n".join([*others, texts.MARK.rstrip(), f'{EXTRA_FLAGS}="{_quoted(words)}"', ""])
+        return PlannedFile(given.source, text.encode(errors=AS_BYTES), "kubelet's flags, ours last")
+    text = f'{texts.MARK}[Service]\nEnvironment="{EXTRA_FLAGS}={_quoted(words)}"\n'
+    return PlannedFile(f"{_UNIT_DROP_INS}/zz-virtshim-flags.conf", text.encode(), "kubelet reads its drop-ins")
+
+
+def _quoted(words: str) -> str:
+    """Between the double quotes that systemd takes away again."""
+    return words.replace("\\", "\\\\").replace('"', '\\"')

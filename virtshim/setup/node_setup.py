@@ -1,0 +1,274 @@
+"""`virtshim setup`: looks, plans, writes, enables; and takes back. One object for one node's tree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from virtshim.config import DEFAULT_FILE, Settings, merged
+from virtshim.devices.host_files import HostFiles
+from virtshim.domain.errors import Aborted, InvalidRequest, PermissionRefused, ShimError, WrongState
+from virtshim.files import FileLocked, lock_file
+from virtshim.setup import changes as files_of
+from virtshim.setup.changes import Action, Change
+from virtshim.setup.facts import NodeFacts, kubelet_version, look
+from virtshim.setup.manifest import LOCK, Manifest
+from virtshim.setup.owed import owed
+from virtshim.setup.plan import EDITED, OwnSettings, Plan, plan
+from virtshim.setup.tree import FilesBefore, NodeTree
+from virtshim.setup.units import GUESTS_UNIT, Systemctl
+
+_MOST: Final = 1 << 20
+# The operator's to enable.
+_SOCKET: Final = "tapmanager.socket"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`plan`: None when taking back. `enabled` ... `unmasked`: units whose state is, or would be, changed; `owed`: systemctl's
+    words that an earlier run, which was ended, did not come to. `failed`: what could not be done with units."""
+
+    facts: NodeFacts
+    plan: Plan | None
+    changes: tuple[Change, ...]
+    enabled: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    unmasked: tuple[str, ...] = ()
+    owed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    activated: tuple[str, ...] = ()
+    """Sockets of the operator's that would start again what was stopped."""
+
+    @property
+    def changes_nothing(self) -> bool:
+        units = (*self.enabled, *self.started, *self.disabled, *self.stopped, *self.masked, *self.unmasked, *self.owed)
+        return not units and all(one.action in (Action.SAME, Action.KEEP) for one in self.changes)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Paths."""
+        return frozenset(one.path for one in self.changes if one.action not in (Action.SAME, Action.KEEP))
+
+
+class NodeSetup:
+    def __init__(self, tree: NodeTree, systemctl: Systemctl) -> None:
+        self._tree = tree
+        self._systemctl = systemctl
+
+    def planned(self, *, vms_only: bool | None = None, name: str = "NODE") -> Outcome:
+        """Changes nothing. `vms_only`: None for as before. Raises WrongState, InvalidRequest."""
+        return self._planned(files_of.read_manifest(self._tree), vms_only, name)
+
+    def set_up(self, *, vms_only: bool | None = None, name: str = "NODE") -> Outcome:
+        """Raises ShimError; what was written by then is in the manifest, and who is to be told of it."""
+        with self._alone() as made:
+            manifest = files_of.read_manifest(self._tree)
+            found = self._planned(manifest, vms_only, name)
+            modes = {file.path: file.mode for file in found.plan.files} if found.plan else {}
+            # Before the units are changed it is known which were not: a killed run must not take enabled ones for its own.
+            sleeping = [unit for unit in found.enabled if not self._is_up(unit)]
+            before = manifest.started if manifest.started is not None else manifest.enabled
+            manifest = replace(
+                self._indebted(manifest, found),
+                directories=(*manifest.directories, *made),
+                enabled=_once(*manifest.enabled, *found.enabled),
+                started=_once(*before, *found.started, *sleeping),
+                masked=_once(*manifest.masked, *found.masked),
+                vms_only=found.facts.vms_only,
+            )
+            manifest = files_of.apply(self._tree, manifest, found.changes, modes)
+            failed = [*self._try("mask", found.masked), *self._retired(found)]
+            manifest, unpaid = self._settled(manifest)
+            failed += [*unpaid, *self._try("enable", self._to_enable(found))]
+            gone = {*found.stopped, *found.disabled, *found.unmasked} if not failed else set()
+            files_of.save(
+                self._tree,
+                replace(
+                    manifest,
+                    enabled=tuple(unit for unit in manifest.enabled if unit not in gone),
+                    started=tuple(unit for unit in manifest.started or () if unit not in gone),
+                    masked=tuple(unit for unit in manifest.masked if unit not in gone),
+                ),
+            )
+            return replace(found, failed=tuple(failed))
+
+    def undo_planned(self) -> Outcome:
+        """Changes nothing."""
+        return self._undo_planned(files_of.read_manifest(self._tree))
+
+    def undo(self) -> Outcome:
+        """What could not be done stays known, for the next time."""
+        with self._alone() as made:
+            manifest = files_of.read_manifest(self._tree)
+            found = self._undo_planned(manifest)
+            manifest = replace(self._indebted(manifest, found), directories=(*manifest.directories, *made))
+            files_of.save(self._tree, manifest)
+            failed = self._retired(found)
+            manifest = files_of.undo(self._tree, manifest, found.changes)
+            manifest, unpaid = self._settled(manifest)
+            failed += unpaid
+            if failed:
+                files_of.save(self._tree, manifest)
+            else:
+                files_of.forget(self._tree, manifest)
+            return replace(found, failed=tuple(failed))
+
+    def _planned(self, manifest: Manifest, vms_only: bool | None, name: str) -> Outcome:
+        files = FilesBefore(self._tree.root, files_of.before(self._tree, manifest))
+        own = _own_settings(files)
+        said = "tapmanager.cni_conf_dir" in own.said
+        directory = own.settings.tapmanager.cni_conf_dir if said else ""
+        alone = manifest.vms_only if vms_only is None else vms_only
+        facts = look(files, EDITED, directory, vms_only=alone, is_image=self._tree.root != "/")
+        version = kubelet_version(self._systemctl.program_output("kubelet", "--version"))
+        wanted = plan(replace(facts, kubelet_version=version), own, name=name)
+        changes = files_of.planned(self._tree, manifest, wanted.files)
+        states = {unit: self._state(unit) for unit in (*wanted.enable, *wanted.mask)}
+        # libvirt-guests may be: VMs run without it.
+        needed = [unit for unit in wanted.enable if unit != GUESTS_UNIT]
+        blocked = [unit for unit in needed if states[unit].startswith("masked") and not self._is_up(unit)]
+        problems = [f"{unit} is masked: systemctl unmask {unit}, and run this again" for unit in blocked]
+        if wanted.enable and not self._systemctl.can_change:
+            problems.append(f"systemd does not run here: start these by other means: {', '.join(wanted.enable)}")
+        # What an earlier set-up enabled, and this one does not want any more, goes.
+        stale = self._given_up(manifest, keep=(*wanted.enable, *wanted.mask))
+        return replace(
+            stale,
+            facts=facts,
+            plan=replace(wanted, problems=(*wanted.problems, *problems)),
+            changes=tuple(changes),
+            enabled=tuple(unit for unit in wanted.enable if states[unit] == "disabled"),
+            started=tuple(unit for unit in wanted.enable if states[unit] == "enabled" and self._sleeps(unit)),
+            masked=tuple(unit for unit in wanted.mask if states[unit] and self._is_open(unit, states[unit], manifest)),
+        )
+
+    def _undo_planned(self, manifest: Manifest) -> Outcome:
+        facts = look(FilesBefore(self._tree.root, files_of.before(self._tree, manifest)), ())
+        found = self._given_up(manifest, keep=())
+        return replace(found, facts=facts, changes=tuple(files_of.taken_back(self._tree, manifest)))
+
+    def _given_up(self, manifest: Manifest, keep: Collection[str]) -> Outcome:
+        """Units as they were before set-up, but for some."""
+        started = manifest.started if manifest.started is not None else manifest.enabled
+        left = [unit for unit in _once(*manifest.enabled) if unit not in keep]
+        ours = [unit for unit in reversed(_once(*started)) if unit not in keep and unit != GUESTS_UNIT]
+        stopped = tuple(unit for unit in ours if self._is_up(unit))
+        activated = "tapmanager.service" in stopped and self._is_up(_SOCKET)
+        return Outcome(
+            NodeFacts(),
+            None,
+            (),
+            disabled=tuple(unit for unit in left if self._state(unit) == "enabled"),
+            stopped=stopped,
+            unmasked=tuple(
+                unit for unit in _once(*manifest.masked) if unit not in keep and self._state(unit) == "masked"
+            ),
+            owed=tuple(" ".join(words) for words in manifest.owed),
+            activated=(_SOCKET,) if activated else (),
+        )
+
+    def _is_open(self, unit: str, state: str, manifest: Manifest) -> bool:
+        """A socket that is to be masked. One that a killed run of ours masked may not have been stopped yet."""
+        return state != "masked" or (unit in manifest.masked and self._is_up(unit))
+
+    def _state(self, unit: str) -> str:
+        """ "" where nothing can be done about it."""
+        return self._systemctl.state(unit) if self._systemctl.can_change else ""
+
+    def _is_up(self, unit: str) -> bool:
+        return self._systemctl.runs and not self._systemctl.is_idle(unit)
+
+    def _sleeps(self, unit: str) -> bool:
+        return self._systemctl.runs and not self._systemctl.is_active(unit)
+
+    def _to_enable(self, found: Outcome) -> list[str]:
+        """In their order, libvirt first, whose sockets virtshim wants; enabled ones that do not run, too."""
+        wanted = found.plan.enable if found.plan else ()
+        return [unit for unit in wanted if unit in (*found.enabled, *found.started)]
+
+    def _retired(self, found: Outcome) -> list[str]:
+        """What failed."""
+        return [
+            *self._try("stop", found.stopped),
+            *self._try("disable", found.disabled),
+            *self._try("unmask", found.unmasked),
+        ]
+
+    def _indebted(self, manifest: Manifest, found: Outcome) -> Manifest:
+        """It is on disk before the files are changed: after a kill, files that are right already tell nobody."""
+        more = owed(found.changed, found.facts, unmasked=found.unmasked)
+        return replace(manifest, owed=tuple(dict.fromkeys((*manifest.owed, *more))))
+
+    def _settled(self, manifest: Manifest) -> tuple[Manifest, list[str]]:
+        """The manifest with what is still owed, and why it is."""
+        left, failed = [], []
+        for words in manifest.owed:
+            try:
+                self._systemctl.tell(*words)
+            except ShimError as exc:
+                left.append(words)
+                failed.append(str(exc))
+        return replace(manifest, owed=tuple(left)), failed
+
+    def _try(self, verb: str, units: Sequence[str]) -> list[str]:
+        """One by one, so that one that fails holds no other up."""
+        failed = []
+        for unit in units:
+            try:
+                getattr(self._systemctl, verb)((unit,))
+            except ShimError as exc:
+                failed.append(str(exc))
+        return failed
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[tuple[str, ...]]:
+        """The directories that were made for it."""
+        if os.geteuid() != 0:
+            raise PermissionRefused("virtshim setup writes below /etc: run it as root, or look with --dry-run")
+        made = files_of.make_state_directory(self._tree)
+        try:
+            held = lock_file(f"{self._tree.root.rstrip('/')}{LOCK}")
+        except FileLocked as exc:
+            raise Aborted(f"another virtshim setup is at work (process {exc.holder}); wait for it") from exc
+        except OSError as exc:
+            raise WrongState(f"{LOCK} cannot be locked: {exc.strerror}; move it away") from exc
+        try:
+            yield made
+        finally:
+            os.close(held)
+
+
+def _once(*units: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(units))
+
+
+def _own_settings(files: HostFiles) -> OwnSettings:
+    """Those of the operator's files, without what set-up wrote. Raises InvalidRequest."""
+    documents = [path for path in (DEFAULT_FILE,) if files.exists(path)]
+    documents += [f"{DEFAULT_FILE}.d/{name}" for name in files.names(f"{DEFAULT_FILE}.d") if name.endswith(".toml")]
+    values: dict[str, Any] = {}
+    has_file = False
+    for path in documents:
+        try:
+            document = tomllib.loads(files.content(path, _MOST).decode())
+            has_file = has_file or (path == DEFAULT_FILE and bool(document))
+            values = merged(values, document)
+        except (ShimError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise InvalidRequest(f"{path}: {exc}; correct it first") from exc
+    try:
+        settings = Settings(**values)
+    except ValidationError as exc:
+        fault = exc.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise InvalidRequest(f"{DEFAULT_FILE}: {where}: {fault['msg']}; correct it first") from exc
+    said = {f"{table}.{key}" for table, keys in values.items() if isinstance(keys, dict) for key in keys}
+    return OwnSettings(settings, frozenset(said), has_file)

@@ -1,0 +1,306 @@
+"""What set-up writes on a node with these facts, and what it leaves to its operator. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from virtshim.config import DEFAULT_FILE, Settings
+from virtshim.domain.layout import share_dir
+from virtshim.neighbours.kubelet import ENVIRONMENTS
+from virtshim.neighbours.runtimes import CONTAINERD
+from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
+from virtshim.setup import kubelet_plan, texts
+from virtshim.setup.changes import PlannedFile
+from virtshim.setup.facts import AS_BYTES, NodeFacts
+from virtshim.setup.owed import APPARMOR, LIBVIRTD, LOGIND, QEMU, VIRTQEMUD
+from virtshim.setup.units import GUESTS_UNIT
+
+RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
+GUESTS: Final = ("/etc/default/libvirt-guests", "/etc/sysconfig/libvirt-guests")
+_DAEMON, _GUESTS_PROFILE = "usr.sbin.libvirtd", "abstractions/libvirt-qemu"
+_PROFILES: Final = tuple(f"{APPARMOR}/{part}{name}" for part in ("", "local/") for name in (_DAEMON, _GUESTS_PROFILE))
+# Those that are added to, or decide whether another is.
+EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, *GUESTS, *ENVIRONMENTS, *_PROFILES)
+_PROXY_FILE: Final = f"{DEFAULT_FILE}.d/proxy.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that differs from its default, and why. `key` as in `table.key`."""
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`enable`: units that start with the node; `mask`: sockets that are closed. `seen`: what bears on VMs, by subject;
+    `problems`: what keeps the node from working; `steps`: what is left to do, in order."""
+
+    files: tuple[PlannedFile, ...]
+    choices: tuple[Choice, ...]
+    enable: tuple[str, ...]
+    mask: tuple[str, ...]
+    seen: Mapping[str, str]
+    problems: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSettings:
+    """What the operator has set: in force, and `said`, the keys that are named. `has_file`: in the main file, which
+    may also be there, and say nothing, as systemd-tmpfiles makes it."""
+
+    settings: Settings
+    said: frozenset[str] = frozenset()
+    has_file: bool = False
+
+
+def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE") -> Plan:
+    """`name`: the node's in the cluster."""
+    runtime = facts.runtime
+    driver, driver_why = _driver(facts, own)
+    socket = own.settings.proxy_socket if runtime else own.settings.cri_socket
+    choices = [one for one in _choices(facts, driver, driver_why) if one.key not in own.said]
+    files = [
+        PlannedFile(
+            DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
+        ),
+        PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
+        PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl asks the socket that kubelet asks"),
+    ]
+    # Where the operator says himself which runtimes there are, that counts.
+    if runtime and not {"proxy.primary", "proxy.others"} & _tables(own.said):
+        files.append(PlannedFile(_PROXY_FILE, _proxy(runtime.name, runtime.socket).encode(), "containers beside VMs"))
+    wanted = kubelet_plan.Wanted(socket, driver, driver_why, runtime is not None, facts.kubelet_version)
+    wiring = kubelet_plan.plan(facts.kubelet, wanted, facts.texts)
+    files += wiring.files
+    files += _of_libvirt(facts, driver)
+    files += _of_apparmor(facts, own.settings)
+    if not facts.cni_configuration and not facts.kubelet.is_there:
+        path = f"{facts.cni_conf_dir}/10-virtshim.conflist"
+        files.append(PlannedFile(path, texts.CNI.encode(), "a bridge of this node: there is no cluster's network"))
+    units = ["tapmanager.service", "virtshim-shares.service", "virtshim.service"]
+    units += ["virtshim-proxy.service"] if runtime else []
+    units += [f"{runtime.name.replace('cri-o', 'crio')}.service"] if runtime else []
+    units += [GUESTS_UNIT]
+    return Plan(
+        files=tuple(files),
+        choices=tuple(choices),
+        enable=tuple(unit for unit in units if unit in facts.units),
+        mask=tuple(unit for unit in (f"{facts.libvirt}-ro.socket",) if unit in facts.units),
+        seen=_seen(facts, driver, driver_why),
+        problems=(*_problems(facts, units), *wiring.problems, *(_unsaid(choices) if own.has_file else ())),
+        steps=tuple(_steps(facts, name, wiring.steps)),
+    )
+
+
+def _tables(keys: Collection[str]) -> set[str]:
+    """Of `proxy.primary.name`, `proxy.primary`."""
+    return {".".join(key.replace("[", ".").split(".")[:2]) for key in keys}
+
+
+def _unsaid(choices: Sequence[Choice]) -> list[str]:
+    """Of settings in a file that is the operator's."""
+    return [
+        f"{DEFAULT_FILE} is yours and does not say {one.key} = {json.dumps(one.value)} ({one.why})" for one in choices
+    ]
+
+
+def _driver(facts: NodeFacts, own: OwnSettings) -> tuple[str, str]:
+    """The cgroup driver of the node, and who says so."""
+    if (mine := own.settings.cri.cgroup_driver) != "auto":
+        return mine, "as cri.cgroup_driver says"
+    if said := facts.kubelet.cgroup_driver:
+        return str(said.value), f"as kubelet has it in {said.source}"
+    if facts.runtime and facts.runtime.cgroup_driver:
+        return facts.runtime.cgroup_driver, f"as {facts.runtime.name} has it in {facts.runtime.file}"
+    if facts.systemd_runs:
+        return "systemd", "systemd runs this machine"
+    return "cgroupfs", "systemd does not run this machine"
+
+
+def _choices(facts: NodeFacts, driver: str, why: str) -> list[Choice]:
+    found = []
+    if driver != ("systemd" if facts.systemd_runs else "cgroupfs"):
+        found.append(Choice("cri.cgroup_driver", driver, why))
+    defaults = Settings.model_construct()
+    if facts.emulator and facts.emulator != defaults.libvirt.emulator:
+        found.append(Choice("libvirt.emulator", facts.emulator, "where this distribution has QEMU"))
+    if facts.vmwrapper and facts.vmwrapper != defaults.libvirt.vmwrapper:
+        found.append(Choice("libvirt.vmwrapper", facts.vmwrapper, "where it is installed"))
+    if beside := facts.runtime:
+        taps = defaults.tapmanager
+        if beside.cni_conf_dir.rstrip("/") != taps.cni_conf_dir:
+            found.append(Choice("tapmanager.cni_conf_dir", beside.cni_conf_dir.rstrip("/"), f"{beside.name}'s"))
+        if more := [one.rstrip("/") for one in beside.cni_bin_dirs if one.rstrip("/") not in taps.cni_bin_dir]:
+            found.append(Choice("tapmanager.cni_bin_dir", [*more, *taps.cni_bin_dir], f"{beside.name}'s first"))
+        hosts = beside.registry_hosts_dir
+        if hosts and hosts != defaults.images.registry_hosts_dir:
+            found.append(Choice("images.registry_hosts_dir", hosts, f"registries' mirrors, as {beside.name} has them"))
+    if (home := facts.kubelet.root_dir.rstrip("/")) != "/var/lib/kubelet":
+        found.append(
+            Choice("devices.pod_resources_socket", f"{home}/pod-resources/kubelet.sock", "kubelet's --root-dir")
+        )
+        found.append(Choice("device_plugin.directory", f"{home}/device-plugins", "kubelet's --root-dir"))
+    return found
+
+
+def _toml(choices: Sequence[Choice]) -> str:
+    lines = [
+        texts.MARK.rstrip(),
+        "# Only what differs from the defaults on this node; all settings: virtshim config schema",
+    ]
+    table = ""
+    for choice in sorted(choices, key=lambda one: one.key.partition(".")[0]):
+        mine, _, key = choice.key.partition(".")
+        if mine != table:
+            lines += ["", f"[{mine}]"]
+            table = mine
+        # A JSON text, or a list of them, is TOML too.
+        lines += [f"# {choice.why}", f"{key} = {json.dumps(choice.value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _proxy(name: str, socket: str) -> str:
+    return f"""{texts.MARK}# Pods of RuntimeClass virtshim are VMs, all others {name}'s: docs/proxy.md
+[proxy.primary]
+name = "{name}"
+# The socket that is there.
+socket = "{socket}"
+
+[[proxy.others]]
+name = "virtlet.cloud"               # what the annotation says
+handlers = ["virtshim"]              # RuntimeClass handlers
+image_prefixes = ["virtlet.cloud/"]
+when_down = "fail"                   # or "degraded"
+"""
+
+
+def _of_libvirt(facts: NodeFacts, driver: str) -> list[PlannedFile]:
+    found = []
+    daemon = VIRTQEMUD if facts.libvirt == "virtqemud" else LIBVIRTD
+    if daemon in facts.texts:
+        why = "no local user reads VMs' definitions"
+        found += _added(facts, daemon, "unix_sock_ro_perms", '"0700"', why)
+    if driver == "cgroupfs" and QEMU in facts.texts:
+        found += _added(facts, QEMU, "cgroup_controllers", "[ ]", "tapmanager puts each VM below its pod's cgroup")
+    guests = next((path for path in GUESTS if path in facts.texts), GUESTS[0])
+    if "libvirt-guests.service" in facts.units:
+        why = "a reboot shuts guests down that kubelet has not stopped"
+        found.append(PlannedFile(guests, texts.LIBVIRT_GUESTS.encode(), why))
+    if facts.kubelet.is_there and facts.systemd_runs:
+        path = f"{LOGIND}/virtshim.conf"
+        found.append(PlannedFile(path, texts.LOGIND.encode(), "a reboot waits for kubelet to stop its pods"))
+    return found
+
+
+def _of_apparmor(facts: NodeFacts, settings: Settings) -> list[PlannedFile]:
+    """Rules for vmwrapper in libvirt's profiles, where these are there and do not have them."""
+    wrapper = facts.vmwrapper or settings.libvirt.vmwrapper
+    sockets = (settings.tapmanager.socket, f"{share_dir(settings.layout())}/*/fs.sock")
+    wanted = {_DAEMON: rules_of_daemon(wrapper), _GUESTS_PROFILE: rules_of_guests(wrapper, *sockets)}
+    found = []
+    for name, rules in wanted.items():
+        profile, path = facts.texts.get(f"{APPARMOR}/{name}", ""), f"{APPARMOR}/local/{name}"
+        local = facts.texts.get(path, "")
+        missing = [rule for rule in rules if rule.split()[0] not in f"{profile}\n{local}"]
+        if profile and missing:
+            text = "\n".join([*([local] if local else []), texts.MARK.rstrip(), *missing, ""])
+            found.append(PlannedFile(path, text.encode(errors=AS_BYTES), "libvirt may start vmwrapper in QEMU's place"))
+    return found
+
+
+def _added(facts: NodeFacts, path: str, key: str, value: str, why: str) -> list[PlannedFile]:
+    """None if the file says so already."""
+    text = facts.texts[path]
+    lines = text.split("\n")
+    said = [line.partition("#")[0].replace(" ", "") for line in lines]
+    if f"{key}={value}".replace(" ", "") in said:
+        return []
+    kept = "\n".join(_without(key, lines)).rstrip()
+    return [PlannedFile(path, f"{kept}\n# virtshim setup: {why}\n{key} = {value}\n".encode(errors=AS_BYTES), why)]
+
+
+def _without(key: str, lines: Sequence[str]) -> Iterator[str]:
+    """A list may go on over further lines."""
+    is_list = False
+    for line in lines:
+        name, _, value = line.partition("#")[0].partition("=")
+        if is_list:
+            is_list = "]" not in line
+        elif name.strip() == key:
+            is_list = "[" in value and "]" not in value
+        else:
+            yield line
+
+
+def _seen(facts: NodeFacts, driver: str, driver_why: str) -> dict[str, str]:
+    huge = ", ".join(f"{count} of {size >> 10} MiB" for size, count in sorted(facts.huge_pages.items()) if size >= 1024)
+    runtime, drop_ins = facts.runtime, facts.kubelet.config_dir
+    none = "not looked for: --vms-only" if facts.vms_only else "no runtime that serves CRI"
+    kubelet = f"configured, {f'with drop-ins in {drop_ins}' if drop_ins else 'without drop-ins'}"
+    return {
+        "kubelet": kubelet if facts.kubelet.is_there else "none",
+        "cgroup driver": f"{driver}: {driver_why}",
+        "containers": f"{runtime.name}, {runtime.socket}" if runtime else none,
+        "network": facts.cni_configuration or "no CNI configuration",
+        "QEMU": facts.emulator or "none",
+        "libvirt": facts.libvirt or "none",
+        "KVM": "/dev/kvm" if facts.has_kvm else "none: VMs run in software, ten times slower",
+        "huge pages": huge or "none: a pod that asks for them does not come here",
+        "IOMMU": f"{facts.iommu_groups} groups" if facts.iommu_groups else "off: no VM can have a PCI device",
+        "systemd": "runs" if facts.systemd_runs else "does not run",
+    }
+
+
+def _problems(facts: NodeFacts, units: Sequence[str]) -> list[str]:
+    found = [*facts.kubelet.unreadable]
+    for one in facts.runtimes:
+        if one.trouble:
+            found.append(one.trouble)
+        elif not one.serves_cri and facts.runtime is None:
+            found.append(f"{one.name} does not serve CRI (disabled_plugins in {one.file}): all pods here will be VMs")
+    if not facts.emulator:
+        found.append("QEMU is missing: apt-get install qemu-system-x86 qemu-utils")
+    if not facts.libvirt:
+        found.append("libvirt is missing: apt-get install libvirt-daemon-system")
+    if not facts.vmwrapper:
+        wrapper = "/usr/libexec/virtshim/vmwrapper"
+        found.append(f"vmwrapper is missing: install virtshim's package, or run: python -m vmwrapper.bundle {wrapper}")
+    runtime, kubelets = facts.runtime, facts.kubelet.cgroup_driver
+    if runtime and kubelets and runtime.name == CONTAINERD and (runtime.cgroup_driver or "cgroupfs") != kubelets.value:
+        wanted = "true" if kubelets.value == "systemd" else "false"
+        found.append(
+            f"containerd's cgroup driver is not kubelet's ({kubelets.value}): set SystemdCgroup = {wanted} for runc in "
+            f"{runtime.file}, and run: systemctl restart containerd"
+        )
+    missing = [unit for unit in units if unit.startswith(("virtshim", "tapmanager")) and unit not in facts.units]
+    if missing:
+        found.append(
+            f"no such units: {', '.join(missing)}: install virtshim's package, or systemd/*.service of its sources"
+        )
+    return found
+
+
+def _steps(facts: NodeFacts, name: str, of_kubelet: Sequence[str]) -> list[str]:
+    steps = ["virtshim check"]
+    if said := facts.kubelet.flags.get("hostname-override"):
+        name = str(said.value)
+    if facts.kubelet.is_there:
+        if not facts.cni_configuration:
+            steps.append("install the cluster's network add-on: there is no CNI configuration yet")
+        steps += of_kubelet
+        steps += [
+            f"kubectl label node {name} virtshim.io/vms=true",
+            f"kubectl apply -f {RUNTIME_CLASS}   # once a cluster",
+        ]
+    else:
+        steps.append(
+            "when kubelet is installed: virtshim setup, once more; kubeadm: --cri-socket as in /etc/crictl.yaml"
+        )
+    return steps
