@@ -48,6 +48,9 @@ class PodClient:
         request = pb.PullImageRequest(image=pb.ImageSpec(image=reference), auth=auth)
         return self.images.PullImage(request, timeout=self.timeout).image_ref
 
+    def remove_image(self, reference: str) -> None:
+        self.images.RemoveImage(pb.RemoveImageRequest(image=pb.ImageSpec(image=reference)), timeout=60)
+
     def create(self, pod: str, config: pb.ContainerConfig, pod_config: pb.PodSandboxConfig) -> str:
         request = pb.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=pod_config)
         return self.runtime.CreateContainer(request, timeout=self.timeout).container_id

@@ -13,15 +13,20 @@ command -v apt-get >/dev/null || die "knows only Debian and Ubuntu (apt-get is m
 PACKAGES=(
   # the product: hypervisor, CNI plugins, network tools
   libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients qemu-system-x86 qemu-utils
+  ovmf swtpm swtpm-tools
   containernetworking-plugins iproute2 iptables nftables
   # building libvirt-python and the virtual environment
   python3 python3-venv python3-dev libvirt-dev pkg-config gcc libc6-dev make
+  # a guest that UEFI starts, for one test
+  systemd-boot-efi
   # the demo guest
   busybox-static syslinux syslinux-common mtools dosfstools cpio xz-utils zstd kmod
   # the Debian guest
-  mmdebstrap debian-archive-keyring fdisk e2fsprogs
+  mmdebstrap debian-archive-keyring fdisk e2fsprogs ignition
   # real neighbours for tests and the demo
-  docker-registry skopeo openssh-client curl iputils-ping systemd dbus genisoimage libfaketime
+  docker-registry skopeo openssh-client curl iputils-ping isc-dhcp-client tcpdump systemd dbus genisoimage libfaketime
+  # the dashboard's browser, the alert rules' reader, the image's builder
+  chromium prometheus buildah
 )
 
 install_packages() {
@@ -41,6 +46,8 @@ done
 [ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || install_packages virtiofsd
 # What tests and benchmark start pods beside, in a directory of its own. Docker's packages have them too, and exclude the distribution's.
 if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then install_packages containerd runc; fi
+# They build the dashboard's page. Node.js from elsewhere brings an npm of its own, and excludes the distribution's.
+command -v npm >/dev/null || install_packages nodejs npm
 
 # Who reads images, as on a node that is installed.
 if ! getent passwd virtshim-parser >/dev/null; then
@@ -71,4 +78,5 @@ if [ "$(cat .venv/.described 2>/dev/null || true)" != "$described" ]; then
   .venv/bin/pip --quiet --disable-pip-version-check install --no-index --no-deps --no-build-isolation --editable .
   echo "$described" > .venv/.described
 fi
+deploy/dashboard.sh
 say "ready"

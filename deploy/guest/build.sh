@@ -145,7 +145,7 @@ declare -A at_boot=(
 )
 # Loaded when something asks for them.
 on_demand=(ext4 loop vfat nls_ascii nls_cp437 nls_utf8 nls_iso8859-1 fuse virtiofs 9p 9pnet_virtio nvme e1000 e1000e squashfs overlay
-  vmw_vsock_virtio_transport virtio_mem 8021q af_packet)
+  vmw_vsock_virtio_transport virtio_mem 8021q af_packet qemu_fw_cfg)
 
 tree=$packages/lib/modules/$version
 [ -d "$tree" ] || tree=$packages/usr/lib/modules/$version

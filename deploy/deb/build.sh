@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Builds the Debian package of a node: virtshim_VERSION_amd64.deb, for the distribution that it is built on.
+#
+#   build.sh DIRECTORY [VERSION]    (VERSION: default that of pyproject.toml; DEB_CACHE: where the locked packages stay once they
+#                                    are built, default build/deb)
+#   build.sh --packages             those alone, which are fetched; what is left to do needs no network
+#
+# The same sources on the same distribution give the same bytes: times are SOURCE_DATE_EPOCH's, by default that of the last commit.
+# Python packages are those of the locks, checked by their hashes, in a virtual environment below /usr/lib/virtshim.
+set -euo pipefail
+
+say() { printf 'deb: %s\n' "$*"; }
+die() { printf 'deb: %s\n' "$*" >&2; exit 1; }
+
+[ $# = 1 ] || [ $# = 2 ] || die "usage: $0 DIRECTORY [VERSION] | --packages"
+here=$(cd "$(dirname "$0")" && pwd)
+if [ "$1" != --packages ]; then
+  mkdir -p "$1"
+  out=$(cd "$1" && pwd)
+fi
+cd "$here/../.."
+version=${2:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
+[[ $version =~ ^[0-9][0-9a-z.+]*$ ]] || die "VERSION '$version' is not one for Python and Debian alike; as 0.2.0 or 0.2.0+site1"
+[ "$(dpkg --print-architecture)" = amd64 ] || die "knows only amd64"
+for tool in dpkg-deb gcc pkg-config gzip; do
+  command -v $tool >/dev/null || die "$tool is missing; run: make setup"
+done
+pkg-config --exists libvirt || die "libvirt's headers are missing; run: make setup"
+
+in_git=$(git rev-parse --is-inside-work-tree 2>/dev/null || true)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$([ "$in_git" = true ] && git log -1 --format=%ct || date +%s)}
+export SOURCE_DATE_EPOCH LC_ALL=C TZ=UTC PYTHONHASHSEED=0
+unset PYTHONPATH PYTHONDONTWRITEBYTECODE
+umask 022
+
+python=/usr/bin/python3
+python_version=$($python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+python_next=$($python -c 'import sys; print("%d.%d" % (sys.version_info[0], sys.version_info[1] + 1))')
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/virtshim-deb.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+# ---- packages of the locks, built once ------------------------------------------------------------------------------
+
+# What dpkg keeps is not kept twice, and pip's own notes tell when and from where it was.
+without_notes() {
+  rm -rf "$1/bin"
+  find "$1" -type f -perm /111 ! -name '*.so*' -exec chmod 644 {} +
+  find "$1" \( -path '*.dist-info/RECORD' -o -path '*.dist-info/INSTALLER' -o -path '*.dist-info/REQUESTED' \
+    -o -path '*.dist-info/direct_url.json' \) -delete
+}
+# compiled DIRECTORY PREFIX: checked against no source at run time: dpkg puts both there.
+compiled() {
+  $python -m compileall -q -j 1 --invalidation-mode unchecked-hash -s "$2" -p / "$1" >/dev/null ||
+    die "a module of $1 cannot be compiled"
+}
+site=usr/lib/virtshim/lib/python$python_version/site-packages
+
+inputs=$( (cat requirements-build.lock requirements-run.lock "$here/build.sh"; $python --version
+  pkg-config --modversion libvirt; gcc --version) | sha256sum | cut -d' ' -f1)
+cache=${DEB_CACHE:-$PWD/build/deb}
+mkdir -p "$cache"
+exec 9> "$cache/lock"
+flock 9
+layer=$cache/$inputs
+if [ ! -e "$layer" ]; then
+  say "building the packages of the locks"
+  rm -rf "$cache"/*/ "$cache"/new.*
+  new=$(mktemp -d "$cache/new.XXXXXX")
+  $python -m venv "$new/builder"
+  pip="$new/builder/bin/python -m pip --quiet --disable-pip-version-check"
+  $pip install --require-hashes --only-binary :all: -r requirements-build.lock
+  # Paths of this build are not for the package.
+  CFLAGS=-g0 $pip install --require-hashes --no-build-isolation --only-binary :all: --no-binary libvirt-python \
+    --no-compile --target "$new/root/$site" -r requirements-run.lock
+  without_notes "$new/root/$site"
+  compiled "$new/root/$site" "$new/root"
+  mv "$new" "$layer"
+fi
+[ "$1" != --packages ] || exit 0
+
+# ---- the project ----------------------------------------------------------------------------------------------------
+
+say "staging virtshim $version"
+root=$work/root
+source=$work/source
+mkdir -p "$root" "$source" "$work/own/$site"
+cp -a "$layer/root/." "$root/"
+if [ "$in_git" = true ]; then
+  git ls-files -z --cached --others --exclude-standard -- . ':!tests' ':!build' | tar -c --null -T - --ignore-failed-read | tar -x -C "$source"
+else
+  tar -c --exclude=./tests --exclude=./build --exclude=./dist --exclude=./.venv . | tar -x -C "$source"
+fi
+# The dashboard's page is built beside the sources: deploy/dashboard.sh makes it, and `make setup` calls that.
+if [ -f build/dashboard/dist/index.html ]; then
+  mkdir -p "$source/build/dashboard"
+  cp -r build/dashboard/dist "$source/build/dashboard/"
+fi
+sed -i "s/^version = \".*\"$/version = \"$version\"/" "$source/pyproject.toml"
+pip="$layer/builder/bin/python -m pip --quiet --disable-pip-version-check"
+$pip install --no-index --no-deps --no-build-isolation --no-compile --target "$work/own/$site" "$source"
+flock -u 9
+entries=$(sed -n 's/^\([a-z-]*\) = \([a-z._]*\):\([a-z]*\)$/\1 \2 \3/p' "$work/own/$site"/virtshim-*.dist-info/entry_points.txt)
+without_notes "$work/own/$site"
+compiled "$work/own/$site" "$work/own"
+cp -a "$work/own/." "$root/"
+
+home=$root/usr/lib/virtshim
+mkdir -p "$home/bin"
+ln -s "../../../bin/python$python_version" "$home/bin/python3"
+ln -s python3 "$home/bin/python"
+printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "$python_version" > "$home/pyvenv.cfg"
+while read -r name module function; do
+  # Isolated: root's environment and working directory bring no code.
+  cat > "$home/bin/$name" <<END
+#!/usr/lib/virtshim/bin/python3 -I
+import sys
+
+from $module import $function
+
+sys.exit($function())
+END
+  chmod 755 "$home/bin/$name"
+done <<< "$entries"
+mkdir -p "$root/usr/bin" "$root/usr/libexec/virtshim"
+ln -s ../lib/virtshim/bin/virtshim "$root/usr/bin/virtshim"
+(cd "$source" && PYTHONPATH=$root/$site $python -m vmwrapper.bundle "$root/usr/libexec/virtshim/vmwrapper")
+
+# ---- what the distribution's own programs read ----------------------------------------------------------------------
+
+put() { install -D -m 644 "$1" "$root/$2"; }
+for unit in systemd/*.service systemd/*.socket; do
+  put "$unit" "lib/systemd/system/${unit##*/}"
+  sed -i 's|/usr/local/bin/|/usr/lib/virtshim/bin/|' "$root/lib/systemd/system/${unit##*/}"
+done
+put systemd/virtshim-sysusers.conf usr/lib/sysusers.d/virtshim.conf
+put systemd/virtshim-tmpfiles.conf usr/lib/tmpfiles.d/virtshim.conf
+for file in deploy/cni/* deploy/kubelet/* deploy/*.yaml deploy/libvirt-guests.conf; do
+  put "$file" "usr/share/virtshim/${file#deploy/}"
+done
+(cd "$source" && PYTHONPATH=$root/$site:$here/.. $python -B -m deb.derived "$root" "$version")
+
+doc=usr/share/doc/virtshim
+for file in docs/*; do [ ! -f "$file" ] || put "$file" "$doc/${file##*/}"; done
+for file in docs/how-to/*; do put "$file" "$doc/how-to/${file##*/}"; done
+for file in README.md CHANGELOG.md; do put "$file" "$doc/$file"; done
+sed -i 's|(docs/|(|g' "$root/$doc/README.md"
+put "$here/copyright" "$doc/copyright"
+put "$here/lintian-overrides" usr/share/lintian/overrides/virtshim
+cat > "$root/$doc/changelog" <<END
+virtshim ($version) unstable; urgency=medium
+
+  * What is new is in CHANGELOG.md, beside this file.
+
+ -- $(sed -n 's/^Maintainer: //p' "$here/control")  $(date -R -d "@$SOURCE_DATE_EPOCH")
+END
+find "$root/usr/share/man" "$root/$doc/changelog" -type f -exec gzip -9n {} +
+
+# ---- the package ----------------------------------------------------------------------------------------------------
+
+mkdir -p "$root/DEBIAN"
+(cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) > "$work/md5sums"
+# As dpkg counts: each file in whole KiB, and one for all else.
+size=$(find "$root" -printf '%y %s\n' | awk '{sum += $1 == "f" ? int(($2 + 1023) / 1024) : 1} END {print sum}')
+upstream() { dpkg-query -W -f '${Version}' "$1" | sed 's/^[0-9]*://; s/[-+].*//'; }
+install -m 644 "$work/md5sums" "$root/DEBIAN/md5sums"
+sed "s/@VERSION@/$version/; s/@SIZE@/$size/; s/@PYTHON@/$python_version/; s/@PYTHON_NEXT@/$python_next/
+  s/@LIBC@/$(upstream libc6)/; s/@LIBVIRT@/$(upstream libvirt0)/" "$here/control" |
+  sed ':more; /^[A-Za-z-]*s:.*,$/{N; s/,\n */, /; b more}' > "$root/DEBIAN/control"
+install -m 755 "$here"/{postinst,prerm,postrm} "$root/DEBIAN/"
+find "$root" -type d -exec chmod 755 {} +
+find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+package=$out/virtshim_${version}_amd64.deb
+dpkg-deb --root-owner-group -Zzstd -z9 --build "$root" "$work/package" >/dev/null
+mv "$work/package" "$package"
+say "$package: $(($(stat -c %s "$package") >> 20)) MiB, $((size >> 10)) MiB installed"

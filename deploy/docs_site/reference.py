@@ -1,0 +1,200 @@
+"""Pages that the code itself says: annotations, RPCs, errors. `pages.py` makes them when the site is built."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from virtshim.cri.error_codes import GRPC_CODES
+from virtshim.cri.images import ImageServicer
+from virtshim.cri.runtime_service import RuntimeServicer
+from virtshim.domain import errors
+from virtshim.domain.annotations.options import VmOptions
+from virtshim.domain.annotations.parse import _READERS, parse_vm_options
+from virtshim.domain.errors import ShimError
+from virtshim.domain.hardware.annotations import ANNOTATIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# One value of each that is taken, to see what becomes of it.
+EXAMPLES = {
+    "kubernetes.io/target-runtime": "virtlet.cloud",
+    "virtshim.io/command": "ignore",
+    "virtshim.io/exec-ports": "24",
+    "virtshim.io/image-config": "ignore",
+    **{one.name: one.example for one in ANNOTATIONS},
+    "virtshim.io/max-vcpus": "4",
+    "virtshim.io/vnc": "true",
+    "virtshim.io/forward": "agent",
+    "virtshim.io/max-memory": "4Gi",
+    "VirtletVCPUCount": "2",
+    "VirtletDiskDriver": "scsi",
+    "VirtletCPUModel": "host-model",
+    "VirtletLibvirtCPUSetting": "mode: host-passthrough",
+    "VirtletRootVolumeSize": "10Gi",
+    "virtshim.io/network-filter": "off",
+    "virtshim.io/profile": "database",
+    "virtshim.io/root-disk": "pod",
+    "virtshim.io/root-disk-on-image-change": "replace",
+    "virtshim.io/kubelet-volumes": "shared",
+    "virtshim.io/disks": "scratch: {size: 10Gi, mountPath: /var/scratch}",
+    "virtshim.io/disk-images": "/srv/data",
+    "VirtletSystemUUID": "53008994-44c0-4017-ad44-9c49758083da",
+    "VirtletCloudInitImageType": "nocloud",
+    "VirtletCloudInitMetaData": "instance-id: mine",
+    "VirtletCloudInitUserData": "packages: [htop]",
+    "VirtletCloudInitUserDataOverwrite": "true",
+    "VirtletCloudInitUserDataScript": "#!/bin/sh",
+    "VirtletSSHKeys": f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 43} me",
+    "VirtletForceDHCPNetworkConfig": "true",
+    "VirtletCloudInitUserDataSource": "secret/web-data",
+    "VirtletSSHKeySource": "configmap/team-keys/mine",
+    "virtshim.io/sysprep": "/sysprep",
+    "virtshim.io/ignition": '{"ignition": {"version": "3.3.0"}}',
+    "virtshim.io/ignition-source": "secret/first-boot",
+}
+
+
+def pages() -> dict[str, str]:
+    """Path in the site -> Markdown."""
+    return {
+        "reference/annotations.md": annotations_page(),
+        "reference/rpcs.md": rpcs_page(),
+        "reference/errors.md": errors_page(),
+    }
+
+
+def annotations_page() -> str:
+    """What each one sets, by having the code read an example; what it says to a wrong value, by having it read that."""
+    rows = [_annotation(name) for name in sorted(_READERS, key=str.lower)]
+    return "\n".join(
+        [
+            "# Annotations, by the code",
+            "",
+            "On the pod. Made from `virtshim/domain/annotations` when this site was built: it read each example, and a wrong",
+            "value.",
+            "What they mean is in [operator.md](../operator.md#annotations) and [pods.md](../pods.md#annotations-of-virtshim).",
+            "All faults of a pod are told at once; an unknown name that begins with `Virtlet` or `virtshim.io/` is a fault too.",
+            "",
+            "| annotation | example | sets | a wrong value is answered |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _annotation(name: str) -> str:
+    example = EXAMPLES.get(name)
+    wrong = _answer(name, "\N{SNOWMAN} wrong")
+    if example is None:
+        answers = [_answer(name, value) for value in ("secret/x", "true", "plain", "key")]
+        refusal = next((answer for answer in answers if "not supported" in answer), "")
+        return f"| `{name}` | - | {'refused' if refusal else '-'} | {_cell(refusal or wrong)} |"
+    options = dataclasses.asdict(parse_vm_options({name: example}))
+    default = dataclasses.asdict(VmOptions())
+    sets = ", ".join(f"`{field}` = `{_short(value)}`, else `{_short(default[field])}`"
+                     for field, value in options.items() if value != default[field])  # fmt: skip
+    shown = example if len(example) < 60 else f"{example[:40]}..."
+    return f"| `{name}` | `{shown}` | {_cell(sets or 'nothing here')} | {_cell(wrong or 'any text is taken')} |"
+
+
+def _answer(name: str, value: str) -> str:
+    try:
+        parse_vm_options({name: value})
+    except ShimError as exc:
+        return str(exc).removeprefix(f"annotation {name}: ")
+    return ""
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) < 60 else f"{text[:50]}..."
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+_RPC = re.compile(r"((?:^ *//[^\n]*\n)*)^ *rpc (\w+)\((?:\w+)\)\s*returns \((stream )?\w+\)", re.MULTILINE)
+
+
+def rpcs_page() -> str:
+    """The contract's own words, and whether a servicer of ours has the call."""
+    text = (ROOT / "criproto/api.proto").read_text(encoding="utf-8")
+    runtime, images = text.split("service ImageService {")[0], text.split("service ImageService {")[1]
+    admin = (ROOT / "criproto/admin.proto").read_text(encoding="utf-8")
+    parts = [
+        "# Calls of CRI",
+        "",
+        "Made from `criproto/api.proto` and the servicers in `virtshim/cri` when this site was built. *Answered* is what",
+        "virtshim has; all others answer UNIMPLEMENTED. What each does, step by step, is in [lifecycle.md](../lifecycle.md), and",
+        "what CRI's conformance client says of it in [conformance.md](../conformance.md).",
+        "",
+    ]
+    for title, contract, servicer in (
+        ("RuntimeService", runtime, RuntimeServicer),
+        ("ImageService", images, ImageServicer),
+    ):
+        parts += [f"## {title}", "", "| call | answered | the contract |", "|---|---|---|"]
+        for comment, name, stream in _RPC.findall(contract):
+            has = any(name in vars(kind) for kind in servicer.__mro__ if kind.__module__.startswith("virtshim."))
+            streams = ", a stream" if stream else ""
+            parts.append(f"| `{name}` | {'yes' if has else '**UNIMPLEMENTED**'}{streams} | {_cell(_words(comment))} |")
+        parts.append("")
+    parts += ["## Admin: virtshim's own, on the same socket", "", "| call | what it does |", "|---|---|"]
+    parts += [f"| `{name}` | {_cell(_words(comment))} |" for comment, name, _ in _RPC.findall(admin)]
+    return "\n".join([*parts, ""])
+
+
+def _words(comment: str) -> str:
+    return " ".join(line.strip().removeprefix("//").strip() for line in comment.splitlines())
+
+
+def errors_page() -> str:
+    """Every message with which the code raises one of its errors; `…` stands for what is filled in."""
+    kinds = {
+        name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ShimError)
+    }
+    parts = [
+        "# Error messages",
+        "",
+        "Made from the code when this site was built. `…` stands for what is filled in. They show in a pod's events, in",
+        "`crictl`'s answers and in the log; causes and remedies of the usual ones are in",
+        "[Troubleshooting](../how-to/troubleshooting.md), kinds in [failures.md](../failures.md#error-kinds).",
+        "",
+    ]
+    found: dict[str, set[tuple[str, str]]] = {}
+    for path, kind, message in _raised(set(kinds)):
+        found.setdefault(kind, set()).add((message, path))
+    for name, messages in sorted(found.items()):
+        code = GRPC_CODES[kinds[name].kind].name
+        parts += [f"## {name}: {code}", "", "| message | raised in |", "|---|---|"]
+        parts += [f"| {_cell(message)} | `{path}` |" for message, path in sorted(messages)]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _raised(kinds: set[str]) -> Iterator[tuple[str, str, str]]:
+    for file in sorted((ROOT / "virtshim").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in kinds and node.args:
+                message = _template(node.args[0])
+                if len(message.replace("…", "").strip()) > 3:
+                    yield os.path.relpath(file, ROOT), node.func.id, message
+
+
+def _template(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_template(value) for value in values)
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return _template(left) + _template(right)
+        case _:
+            return "…"

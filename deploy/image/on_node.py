@@ -1,0 +1,386 @@
+"""The program of virtshim's image: puts virtshim onto the node whose root is at /host, keeps it there, and takes it off if asked.
+
+    on_node.py run          install; once a VM could start: restart kubelet for its new files, label the node; wait; for the
+                            DaemonSet (deploy/daemonset.yaml)
+    on_node.py install      once, without label; exit code 1 if no VM could start
+    on_node.py uninstall    takes back what `install` did; the records and disks in /var/lib/virtshim stay
+
+It has the standard library alone. The node's own programs (systemctl, virtshim itself) are run in the node's namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+LABEL = "virtshim.io/vms"
+UNITS = (
+    "tapmanager.service",
+    "virtshim-shares.service",
+    "virtshim.service",
+    "virtshim-proxy.service",
+    "virtshim-device-plugin.service",
+)
+# The operator's to enable; a restart would be refused while its service runs.
+SOCKETS = ("tapmanager.socket",)
+STATE = "var/lib/virtshim/image"
+VIRTSHIM = "/usr/lib/virtshim/bin/virtshim"
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Set-up waits for services that look at every pod before they are ready.
+_LIMIT = 1800.0
+_RECHECK = 60.0
+# What `virtshim check` finds amiss there, kubelet's restart may mend.
+_OF_KUBELET = ("kubelet_configuration", "kubelet_cgroups", "kubelet_runtime")
+_TO_RESTART = "kubelet has not read its new configuration yet: systemctl restart kubelet (RESTART_KUBELET is false)"
+
+
+class Trouble(Exception):
+    """What keeps virtshim from the node, and what to do."""
+
+
+def say(text: str) -> None:
+    print(f"virtshim-node: {text}", flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The cluster's, with the pod's own account."""
+
+    node: str
+    host: str
+    port: int
+    account: Path = _ACCOUNT
+
+    def label(self, value: str | None) -> None:
+        """None takes it away. Raises Trouble."""
+        body = json.dumps({"metadata": {"labels": {LABEL: value}}})
+        try:
+            headers = {
+                # Read anew: it is renewed every hour.
+                "Authorization": f"Bearer {(self.account / 'token').read_text().strip()}",
+                "Content-Type": "application/merge-patch+json",
+            }
+            context = ssl.create_default_context(cafile=str(self.account / "ca.crt"))
+            with contextlib.closing(HTTPSConnection(self.host, self.port, timeout=30, context=context)) as connection:
+                connection.request("PATCH", f"/api/v1/nodes/{self.node}", body, headers)
+                answer = connection.getresponse()
+                status, said = answer.status, answer.read()[:300]
+        except (OSError, HTTPException) as exc:
+            raise Trouble(f"the label of node {self.node} is not set: {exc}") from exc
+        if status != 200:
+            raise Trouble(f"the label of node {self.node} is not set: {status} {said!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`root`: where the node's file system is mounted here; `enter`: what runs a program in its namespaces; `payload`: the files
+    of the package, and `.version`, which tells two payloads apart."""
+
+    root: Path = Path("/host")
+    payload: Path = Path("/payload")
+    enter: tuple[str, ...] = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--net", "--")
+    restarts_kubelet: bool = True
+    _state: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_state", self.place(STATE))
+
+    def place(self, path: str) -> Path:
+        """Where a path of the node's is here: its links lead to its own files, not to those of the image."""
+        here, ahead, followed = self.root, list(Path(path.lstrip("/")).parts), 0
+        while ahead:
+            part = ahead.pop(0)
+            if part == "..":
+                here = here if here == self.root else here.parent
+            elif (here / part).is_symlink() and followed < 40:
+                followed += 1
+                target = Path(os.readlink(here / part))
+                here = self.root if target.is_absolute() else here
+                ahead = [*target.parts[int(target.is_absolute()) :], *ahead]
+            else:
+                here /= part
+        return here
+
+    def run(self, *argv: str, codes: Sequence[int] = (0,)) -> str:
+        """Its standard output. Raises Trouble for another exit code."""
+        done = subprocess.run(
+            [*self.enter, *argv], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
+        if done.returncode not in codes:
+            said = (done.stderr.strip() or done.stdout.strip())[-400:]
+            raise Trouble(f"{' '.join(argv)} on the node ended with {done.returncode}: {said}")
+        return done.stdout
+
+
+def install(node: Node) -> None:
+    """The files; `set_up` follows. Safe to repeat: what is there already is not copied again. Raises Trouble."""
+    refuse_foreign(node)
+    version = (node.payload / ".version").read_text().strip()
+    before = listed(node)
+    if before.get("version") == version:
+        say(f"{version} is installed")
+    else:
+        copy(node, version, before.get("files", []))
+    node.run("systemd-sysusers", "virtshim.conf")
+    node.run("systemd-tmpfiles", "--create", "virtshim.conf")
+    node.run("systemctl", "daemon-reload")
+    if before and before.get("version") != version:
+        # Together: programs of different versions do not talk to each other. VMs run on.
+        node.run("systemctl", "try-restart", *UNITS)
+    # Only now: a run that was killed before has all of this done again.
+    remember(node, version=version)
+
+
+def set_up(node: Node, *, is_first: bool = True) -> list[str]:
+    """What keeps VMs from starting, as set-up and its check say it. kubelet is restarted for its new files if nothing does: else
+    it would ask a runtime that does not work. Safe to repeat. Raises Trouble."""
+    told = with_kubelet_in_mind(node, "setup", "--json")
+    report(told, is_first=is_first)
+    wrong = [*told["problems"], *told["failed"]]
+    found = [one for one in asked(node, "check", "--json") if one["level"] == "error"]
+    if wrong or any(one.get("check") not in _OF_KUBELET for one in found):
+        if kubelet_is_stale(node):
+            say("kubelet is left alone, and asks the runtime that it asked before, until what follows is mended")
+    elif kubelet_is_stale(node) and not node.restarts_kubelet:
+        wrong.append(_TO_RESTART)
+    elif kubelet_is_stale(node):
+        restart_kubelet(node)
+        found = [one for one in asked(node, "check", "--json") if one["level"] == "error"]
+    return [*wrong, *(f"{one['subject']}: {one['text']} -> {one['remedy']}" for one in found)]
+
+
+def with_kubelet_in_mind(node: Node, *argv: str) -> Any:
+    """What `virtshim setup` says. Which kubelet has to read its files anew is on disk before they are changed."""
+    was_stale = kubelet_is_stale(node)
+    remember(node, stale_kubelet=kubelet_started(node))
+    told = asked(node, *argv)
+    changed = any("kubelet" in one["path"] for one in told["files"] if one["action"] not in ("same", "keep"))
+    remember(node, stale_kubelet=kubelet_started(node) if was_stale or changed else None)
+    return told
+
+
+def kubelet_started(node: Node) -> str:
+    """When, "" if it does not run."""
+    return node.run(
+        "systemctl", "show", "--property=ExecMainStartTimestamp", "--value", "kubelet", codes=(0, 1)
+    ).strip()
+
+
+def kubelet_is_stale(node: Node) -> bool:
+    """The one that runs has not read its files. It may have been restarted by somebody else, or with the node."""
+    stale = listed(node).get("stale_kubelet")
+    return stale is not None and stale == kubelet_started(node)
+
+
+def restart_kubelet(node: Node) -> None:
+    say("restarting kubelet: its configuration has changed")
+    node.run("systemctl", "daemon-reload")
+    node.run("systemctl", "restart", "kubelet")
+    remember(node, stale_kubelet=None)
+
+
+def asked(node: Node, *argv: str) -> Any:
+    """What virtshim on the node answers. Raises Trouble."""
+    said = node.run(VIRTSHIM, *argv, codes=(0, 1))
+    try:
+        return json.loads(said)
+    except ValueError as exc:
+        raise Trouble(f"virtshim {' '.join(argv)} on the node answers no JSON ({exc}): {said[:200]!r}") from exc
+
+
+def refuse_foreign(node: Node) -> None:
+    if node.place("var/lib/dpkg/info/virtshim.list").exists():
+        raise Trouble("the node has virtshim's own package: upgrade that with apt, or purge it before")
+    for unit in UNITS:
+        with contextlib.suppress(OSError):
+            if "=/usr/local/bin/" in node.place(f"etc/systemd/system/{unit}").read_text():
+                raise Trouble(f"the node has virtshim from its sources: /etc/systemd/system/{unit}; remove that before")
+    python = os.path.basename(os.readlink(node.payload / "usr/lib/virtshim/bin/python3"))
+    if not node.place(f"usr/bin/{python}").exists():
+        raise Trouble(
+            f"the node has no /usr/bin/{python}: this image is for nodes of the distribution that it was built on "
+            f"(make image), with its python3"
+        )
+
+
+def copy(node: Node, version: str, old: Sequence[str]) -> None:
+    """The list of files is on the node before they are: a killed run is finished, or taken off, by the next."""
+    files = sorted(str(path.relative_to(node.payload)) for path in files_of(node.payload))
+    remember(node, version="", files=sorted({*files, *old}))
+    for name in files:
+        put(node.payload / name, node.place(os.path.dirname(name)) / os.path.basename(name))
+    remove(node, sorted(set(old) - set(files)))
+    os.sync()
+    remember(node, files=files)
+    say(f"{version}: {len(files)} files copied")
+
+
+def files_of(payload: Path) -> Iterator[Path]:
+    for directory, _, names in os.walk(payload):
+        yield from (Path(directory, name) for name in names if name != ".version")
+        yield from (path for path in Path(directory).iterdir() if path.is_symlink() and path.is_dir())
+
+
+def put(source: Path, target: Path) -> None:
+    """Whole or not at all: somebody may be running it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f"{target.name}.virtshim-new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    shutil.copy2(source, new, follow_symlinks=False)
+    if not source.is_symlink():
+        new.chmod(stat.S_IMODE(source.stat().st_mode))
+    new.replace(target)
+
+
+def remove(node: Node, files: Sequence[str]) -> None:
+    """And the directories that are empty then, but for the distribution's."""
+    for name in files:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            (node.place(os.path.dirname(name)) / os.path.basename(name)).unlink()
+    for name in sorted({os.path.dirname(name) for name in files if "virtshim" in os.path.dirname(name)}, reverse=True):
+        directory = node.place(name)
+        while "virtshim" in str(directory.relative_to(node.root)):
+            try:
+                if os.listdir(directory) == ["__pycache__"]:
+                    shutil.rmtree(directory / "__pycache__")
+                directory.rmdir()
+            except OSError:
+                break
+            directory = directory.parent
+
+
+def listed(node: Node) -> dict[str, Any]:
+    try:
+        found = json.loads((node.place(STATE) / "files.json").read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as exc:
+        raise Trouble(f"/{STATE}/files.json is damaged ({exc}): remove it, and install again") from exc
+    return found if isinstance(found, dict) else {}
+
+
+def remember(node: Node, **changed: object) -> None:
+    """`version`: "" until the `files` are in use; `stale_kubelet`: when the one was started that has
+    not read its files yet."""
+    kept = {**listed(node), **changed}
+    directory = node.place(STATE)
+    directory.mkdir(parents=True, exist_ok=True)
+    new = directory / "files.json.new"
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump(kept, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(directory / "files.json")
+
+
+def report(told: Mapping[str, Any], *, is_first: bool = True) -> None:
+    """What set-up saw, and has changed."""
+    for subject, text in told["seen"].items() if is_first else ():
+        say(f"{subject}: {text}")
+    for one in told["files"]:
+        if one["action"] not in (("same",) if is_first else ("same", "keep")):
+            say(f"{one['action']} {one['path']} {one['note']}".rstrip())
+
+
+def uninstall(node: Node) -> None:
+    """Raises Trouble, with nothing done, while a VM runs."""
+    vms = sorted(path.stem for path in node.place("run/libvirt/qemu").glob("virtshim-*.pid"))
+    if vms:
+        raise Trouble(f"not uninstalled: VMs run ({', '.join(vms)}); delete their pods, and uninstall again")
+    files = listed(node).get("files", [])
+    if node.place(VIRTSHIM).exists():
+        told = with_kubelet_in_mind(node, "setup", "--undo", "--json")
+        report(told)
+        for text in told["failed"]:
+            say(f"PROBLEM: {text}")
+        # Whatever failed: the runtime goes.
+        if kubelet_is_stale(node) and node.restarts_kubelet:
+            restart_kubelet(node)
+        elif kubelet_is_stale(node):
+            say(_TO_RESTART)
+    # Set-up's are stopped; others may have been enabled by hand.
+    ours = [unit for unit in (*SOCKETS, *UNITS) if any(name.endswith(f"/{unit}") for name in files)]
+    if ours:
+        node.run("systemctl", "disable", "--now", *ours, codes=(0, 1))
+    remove(node, files)
+    node.run("systemctl", "daemon-reload")
+    shutil.rmtree(node.place(STATE), ignore_errors=True)
+    say("uninstalled; /var/lib/virtshim stays")
+
+
+def stay(node: Node, api: Api, stopped: threading.Event, *, then_uninstall: bool, recheck: float = _RECHECK) -> None:
+    """Sets the node up, and waits until the pod is ended. The node gets pods once a VM could start there."""
+    labelled, is_first = False, True
+    while not stopped.is_set():
+        if not labelled:
+            wrong = set_up(node, is_first=is_first)
+            for text in wrong:
+                say(f"NOT LABELLED: {text}")
+            if not wrong:
+                api.label("true")
+                labelled = True
+                say(f"node {api.node} is labelled {LABEL}=true")
+            is_first = False
+        stopped.wait(recheck)
+    if then_uninstall:
+        try:
+            api.label(None)
+        except Trouble as exc:  # the account may be deleted already
+            say(str(exc))
+        uninstall(node)
+
+
+def api_of(environment: Mapping[str, str]) -> Api:
+    """Raises Trouble."""
+    port = environment.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
+    try:
+        return Api(environment["NODE_NAME"], environment["KUBERNETES_SERVICE_HOST"], int(port))
+    except KeyError as exc:
+        raise Trouble(f"the variable {exc} is not set: `run` is for a pod of deploy/daemonset.yaml") from exc
+
+
+def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    node = Node(restarts_kubelet=environment.get("RESTART_KUBELET", "true") == "true")
+    try:
+        match list(argv):
+            case ["install"]:
+                install(node)
+                wrong = set_up(node)
+                for text in wrong:
+                    say(f"PROBLEM: {text}")
+                return int(bool(wrong))
+            case ["uninstall"]:
+                uninstall(node)
+            case ["run"]:
+                api = api_of(environment)
+                install(node)
+                then_uninstall = environment.get("UNINSTALL_ON_TERMINATION", "false") == "true"
+                stay(node, api, stopped, then_uninstall=then_uninstall)
+            case _:
+                print(__doc__, file=sys.stderr)
+                return 64
+    except (Trouble, OSError, subprocess.TimeoutExpired) as exc:
+        say(str(exc))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

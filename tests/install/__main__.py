@@ -1,0 +1,49 @@
+"""`make e2e-install`: the package on a real Debian, emulated. Exit code 1, with what was seen, if a step goes wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+# Runs without pytest, whose `pythonpath` in pyproject.toml says the same.
+sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
+
+from install.outer import Failed, booted, missing  # noqa: E402
+from install.story import Story  # noqa: E402
+
+
+def main() -> int:
+    if lacks := missing():
+        print(f"e2e-install {lacks}")
+        return 1
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="virtshim-debs-", dir="/var/tmp") as directory:
+        for version in ("1.0.0", "1.0.1"):
+            argv = [str(PROJECT / "deploy/deb/build.sh"), directory, version]
+            subprocess.run(argv, check=True, cwd=PROJECT, env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"})
+        packages = sorted(Path(directory).glob("*.deb"))
+        if shutil.which("lintian") and "--quick" not in sys.argv:
+            subprocess.run(["lintian", "--allow-root", "--fail-on=error,warning", str(packages[0])], check=True)
+        beside = [PROJECT / "build/guest.qcow2", PROJECT / "deploy/podclient.py", PROJECT / "deploy/imageserver.py"]
+        with booted([*packages, *beside, PROJECT / "tests/install/in_the_machine.py"]) as machine:
+            try:
+                Story(machine, packages, say).tell()
+            except Failed as exc:
+                say(f"FAILED: {exc}\nconsole:\n{machine.console_tail()}")
+                return 1
+    say(f"All of it works, in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The machine that the package is installed on, emulated: ./machine built it. Commands run in it by its guest agent."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+_BUILT = PROJECT / "build" / "install"
+_MEMORY_MIB = 3072
+# AppArmor is Debian's default. The check of timer interrupts counts while a processor spins that may not run meanwhile. Without
+# virtualization of its own: it would be emulated, too, and a guest that tries it stands still.
+_WORDS = (
+    "modules_load=virtio_console root=/dev/vda ro console=ttyS0 mitigations=off audit=0 random.trust_cpu=on no_timer_check "
+    "panic=-1 modprobe.blacklist=kvm_amd,kvm_intel"
+)
+_DELIMITER = b"\xff"
+
+
+class Failed(Exception):
+    """A command in the machine, or the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    code: int
+    output: str
+
+
+class Machine:
+    """`files` are on its second disk, which is mounted at /media."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="virtshim-install-", dir="/var/tmp"))
+        self.console = self.directory / "console"
+        self._files = files
+        self._agent: socket.socket | None = None
+        self._unread = b""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(_BUILT / "root.qcow2"),
+             str(self.directory / "root.qcow2")], check=True,
+        )  # fmt: skip
+        given = self.directory / "files"
+        given.mkdir()
+        for file in self._files:
+            shutil.copy(file, given)
+        size = sum(file.stat().st_size for file in given.iterdir()) // (1 << 20) + 32
+        disk = self.directory / "files.ext4"
+        subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", str(given), str(disk), f"{size}M"], check=True)
+        self._process = subprocess.Popen(
+            [
+                # It never outlives the tests.
+                "setpriv", "--pdeathsig", "KILL", "--",
+                "qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2",
+                "-m", str(_MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none",
+                "-kernel", str(_BUILT / "vmlinuz"), "-initrd", str(_BUILT / "initrd"), "-append", _WORDS,
+                "-drive", f"file={self.directory}/root.qcow2,if=virtio,format=qcow2,cache=unsafe",
+                "-drive", f"file={disk},if=virtio,format=raw,readonly=on",
+                "-serial", f"file:{self.console}", "-device", "virtio-serial", "-device", "virtio-rng-pci",
+                "-chardev", f"socket,id=agent,path={self.directory}/agent.sock,server=on,wait=off",
+                "-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+            ],
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._connect()
+
+    def end(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+        shutil.rmtree(self.directory)
+
+    def wait_for_boot(self, seconds: float, unlike: str = "") -> str:
+        """The id of this boot, which is another than `unlike`, once systemd has started what it has to start."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(Failed, OSError):
+                self._synchronise()
+                boot = self.run("cat /proc/sys/kernel/random/boot_id").output.strip()
+                if boot != unlike:
+                    self.run("systemctl is-system-running --wait", until - time.monotonic())
+                    return boot
+            time.sleep(1)
+        raise Failed(f"did not boot within {seconds:g} s; its console:\n{self.console_tail()}")
+
+    def console_tail(self) -> str:
+        return "\n".join(self.console.read_text(errors="replace").splitlines()[-40:])
+
+    def run(self, command: str, seconds: float = 120) -> Done:
+        """As root, by sh; both output streams."""
+        words = {"path": "/bin/bash", "arg": ["-c", f"exec 2>&1; {command}"], "capture-output": True}
+        pid = self._ask("guest-exec", words)["pid"]
+        until = time.monotonic() + seconds
+        while True:
+            said = self._ask("guest-exec-status", {"pid": pid})
+            if said["exited"]:
+                output = base64.b64decode(said.get("out-data", "")).decode(errors="replace")
+                return Done(said.get("exitcode", 255), output)
+            if time.monotonic() > until:
+                raise Failed(f"not within {seconds:g} s: {command}")
+            time.sleep(0.3)
+
+    def ask_to_reboot(self) -> None:
+        self._send("guest-exec", {"path": "/bin/systemctl", "arg": ["reboot"]})
+
+    def _connect(self) -> None:
+        """Once, before the machine boots, and for good: a port whose other end comes and goes meanwhile may stay deaf."""
+        agent = socket.socket(socket.AF_UNIX)
+        agent.settimeout(30)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                agent.connect(f"{self.directory}/agent.sock")
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                self._agent = agent
+                return
+
+    def _synchronise(self) -> None:
+        """Forgets answers to what was asked before."""
+        assert self._agent is not None
+        number = time.monotonic_ns() & 0xFFFFFFF
+        self._agent.sendall(_DELIMITER)
+        self._send("guest-sync-delimited", {"id": number})
+        while self._answer() != number:
+            pass
+
+    def _ask(self, name: str, arguments: dict[str, Any]) -> Any:
+        self._send(name, arguments)
+        said = self._answer()
+        if "error" in said:
+            raise Failed(f"the guest agent says {said['error']}")
+        return said
+
+    def _send(self, name: str, arguments: dict[str, Any]) -> None:
+        assert self._agent is not None
+        self._agent.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+
+    def _answer(self) -> Any:
+        assert self._agent is not None
+        while b"\n" not in self._unread:
+            piece = self._agent.recv(1 << 16)
+            if not piece:
+                raise Failed("the machine has ended")
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        said = json.loads(line.rpartition(_DELIMITER)[2])
+        return said.get("return", said)
+
+
+@contextlib.contextmanager
+def booted(files: list[Path]) -> Iterator[Machine]:
+    machine = Machine(files)
+    try:
+        machine.start()
+        yield machine
+    finally:
+        machine.end()
+
+
+def missing() -> str:
+    """What this machine lacks for it, "" if nothing."""
+    return "" if (_BUILT / "inputs").exists() else f"needs {_BUILT}; run make e2e-install"

@@ -1,0 +1,168 @@
+"""A node's life with the package: installed, set up, a VM, an upgrade while it runs, a reboot, purged."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from install.outer import Failed, Machine
+
+UNITS = ("tapmanager", "virtshim-shares", "virtshim", "virtshim-proxy", "virtshim-device-plugin")
+SERVED = UNITS[:3]
+POD_SLICE = "kubepods-burstable-pod1234.slice"
+_PYTHON = "cd /root/node && /usr/lib/virtshim/bin/python3 in_the_machine.py"
+_RUNNING, _EXITED, _READY, _NOT_READY = 1, 2, 0, 1
+_LONG = 900.0
+
+
+class Story:
+    """`packages`: of two versions, the older one first."""
+
+    def __init__(self, machine: Machine, packages: list[Path], say: Callable[[str], None]) -> None:
+        self._machine = machine
+        self._packages = packages
+        self._say = say
+        self._boot = ""
+
+    def tell(self) -> None:
+        for step in (self.boot, self.install, self.set_up, self.units, self.run, self.confined, self.upgrade,
+                     self.come_and_go, self.reboot, self.purge):  # fmt: skip
+            started = time.monotonic()
+            self._say(f"* {(step.__doc__ or '').strip()}")
+            step()
+            self._say(f"  done in {time.monotonic() - started:.0f} s")
+
+    def boot(self) -> None:
+        """Debian boots, with systemd and AppArmor"""
+        self._boot = self._machine.wait_for_boot(600)
+        self._do("mkdir /root/node && mount -o ro /dev/vdb /media && cp /media/*.py /media/*.qcow2 /root/node/")
+        self._is("cat /sys/module/apparmor/parameters/enabled", "Y")
+
+    def install(self) -> None:
+        """apt-get install ./virtshim.deb: nothing is started"""
+        self._do(f"apt-get install -y /media/{self._packages[0].name}", _LONG)
+        for unit in UNITS:
+            self._is(f"systemctl is-active {unit}", "inactive", code=None)
+        self._do("zcat /usr/share/man/man8/virtshim-setup.8.gz | grep -q SYNOPSIS")
+
+    def set_up(self) -> None:
+        """virtshim setup, virtshim check"""
+        # The image is served on loopback.
+        self._do("printf '[images]\\ndownload_protocol = \"http\"\\n' > /etc/virtshim/config.toml.d/test.toml")
+        self._say(self._do("virtshim setup", _LONG))
+        for unit in SERVED:
+            self._is(f"systemctl is-active {unit}", "active")
+        found = json.loads(self._do("virtshim check --json", _LONG, code=None))
+        findings = found if isinstance(found, list) else found["findings"]
+        for one in findings:
+            if one["level"] != "ok":
+                self._say(f"  {one['level']}: {one['subject']}: {one['text']}")
+        _expect([one for one in findings if one["level"] == "error"], [])
+
+    def units(self) -> None:
+        """systemd-analyze verify and security"""
+        names = " ".join(f"{unit}.service" for unit in UNITS)
+        _expect(self._do(f"systemd-analyze verify --man=no {names}"), "")
+        for unit in UNITS:
+            self._say("  " + self._do(f"systemd-analyze security --no-pager {unit} | tail -n 1"))
+
+    def run(self) -> None:
+        """A VM in the slice of a pod, through the CRI socket"""
+        self._do(f"systemctl start {POD_SLICE}")
+        self._do(f"{_PYTHON} run", _LONG)
+        self._say("  " + self._do("virtshim ps").replace("\n", "\n  "))
+
+    def confined(self) -> None:
+        """systemd has its QEMU in the pod's slice, AppArmor in a profile of its own, as a user of its own"""
+        self._is("virsh list --name | grep -c virtshim", "1")
+        group = self._do("cat /proc/$(pidof qemu-system-x86_64)/cgroup")
+        _expect([f"/{POD_SLICE}/machine-qemu" in group, ".scope" in group], [True, True])
+        label = self._do("cat /proc/$(pidof qemu-system-x86_64)/attr/current")
+        _expect([label.startswith("libvirt-"), "(enforce)" in label], [True, True])
+        uid = int(self._do("stat -c %u /proc/$(pidof qemu-system-x86_64)"))
+        self._say(f"  {group}; {label}; user {uid}")
+        _expect(uid >= 2130706432, True)
+        _expect(self._do("journalctl -k -b | grep 'apparmor=\"DENIED\"'", code=None), "")
+
+    def upgrade(self) -> None:
+        """apt-get install of the next version: daemons are others, QEMU is the same"""
+        qemu, daemons, before = self._qemu(), self._daemons(), self._show()
+        self._do(f"apt-get install -y /media/{self._packages[1].name}", _LONG)
+        self._is("virtshim version", self._packages[1].name.split("_")[1])
+        _expect(self._qemu(), qemu)
+        _expect([old for old, new in zip(daemons, self._daemons(), strict=True) if old == new], [])
+        self._same(before)
+        self._is("virtshim exec vm -- echo still here", "still here")
+
+    def come_and_go(self) -> None:
+        """apt-get purge is refused while the VM runs; installed again, the VM is virtshim's as before"""
+        qemu, before = self._qemu(), self._show()
+        said = self._do("apt-get purge -y virtshim", _LONG, code=100)
+        _expect(["would lose their disks" in said, "virtshim setup --undo" in said], [True, True])
+        _expect(self._qemu(), qemu)
+        self._do(f"apt-get install -y /media/{self._packages[1].name}", _LONG)
+        self._do(f"systemctl start {' '.join(SERVED)}", _LONG)
+        self._same(before)
+
+    def reboot(self) -> None:
+        """A reboot: the guest is shut down, the pod's record says so"""
+        self._machine.ask_to_reboot()
+        self._boot = self._machine.wait_for_boot(900, self._boot)
+        for unit in SERVED:
+            self._is(f"systemctl is-active {unit}", "active")
+        _expect(self._do("systemctl --failed --no-legend --plain"), "")
+        said = self._show()
+        (pod,), (container,) = said["pods"], said["containers"]
+        self._say(
+            f"  pod {pod['state']}, container {container['state']}: {container['code']}, {container['message']!r}"
+        )
+        _expect((pod["state"], container["state"]), (_NOT_READY, _EXITED))
+        _expect((container["code"], "restarted" in container["message"]), (255, True))
+
+    def purge(self) -> None:
+        """crictl rmp, virtshim setup --undo, apt-get purge: nothing is left"""
+        self._do(f"{_PYTHON} remove", _LONG)
+        self._say(self._do("virtshim setup --undo", _LONG))
+        self._do("apt-get purge -y virtshim", _LONG)
+        places = "/etc /lib/systemd /opt /run /root /usr /var"
+        skipped = "-path /var/log/journal -o -path /var/cache/apt -o -path /root/node -o -path /usr/lib/virtualbox"
+        _expect(self._do(f"find {places} \\( {skipped} \\) -prune -o -iname '*virtshim*' -print"), "")
+        # The distribution's tools keep what their files were before: /etc/passwd-.
+        _expect(self._do("grep -rl --exclude='*-' virtshim /etc /var/lib/dpkg/statoverride", code=None), "")
+        _expect(self._do("getent passwd virtshim-parser", code=None), "")
+        _expect(self._do("virsh list --all --name; ls -A /run/netns").split(), [])
+        _expect(self._do("ip -brief link | grep -Ev '^(lo|virbr|virtshim0)'", code=None), "")
+        _expect(self._do("systemctl list-units --all --no-legend 'virtshim*' 'tapmanager*'"), "")
+
+    def _do(self, command: str, seconds: float = 200.0, code: int | None = 0) -> str:
+        """`code`: None for any."""
+        done = self._machine.run(command, seconds)
+        if code not in (None, done.code):
+            log = self._machine.run("journalctl -b -n 60 --no-pager -o cat; journalctl -k -b | grep DENIED").output
+            raise Failed(f"{command}: exit code {done.code}\n{done.output}\njournal:\n{log}")
+        return done.output.strip()
+
+    def _is(self, command: str, wanted: str, code: int | None = 0) -> None:
+        _expect(self._do(command, code=code), wanted)
+
+    def _qemu(self) -> str:
+        """Its process, and when that was started."""
+        return self._do("cut -d ' ' -f 1,22 /proc/$(pidof qemu-system-x86_64)/stat")
+
+    def _daemons(self) -> list[str]:
+        return [self._do(f"systemctl show -p MainPID --value {unit}") for unit in SERVED]
+
+    def _show(self) -> Any:
+        return json.loads(self._do(f"{_PYTHON} show"))
+
+    def _same(self, before: Any) -> None:
+        _expect([one["state"] for one in before["containers"]], [_RUNNING])
+        _expect(self._show(), before)
+
+
+def _expect(found: object, wanted: object) -> None:
+    if found != wanted:
+        raise Failed(f"expected {wanted!r}, found {found!r}")
