@@ -33,7 +33,7 @@ def boot_ms(image: Path, memory: int, word: bytes) -> float:
 def said_ms(console: str, word: bytes, started: float) -> float:
     """Until `word` is in the console's log."""
     while word not in Path(console).read_bytes():
-        if time.monotonic() - started > 120:
+        if time.monotonic() - started > 300:
             raise TimeoutError(f"the guest did not say {word.decode()!r}")
         time.sleep(0.005)
     return (time.monotonic() - started) * 1000

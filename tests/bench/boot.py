@@ -34,11 +34,16 @@ def _in_a_pod(cri: PodClient, node: Node, image: str, number: int) -> float:
 
 @contextlib.contextmanager
 def boot_in_pod(
-    cri: PodClient, node: Node, image: str, name: str, volumes: Mapping[str, str]
+    cri: PodClient,
+    node: Node,
+    image: str,
+    name: str,
+    volumes: Mapping[str, str],
+    annotations: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, float]]:
     """The container, which runs inside the block, and milliseconds from StartContainer's answer. `volumes`: paths in the guest ->
     directories."""
-    config = pod_config(name, f"{node.directory}/logs/{name}")
+    config = pod_config(name, f"{node.directory}/logs/{name}", annotations)
     pod = cri.run_pod(config)
     try:
         wanted = container_config(cri.pull(image), _MEMORY)

@@ -56,6 +56,11 @@ class Containerd:
     def socket(self) -> str:
         return self._socket
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Also after a `kill`; returns when it serves."""
         with open(f"{self._directory}/log", "ab") as log:

@@ -17,6 +17,12 @@ class Figures:
     def add(self, key: str, value: float, unit: str) -> None:
         self._samples.setdefault(key, (unit, []))[1].append(value)
 
+    def take(self, other: Figures) -> None:
+        """The samples of `other` as well."""
+        for key, (unit, values) in other._samples.items():
+            for value in values:
+                self.add(key, value, unit)
+
     def document(self) -> dict[str, dict[str, object]]:
         return {
             key: {
@@ -29,6 +35,13 @@ class Figures:
             }
             for key, (unit, values) in self._samples.items()
         }
+
+    def tell(self) -> None:
+        """To whoever started one measurement alone."""
+        for key, figure in self.document().items():
+            print(
+                f"{key:32} {figure['median']:>10} {figure['min']:>10} {figure['max']:>10} n {figure['n']} {figure['unit']}"
+            )
 
 
 def p99(values: list[float]) -> float:

@@ -28,6 +28,7 @@ if __name__ == "__main__":
 from containerd import IMAGE, Containerd  # noqa: E402  needs the path above
 from figures import Figures, timed  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
+from memory import Memory  # noqa: E402
 from node import Node, free_cidr  # noqa: E402
 from podclient import PodClient, container_config, pod_config  # noqa: E402
 
@@ -43,6 +44,8 @@ class Runtime:
     image: str
     logs: str
     cgroup: str
+    # What serves it.
+    daemons: tuple[int, ...] = ()
     # Milliseconds that each pod's calls took, by call.
     phases: dict[str, list[float]] = field(default_factory=dict)
     pods: list[str] = field(default_factory=list)
@@ -82,8 +85,9 @@ def pods_rounds(node: Node, image: str, directory: str, rounds: int, figures: Fi
         PodClient(node.socket) as ours,
         PodClient(containerd.socket) as theirs,
     ):
-        pod = Runtime("pod", ours, ours.pull(image), f"{directory}/logs", cgroup)
-        container = Runtime("containerd", theirs, IMAGE, f"{directory}/logs", cgroup)
+        logs = f"{directory}/logs"
+        pod = Runtime("pod", ours, ours.pull(image), logs, cgroup, tuple(node.daemons().values()))
+        container = Runtime("containerd", theirs, IMAGE, logs, cgroup, (containerd.pid,))
         _beside(pod, container, 1, 0, Figures())  # caches: the first call of each kind
         pod.phases.clear()
         container.phases.clear()
@@ -101,8 +105,10 @@ def _beside(pod: Runtime, container: Runtime, count: int, number: int, figures: 
     taken: dict[str, float] = {}
     # Which one goes first changes from round to round.
     for runtime in (pod, container) if number % 2 else (container, pod):
+        before = Memory.now(runtime.daemons)
         try:
             taken[runtime.name] = at_once(runtime, count)
+            figures.add(f"{runtime.name}_memory{suffix}_mib", Memory.now(runtime.daemons).since(before) / count, "MiB")
         finally:
             runtime.remove_all()
         figures.add(f"{runtime.name}_start{suffix}_ms", taken[runtime.name], "ms")
@@ -170,10 +176,7 @@ def main() -> None:
         finally:
             node.stop()
             node.down()
-    for key, figure in figures.document().items():
-        print(
-            f"{key:32} {figure['median']:>10} {figure['min']:>10} {figure['max']:>10} n {figure['n']} {figure['unit']}"
-        )
+    figures.tell()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m tests.bench.proxy [ROUNDS]     these figures alone
 
-Two stand-ins are behind it, the second with nothing to list. They answer at once: what is added is the proxy's.
+Two stand-ins are behind it, and answer at once: what is added is the proxy's. Lists are measured twice: the second runtime with
+nothing to list, beside the first one's own answer; and half of the pods on each, beside one call to each.
 """
 
 from __future__ import annotations
@@ -45,28 +46,45 @@ def _runtime(socket: str, pods: int) -> Iterator[None]:
         process.stdin.close()
 
 
-def proxy_rounds(rounds: int, figures: Figures) -> None:
+def proxy_figures(rounds: int) -> Figures:
+    figures = Figures()
     with tempfile.TemporaryDirectory(prefix="vp-") as directory:
-        primary, other = f"{directory}/primary.sock", f"{directory}/other.sock"
+        one, two, half, other_half = (f"{directory}/{name}.sock" for name in ("one", "two", "half", "other"))
+        with _runtime(one, PODS), _runtime(two, 0), Proxy(Path(directory), one, two) as proxy:
+            _beside_one(rounds, one, proxy.socket, figures)
         with (
-            _runtime(primary, PODS),
-            _runtime(other, 0),
-            Proxy(Path(directory), primary, other) as proxy,
-            PodClient(proxy.socket) as through,
-            PodClient(primary) as direct,
+            _runtime(half, PODS // 2),
+            _runtime(other_half, PODS // 2),
+            Proxy(Path(directory), half, other_half) as proxy,
         ):
-            assert len(through.pods()) == PODS
-            for _ in range(_WARM):
-                _version(through)
-                _version(direct)
-            for number in range(rounds):
-                plain, proxied = _pair(number, lambda: _version(direct), lambda: _version(through))
-                figures.add("proxy_added_ms", proxied - plain, "ms")
-                figures.add("phase_version_ms", plain, "ms")
-                plain, proxied = _pair(number, direct.pods, through.pods)
+            _beside_both(rounds, half, other_half, proxy.socket, figures)
+    return figures
+
+
+def _beside_one(rounds: int, primary: str, proxy: str, figures: Figures) -> None:
+    with PodClient(proxy) as through, PodClient(primary) as direct:
+        assert len(through.pods()) == PODS
+        for _ in range(_WARM):
+            _version(through)
+            _version(direct)
+        for number in range(rounds):
+            plain, proxied = _pair(number, lambda: _version(direct), lambda: _version(through))
+            figures.add("proxy_added_ms", proxied - plain, "ms")
+            figures.add("phase_version_ms", plain, "ms")
+            plain, proxied = _pair(number, direct.pods, through.pods)
+            figures.add("proxy_list_500_one_ratio", proxied / plain, "ratio")
+            figures.add("phase_proxy_list_500_one_added_ms", proxied - plain, "ms")
+            figures.add("phase_list_500_ms", plain, "ms")
+
+
+def _beside_both(rounds: int, primary: str, other: str, proxy: str, figures: Figures) -> None:
+    """Of a node whose pods are on two runtimes a client learns by two calls, or by one to the proxy."""
+    with PodClient(proxy) as through, PodClient(primary) as first, PodClient(other) as second:
+        assert len(through.pods()) == PODS
+        for number in range(-_WARM, rounds):
+            plain, proxied = _pair(number, lambda: (first.pods(), second.pods()), through.pods)
+            if number >= 0:
                 figures.add("proxy_list_500_ratio", proxied / plain, "ratio")
-                figures.add("phase_proxy_list_500_added_ms", proxied - plain, "ms")
-                figures.add("phase_list_500_ms", plain, "ms")
 
 
 def _version(client: PodClient) -> None:
@@ -82,7 +100,6 @@ def _pair(number: int, first: Callable[[], object], second: Callable[[], object]
 
 
 if __name__ == "__main__":
-    found = Figures()
-    proxy_rounds(int(sys.argv[1]) if sys.argv[1:] else 400, found)
+    found = proxy_figures(int(sys.argv[1]) if sys.argv[1:] else 400)
     for key, figure in found.document().items():
         print(key, figure)

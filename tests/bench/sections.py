@@ -1,0 +1,112 @@
+"""The parts of `make bench`: each measures some of the promises beside their bare counterparts, on one node that all share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from bare import BareLibvirt
+from boot import boot_round
+from exec_true import exec_rounds
+from exit_events import exit_round
+from figures import Figures
+from imageserver import serve_directory
+from many_pods import pods_rounds
+from net import net_rounds
+from node import Node
+from pod_start import one_round, vmwrapper_round
+from podclient import PodClient
+from proxy import proxy_figures
+from pull import pull_rounds
+from recover import recover_rounds
+from registry_pull import registry_pull_rounds
+from sandboxes import sandbox_rounds
+from scale import scale_round
+from shares import share_rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it is measured."""
+
+    directory: str
+    node: Node
+    cri: PodClient
+    null: Path
+    """The image of a guest that writes a byte and stops."""
+    guest: Path
+    """The image of the small guest."""
+    url: str
+    """Where the two are served."""
+
+    def image(self, path: Path) -> str:
+        return f"{self.url.removeprefix('http://')}/{path.name}"
+
+
+Section = Callable[[Place, int, Figures], None]
+
+
+def starts(place: Place, rounds: int, figures: Figures) -> None:
+    node, image = place.node, place.image(place.null)
+    with BareLibvirt(place.directory, node) as bare:
+        one_round(place.cri, node, bare, image, Figures(), 0)  # caches: libvirt's QEMU capabilities, pages
+        for number in range(1, rounds + 1):
+            one_round(place.cri, node, bare, image, figures, number)
+            vmwrapper_round(node, figures)
+            exit_round(place.cri, node, image, figures, number)
+
+
+def pods(place: Place, rounds: int, figures: Figures) -> None:
+    pods_rounds(place.node, place.image(place.null), place.directory, rounds, figures)
+
+
+def sandboxes(place: Place, rounds: int, figures: Figures) -> None:
+    sandbox_rounds(place.node, place.directory, rounds, figures)
+
+
+def pull(place: Place, rounds: int, figures: Figures) -> None:
+    with tempfile.TemporaryDirectory(dir=place.directory) as big, serve_directory(Path(big)) as server:
+        pull_rounds(place.cri, Path(big), server.removeprefix("http://"), rounds, figures)
+    with tempfile.TemporaryDirectory(dir=place.directory) as big:
+        registry_pull_rounds(Path(big), rounds, figures, place.cri.pull, place.cri.remove_image)
+
+
+def scale(place: Place, rounds: int, figures: Figures) -> None:
+    del rounds  # it takes hundreds of calls as it is
+    scale_round(place.node, figures)
+
+
+def recover(place: Place, rounds: int, figures: Figures) -> None:
+    del place, rounds
+    recover_rounds(5, figures)
+
+
+def proxy(place: Place, rounds: int, figures: Figures) -> None:
+    """By a client that has just begun: what this process has gathered makes each of its calls slower."""
+    del place
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        figures.take(apart.submit(proxy_figures, 40 * rounds).result())
+
+
+def boot(place: Place, rounds: int, figures: Figures) -> None:
+    guest = place.image(place.guest)
+    for number in range(1, rounds + 1):
+        boot_round(place.cri, place.node, guest, place.guest, figures, number)
+        exec_rounds(place.cri, place.node, guest, 4, figures.add)
+
+
+def shares(place: Place, rounds: int, figures: Figures) -> None:
+    share_rounds(place.cri, place.node, place.image(place.guest), place.guest, rounds, figures)
+
+
+def net(place: Place, rounds: int, figures: Figures) -> None:
+    net_rounds(place.cri, place.node, place.image(place.guest), place.guest, rounds, figures)
+
+
+SECTIONS: dict[str, Section] = {
+    one.__name__: one for one in (starts, pods, sandboxes, pull, scale, recover, proxy, boot, shares, net)
+}
