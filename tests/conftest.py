@@ -38,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--strict-areas", action="store_true", help="fail if an area was skipped that this machine could have run"
     )
-    parser.addoption("--long", action="store_true", help="a GiB through a guest where some MiB are usual")
+    parser.addoption(
+        "--long", action="store_true", help="a GiB through a guest where some MiB are usual; rates measured"
+    )
     parser.addoption("--all-faults", action="store_true", help="every kill point, not a sample")
     parser.addoption("--failures", type=Path, help="a file for what failed, so that it can be told at the very end")
 

@@ -166,7 +166,9 @@ REFUSED_CONTAINERS = [
     Attempt("a log with a zero byte", {"log_path": "vm/0.log\0/etc"}, r"config\.log_path"),
     Attempt("a log that no file system takes", {"log_path": "a" * 300}, r"config\.log_path"),
     Attempt("no image", {"image": pb.ImageSpec()}, r"config\.image\.image"),
-    Attempt("a file of the node as its image", {"image": pb.ImageSpec(image="file:///etc/shadow")}, "file:///etc"),
+    Attempt(
+        "a file of the node as its image", {"image": pb.ImageSpec(image="file:///etc/shadow")}, "file:///etc", NOT_FOUND
+    ),
     Attempt("a path of the node as its image", {"image": pb.ImageSpec(image="/var/lib/virtshim/state.db")}, "image"),
     Attempt("an image with a line break", {"image": pb.ImageSpec(image=f"guest:{FORGED}")}, "image"),
     Attempt("an image that was not pulled", {"image": pb.ImageSpec(image="other.test/x")}, "other.test/x", NOT_FOUND),

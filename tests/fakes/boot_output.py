@@ -10,6 +10,10 @@ class FakeBootOutput:
 
     def __init__(self) -> None:
         self.before_kernel: set[ContainerId] = set()
+        self.shown: dict[ContainerId, bytes] = {}
 
     def shows_kernel(self, container: ContainerId) -> bool:
         return container not in self.before_kernel
+
+    def piece(self, container: ContainerId, start: int, most: int) -> bytes:
+        return self.shown.get(container, b"")[start : start + most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from virtshim.domain.errors import WrongState
 from virtshim.domain.guest.entrypoint import OutputPosition
@@ -18,6 +18,7 @@ class FakeConsoles:
         self.following: dict[ContainerId, str] = {}
         self.logs: dict[str, list[str]] = {}
         self.finished: list[str] = []
+        self._on_news: Callable[[ContainerId], None] = lambda _container: None
         self._said: dict[ContainerId, list[str]] = {}
         self._open: dict[ContainerId, list[str]] = {}  # as descriptors are: a log that is renamed stays open
 
@@ -25,6 +26,7 @@ class FakeConsoles:
         """The guest writes to its console, whether or not anybody follows."""
         self._said.setdefault(container, []).append(line)
         self._catch_up(container)
+        self._on_news(container)
 
     def open(self, container: ContainerId, log_file: str, log_directory: str = "") -> None:
         assert log_file.startswith(log_directory)
@@ -46,6 +48,9 @@ class FakeConsoles:
         self._open.pop(container, None)
         if log_file:
             self.finished.append(log_file)
+
+    def on_news(self, callback: Callable[[ContainerId], None]) -> None:
+        self._on_news = callback
 
     def forget(self) -> None:
         """The process that followed is gone."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
+
 from fakes.clock import START_NS
 
 from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.hardware.places import Places, from_bytes
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, FilesystemUsage, Image
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse
+from virtshim.domain.volumes.root_volume import DATA_AT, SECTOR, RootVolume, copying, header, parse, with_places
 from virtshim.ports.seeds import SeedRequest
 
 
@@ -23,6 +27,8 @@ class FakeRootDisks:
         self.pod_disks: dict[str, ImageDigest] = {}
         self.pod_sizes: dict[str, int] = {}
         self.free = 1 << 40
+        self.notes: dict[str, bytes] = {}
+        self.tpms: dict[str, set[uuid.UUID]] = {}
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         self.half_create(container, base, base_path, size_bytes)
@@ -49,6 +55,8 @@ class FakeRootDisks:
     def delete_pod_disks(self, pod: str) -> None:
         for name in [name for name in self.pod_disks if name.startswith(f"{pod}/")]:
             del self.pod_disks[name]
+            self.notes.pop(name, None)
+            self.tpms.pop(name, None)
             self.pod_sizes.pop(name, None)
 
     def pods_with_disks(self) -> frozenset[str]:
@@ -79,6 +87,25 @@ class FakeRootDisks:
             return None
         count = len(files) + (pod_disk in self.pod_disks)
         return DiskUsage(START_NS, "/state/containers", count << 20, 1 + count, 1 << 40, 1_000_000, 900_000)
+
+
+class FakeDiskPlaces:
+    """Implements `virtshim.ports.disks.DiskPlaces`; beside the pods' disks."""
+
+    def __init__(self, disks: FakeRootDisks) -> None:
+        self._disks = disks
+
+    def read(self, disk: str) -> Places:
+        return from_bytes(self._disks.notes.get(disk, b""))
+
+    def keep(self, disk: str, places: Places) -> None:
+        self._disks.notes[disk] = places.to_bytes()
+
+    def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
+        self._disks.tpms.setdefault(disk, set()).add(domain)
+
+    def has_tpm(self, domain: uuid.UUID, *, besides: str) -> bool:
+        return any(domain in known for disk, known in self._disks.tpms.items() if not disk.startswith(f"{besides}/"))
 
 
 class FakeContainersRoom:
@@ -150,6 +177,9 @@ class FakeRootVolumes:
         self._refuse_unless_begun(device, container)
         self.devices[device] = header(image, container)
 
+    def keep_places(self, device: str, places: Places) -> None:
+        self.devices[device] = with_places(self.devices[device], places)
+
     def disk(self, device: str) -> Disk:
         room = (self.size - DATA_AT) // SECTOR * SECTOR
         return Disk(device, DiskFormat.RAW, "root", is_device=True, data_at=DATA_AT, data_bytes=room)
@@ -164,9 +194,21 @@ class FakeGuestSeeds:
 
     def __init__(self, disks: FakeRootDisks) -> None:
         self.requests: dict[ContainerId, SeedRequest] = {}
+        self.ignition: dict[ContainerId, str] = {}
+        self.sysprep: dict[ContainerId, dict[str, bytes]] = {}
         self._disks = disks
 
     def create(self, request: SeedRequest) -> Disk:
         self.requests[request.container] = request
         self._disks.directories.setdefault(request.container, set()).add("seed.iso")
         return Disk(f"/containers/{request.container}/seed.iso", DiskFormat.RAW, "seed", readonly=True, cdrom=True)
+
+    def write_ignition(self, container: ContainerId, text: str) -> str:
+        self._disks.directories[container].add("ignition.json")
+        self.ignition[container] = text
+        return f"/containers/{container}/ignition.json"
+
+    def write_sysprep(self, container: ContainerId, files: Mapping[str, bytes]) -> str:
+        self._disks.directories[container].add("sysprep.iso")
+        self.sysprep[container] = dict(files)
+        return f"/containers/{container}/sysprep.iso"

@@ -82,6 +82,7 @@ SANDBOX = Sandbox(
     changed_resources=Resources(cpu_quota=-1),
     disk_bus=DiskBus.VIRTIO,
     sole_container="vm",
+    profile={"VirtletVCPUCount": "2"},
     root_disks={"vm": ImageDigest(f"sha256:{'3' * 64}")},
 )
 CONTAINER = Container(
@@ -151,6 +152,7 @@ CONTAINER = Container(
         claims=("pci:10000:3b:00.1", "usb:001/002"),
         copied=("/c",),
         unmounted=True,
+        paused=True,
     ),
 )
 BORROWED = BorrowedDevice(PciAddress(0, 0x3B, 0, 1), "iavf")

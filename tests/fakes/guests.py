@@ -10,6 +10,7 @@ from virtshim.domain.container import ProcessUser
 from virtshim.domain.errors import Aborted, InternalError, NotFound, ShimError, Unavailable
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.entrypoint import EntrypointProgress, OutputPosition
+from virtshim.domain.guest.filesystems import GuestFilesystem
 from virtshim.domain.guest.streaming import Output, Streams
 from virtshim.domain.ids import ContainerId
 from virtshim.ports.streaming import StreamSession
@@ -42,9 +43,11 @@ class FakeGuests:
         self.gone = False
         self.users = {"root"}
         self.frozen: set[ContainerId] = set()
+        self.rebooted: list[ContainerId] = []
         self.clocks_set: list[ContainerId] = []
         self.ssh_keys: list[tuple[str, str]] = []
         self.console_sizes: list[tuple[int, int]] = []
+        self.mounted: tuple[GuestFilesystem, ...] = (GuestFilesystem("/", "ext4", "vda1", 1 << 20, 4 << 20),)
         self.files: dict[str, bytes] = {}
         self._progress: dict[int, EntrypointProgress] = {}
         self._told = threading.Condition()
@@ -130,6 +133,10 @@ class FakeGuests:
         self._reach()
         self.frozen.discard(container)
 
+    def reboot(self, container: ContainerId, timeout: float) -> None:
+        self._reach()
+        self.rebooted.append(container)
+
     def set_clock(self, container: ContainerId, timeout: float) -> None:
         self._reach()
         self.clocks_set.append(container)
@@ -148,6 +155,10 @@ class FakeGuests:
     def resize_console(self, container: ContainerId, columns: int, rows: int, timeout: float) -> None:
         self._reach()
         self.console_sizes.append((columns, rows))
+
+    def filesystems(self, container: ContainerId, timeout: float) -> Sequence[GuestFilesystem]:
+        self._reach()
+        return self.mounted
 
     def forget(self, container: ContainerId) -> None:
         self.forgotten.append(container)

@@ -43,6 +43,9 @@ class FakeHypervisor:
         self.full: set[uuid.UUID] = set()
         self.saved: dict[str, uuid.UUID] = {}
         self.why_not = ""
+        # Of a new VM; an upgraded QEMU has another one.
+        self.machine_type = "pc-q35-7.2"
+        self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
         self.unreadable: set[str] = set()
         # What definitions of earlier versions carry.
         self.carried: dict[uuid.UUID, str] = {}
@@ -113,6 +116,28 @@ class FakeHypervisor:
                 raise WrongState(f"VM {domain} is running")
             del self.domains[domain]
         self._tell(domain)
+
+    def reset(self, domain: uuid.UUID) -> None:
+        """Implements `virtshim.ports.control.VmControl`, with the next two."""
+        self._reach("reset")
+        with self._lock:
+            there = self._ours(domain)
+            if there is None:
+                raise NotFound(f"no VM {domain}")
+            if not there.state.is_on:
+                raise WrongState(f"VM {domain} is off")
+            there.boots += 1
+        self._tell(domain)
+
+    def definition(self, domain: uuid.UUID) -> str:
+        self._reach("read")
+        there = self._ours(domain)
+        if there is None:
+            raise NotFound(f"no VM {domain}")
+        return f"<domain type='fake'><name>{there.name}</name></domain>\n"
+
+    def on_agent(self, callback: Callable[[uuid.UUID], None]) -> None:
+        self.agent_callbacks.append(callback)
 
     def out_of_space(self, domain: uuid.UUID) -> bool:
         self._reach("disk errors")

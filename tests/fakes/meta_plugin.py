@@ -2,6 +2,9 @@
 returned, and a record of each in libcni's form below `cniDir`. A program: no import of ours.
 
     {"type": "meta", "cniDir": "/var/lib/x", "delegates": [{"name": ..., "type": ..., "interface": "net1"?}, ...]}
+
+A delegate's `selection` is what the pod's annotation k8s.v1.cni.cncf.io/networks says of it, which Multus reads from the API
+server: `mac` and `ips` reach the delegate as arguments, and as capabilities where it declares them.
 """
 
 import base64
@@ -77,12 +80,17 @@ def run(conf: Document, delegate: Document, name: str) -> "subprocess.CompletedP
     """One plugin of the delegate's, who must find its interface at DEL as it left it."""
     folders = os.environ["CNI_PATH"].split(":")
     path = next(path for folder in folders if os.path.exists(path := os.path.join(folder, delegate["type"])))
-    given = {"cniVersion": "1.0.0", **delegate}
+    selected: Document = delegate.get("selection", {})
+    able = {name: value for name, value in selected.items() if delegate.get("capabilities", {}).get(name)}
+    given = {"cniVersion": "1.0.0", **delegate, **({"runtimeConfig": able} if able else {})}
+    args = [os.environ["CNI_ARGS"]]
+    args += [f"MAC={selected['mac']}"] if "mac" in selected else []
+    args += [f"IP={','.join(selected['ips'])}"] if "ips" in selected else []
     return subprocess.run(
         [path],
         input=json.dumps(given).encode(),
         capture_output=True,
-        env={**os.environ, "CNI_IFNAME": name},
+        env={**os.environ, "CNI_IFNAME": name, "CNI_ARGS": ";".join(args)},
         check=False,
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from virtshim.domain.errors import InternalError, Unavailable
 from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Interface, PodNetwork, Route
+from virtshim.domain.network import Interface, PluginRuns, PodNetwork, Route
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports.network import AttachRequest
@@ -44,7 +45,12 @@ class FakePodNetworks:
         self.why_not = ""
         self.gone = False
         self.plugin_error = ""
+        self.ran: list[PluginRuns] = []
         self.counted: dict[SandboxId, Sequence[InterfaceUsage]] = {}
+
+    def plugin_runs(self, timeout: float) -> Sequence[PluginRuns]:
+        self._reach()
+        return self.ran
 
     def attach(self, request: AttachRequest, timeout: float) -> PodNetwork:
         self._reach()
@@ -54,6 +60,7 @@ class FakePodNetworks:
             return there
         if self.why_not:
             raise Unavailable(self.why_not)
+        self._count("ADD", failed=bool(self.plugin_error))
         if self.plugin_error:
             raise InternalError(self.plugin_error)
         self.half_attach(request, timeout)
@@ -70,6 +77,9 @@ class FakePodNetworks:
         self.networks[request.sandbox] = network
         return network
 
+    def _count(self, command: str, *, failed: bool = False) -> None:
+        self.ran = [*self.ran, PluginRuns(command, f"plugin-{len(self.ran)}", int(failed), 0.1, ((math.inf, 1),))]
+
     def half_attach(self, request: AttachRequest, timeout: float) -> None:
         """The namespace and an address are there, the rest is not."""
         taken = set(self.leases.values())
@@ -78,7 +88,8 @@ class FakePodNetworks:
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         self._reach()
-        self.networks.pop(sandbox, None)
+        if self.networks.pop(sandbox, None) is not None:
+            self._count("DEL")
         self.leases.pop(sandbox, None)
 
     def attached(self, timeout: float) -> frozenset[SandboxId]:

@@ -22,6 +22,7 @@ class Proxy:
     def __init__(self, directory: Path, primary: str, other: str, settings: str = "", others: str = "") -> None:
         """`primary`, `other`: the runtimes' sockets. `settings`, `others`: more of [proxy], and of the other runtime."""
         self.socket = f"{directory}/run/proxy.sock"
+        self.metrics = f"{directory}/metrics.sock"
         self.log = directory / "proxy.log"
         self._config = directory / "config.toml"
         self._config.write_text(
@@ -39,6 +40,8 @@ class Proxy:
             socket = {json.dumps(other)}
             handlers = ["vm"]
             {others}
+            [metrics]
+            proxy_address = "unix:{self.metrics}"
             [log]
             format = "json"
             """

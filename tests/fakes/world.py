@@ -15,10 +15,12 @@ from fakes.archives import FakeArchives
 from fakes.boot_output import FakeBootOutput
 from fakes.cgroups import FakeVmCgroups
 from fakes.clock import FakeClock
+from fakes.cluster import FakeClusterObjects
 from fakes.consoles import FakeConsoles, FakeEntrypointLogs
 from fakes.devices import FakeDeviceDrivers, FakeDeviceErrors, FakeDevices
 from fakes.disks import (
     FakeContainersRoom,
+    FakeDiskPlaces,
     FakeEmptyDisks,
     FakeGuestSeeds,
     FakeRecordCopies,
@@ -32,6 +34,7 @@ from fakes.kubelet_volumes import FakeKubeletVolumes
 from fakes.networks import FakePodNetworks
 from fakes.readings import FakeReadings
 from fakes.resizing import FakeResizing
+from fakes.screenshots import FakeScreenshots
 from fakes.shares import FakeVmShares
 from fakes.streaming import FakeStreaming
 from fakes.vms import FakeVms
@@ -45,7 +48,9 @@ from virtshim.domain.deadline import Deadline
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.ports.control import VmControl
 from virtshim.ports.pause import VmPausing
+from virtshim.store.image_notes import ImageNoteFiles
 from virtshim.store.records import SqliteRecords
 
 IMAGE = "registry.test/vm/guest:1"
@@ -87,6 +92,7 @@ class Outside:
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     root_volumes: FakeRootVolumes = field(default_factory=FakeRootVolumes)
     archives: FakeArchives = field(default_factory=FakeArchives)
+    cluster: FakeClusterObjects = field(default_factory=FakeClusterObjects)
     devices: FakeDevices = field(default_factory=FakeDevices)
     device_errors: FakeDeviceErrors = field(default_factory=FakeDeviceErrors)
     drivers: FakeDeviceDrivers = field(default_factory=FakeDeviceDrivers)
@@ -99,6 +105,8 @@ class Outside:
     guests: FakeGuests = field(default_factory=FakeGuests)
     journal: Journal = field(default_factory=Journal)
     pausing: VmPausing | None = None  # the VMs, unless a test says otherwise
+    control: VmControl | None = None  # the same
+    screenshots: FakeScreenshots = field(default_factory=FakeScreenshots)
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
@@ -142,9 +150,12 @@ class World:
             kubelet_volumes=out.kubelet_volumes,
             volume_disks=out.volume_disks,
             files=watched("files", out.files, journal, ("path", "format_of")),
+            image_notes=ImageNoteFiles(f"{self.settings.layout().images}/records"),
             disks=watched("disks", out.disks, journal),
             containers_room=FakeContainersRoom(out.disks),
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
+            disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "has_tpm")),
+            machine_type=lambda: out.vms.machine_type,
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),
@@ -152,12 +163,15 @@ class World:
             drivers=watched("drivers", out.drivers, journal),
             archives=watched("archives", out.archives, journal),
             seeds=watched("seeds", out.seeds, journal),
-            consoles=watched("consoles", out.consoles, journal),
+            consoles=watched("consoles", out.consoles, journal, ("on_news",)),
+            cluster=out.cluster,
             boot_output=out.boot_output,
             entrypoint_logs=out.entrypoint_logs,
             streaming=out.streaming,
             guests=out.guests,
             termination_files=out.termination_files,
+            control=watched("vms", out.control or out.vms, journal, ("on_agent",)),
+            screenshots=out.screenshots,
             entrypoint_listeners=out.entrypoint_listeners,
             guest_operations=watched("guest_operations", out.guests, journal),
             clock=out.clock,

@@ -9,7 +9,7 @@ from typing import Any
 from dying import Stepping, Steps
 
 from tapmanager import __main__ as program
-from tapmanager import attachments
+from tapmanager import attachments, tap_handover
 
 
 def main() -> int:
@@ -17,7 +17,8 @@ def main() -> int:
     module: Any = attachments
     module.netns = Stepping("netns", attachments.netns, steps, ("path_of", "exists"))
     module.pod_links = Stepping("pod_links", attachments.pod_links, steps, ("random_mac",))
-    module.tap = Stepping("tap", attachments.tap, steps)
+    handover: Any = tap_handover
+    handover.netns, handover.tap = module.netns, Stepping("tap", tap_handover.tap, steps, ("Wanted",))
     made = attachments.Attachments
 
     def dressed(ledger: Any, cni: Any, dhcp: Any, *rest: Any) -> Any:

@@ -26,6 +26,9 @@ _SILENT = {
     "streaming": ("refused",),
 }
 
+# They only tell.
+_NO_STEPS = ("clock", "machine_type")
+
 
 class _Records:
     """Writes are steps; reads come from memory."""
@@ -49,7 +52,7 @@ def main() -> None:
             part = getattr(adapters, field.name)
             if field.name == "records":
                 parts[field.name] = _Records(part, steps)
-            elif field.name != "clock":
+            elif field.name not in _NO_STEPS:
                 parts[field.name] = Stepping(field.name, part, steps, _SILENT.get(field.name, ()))
         return wire(settings, dataclasses.replace(adapters, **parts))
 

@@ -13,7 +13,7 @@ from own_libvirtd import OwnLibvirtd, missing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.hostile]
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/operator.md"
 DOMAIN = """<domain type='qemu'><name>vm</name><title>seen</title><memory>65536</memory><vcpu>1</vcpu>
 <os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
 LOCAL_USER = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
@@ -40,7 +40,7 @@ def seen_by_a_local_user(there: OwnLibvirtd) -> str:
 
 
 def test_a_local_user_sees_no_vm_on_a_libvirt_set_up_as_the_documents_say() -> None:
-    (setting,) = re.findall(r"^ +echo '(unix_sock_ro_perms = .*)' >>", README.read_text(), re.MULTILINE)
+    (setting,) = re.findall(r"`(unix_sock_ro_perms = .*?)`", GUIDE.read_text())
     with libvirtd("") as there:
         assert "<title>seen</title>" in seen_by_a_local_user(there), "he would on one that was not"
     with libvirtd(f"{setting}\n") as there:

@@ -1,5 +1,6 @@
 """Every dependency is explained in docs/dependencies.md, and nothing is explained that is not one."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -13,6 +14,7 @@ from criproto.runtime_v1 import api_pb2, api_pb2_grpc
 # The first cell of a table row, in backquotes.
 ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 DEBIAN_HEADING = "## Debian packages"
+NPM_HEADING = "## JavaScript"
 
 
 def normalised(requirement: str) -> str:
@@ -49,8 +51,23 @@ def debian_packages(project: Any) -> set[str]:
 @pytest.fixture(scope="module")
 def explained(project: Any) -> tuple[set[str], set[str]]:
     """The names in the Python tables and in the Debian table."""
-    python, debian = (project.root / "docs/dependencies.md").read_text().split(DEBIAN_HEADING)
+    others, debian = (project.root / "docs/dependencies.md").read_text().split(DEBIAN_HEADING)
+    python = others.split(NPM_HEADING)[0]
     return {normalised(name) for name in ROW.findall(python)}, set(ROW.findall(debian))
+
+
+def test_every_npm_package_is_pinned_by_its_digest_and_has_its_licence_and_reason(project: Any) -> None:
+    web = project.root / "virtshim/dashboard/web"
+    wanted = json.loads((web / "package.json").read_text())
+    packages = {**wanted["dependencies"], **wanted["devDependencies"]}
+    lock = json.loads((web / "package-lock.json").read_text())["packages"]
+    listed = (project.root / "docs/dependencies.md").read_text().split(NPM_HEADING)[1].split(DEBIAN_HEADING)[0]
+    assert set(ROW.findall(listed)) == set(packages)
+    for name, version in packages.items():
+        pinned = lock[f"node_modules/{name}"]
+        assert pinned["version"] == version
+        assert f"| `{name}` | {pinned['license']} " in listed
+    assert [name for name, one in lock.items() if name and not one.get("integrity", "").startswith("sha512-")] == []
 
 
 def test_every_python_dependency_has_its_reason_and_no_reason_is_left_over(

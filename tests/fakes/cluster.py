@@ -1,0 +1,22 @@
+"""The cluster's Secrets and ConfigMaps, in memory."""
+
+from __future__ import annotations
+
+from virtshim.domain.errors import WrongState
+from virtshim.domain.guest.data_source import Data, DataSource
+
+
+class FakeClusterObjects:
+    """Implements `virtshim.ports.ClusterObjects`."""
+
+    def __init__(self) -> None:
+        # "NAMESPACE/KIND/NAME" -> its data.
+        self.objects: dict[str, Data] = {}
+        self.asked: list[str] = []
+
+    def read(self, source: DataSource, namespace: str) -> Data:
+        name = f"{namespace}/{source}"
+        self.asked.append(name)
+        if name not in self.objects:
+            raise WrongState("there is none")
+        return self.objects[name]

@@ -1,0 +1,29 @@
+"""docs/hardware.md says of each annotation about hardware what the code does. GOLDEN_UPDATE=1 writes it."""
+
+import os
+import re
+from typing import Any
+
+import pytest
+
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.hardware.annotations import ANNOTATIONS, Annotation
+from virtshim.domain.hardware.options import HardwareOptions
+from virtshim.domain.hardware.table import table
+
+_TABLE = re.compile(r"(?<=<!-- annotations -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
+
+
+def test_the_table_is_the_codes(project: Any) -> None:
+    page = project.root / "docs/hardware.md"
+    written = page.read_text()
+    if os.environ.get("GOLDEN_UPDATE") == "1":
+        page.write_text(_TABLE.sub(lambda _: table(), written))
+    elif _TABLE.findall(written) != [table()]:
+        pytest.fail("docs/hardware.md is old: run this test with GOLDEN_UPDATE=1", pytrace=False)
+
+
+@pytest.mark.parametrize("one", ANNOTATIONS, ids=lambda one: one.name)
+def test_its_example_is_taken_and_changes_something(one: Annotation) -> None:
+    assert parse_vm_options({one.name: one.example}).hardware != HardwareOptions()
+    assert parse_vm_options({one.name: ""}).hardware == HardwareOptions()
