@@ -73,10 +73,15 @@ class EarlyCalls:
         self._under_way: dict[threading.Thread, uuid.UUID] = {}
 
     def call(
-        self, domain: uuid.UUID, act: Callable[[], object], has_come_about: Callable[[], bool], news: threading.Event
+        self,
+        domain: uuid.UUID,
+        act: Callable[[], object],
+        has_come_about: Callable[[], bool],
+        news: threading.Event,
+        patience: float = 0.0,
     ) -> None:
-        """Returns when `act` does, with what it raises, or before, as soon as `has_come_about` while it is under way; that is
-        asked whenever `news` is set."""
+        """Returns when `act` does, with what it raises, or before: `patience` seconds after it `has_come_about` while that is
+        under way; that is asked whenever `news` is set."""
         ended: list[BaseException | None] = []
 
         def run() -> None:
@@ -98,6 +103,8 @@ class EarlyCalls:
         while not ended and not has_come_about():
             news.wait()
             news.clear()
+        if patience:
+            thread.join(patience)
         if ended and ended[0] is not None:
             raise ended[0]
 

@@ -29,6 +29,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.devices import disk, hostdev, security_label, vnc
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.domain_xml import NodeProfile
+from virtshim.hypervisor.ends import handed_on
 from virtshim.hypervisor.ends.exit_watcher import QemuExitWatcher
 from virtshim.hypervisor.ends.qemu_output import QemuOutput
 from virtshim.hypervisor.ends.start_failure import start_failed
@@ -47,6 +48,8 @@ _Key = TypeVar("_Key", str, bytes)
 
 # Seconds for QEMU to take note of its power button; one that works needs milliseconds.
 _PRESS_LIMIT = 2.0
+# For libvirt to be through with a VM whose QEMU is gone, which takes it 0.2 s and what its clean-up takes.
+_CLEANED_UP = 2.0
 # For libvirt to see that QEMU is gone, when this process ends.
 _LAST_LOOK = 1.0
 
@@ -162,6 +165,7 @@ class LibvirtHypervisor:
             definition = found.XMLDesc()
             # libvirt keeps them from the next VM until it is through.
             has_devices = "<hostdev" in definition or bool(hostdev.files_in(definition))
+            patience = _CLEANED_UP if handed_on.is_there(definition, container) else 0.0
             self._exits.will_destroy(domain)
             with self._events.watching(domain) as news:
                 self._destroying.call(
@@ -169,6 +173,7 @@ class LibvirtHypervisor:
                     lambda: self._destroy_now(domain, found),
                     lambda: not has_devices and self._exits.over(domain) is not None,
                     news,
+                    patience,
                 )
 
         self._end(domain, "destroy", act, container)

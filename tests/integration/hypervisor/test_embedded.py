@@ -8,7 +8,12 @@ import signal
 import stat
 from pathlib import Path
 
+import pytest
+
+from virtshim.domain.errors import Unimplemented
+from virtshim.domain.hardware.options import Firmware, HardwareOptions
 from virtshim.hypervisor import embed
+from virtshim.hypervisor.hardware import there
 
 KILLED = -signal.SIGKILL
 
@@ -37,6 +42,35 @@ def test_each_end_of_a_vm_has_its_reason(place):
         "hypervisor.start(SPEC.uuid); hypervisor.destroy(SPEC.uuid, SPEC.container_id); say(state())\n"
     )
     assert said == [["off", "shutdown"], ["crashed", "unknown"], ["off", "destroyed"]]
+
+
+@pytest.mark.parametrize("kind", ["disk", "nvram", "tpm"])
+def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind):
+    """libvirt's own notes of the VM are the last that it removes."""
+    hardware = {
+        "disk": "",
+        "nvram": "hardware=HardwareOptions(Firmware.UEFI), nvram=str(PLACE / 'vm/root.nvram')",
+        "tpm": "hardware=HardwareOptions(tpm=True), keeps_tpm=True",
+    }[kind]
+    if why := missing(Firmware.UEFI if kind == "nvram" else Firmware.BIOS, tpm=kind == "tpm"):
+        pytest.skip(why)
+    said = place.run(
+        "from virtshim.domain.hardware.options import Firmware, HardwareOptions\n"
+        f"hypervisor.define(dataclasses.replace(SPEC, {hardware}))\n"
+        "for _ in range(2):\n"
+        "    hypervisor.start(SPEC.uuid)\n"
+        "    hypervisor.destroy(SPEC.uuid, SPEC.container_id)\n"
+        "    say(sorted(file for file in os.listdir(PLACE / 'l/run/qemu') if file.startswith(SPEC.name)))\n"
+    )
+    assert said == [[], []]
+
+
+def missing(firmware, *, tpm):
+    try:
+        there.refuse_missing(HardwareOptions(firmware, tpm=tpm))
+    except Unimplemented as exc:
+        return f"AREA guest NOT TESTED: {exc}"
+    return ""
 
 
 def test_a_reset_is_no_end(place):

@@ -88,6 +88,26 @@ def test_a_call_whose_effect_is_there_is_left_behind_and_can_be_waited_for() -> 
     calls.close(LONG)
 
 
+def test_a_call_that_others_depend_on_is_waited_for_after_its_effect_is_there() -> None:
+    calls, act, news, done = EarlyCalls(), Slow(), threading.Event(), threading.Event()
+    done.set()
+    news.set()
+    leader = threading.Thread(target=lambda: calls.call(VM, act, done.is_set, news, LONG))
+    leader.start()
+    assert act.begun.wait(LONG)
+    assert leader.is_alive()
+    act.let_go.set()
+    leader.join(LONG)
+    assert not leader.is_alive()
+
+
+def test_a_call_that_hangs_is_waited_for_no_longer_than_was_said() -> None:
+    calls, act, news = EarlyCalls(), Slow(), threading.Event()
+    calls.call(VM, act, lambda: True, news, SHORT)
+    act.let_go.set()
+    calls.wait(VM)
+
+
 def test_a_call_without_news_returns_at_its_own_end_with_what_it_raised() -> None:
     calls = EarlyCalls()
     calls.call(VM, lambda: None, lambda: False, threading.Event())

@@ -37,6 +37,17 @@ def test_usually_each_attempt_has_a_fresh_disk_of_its_own(world: World) -> None:
     assert first != second
 
 
+def test_libvirt_is_through_with_a_kept_disk_before_anybody_is_told_of_the_vms_end(world: World) -> None:
+    for config, waits in ((KEEP, True), (sandbox_config(), False)):
+        container = world.create(world.run(str(waits), config=config))
+        world.start(container)
+        world.journal.calls.clear()
+        world.outside.vms.end(world.domain(container), OffReason.SHUTDOWN)
+        world.deliver()
+        ended = world.journal.calls[: world.journal.calls.index("records.containers.replace")]
+        assert ("vms.destroy" in ended) is waits
+
+
 def test_the_guest_knows_a_kept_disk_again(world: World) -> None:
     """What cloud-init calls an instance."""
     first, other = world.run(config=KEEP), world.run("other", config=KEEP)

@@ -170,10 +170,6 @@ class GrantedDevices:
         return tuple(block for block in self.blocks if not block.is_root)
 
     @property
-    def has_files(self) -> bool:
-        return any(block.is_file for block in self.blocks)
-
-    @property
     def claims(self) -> tuple[str, ...]:
         return tuple(device.claim for device in self.passthrough)
 

@@ -1,0 +1,42 @@
+"""After which VMs another may take over what libvirt still has in hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from virtshim.domain.ids import ContainerId
+from virtshim.hypervisor.ends import handed_on
+
+OWN = ContainerId("a" * 64)
+ROOT = f"<disk type='file'><source file='/state/containers/{OWN}/root.qcow2'/></disk>"
+
+
+def definition(devices: str, system: str = "") -> str:
+    return f"<domain><os>{system}</os><devices>{ROOT}{devices}</devices></domain>"
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        "",
+        "<disk type='file' device='cdrom'/>",
+        "<disk type='file'><source file='/elsewhere/seed.iso'/><readonly/></disk>",
+        "<hostdev/>",
+    ],
+)
+def test_what_goes_with_its_container_is_nobody_elses(devices: str) -> None:
+    assert not handed_on.is_there(definition(devices), OWN)
+
+
+@pytest.mark.parametrize(
+    ("devices", "system"),
+    [
+        ("<disk type='block'><source dev='/dev/sdb'/></disk>", ""),
+        ("<disk type='block'><source dev='/dev/sdb'/><readonly/></disk>", ""),
+        ("<disk type='file'><source file='/state/pods/p/d.qcow2'/></disk>", ""),
+        ("<tpm model='tpm-crb'/>", ""),
+        ("", "<nvram>/state/pods/p/d.nvram</nvram>"),
+    ],
+)
+def test_what_stays_may_be_the_next_vms(devices: str, system: str) -> None:
+    assert handed_on.is_there(definition(devices, system), OWN)
