@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fakes.clock import START_NS
 
 from virtshim.domain.errors import InternalError, WrongState
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import Places, from_bytes
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import DiskFormat, FilesystemUsage, Image
@@ -29,6 +30,7 @@ class FakeRootDisks:
         self.free = 1 << 40
         self.notes: dict[str, bytes] = {}
         self.tpms: dict[str, set[uuid.UUID]] = {}
+        self.firmware: dict[tuple[str, Firmware], FirmwareFiles] = {}
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         self.half_create(container, base, base_path, size_bytes)
@@ -57,6 +59,7 @@ class FakeRootDisks:
             del self.pod_disks[name]
             self.notes.pop(name, None)
             self.tpms.pop(name, None)
+            self.firmware = {key: files for key, files in self.firmware.items() if key[0] != name}
             self.pod_sizes.pop(name, None)
 
     def pods_with_disks(self) -> frozenset[str]:
@@ -100,6 +103,12 @@ class FakeDiskPlaces:
 
     def keep(self, disk: str, places: Places) -> None:
         self._disks.notes[disk] = places.to_bytes()
+
+    def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
+        return self._disks.firmware.get((disk, kind))
+
+    def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
+        self._disks.firmware[disk, kind] = files
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
         self._disks.tpms.setdefault(disk, set()).add(domain)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from virtshim.domain.devices.guest_view import buses
 from virtshim.domain.errors import Aborted, AlreadyExists, NotFound, ShimError, Unavailable, WrongState
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.vm import OffReason, OwnedDomain, PauseReason, Power, PowerState, VmSpec
 from virtshim.ports.recovery import DomainInventory, DomainMetadata
@@ -45,6 +46,8 @@ class FakeHypervisor:
         self.why_not = ""
         # Of a new VM; an upgraded QEMU has another one.
         self.machine_type = "pc-q35-7.2"
+        # What the node's packages have now.
+        self.firmware = {kind: FirmwareFiles(f"/{kind.value}/code", f"/{kind.value}/vars") for kind in Firmware}
         self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
         self.unreadable: set[str] = set()
         # What definitions of earlier versions carry.
@@ -71,6 +74,9 @@ class FakeHypervisor:
                 raise AlreadyExists(f"VM {spec.name}: a domain of that name exists")
             self.domains[spec.uuid] = FakeDomain(spec.name, spec)
         self._tell(spec.uuid)
+
+    def firmware_of(self, kind: Firmware) -> FirmwareFiles | None:
+        return self.firmware.get(kind)
 
     def start(self, domain: uuid.UUID) -> None:
         self._reach("start")

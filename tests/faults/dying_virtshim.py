@@ -27,7 +27,7 @@ _SILENT = {
 }
 
 # They only tell.
-_NO_STEPS = ("clock", "machine_type")
+_NO_STEPS = ("clock", "firmware_of", "machine_type")
 
 
 class _Records:

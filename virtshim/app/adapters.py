@@ -32,6 +32,7 @@ from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout, share_dir
 from virtshim.guestagent.agents import AgentClients
@@ -41,7 +42,7 @@ from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.control.machine import LibvirtControl
 from virtshim.hypervisor.domain_xml import NodeProfile
 from virtshim.hypervisor.driver import LibvirtHypervisor
-from virtshim.hypervisor.hardware import swtpm
+from virtshim.hypervisor.hardware import swtpm, uefi
 from virtshim.hypervisor.hotplug import LibvirtPorts, LibvirtUnplugging
 from virtshim.hypervisor.inventory import LibvirtInventory
 from virtshim.hypervisor.node_profile import group_of_vms, libvirt_uri, node_profile, own_groups
@@ -118,6 +119,7 @@ class Adapters:
     root_volumes: RootVolumes
     # Of a new VM, with its version.
     machine_type: Callable[[], str]
+    firmware_of: Callable[[Firmware], FirmwareFiles | None]
     empty_disks: EmptyDiskFiles
     copies: RecordCopies
     archives: CheckpointFiles
@@ -231,6 +233,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         disk_places=DiskPlacesFiles(layout),
         root_volumes=RootVolumeStore(copy_to_device),
         machine_type=lambda: hypervisor.machine_type,
+        firmware_of=uefi.first,
         empty_disks=EmptyDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),

@@ -40,7 +40,7 @@ def create_container(
     """With all that it does, in order."""
     locks, devices, volumes = exits.locks, exits.devices, exits.volumes
     limits = (live.sizes, machine.free_hugepages)
-    places = KeptPlaces(a.machine_type, a.disk_places, a.root_volumes)
+    places = KeptPlaces(a.machine_type, a.firmware_of, a.disk_places, a.root_volumes)
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
         RootDisk(a.files, a.disks, a.root_volumes),

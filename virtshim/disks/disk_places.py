@@ -8,8 +8,9 @@ import uuid
 from pathlib import Path
 
 from virtshim.domain.errors import InternalError
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import BYTES, Places, from_bytes
-from virtshim.domain.layout import Layout
+from virtshim.domain.layout import Layout, kept_firmware
 from virtshim.files import replace_bytes, replace_text
 
 _TPM = ".tpm"
@@ -32,6 +33,20 @@ class DiskPlacesFiles:
             replace_bytes(str(path), places.to_bytes())
         except OSError as exc:
             raise InternalError(f"pod disk {disk}: its devices cannot be noted in {path}: {exc.strerror}") from exc
+
+    def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
+        with contextlib.suppress(OSError, ValueError):
+            path = Path(kept_firmware(self._layout, disk, kind))
+            code, variables = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            return FirmwareFiles(code, variables)
+        return None
+
+    def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
+        path = kept_firmware(self._layout, disk, kind)
+        try:
+            replace_bytes(path, os.fsencode(f"{files.code}\n{files.variables}\n"))
+        except OSError as exc:
+            raise InternalError(f"pod disk {disk}: its firmware cannot be noted in {path}: {exc.strerror}") from exc
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
         path = Path(self._layout.pod_disk(disk)).with_suffix(_TPM)

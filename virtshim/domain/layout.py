@@ -8,6 +8,7 @@ state_dir/                       survives a reboot, root only
                                  console.pos  command.pos
                                  record.json: its pod's records once more, for a lost database
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)
+                                 <disk>.nvram  <disk>.firmware  <disk>.tpm  <disk>.places
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   admin.sock                     operators' socket, root's alone; admin/ is what it leads to
@@ -139,9 +140,17 @@ def nvram_of(layout: Layout, container: Container, firmware: Firmware) -> str:
     """Of its UEFI's variables: beside its root disk, and gone with it. Keys are variables: with those of a UEFI without them the
     other would start whatever is there."""
     if container.spec.pod_disk:
-        kind = ".secure" if firmware is Firmware.SECURE else ""
-        return f"{layout.pod_disks}/{container.spec.pod_disk}{kind}.nvram"
+        return f"{_beside_pod_disk(layout, container.spec.pod_disk, firmware)}.nvram"
     return f"{layout.container_dir(container.id)}/{NVRAM}"
+
+
+def kept_firmware(layout: Layout, disk: str, firmware: Firmware) -> str:
+    """Whose variables those of the pod's disk of that name are: which files started it first."""
+    return f"{_beside_pod_disk(layout, disk, firmware)}.firmware"
+
+
+def _beside_pod_disk(layout: Layout, disk: str, firmware: Firmware) -> str:
+    return f"{layout.pod_disks}/{disk}{'.secure' if firmware is Firmware.SECURE else ''}"
 
 
 def root_disk_of(layout: Layout, container: Container) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.devices.granted import GrantedDevices
-from virtshim.domain.hardware.options import HardwareOptions
+from virtshim.domain.hardware.options import FirmwareFiles, HardwareOptions
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 
@@ -148,6 +148,8 @@ class VmSpec:
     hardware: HardwareOptions = HardwareOptions()
     # The file of UEFI's variables, which libvirt makes if it is missing; "" with a BIOS.
     nvram: str = ""
+    # Whose variables they are; None leaves the choice of the firmware to libvirt.
+    firmware_files: FirmwareFiles | None = None
     # The root disk outlives this VM, and so does what its TPM remembers, for a VM of the same UUID.
     keeps_tpm: bool = False
 

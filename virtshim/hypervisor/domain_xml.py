@@ -151,11 +151,11 @@ def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
 
 
 def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> None:
-    os_element = firmware.system(spec.hardware.firmware)
+    os_element = firmware.system(spec.hardware.firmware, spec.firmware_files)
     etree.SubElement(
         os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35"
     ).text = "hvm"
-    firmware.describe(os_element, spec.hardware.firmware, spec.nvram)
+    firmware.describe(os_element, spec.hardware.firmware, spec.firmware_files, spec.nvram)
     if spec.smbios_uuid:
         sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
         entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")

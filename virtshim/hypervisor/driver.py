@@ -104,7 +104,7 @@ class LibvirtHypervisor:
 
     def define(self, spec: VmSpec) -> None:
         if self._profile.domain_type is not DomainType.TEST:
-            there.refuse_missing(spec.hardware)
+            there.refuse_missing(spec.hardware, spec.firmware_files, spec.nvram)
             direct_io.refuse_without(spec.hardware.cache, spec.disks)
         with self._connection.using(f"define VM {spec.name}") as conn:
             qemu = self._connection.qemu_ids()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Protocol
 
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest
 from virtshim.domain.image import FilesystemUsage, Image
@@ -52,13 +53,19 @@ class RootDisks(Protocol):
 
 
 class DiskPlaces(Protocol):
-    """What belongs to pods' disks (see `RootDisks`), as long as they are there: what their guests know their devices by, and
-    their TPMs."""
+    """What belongs to pods' disks (see `RootDisks`), as long as they are there: what their guests know their devices by,
+    their firmware, and their TPMs."""
 
     def read(self, disk: str) -> Places:
         """Nothing if nothing is there, or it cannot be read."""
 
     def keep(self, disk: str, places: Places) -> None:
+        """On disk when it returns."""
+
+    def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
+        """The files whose variables are beside the disk; None if nothing is there, or it cannot be read."""
+
+    def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
         """On disk when it returns."""
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:

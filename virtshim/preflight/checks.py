@@ -15,7 +15,7 @@ from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import share_dir
 from virtshim.hypervisor.devices.cpu import DomainType
 from virtshim.hypervisor.embed import is_embedded
-from virtshim.hypervisor.hardware import there
+from virtshim.hypervisor.hardware import there, uefi
 from virtshim.hypervisor.kvm import probe
 from virtshim.hypervisor.node_profile import systemd_cgroups
 from virtshim.images.confinement import Bounds, account, command
@@ -70,7 +70,7 @@ def volumes(settings: Settings) -> Sequence[Finding]:
 
 
 def firmware(_settings: Settings) -> Sequence[Finding]:
-    found = there.firmwares()
+    found = uefi.kinds()
     return [
         virtualization.firmware(Firmware.UEFI in found, Firmware.SECURE in found, there.programs_missing()),
     ]

@@ -15,6 +15,7 @@ from virtshim.disks import containers_room
 from virtshim.disks.disk_places import DiskPlacesFiles
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.domain.errors import InternalError
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
@@ -234,6 +235,19 @@ def test_what_a_guest_knows_its_devices_by_is_kept_beside_the_pods_disk_and_goes
     assert world.places.read(POD_DISK) == places
     world.disks.delete_pod_disks(pod_hash(WEB))
     assert world.places.read(POD_DISK) == Places()
+
+
+@pytest.mark.parametrize("kind", [Firmware.UEFI, Firmware.SECURE])
+def test_whose_the_variables_are_is_kept_beside_the_pods_disk_and_goes_with_it(world: World, kind: Firmware) -> None:
+    world.create_pod_disk()
+    other = {Firmware.UEFI: Firmware.SECURE, Firmware.SECURE: Firmware.UEFI}[kind]
+    assert world.places.firmware(POD_DISK, kind) is None
+    files = FirmwareFiles("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd")
+    world.places.keep_firmware(POD_DISK, kind, files)
+    assert world.places.firmware(POD_DISK, kind) == files
+    assert world.places.firmware(POD_DISK, other) is None
+    world.disks.delete_pod_disks(pod_hash(WEB))
+    assert world.places.firmware(POD_DISK, kind) is None
 
 
 def test_a_tpm_is_known_to_be_another_pods_until_the_disks_of_that_pod_go(world: World) -> None:

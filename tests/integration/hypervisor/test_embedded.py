@@ -44,18 +44,23 @@ def test_each_end_of_a_vm_has_its_reason(place):
     assert said == [["off", "shutdown"], ["crashed", "unknown"], ["off", "destroyed"]]
 
 
-@pytest.mark.parametrize("kind", ["disk", "nvram", "tpm"])
+@pytest.mark.parametrize("kind", ["disk", "nvram", "known firmware", "tpm"])
 def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind):
     """libvirt's own notes of the VM are the last that it removes."""
     hardware = {
         "disk": "",
         "nvram": "hardware=HardwareOptions(Firmware.UEFI), nvram=str(PLACE / 'vm/root.nvram')",
+        "known firmware": "hardware=HardwareOptions(Firmware.SECURE), nvram=str(PLACE / 'vm/root.secure.nvram'), "
+        "firmware_files=uefi.first(Firmware.SECURE)",
         "tpm": "hardware=HardwareOptions(tpm=True), keeps_tpm=True",
     }[kind]
-    if why := missing(Firmware.UEFI if kind == "nvram" else Firmware.BIOS, tpm=kind == "tpm"):
+    if why := missing(
+        Firmware.SECURE if "UEFI" in hardware or "SECURE" in hardware else Firmware.BIOS, tpm=kind == "tpm"
+    ):
         pytest.skip(why)
     said = place.run(
         "from virtshim.domain.hardware.options import Firmware, HardwareOptions\n"
+        "from virtshim.hypervisor.hardware import uefi\n"
         f"hypervisor.define(dataclasses.replace(SPEC, {hardware}))\n"
         "for _ in range(2):\n"
         "    hypervisor.start(SPEC.uuid)\n"

@@ -25,7 +25,17 @@ from virtshim.domain.devices.granted import (
     VdpaDevice,
 )
 from virtshim.domain.errors import InvalidRequest
-from virtshim.domain.hardware.options import Cache, Clock, DiskIo, Firmware, HardwareOptions, NicModel, Topology, Video
+from virtshim.domain.hardware.options import (
+    Cache,
+    Clock,
+    DiskIo,
+    Firmware,
+    FirmwareFiles,
+    HardwareOptions,
+    NicModel,
+    Topology,
+    Video,
+)
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Backing, CpuDetails, CpuModel, DeviceNumbers, Disk, DiskBus, VmSize, VmSpec
@@ -212,6 +222,15 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
             nvram="/state/pods/p/d.nvram",
             keeps_tpm=True,
             smbios_uuid=True,
+        ),
+        NODE,
+    ),
+    "known_firmware": (
+        dataclasses.replace(
+            PLAIN,
+            hardware=HardwareOptions(Firmware.SECURE),
+            nvram="/state/pods/p/d.secure.nvram",
+            firmware_files=FirmwareFiles("/usr/share/OVMF/OVMF_CODE_4M.ms.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
         ),
         NODE,
     ),

@@ -13,32 +13,109 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest, Unimplemented
-from virtshim.domain.hardware.options import Cache, Firmware, HardwareOptions
+from virtshim.domain.errors import InvalidRequest, Unimplemented, WrongState
+from virtshim.domain.hardware.options import Cache, Firmware, FirmwareFiles, HardwareOptions
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk
 from virtshim.hypervisor.file_owner import QemuIds
-from virtshim.hypervisor.hardware import direct_io, swtpm, there
+from virtshim.hypervisor.hardware import direct_io, swtpm, there, uefi
 
 
-def described(directory: Path, name: str, *features: str, machines: str = "pc-q35-*", kind: str = "uefi") -> None:
+def described(
+    directory: Path, name: str, *features: str, machines: str = "pc-q35-*", kind: str = "uefi", **mapping: str
+) -> None:
     directory.mkdir(exist_ok=True)
     target = {"architecture": "x86_64", "machines": [machines]}
-    text = json.dumps({"interface-types": [kind], "targets": [target], "features": list(features)})
-    (directory / name).write_text(text)
+    file = {"format": mapping.pop("format", "raw")}
+    files = {
+        "device": "flash",
+        "executable": {"filename": f"/fw/{name}.code", **file},
+        "nvram-template": {"filename": f"/fw/{name}.vars", **file},
+    }
+    text = {"interface-types": [kind], "mapping": files | mapping, "targets": [target], "features": list(features)}
+    (directory / name).write_text(json.dumps(text))
 
 
 def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
     packages, own = tmp_path / "packages", tmp_path / "own"
-    assert there.firmwares((str(packages), str(own))) == {Firmware.BIOS}
+    assert uefi.kinds((str(packages), str(own))) == {Firmware.BIOS}
     described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
-    assert there.firmwares((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    assert uefi.kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
     described(packages, "60.json", "acpi-s3")
     described(packages, "70.json", machines="virt-*")
     (packages / "80.json").write_text("{")
-    assert there.firmwares((str(packages), str(own))) == set(Firmware)
+    assert uefi.kinds((str(packages), str(own))) == set(Firmware)
     described(own, "60.json", "secure-boot")
-    assert there.firmwares((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+    assert uefi.kinds((str(packages), str(own))) == {Firmware.BIOS, Firmware.SECURE}
+
+
+def test_a_new_disk_has_the_files_of_the_first_descriptor_of_their_kind(tmp_path: Path) -> None:
+    packages, own = tmp_path / "packages", tmp_path / "own"
+    places = (str(packages), str(own))
+    assert uefi.first(Firmware.UEFI, places) is None
+    described(packages, "40.json", "secure-boot", "enrolled-keys", "requires-smm")
+    described(packages, "60.json")
+    described(own, "70.json")
+    assert uefi.first(Firmware.UEFI, places) == FirmwareFiles("/fw/60.json.code", "/fw/60.json.vars")
+    assert uefi.first(Firmware.SECURE, places) == FirmwareFiles("/fw/40.json.code", "/fw/40.json.vars")
+    described(own, "50.json")
+    assert uefi.first(Firmware.UEFI, places) == FirmwareFiles("/fw/50.json.code", "/fw/50.json.vars")
+
+
+@pytest.mark.parametrize("mapping", [{"format": "qcow2"}, {"device": "memory"}, {"mode": "stateless"}])
+def test_files_that_are_no_raw_pair_are_left_to_libvirt(tmp_path: Path, mapping: dict[str, str]) -> None:
+    described(tmp_path, "50.json", **mapping)
+    described(tmp_path, "60.json")
+    assert uefi.first(Firmware.UEFI, (str(tmp_path),)) is None
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> FirmwareFiles:
+    (tmp_path / "code").touch()
+    (tmp_path / "vars").write_bytes(bytes(8))
+    return FirmwareFiles(str(tmp_path / "code"), str(tmp_path / "vars"))
+
+
+@pytest.mark.parametrize(
+    ("gone", "has_run", "words"),
+    [
+        (
+            "code",
+            True,
+            "/code, which started this disk first, is gone; install the version of its package .* remove .*/d.nvram and ",
+        ),
+        ("code", False, "/code, which started this disk first, is gone"),
+        ("vars", False, "/vars, which started this disk first, is gone"),
+    ],
+)
+def test_a_disk_whose_firmware_is_gone_is_refused_by_the_files_name(
+    tmp_path: Path, known: FirmwareFiles, gone: str, has_run: bool, words: str
+) -> None:
+    wanted, nvram = HardwareOptions(Firmware.SECURE), tmp_path / "d.secure.nvram"
+    if has_run:
+        nvram.write_bytes(bytes(8))
+    there.refuse_missing(wanted, known, str(nvram))
+    (tmp_path / gone).unlink()
+    with pytest.raises(WrongState, match=words.replace("d.nvram", "d.secure.nvram")):
+        there.refuse_missing(wanted, known, str(nvram))
+
+
+def test_what_variables_began_as_is_needed_no_more_when_they_are_there(tmp_path: Path, known: FirmwareFiles) -> None:
+    nvram = tmp_path / "d.nvram"
+    nvram.write_bytes(bytes(8))
+    Path(known.variables).unlink()
+    uefi.refuse_gone(known, str(nvram))
+
+
+def test_another_build_below_the_same_name_is_refused_if_its_variables_have_another_size(
+    tmp_path: Path, known: FirmwareFiles
+) -> None:
+    nvram = tmp_path / "d.nvram"
+    nvram.write_bytes(bytes(4))
+    with pytest.raises(
+        WrongState, match=f"{known.variables} has another size .* remove {nvram} and {tmp_path}/d.firmware"
+    ):
+        uefi.refuse_gone(known, str(nvram))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +128,7 @@ def test_firmware_is_what_its_packages_describe(tmp_path: Path) -> None:
 def test_what_a_node_lacks_is_refused_with_the_package_to_install(
     wanted: HardwareOptions, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(there, "firmwares", lambda: frozenset({Firmware.BIOS}))
+    monkeypatch.setattr(uefi, "kinds", lambda: frozenset({Firmware.BIOS}))
     monkeypatch.setattr(there, "programs_missing", lambda: ["swtpm"])
     with pytest.raises(Unimplemented, match=words):
         there.refuse_missing(wanted)
@@ -94,7 +171,9 @@ def waits() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
 
         def begin(word: str) -> subprocess.Popen[bytes]:
             process = stack.enter_context(
-                subprocess.Popen(["sh", "-c", "echo; read _", "sh", word], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                subprocess.Popen(
+                    ["sh", "-c", "echo; read _", "sh", word], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
             )
             stack.callback(process.kill)
             assert process.stdout is not None

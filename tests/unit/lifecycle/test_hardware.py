@@ -13,7 +13,7 @@ from virtshim.domain.annotations.profiles import Profile, of_pod
 from virtshim.domain.container import Resources
 from virtshim.domain.devices.granted import CriDevice
 from virtshim.domain.errors import AlreadyExists, InvalidRequest
-from virtshim.domain.hardware.options import Clock, Firmware, HardwareOptions, NicModel
+from virtshim.domain.hardware.options import Clock, Firmware, FirmwareFiles, HardwareOptions, NicModel
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.sizing import may_want_queues, nic_queues
 from virtshim.domain.vm import DiskBus, OffReason, VmSize, VmSpec
@@ -96,6 +96,31 @@ def test_a_pod_that_asks_for_secure_boot_later_does_not_have_the_variables_of_a_
     later = ended(world, world.run(attempt=1, config=sandbox_config(annotations=SECURE | KEEP)), 1)
     assert without.disks[0].path == later.disks[0].path
     assert without.nvram != later.nvram
+
+
+def test_a_kept_disk_has_the_firmware_of_its_first_start_whatever_its_package_brings_later(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP))
+    first = ended(world, sandbox)
+    before = first.firmware_files
+    assert before == world.outside.vms.firmware[Firmware.SECURE]
+    world.outside.vms.firmware = {kind: FirmwareFiles("/new/code", "/new/vars") for kind in Firmware}
+    assert ended(world, sandbox, 1).firmware_files == before
+    world.stop_sandbox(sandbox)
+    without = world.run(attempt=1, config=sandbox_config(annotations=KEEP | {"virtshim.io/firmware": "uefi"}))
+    assert ended(world, without, 2).firmware_files == FirmwareFiles("/new/code", "/new/vars"), "other variables"
+    world.remove_sandbox(sandbox)
+    world.remove_sandbox(without)
+    assert world.outside.disks.firmware == {}
+
+
+def test_libvirt_chooses_the_firmware_of_a_disk_that_goes_with_its_container_and_where_it_alone_can(
+    world: World,
+) -> None:
+    assert ended(world, world.run(config=sandbox_config(annotations=SECURE))).firmware_files is None
+    assert ended(world, world.run("bios", config=sandbox_config(annotations=KEEP))).firmware_files is None
+    world.outside.vms.firmware.clear()
+    assert ended(world, world.run("kept", config=sandbox_config(annotations=SECURE | KEEP))).firmware_files is None
+    assert world.outside.disks.firmware == {}
 
 
 def test_another_pods_vm_has_another_uuid(world: World) -> None:

@@ -18,6 +18,14 @@ class Firmware(enum.Enum):
         return self is not Firmware.BIOS
 
 
+@dataclass(frozen=True, slots=True)
+class FirmwareFiles:
+    """Of a UEFI, both raw: its program, and what a VM's variables begin as."""
+
+    code: str
+    variables: str
+
+
 class Cache(enum.Enum):
     """How files that are disks are written. What may lose what the guest was told is safe (QEMU's `unsafe`) is not among them."""
 

@@ -1,27 +1,36 @@
 """UEFI and the TPM. Pure.
 
-libvirt chooses the firmware's files by what their packages say of them (QEMU's firmware descriptors), and makes a VM's file of
-variables from the one that belongs to them. It runs swtpm, one a VM, as its own user for that, which is no VM's.
+libvirt chooses the firmware's files by what their packages say of them (QEMU's firmware descriptors), unless the variables are
+older than the VM, and makes a VM's file of variables from the one that belongs to them. It runs swtpm, one a VM, as its own user
+for that, which is no VM's.
 """
 
 from __future__ import annotations
 
 from lxml import etree
 
-from virtshim.domain.hardware.options import Firmware
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.hypervisor.xmltext import absolute_path
 
 
-def system(kind: Firmware) -> etree._Element:
+def system(kind: Firmware, files: FirmwareFiles | None) -> etree._Element:
     """`<os>`, empty."""
-    return etree.Element("os", firmware="efi") if kind.is_uefi else etree.Element("os")
+    return etree.Element("os", firmware="efi") if kind.is_uefi and files is None else etree.Element("os")
 
 
-def describe(os_element: etree._Element, kind: Firmware, nvram: str) -> None:
+def describe(os_element: etree._Element, kind: Firmware, files: FirmwareFiles | None, nvram: str) -> None:
     """Which UEFI, and where its variables are; nothing of a BIOS."""
     if not kind.is_uefi:
         return
     secure = "yes" if kind is Firmware.SECURE else "no"
+    if files is not None:
+        loader = etree.SubElement(os_element, "loader", readonly="yes", secure=secure, type="pflash")
+        loader.text = absolute_path(files.code, "firmware")
+        variables = etree.SubElement(
+            os_element, "nvram", template=absolute_path(files.variables, "firmware's variables")
+        )
+        variables.text = absolute_path(nvram, "file of UEFI's variables")
+        return
     features = etree.SubElement(os_element, "firmware")
     etree.SubElement(features, "feature", name="enrolled-keys", enabled=secure)
     etree.SubElement(features, "feature", name="secure-boot", enabled=secure)

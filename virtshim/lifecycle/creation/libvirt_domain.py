@@ -76,5 +76,6 @@ class Domain:
             numbers=numbers,
             hardware=options.hardware,
             nvram=nvram_of(self.layout, container, firmware) if firmware.is_uefi else "",
+            firmware_files=self.places.firmware(draft),
             keeps_tpm=container.spec.pod_disk != "",
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.errors import AlreadyExists
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import Places
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.vm import DeviceNumbers, DiskBus
@@ -33,6 +34,8 @@ class KeptPlaces:
 
     # Of a new VM, with its version; "" while it is not known.
     machine_type: Callable[[], str]
+    # Of a new VM; None if libvirt is to choose it at each start.
+    firmware_of: Callable[[Firmware], FirmwareFiles | None]
     disks: DiskPlaces
     volumes: RootVolumes
 
@@ -56,6 +59,17 @@ class KeptPlaces:
         if places != before:
             self._write(draft, places)
         return places.machine, DeviceNumbers(disks, volumes, nics)
+
+    def firmware(self, draft: Draft) -> FirmwareFiles | None:
+        """Which started the disk first, whatever its package has brought since: the variables are in that one's shape, and the
+        guest has measured it. None if there is nothing to keep, or libvirt alone knows which it would be."""
+        kind, disk = draft.options.hardware.firmware, draft.container.spec.pod_disk
+        if not kind.is_uefi or not disk:
+            return None
+        files = self.disks.firmware(disk, kind)
+        if files is None and (files := self.firmware_of(kind)) is not None:
+            self.disks.keep_firmware(disk, kind, files)
+        return files
 
     def refuse_anothers_tpm(self, draft: Draft) -> None:
         """A TPM goes by its VM's UUID, which pods may choose: what that of another pod's disk remembers is nobody else's, also

@@ -92,7 +92,9 @@ class PodVolumes:
 
     def end(self, container: Container) -> None:
         """When its VM is off, and before anybody is told: kubelet unmounts them then."""
-        if container.granted.blocks or container.spec.pod_disk:  # libvirt has them in hand until it is through with the end
+        if (
+            container.granted.blocks or container.spec.pod_disk
+        ):  # libvirt has them in hand until it is through with the end
             self.hypervisor.destroy(container.domain_uuid, container.id)
         if container.spec.volumes:
             self.shares.end(container.id.short, self.timeout)
