@@ -113,8 +113,8 @@ class FakeDiskPlaces:
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
         self._disks.tpms.setdefault(disk, set()).add(domain)
 
-    def has_tpm(self, domain: uuid.UUID, *, besides: str) -> bool:
-        return any(domain in known for disk, known in self._disks.tpms.items() if not disk.startswith(f"{besides}/"))
+    def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
+        return frozenset(disk.partition("/")[0] for disk, known in self._disks.tpms.items() if domain in known)
 
 
 class FakeContainersRoom:

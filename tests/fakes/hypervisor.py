@@ -46,6 +46,8 @@ class FakeHypervisor:
         self.why_not = ""
         # Of a new VM; an upgraded QEMU has another one.
         self.machine_type = "pc-q35-7.2"
+        # What TPMs of VMs that are gone remember.
+        self.left_tpms: set[uuid.UUID] = set()
         # What the node's packages have now.
         self.firmware = {kind: FirmwareFiles(f"/{kind.value}/code", f"/{kind.value}/vars") for kind in Firmware}
         self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
@@ -70,6 +72,8 @@ class FakeHypervisor:
                 raise AlreadyExists(f"VM {spec.name}: a foreign domain with UUID {spec.uuid} exists")
             if there is not None and there.state.is_on:
                 raise WrongState(f"VM {spec.name} is running")
+            if spec.hardware.tpm and not spec.owns_tpm and spec.uuid in self.left_tpms:
+                raise AlreadyExists(f"VM {spec.name}: an earlier VM's TPM is there")
             if any(d.name == spec.name for u, d in self.domains.items() if u != spec.uuid):
                 raise AlreadyExists(f"VM {spec.name}: a domain of that name exists")
             self.domains[spec.uuid] = FakeDomain(spec.name, spec)

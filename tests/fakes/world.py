@@ -154,7 +154,7 @@ class World:
             disks=watched("disks", out.disks, journal),
             containers_room=FakeContainersRoom(out.disks),
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
-            disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "has_tpm")),
+            disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "tpm_owners")),
             machine_type=lambda: out.vms.machine_type,
             firmware_of=out.vms.firmware_of,
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),

@@ -57,11 +57,11 @@ class DiskPlacesFiles:
         except (OSError, ValueError) as exc:
             raise InternalError(f"pod disk {disk}: its TPM cannot be noted in {path}: {exc}") from exc
 
-    def has_tpm(self, domain: uuid.UUID, *, besides: str) -> bool:
+    def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
         with contextlib.suppress(FileNotFoundError):
-            others = (pod for pod in os.listdir(self._layout.pod_disks) if pod != besides)
-            return any(str(domain) in tpm_uuids(self._layout, pod) for pod in others)
-        return False
+            pods = os.listdir(self._layout.pod_disks)
+            return frozenset(pod for pod in pods if str(domain) in tpm_uuids(self._layout, pod))
+        return frozenset()
 
     def _file(self, disk: str) -> Path:
         return Path(self._layout.pod_disk(disk)).with_suffix(".places")

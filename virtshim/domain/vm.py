@@ -152,6 +152,8 @@ class VmSpec:
     firmware_files: FirmwareFiles | None = None
     # The root disk outlives this VM, and so does what its TPM remembers, for a VM of the same UUID.
     keeps_tpm: bool = False
+    # What a TPM of this UUID remembers is its pod's.
+    owns_tpm: bool = False
 
     # --- its network, which vmwrapper brings
 

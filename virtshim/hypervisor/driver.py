@@ -85,6 +85,7 @@ class LibvirtHypervisor:
         self._events = Lifecycle(lambda: [domain.uuid for domain in self.owned()])
         self._state_directory = state_directory(uri)
         self._log_directory = log_directory(uri)
+        self._tpm_states = swtpm.states(pid_directory(uri))
         self._tpm_logs = swtpm.logs(pid_directory(uri))
         self._tpm_sockets = swtpm.sockets(pid_directory(uri))
         self._embedded_running = pid_directory(uri) if "/embed" in uri else ""
@@ -111,6 +112,8 @@ class LibvirtHypervisor:
             runs_as = qemu and qemu.for_vm(spec.uid)
             xml = domain_xml.build(spec, self._profile, runs_as, short_cpu_query=self._short_cpu_query)
             self._remove_earlier(conn, spec)
+            if spec.hardware.tpm and not spec.owns_tpm and _lookup(conn.lookupByUUID, spec.uuid.bytes) is None:
+                swtpm.refuse_left_behind(self._tpm_states, spec.uuid)
             if runs_as is not None:
                 give_to_qemu((*spec.disks, *domain_xml.files_beside_disks(spec)), runs_as)
             began = time.monotonic()

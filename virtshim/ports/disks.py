@@ -71,8 +71,8 @@ class DiskPlaces(Protocol):
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
         """What the TPM of that VM remembers goes with the disk, too."""
 
-    def has_tpm(self, domain: uuid.UUID, *, besides: str) -> bool:
-        """Whether that is so for a disk of another pod than this (`pod_disk.pod_hash`)."""
+    def tpm_owners(self, domain: uuid.UUID) -> frozenset[str]:
+        """The pods (`pod_disk.pod_hash`) for whose disks that was said."""
 
 
 class EmptyDiskFiles(Protocol):

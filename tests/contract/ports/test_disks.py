@@ -250,15 +250,15 @@ def test_whose_the_variables_are_is_kept_beside_the_pods_disk_and_goes_with_it(w
     assert world.places.firmware(POD_DISK, kind) is None
 
 
-def test_a_tpm_is_known_to_be_another_pods_until_the_disks_of_that_pod_go(world: World) -> None:
+def test_a_tpm_is_known_to_be_a_pods_until_the_disks_of_that_pod_go(world: World) -> None:
     world.create_pod_disk()
     tpm = uuid.uuid5(uuid.NAMESPACE_DNS, "first")
-    assert not world.places.has_tpm(tpm, besides="0" * 64)
+    assert world.places.tpm_owners(tpm) == frozenset()
     world.places.keep_tpm(POD_DISK, tpm)
-    assert world.places.has_tpm(tpm, besides="0" * 64)
-    assert not world.places.has_tpm(tpm, besides=pod_hash(WEB))
+    assert world.places.tpm_owners(tpm) == {pod_hash(WEB)}
+    assert world.places.tpm_owners(uuid.uuid5(uuid.NAMESPACE_DNS, "second")) == frozenset()
     world.disks.delete_pod_disks(pod_hash(WEB))
-    assert not world.places.has_tpm(tpm, besides="0" * 64)
+    assert world.places.tpm_owners(tpm) == frozenset()
 
 
 def test_what_tpms_remember_goes_with_the_pods_disk(tmp_path: Path) -> None:

@@ -70,6 +70,33 @@ def test_what_the_next_vm_may_have_is_free_when_its_vm_is_destroyed(place, kind)
     assert said == [[], []]
 
 
+def test_what_a_tpm_remembers_comes_to_no_other_vm_by_its_uuid_alone(place):
+    """An operator has undefined a VM by hand, and kept its TPM. That of an earlier attempt goes with its definition."""
+    if why := missing(Firmware.BIOS, tpm=True):
+        pytest.skip(why)
+    said = place.run(
+        "import libvirt\n"
+        "from virtshim.domain.errors import AlreadyExists\n"
+        "from virtshim.domain.hardware.options import HardwareOptions\n"
+        "def again(digit, **changes):\n"
+        "    other = ContainerId(digit * 64)\n"
+        "    spec = dataclasses.replace(SPEC, name='virtshim-' + digit, container_id=other, hardware=HardwareOptions(tpm=True), "
+        "**changes)\n"
+        "    try:\n"
+        "        hypervisor.define(spec); hypervisor.start(spec.uuid); hypervisor.destroy(spec.uuid, other); say('ran')\n"
+        "    except AlreadyExists as exc:\n"
+        "        say(str(exc))\n"
+        "again('c'); again('d')\n"
+        "with connection.using('undefine') as conn:\n"
+        "    conn.lookupByUUID(SPEC.uuid.bytes).undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_TPM)\n"
+        "again('e'); again('f', owns_tpm=True)\n"
+        "hypervisor.undefine(SPEC.uuid, ContainerId('f' * 64))\n"
+    )
+    assert said[:2] == ["ran", "ran"]
+    assert "which is none of this pod's" in said[2]
+    assert said[3] == "ran"
+
+
 def missing(firmware, *, tpm):
     try:
         there.refuse_missing(HardwareOptions(firmware, tpm=tpm))

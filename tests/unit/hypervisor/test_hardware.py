@@ -8,12 +8,13 @@ import json
 import os
 import signal
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import InvalidRequest, Unimplemented, WrongState
+from virtshim.domain.errors import AlreadyExists, InvalidRequest, Unimplemented, WrongState
 from virtshim.domain.hardware.options import Cache, Firmware, FirmwareFiles, HardwareOptions
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk
@@ -141,6 +142,17 @@ def test_libvirts_directories_are_where_its_driver_has_them() -> None:
     ]  # fmt: skip
     assert swtpm.states("/d/libvirt/run/qemu") == "/d/libvirt/lib/swtpm"
     assert swtpm.states("") == ""
+
+
+def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) -> None:
+    vm, other = uuid.uuid4(), uuid.uuid4()
+    (tmp_path / str(vm)).mkdir()
+    with pytest.raises(
+        AlreadyExists, match=f"VirtletSystemUUID {vm}: the TPM .* still in {tmp_path}/{vm}; choose another"
+    ):
+        swtpm.refuse_left_behind(str(tmp_path), vm)
+    swtpm.refuse_left_behind(str(tmp_path), other)
+    swtpm.refuse_left_behind("", vm)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")

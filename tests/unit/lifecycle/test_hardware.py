@@ -89,6 +89,24 @@ def test_a_tpm_of_another_pods_disk_is_nobodys_else_also_while_that_pod_has_no_c
     ended(world, thief)
 
 
+@pytest.mark.parametrize("kept", [KEEP, {}])
+def test_a_tpm_that_an_operator_has_kept_of_a_vm_that_is_gone_is_nobodys(world: World, kept: dict[str, str]) -> None:
+    world.outside.vms.left_tpms.add(uuid.UUID(CHOSEN))
+    thief = world.run(config=sandbox_config(annotations=SECURE | kept | {"VirtletSystemUUID": CHOSEN}))
+    with pytest.raises(AlreadyExists, match="an earlier VM's TPM is there"):
+        world.create(thief)
+    assert world.outside.disks.tpms == {}, "nor is it removed with the pod"
+
+
+def test_a_tpm_that_stays_with_the_pods_disk_is_its_own_when_the_definition_is_gone(world: World) -> None:
+    sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP | {"VirtletSystemUUID": CHOSEN}))
+    first = ended(world, sandbox)
+    assert not first.owns_tpm
+    world.outside.vms.left_tpms.add(first.uuid)
+    world.remove(first.container_id)
+    assert ended(world, sandbox, 1).owns_tpm
+
+
 def test_a_pod_that_asks_for_secure_boot_later_does_not_have_the_variables_of_a_uefi_without_keys(world: World) -> None:
     first = world.run(config=sandbox_config(annotations=KEEP | {"virtshim.io/firmware": "uefi"}))
     without = ended(world, first)

@@ -12,12 +12,13 @@ import glob
 import os
 import signal
 import struct
+import uuid
 from collections.abc import Iterator
 from typing import Final
 
 import structlog
 
-from virtshim.domain.errors import InternalError
+from virtshim.domain.errors import AlreadyExists, InternalError
 from virtshim.hypervisor.file_owner import QemuIds
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,18 @@ _NOBODY: Final = 0xFFFFFFFF
 def states(pid_directory: str) -> str:
     """libvirt's directory of what TPMs remember, by UUID of the VM. `pid_directory`: see qemu_process.py."""
     return _beside(pid_directory, "/lib/swtpm", "/var/lib/libvirt/swtpm")
+
+
+def refuse_left_behind(directory: str, vm: uuid.UUID) -> None:
+    """AlreadyExists if a TPM of that UUID remembers something: of a VM that is not defined any more, whose operator has kept it
+    (`virsh undefine --keep-tpm`), or that libvirt was told to keep. The next VM of the UUID would have it, whosever that is, and
+    UUIDs are pods' to choose. `directory`: see `states`; "" knows of none."""
+    state = os.path.join(directory, str(vm))
+    if directory and os.path.lexists(state):
+        raise AlreadyExists(
+            f"VirtletSystemUUID {vm}: the TPM of an earlier VM of that UUID, which is none of this pod's, is still in {state}; "
+            "choose another UUID, or have the node's operator remove that directory if nobody needs it"
+        )
 
 
 def logs(pid_directory: str) -> str:

@@ -78,4 +78,5 @@ class Domain:
             nvram=nvram_of(self.layout, container, firmware) if firmware.is_uefi else "",
             firmware_files=self.places.firmware(draft),
             keeps_tpm=container.spec.pod_disk != "",
+            owns_tpm=self.places.owns_tpm(draft),
         )

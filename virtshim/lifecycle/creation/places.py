@@ -75,11 +75,16 @@ class KeptPlaces:
         """A TPM goes by its VM's UUID, which pods may choose: what that of another pod's disk remembers is nobody else's, also
         while that pod has no container."""
         domain = draft.container.domain_uuid
-        if draft.options.hardware.tpm and self.disks.has_tpm(domain, besides=pod_hash(draft.sandbox.key)):
+        if draft.options.hardware.tpm and self.disks.tpm_owners(domain) - {pod_hash(draft.sandbox.key)}:
             raise AlreadyExists(
                 f"VirtletSystemUUID {domain}: the TPM of that UUID belongs to the disk of another pod, which is still on this "
                 "node; choose another UUID, or try again when that pod is gone"
             )
+
+    def owns_tpm(self, draft: Draft) -> bool:
+        """Whether what a TPM of that UUID remembers would be the pod's: it was made for a disk of its."""
+        owners = self.disks.tpm_owners(draft.container.domain_uuid) if draft.options.hardware.tpm else frozenset()
+        return pod_hash(draft.sandbox.key) in owners
 
     def keep_tpm(self, draft: Draft) -> None:
         """It goes with the disk that it belongs to. Before the VM is started first, and makes it."""
