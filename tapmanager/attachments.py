@@ -237,7 +237,7 @@ class Attachments:
             built = inside.begin(pod_links.build, entry.nics, self._limits.tap_owner)
             self._ledger.sync()  # plugins want ADD's result at DEL, after a power cut too
             built.result()
-            self._serve_dhcp(entry, inside.do(open_nics, entry))
+            self._serve_dhcp(entry, inside.do(open_nics, entry, self._dhcp.beside))
             return self._ledger.mark(entry, Phase.ATTACHED)
         except BaseException:
             inside.close()  # or its namespace would live on
@@ -287,7 +287,7 @@ class Attachments:
         )
 
     def _start_dhcp(self, entry: Entry) -> None:
-        self._serve_dhcp(entry, netns.run_inside(entry.netns, lambda: open_nics(entry)))
+        self._serve_dhcp(entry, netns.run_inside(entry.netns, lambda: open_nics(entry, self._dhcp.beside)))
 
     def _serve_dhcp(self, entry: Entry, opened: Sequence[GuestNic]) -> None:
         for nic in opened:

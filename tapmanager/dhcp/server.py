@@ -1,6 +1,7 @@
 """Serves DHCP, DHCPv6 and router advertisements on every pod's taps from one thread.
 
-No failure of one tap reaches another: a socket that fails is closed, one that is flooded is not read for the rest of its second.
+No failure of one tap reaches another: a socket that fails is closed, one that is flooded is not read for the rest of its second,
+and what waits for more than a frame is done `beside`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from tapmanager.dhcp.beside import Beside
 from tapmanager.dhcp.guest_nic import GuestNic
 from tapmanager.dhcp.sockets import RECEIVE_BUFFER
 
@@ -40,7 +42,7 @@ class _Served:
 
 
 class DhcpServer:
-    """Thread-safe. `start` once; `stop` closes all sockets and leaves the taps alone."""
+    """Thread-safe. `start` once; `stop` closes all sockets and leaves the taps alone. `beside`: for who answers on its thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,6 +52,7 @@ class DhcpServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._stopping = False
+        self.beside = Beside(self._wake)
         self._thread = threading.Thread(target=self._run, name="dhcp", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +65,7 @@ class DhcpServer:
         self._stopping = True
         self._wake()
         self._thread.join(timeout=5.0)
+        self.beside.close()  # it wakes us by what is closed next
         with self._lock:
             for served in self._served.values():
                 served.sock.close()
@@ -115,6 +119,7 @@ class DhcpServer:
                         self._handle_frame(key.fd)
                     elif key.fd == self._wake_read:
                         os.read(self._wake_read, 4096)
+                self.beside.finish()
                 for nic in [nic for nic, due in self._due.items() if due <= now]:
                     self._due[nic] = nic.tick(now)
 

@@ -3,6 +3,7 @@ address of ours stands. Not thread-safe: one thread uses it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from ipaddress import IPv6Address
@@ -20,12 +21,12 @@ _PATIENCE = 3.5
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """`to_guest` and `to_network` send a frame by the tap and by the CNI interface. `stand_in` has an
-    address stand for a gateway with that MAC, and is False if it could not."""
+    """`to_guest` and `to_network` send a frame by the tap and by the CNI interface. `stand_in` has an address stand for a gateway
+    with that MAC: later, when the announcer's thread calls what it was given, with False if that could not be."""
 
     to_guest: Callable[[bytes], None]
     to_network: Callable[[bytes], None]
-    stand_in: Callable[[IPv6Address, bytes], bool]
+    stand_in: Callable[[IPv6Address, bytes, Callable[[bool], None]], None]
 
 
 class Announcer:
@@ -33,8 +34,11 @@ class Announcer:
 
     def __init__(self, told: Told, ends: Ends, known: Collection[IPv6Address], now: float) -> None:
         self._told, self._ends = told, ends
-        # Of gateways for which an address stands, b"" where an earlier process knew it.
+        # Of gateways for which an address stands, b"" where an earlier process knew it; what they were last heard to have; and
+        # for which of them one is just being made to stand.
         self._macs: dict[Router, bytes] = dict.fromkeys((one for one in told.routers if one.address in known), b"")
+        self._heard: dict[Router, bytes] = {}
+        self._making: set[Router] = set()
         self._patient_until = now + _PATIENCE
         self._asked = False
         self._pause = _FIRST_PAUSE
@@ -86,19 +90,27 @@ class Announcer:
         found = None if packet is None else discovery.advertised(packet)
         if found is None:
             return
-        changed = False
         for router in self._told.routers:
-            if router.gateway == found[0] and router.mac is None and self._macs.get(router) != found[1]:
-                changed |= self._stand_in(router, found[1])
-        if changed:
+            if router.gateway == found[0] and router.mac is None:
+                self._stand_in(router, found[1])
+
+    def _stand_in(self, router: Router, mac: bytes) -> None:
+        """One after another of each router: what was heard meanwhile is done thereafter."""
+        self._heard[router] = mac
+        if router not in self._making and self._macs.get(router) != mac:
+            self._making.add(router)
+            self._ends.stand_in(router.address, mac, functools.partial(self._stands, router, mac))
+
+    def _stands(self, router: Router, mac: bytes, done: bool) -> None:
+        self._making.discard(router)
+        is_new = done and router not in self._macs
+        if done:
+            self._macs[router] = mac
+        if is_new:  # of another MAC of the gateway's the guest sees nothing
             self._announce(frame.ALL_NODES, frame.group_mac(frame.ALL_NODES))
             self._asked = self._asked and bool(self._missing())
-
-    def _stand_in(self, router: Router, mac: bytes) -> bool:
-        if self._ends.stand_in(router.address, mac):
-            self._macs[router] = mac
-            return True
-        return False
+        if self._heard[router] != mac:
+            self._stand_in(router, self._heard[router])
 
     def _missing(self) -> list[Router]:
         """Those for which an address would stand, had they a MAC."""

@@ -17,8 +17,8 @@ from tapmanager.links import nft
 
 
 def rules(tap: str, number: int, mac: bytes, gateway: bytes) -> Sequence[bytes]:
-    """Messages for `nft.batch`, which put this in the place of what was there."""
+    """Messages for `nft.batch`, which put this in the place of what was there: the chain stays, and no frame passes without a
+    rule."""
     chain = nft.Chain(f"virtshim-{tap}-{number}", "to-gateway", nft.PREROUTING, -200)
-    table, made = nft.table_of(chain)
     rewrite = nft.came_by(tap) + nft.is_at(nft.LINK, 0, mac) + nft.put_at(nft.LINK, 0, gateway)
-    return [table, nft.removal_of(chain), table, made, nft.rule(chain, rewrite)]
+    return [*nft.table_of(chain), nft.emptied(chain), nft.rule(chain, rewrite)]

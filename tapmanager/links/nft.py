@@ -17,7 +17,7 @@ _NFNL_MSG_BATCH_BEGIN = 0x10
 _NFNL_MSG_BATCH_END = 0x11
 _NFNL_SUBSYS_NFTABLES = 10
 _NFPROTO_BRIDGE = 7
-_NEWTABLE, _DELTABLE, _NEWCHAIN, _NEWRULE = 0, 2, 3, 6
+_NEWTABLE, _NEWCHAIN, _NEWRULE, _DELRULE = 0, 3, 6, 8
 _CREATE, _APPEND = 0x400, 0x800
 
 # Where a payload's offset counts from.
@@ -123,9 +123,10 @@ def table_of(chain: Chain) -> tuple[bytes, bytes]:
     return _new(_NEWTABLE, _text(1, chain.table)), _new(_NEWCHAIN, body)
 
 
-def removal_of(chain: Chain) -> bytes:
-    """Of its table, which must be there, with all that is in it."""
-    return _message(_NFNL_SUBSYS_NFTABLES << 8 | _DELTABLE, REQUEST | ACK, 0, _NFPROTO_BRIDGE, 0, _text(1, chain.table))
+def emptied(chain: Chain) -> bytes:
+    """Without any of its rules; it must be there."""
+    body = _text(1, chain.table) + _text(2, chain.name)
+    return _message(_NFNL_SUBSYS_NFTABLES << 8 | _DELRULE, REQUEST | ACK, 0, _NFPROTO_BRIDGE, 0, body)
 
 
 def rule(chain: Chain, expressions: bytes, *, first: bool = False) -> bytes:

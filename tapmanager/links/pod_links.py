@@ -144,11 +144,13 @@ def _let_know_ipv6(bridge: str) -> None:
 
 
 def stand_in_for(nic: Nic, router: IPv6Address, gateway: bytes) -> None:
-    """For the NIC's guest, `router` (of `ipv6.stand_in`) has a MAC from now on, behind which is the gateway's. Raises
-    TapmanagerError, OSError."""
+    """For the NIC's guest, `router` (of `ipv6.stand_in`) has a MAC from now on, behind which is the gateway's. If it has one
+    already, the gateway's is all that is changed: frames pass meanwhile. Raises TapmanagerError, OSError."""
     number = stand_in.number_of(router)
     mac = stand_in.mac(number)
     _filter(gateway_rewrite.rules(nic.tap, number, mac, gateway))
+    if str(router) in answered_for(nic):  # what is done last, below
+        return
     port = f"virtshim-{nic.tap}"
     if _index(port) is None:
         tap.create(port, 0)

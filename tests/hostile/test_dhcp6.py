@@ -57,7 +57,7 @@ class Tap:
 
 
 def served(tap: Tap) -> GuestNic:
-    ends = Ends(tap.send, lambda data: None, lambda address, mac: True)  # type: ignore[arg-type, return-value]
+    ends = Ends(tap.send, lambda data: None, lambda address, mac, then: then(True))  # type: ignore[arg-type, return-value]
     return GuestNic(tap, None, LEASE, Announcer(TOLD, ends, (), time.monotonic()))  # type: ignore[arg-type]
 
 
@@ -210,7 +210,7 @@ class _Nowhere:
         return len(data)
 
 
-_NO_ENDS = Ends(_Nowhere().send, lambda data: None, lambda address, mac: True)  # type: ignore[arg-type, return-value]
+_NO_ENDS = Ends(_Nowhere().send, lambda data: None, lambda address, mac, then: then(True))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("noise", [GOOD, ROUTER_SOLICITATION], ids=["DHCPv6", "router solicitations"])

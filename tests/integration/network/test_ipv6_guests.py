@@ -3,6 +3,7 @@ tell them anything."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -18,6 +19,7 @@ from tap_node import TapNode, sandbox, until
 
 from tapmanager.ipv6 import discovery, frame, message, stand_in
 from tapmanager.ipv6.frame import Packet
+from tapmanager.links import netns
 
 pytestmark = pytest.mark.network
 
@@ -145,6 +147,47 @@ def test_nothing_is_lost_while_tapmanager_is_down(quiet_node: TapNode, tmp_path:
         (tmp_path / "BOUND6").unlink(missing_ok=True)
         until((one.dhclient(tmp_path) / "BOUND6").exists, 60, "the lease confirmed")
         assert one.pings(beyond)
+
+
+def events_of(path: str) -> socket.socket:
+    """All that happens to links and ports of bridges in a namespace from now on."""
+    heard = netns.run_inside(path, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE))
+    heard.setblocking(False)
+    heard.bind((0, 1))  # RTMGRP_LINK
+    return heard
+
+
+def test_a_gateway_with_another_card_takes_one_rule_and_no_connection_from_the_guest(
+    quiet_node: TapNode, tmp_path: Path, beyond: str
+) -> None:
+    configure(quiet_node)
+    quiet_node.start()
+    which, card = sandbox(), "02:00:00:ca:4d:02"
+
+    def rules() -> str:
+        return quiet_node.inside(which, "nft", "list", "ruleset")
+
+    with contextlib.ExitStack() as held:
+        one = held.enter_context(guest(quiet_node, which))
+        one.up()
+        one.wait_for_router()
+        until((one.dhclient(tmp_path) / "BOUND6").exists, 60, "a lease")
+        assert one.pings(beyond)
+        server = held.enter_context(socket.create_server((beyond, 0), family=socket.AF_INET6))
+        port = server.getsockname()[1]
+        client = held.enter_context(netns.run_inside(one.path, lambda: socket.create_connection((beyond, port), 60)))
+        there = held.enter_context(server.accept()[0])
+        there.settimeout(60)
+        assert card not in rules()
+        events = held.enter_context(events_of(str(quiet_node.netns_of(which))))
+        subprocess.run(["sysctl", "-qw", f"net.ipv6.conf.{quiet_node.bridge}.ndisc_notify=1"], check=True)
+        subprocess.run(["ip", "link", "set", quiet_node.bridge, "address", card], check=True)
+        until(lambda: f"ether daddr set {card}" in rules(), 60, "frames to the other card")
+        assert rules().count("ether daddr set") == 1
+        client.sendall(b"still here")
+        assert there.recv(64) == b"still here"
+        with pytest.raises(BlockingIOError):
+            events.recv(65536)
 
 
 ROUTED = """

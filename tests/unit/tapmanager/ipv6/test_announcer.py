@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Callable
 from ipaddress import IPv6Address, IPv6Network
 
 import pytest
@@ -67,11 +68,13 @@ class Network:
         self.asked: list[IPv6Address] = []
         self.stands_in: dict[IPv6Address, bytes] = {}
         self.works = True
+        self._made_later: list[Callable[[], None]] = []
         told = routers.told(nic, dns)
         assert told is not None
         self.told = told
         self.announcer = Announcer(told, Ends(self._send, self._ask, self._stand_in), known, self.now)
-        self.due = self.announcer.tick(self.now)
+        self.announcer.tick(self.now)
+        self.makes()
 
     def _send(self, data: bytes) -> None:
         self.sent.append(data)
@@ -81,19 +84,32 @@ class Network:
         assert (packet.source_mac, packet.source, packet.payload[0]) == (MAC, IPv6Address("fd00::5"), 135)
         self.asked.append(IPv6Address(packet.payload[8:24]))
 
-    def _stand_in(self, address: IPv6Address, mac: bytes) -> bool:
-        if self.works:
-            self.stands_in[address] = mac
-        return self.works
+    def _stand_in(self, address: IPv6Address, mac: bytes, then: Callable[[bool], None]) -> None:
+        def make() -> None:
+            if self.works:
+                self.stands_in[address] = mac
+            then(self.works)
+
+        self._made_later.append(make)
+
+    def makes(self) -> int:
+        """What it was asked for until now; how much that is."""
+        begun, self._made_later = self._made_later, []
+        for make in begun:
+            make()
+        return len(begun)
 
     def heard(self) -> list[Heard]:
         """All advertisements since the last time."""
         found, self.sent = self.sent, []
         return [heard(data) for data in found]
 
-    def answers(self, mac: bytes = GATEWAY_MAC, gateway: IPv6Address = GATEWAY) -> None:
+    def answers(self, mac: bytes = GATEWAY_MAC, gateway: IPv6Address = GATEWAY, *, is_slow: bool = False) -> None:
+        """`is_slow`: nobody stands for it yet."""
         body = b"\x88\0\0\0\xe0\0\0\0" + gateway.packed + b"\2\1" + mac
         self.announcer.from_network(frame.build(Packet(mac, MAC, gateway, IPv6Address("fd00::5"), frame.ICMP, body)))
+        if not is_slow:
+            self.makes()
 
     def solicits(self, source: IPv6Address = LINK_LOCAL, mac: bytes = MAC) -> None:
         self.announcer.from_guest(solicitation(source, mac), self.now)
@@ -102,6 +118,7 @@ class Network:
         until = self.now + seconds
         while (due := self.announcer.tick(self.now)) <= until:
             assert due > self.now
+            self.makes()
             self.now = due
         self.now = until
 
@@ -257,10 +274,27 @@ def test_all_is_said_again_from_time_to_time_and_a_gateway_with_another_card_is_
     assert [(one.source, one.target) for one in network.heard()] == [(STAND_IN, frame.ALL_NODES)] * 3
     assert len(network.asked) >= 4
     network.answers(OTHER_MAC)
-    assert [one.all(1) for one in network.heard()] == [[STAND_IN_MAC]]
     assert network.stands_in == {STAND_IN: OTHER_MAC}
-    network.answers(OTHER_MAC)
+    assert network.heard() == [], "for the guest nothing has changed"
+
+
+def test_a_router_is_told_when_somebody_stands_for_it_and_not_before() -> None:
+    network = Network()
+    network.solicits()
+    network.answers(is_slow=True)
     assert network.heard() == []
+    assert network.makes() == 1
+    assert [one.lifetime for one in network.heard()] == [65535]
+
+
+def test_what_is_heard_of_a_gateway_while_it_is_made_a_router_is_done_thereafter_the_last_alone() -> None:
+    network = Network()
+    for mac in (GATEWAY_MAC, OTHER_MAC, STAND_IN_MAC, OTHER_MAC):
+        network.answers(mac, is_slow=True)
+    assert (network.makes(), network.stands_in) == (1, {STAND_IN: GATEWAY_MAC})
+    assert (network.makes(), network.stands_in) == (1, {STAND_IN: OTHER_MAC})
+    assert network.makes() == 0
+    assert len(network.heard()) == 1
 
 
 def test_after_a_restart_what_the_bridge_answers_for_is_a_router_at_once() -> None:

@@ -22,7 +22,7 @@ _NIC = Nic(
         (dhcp_guard.dhcp_guard(), 2 + 8),
         (dhcp_guard.exceptions(("net1", "tap1")), 2),
         (spoof_filter.rules([_NIC]), 2 + 13),
-        (gateway_rewrite.rules("tap0", 1, bytes(6), bytes(6)), 5),
+        (gateway_rewrite.rules("tap0", 1, bytes(6), bytes(6)), 4),
         (spoof_filter.rules([dataclasses.replace(_NIC, filter="mac"), dataclasses.replace(_NIC, filter="off")]), 2 + 2),
     ],
 )
