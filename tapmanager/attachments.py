@@ -35,7 +35,7 @@ from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
-from tapmanager.ledger import Entry, Ledger, Phase
+from tapmanager.ledger import Entry, Ledger, NoRecord, Phase
 from tapmanager.links import counters, netns, network_plan, nic_plan, packet_rules, pod_links
 from tapmanager.links.counters import Counters
 from tapmanager.links.vhost import VhostNet
@@ -91,22 +91,35 @@ class Attachments:
         self._dhcp = dhcp
         self._limits = limits
         self._functions = functions
+        self._not_served: dict[str, str] = {}  # since our start, and why
         self._boot = kernel_files.boot_id()
         self._locks = KeyedLocks()
         self.taps = TapHandover(ledger, self._locks, limits.tap_owner, vhost or VhostNet())
 
     def recover(self) -> None:
-        """Serves DHCP again for what an earlier process attached. Called once, before the first request. Never raises for
-        one pod: the others must come up."""
+        """Serves again what an earlier process attached. Called once, before the first request. Whatever is wrong with one pod,
+        the others come up."""
         for sandbox in self._ledger.sandboxes():
-            try:
-                entry = self._ledger.read(sandbox)
-                if entry is not None and entry.phase is Phase.ATTACHED:
-                    self.taps.remember(entry)
-                    self._addresses.remember(entry)
-                    self._start_dhcp(entry)
-            except (TapmanagerError, OSError) as exc:
-                log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, exc)
+            self._take_up(sandbox)
+
+    def _take_up(self, sandbox: str) -> str:
+        """Why its guest cannot be served, if that is its own matter; else ""."""
+        before, entry = self._not_served.pop(sandbox, ""), None
+        try:
+            entry = self._ledger.read(sandbox)
+            if entry is not None and entry.phase is Phase.ATTACHED:
+                self.taps.remember(entry)
+                self._addresses.remember(entry)
+                self._start_dhcp(entry)
+        except Exception as exc:
+            why = f"{type(exc).__name__}: {exc}"
+            if why != before:
+                unforeseen = not isinstance(exc, TapmanagerError | OSError)
+                log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, why, exc_info=unforeseen)
+            self._not_served[sandbox] = why
+            is_the_nodes = isinstance(exc, OSError) or getattr(exc, "kind", "") == "unavailable"
+            return f"its guest cannot be served: {why}" if entry and not is_the_nodes else ""
+        return ""
 
     @property
     def trouble(self) -> str:
@@ -146,16 +159,17 @@ class Attachments:
         return entry if entry is not None and entry.phase is Phase.ATTACHED else None
 
     def lost(self, until: float) -> Mapping[str, str]:
-        """Attached sandboxes of which a part was removed by somebody else, and what. One that a call is busy with may just
-        be going; it is left out."""
+        """Attached sandboxes of which a part was removed by somebody else, and what; and those that could not be served when we
+        began, nor now. One that a call is busy with may just be going; it is left out."""
         found = {}
         for sandbox in self._ledger.sandboxes():
-            if self._missing_part(sandbox):
+            if sandbox in self._not_served or self._missing_part(sandbox):
                 with (
                     contextlib.suppress(TapmanagerError),
                     self._locks.holding(sandbox, min(until, time.monotonic() + _GOING)),
                 ):
-                    if gone := self._missing_part(sandbox):
+                    tried = self._take_up(sandbox) if sandbox in self._not_served else ""
+                    if gone := self._missing_part(sandbox) or tried:
                         found[sandbox] = gone
         return found
 
@@ -167,7 +181,9 @@ class Attachments:
             if not netns.exists(entry.netns):
                 return f"the network namespace {entry.netns}"
             there = netns.run_inside(entry.netns, lambda: {name for _, name in socket.if_nameindex()})
-        except (TapmanagerError, OSError) as exc:  # unreadable is not gone
+        except NoRecord as exc:
+            return str(exc)
+        except (TapmanagerError, OSError) as exc:  # unreadable is not gone: it may be a newer version's
             log.warning("pod.not_looked_at sandbox=%s error=%s", sandbox, exc)
             return ""
         gone = [nic.tap for nic in entry.nics if nic.tap not in there]
@@ -182,6 +198,7 @@ class Attachments:
             if found is not None and found.phase is Phase.ATTACHED and netns.exists(found.netns):
                 if pod.sandbox not in self._dhcp.owners():
                     self._start_dhcp(found)  # it failed at our start
+                    self._not_served.pop(pod.sandbox, None)
                 return found
             if found is not None:
                 self._tear_down(found, self._undo_until())
@@ -287,7 +304,11 @@ class Attachments:
         )
 
     def _start_dhcp(self, entry: Entry) -> None:
-        self._serve_dhcp(entry, netns.run_inside(entry.netns, lambda: open_nics(entry, self._dhcp.beside)))
+        def open_guarded() -> Sequence[GuestNic]:
+            pod_links.renew_guard(entry.nics)
+            return open_nics(entry, self._dhcp.beside)
+
+        self._serve_dhcp(entry, netns.run_inside(entry.netns, open_guarded))
 
     def _serve_dhcp(self, entry: Entry, opened: Sequence[GuestNic]) -> None:
         for nic in opened:
@@ -343,6 +364,7 @@ class Attachments:
         netns.delete(entry.netns)
         self._ledger.delete(sandbox)
         self.taps.forget(sandbox)
+        self._not_served.pop(sandbox, None)
 
     def _restore_links(self, entry: Entry) -> bool:
         """Undoes what `build` did, so that plugins find at DEL what they made at ADD; False if there is no namespace."""

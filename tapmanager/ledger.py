@@ -43,6 +43,10 @@ _FIELDS = (
 )
 
 
+class NoRecord(TapmanagerError):
+    """What is in the file no version of this program wrote; a record with fields or values unknown here may be a newer one's."""
+
+
 class Phase(enum.Enum):
     """ATTACHING: anything from nothing to everything may exist. ATTACHED: all of it does. RELEASING: as ATTACHING."""
 
@@ -184,14 +188,14 @@ class Ledger:
         return sorted(found)
 
     def read(self, sandbox: str) -> Entry | None:
-        """None only if there is no file. Raises TapmanagerError (internal) naming the file if it cannot be read."""
+        """None only if there is no file. Raises TapmanagerError (internal) naming the file if it cannot be read, NoRecord."""
         path = self.path(sandbox)
         try:
             with open(path, "rb") as file:
-                entry = from_json(as_object(json.loads(file.read()), "ledger"))
+                entry = from_json(_parsed(path, file.read()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as exc:
+        except (OSError, ValueError) as exc:
             raise _unreadable(path, exc) from exc
         if entry.pod.sandbox != sandbox:
             raise _unreadable(path, BadField("ledger.pod.sandbox: not the sandbox that the file's name says"))
@@ -266,6 +270,13 @@ def _head(phase: Phase) -> bytes:
     longest = max(len(one.value) for one in Phase)
     padding = " " * (longest - len(phase.value))
     return json.dumps({"version": _VERSION, "phase": phase.value})[:-1].encode() + b"," + padding.encode()
+
+
+def _parsed(path: str, data: bytes) -> Json:
+    try:
+        return as_object(json.loads(data), "ledger")
+    except (ValueError, RecursionError) as exc:
+        raise NoRecord("internal", str(_unreadable(path, exc))) from exc
 
 
 def _unreadable(path: str, why: Exception) -> TapmanagerError:

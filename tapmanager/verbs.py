@@ -15,7 +15,7 @@ limit    {"container", "parent", "limits", "oom_score_adj"}  -> {}   all or noth
 ungroup  {"container", "parent"}  -> {}                                                                        root
 list     {}                  -> {"sandboxes": [...]}    half-made and unreadable ones included                 root
 pod      {"sandbox"}         -> {"namespace", "name", "uid"}    of one that is attached                        root
-lost     {}                  -> {"lost": {sandbox: what is gone}}    of those that are attached                root
+lost     {}                  -> {"lost": {sandbox: what is gone, or fails}}    of those that are attached      root
 status   {}                  -> {"ready", "reason"}     whether a pod could be attached now                    root
 driver   {"address"}         -> {"driver"}    of a PCI function of the host; "" for none                        root
 bind     {"address", "driver"}  -> {}         it has that driver from now on; "" for none                      root

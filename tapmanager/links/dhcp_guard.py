@@ -36,7 +36,7 @@ _ROUTER_SOLICITATION, _ROUTER_ADVERTISEMENT, _NEIGHBOUR_ADVERTISEMENT = b"\x85",
 
 
 def dhcp_guard() -> Sequence[bytes]:
-    """Messages for `nft.batch`."""
+    """Messages for `nft.batch`, which put this in the place of what an earlier version made, without `exceptions`."""
     tests = [_is_udp(nft.is_at(nft.TRANSPORT, port, _SERVER)) for port in (_TARGET_PORT, _SOURCE_PORT)]
     tests += [_is_ipv6(socket.IPPROTO_UDP, nft.is_at(nft.TRANSPORT, _TARGET_PORT, port)) for port in _IPV6_PORTS]
     tests += [
@@ -48,7 +48,11 @@ def dhcp_guard() -> Sequence[bytes]:
         nft.is_at(nft.LINK, 12, _IPV6) + nft.is_at(nft.NETWORK, 8, stand_in.PREFIX),
         _is_ipv6(socket.IPPROTO_ICMPV6, told),
     ]
-    return [*nft.table_of(_CHAIN), *(nft.rule(_CHAIN, test + nft.verdict(nft.DROP)) for test in tests)]
+    return [
+        *nft.table_of(_CHAIN),
+        nft.emptied(_CHAIN),
+        *(nft.rule(_CHAIN, test + nft.verdict(nft.DROP)) for test in tests),
+    ]
 
 
 def exceptions(unguarded: Sequence[str]) -> Sequence[bytes]:

@@ -190,6 +190,31 @@ def test_a_gateway_with_another_card_takes_one_rule_and_no_connection_from_the_g
             events.recv(65536)
 
 
+OLD_GUARD = """
+flush chain bridge virtshim-dhcp forward
+add rule bridge virtshim-dhcp forward ether type ip ip protocol udp udp dport 67 drop
+add rule bridge virtshim-dhcp forward ether type ip ip protocol udp udp sport 67 drop
+"""
+
+
+def test_a_pod_of_a_version_that_guarded_ipv4_alone_is_guarded_when_tapmanager_starts(quiet_node: TapNode) -> None:
+    configure(quiet_node)
+    quiet_node.start()
+    which = sandbox()
+    quiet_node.attach(which)
+
+    def guard() -> str:
+        return quiet_node.inside(which, "nft", "list", "table", "bridge", "virtshim-dhcp")
+
+    new = guard()
+    quiet_node.inside(which, "nft", OLD_GUARD)
+    assert guard() != new
+    quiet_node.stop()
+    quiet_node.start()
+    assert guard() == new
+    quiet_node.release(which)
+
+
 ROUTED = """
     inside() {{ ip -n $(basename $CNI_NETNS) "$@"; }}
     test $CNI_COMMAND = DEL && {{ ip link del {link}; exit 0; }}

@@ -19,7 +19,7 @@ _NIC = Nic(
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
-        (dhcp_guard.dhcp_guard(), 2 + 8),
+        (dhcp_guard.dhcp_guard(), 3 + 8),
         (dhcp_guard.exceptions(("net1", "tap1")), 2),
         (spoof_filter.rules([_NIC]), 2 + 13),
         (gateway_rewrite.rules("tap0", 1, bytes(6), bytes(6)), 4),
