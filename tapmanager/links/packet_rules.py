@@ -7,6 +7,7 @@ Numbers are from linux/netfilter/nf_tables.h and linux/netfilter_ipv4/ip_tables.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -23,6 +24,9 @@ _OF_THE_OLD_KIND = (
     ("ip_tables", socket.AF_INET, socket.IPPROTO_IP),
     ("ip6_tables", socket.AF_INET6, socket.IPPROTO_IPV6),
 )
+# Tables are named though no packets are: without IPv6 (`ipv6.disable=1`) there is no socket to ask for its tables by, or nobody
+# who answers.
+_NOT_IN_THIS_KERNEL = frozenset({errno.EAFNOSUPPORT, errno.ENOPROTOOPT})
 _GET_INFO = 64  # IPT_SO_GET_INFO
 # struct ipt_getinfo: name, valid_hooks, hook_entry, underflow, num_entries, size.
 _INFO = struct.Struct("=32sI5I5III")
@@ -44,12 +48,21 @@ def first() -> str:
 def _of_the_old_kind() -> str:
     """Kernels before 5.15 have the tables in each namespace as soon as the node uses them: it is the rules that count."""
     for kind, family, level in _OF_THE_OLD_KIND:
-        if tables := _names(kind):
-            with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW) as sock:
-                for table in tables:
-                    if _has_rules(sock, level, table):
-                        return f"{kind} {table}"
+        try:
+            if found := _with_rules(_names(kind), family, level):
+                return f"{kind} {found}"
+        except OSError as exc:
+            if exc.errno not in _NOT_IN_THIS_KERNEL:
+                raise
     return ""
+
+
+def _with_rules(tables: Sequence[str], family: int, level: int) -> str:
+    """The first that has some, "" if none has."""
+    if not tables:
+        return ""
+    with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW) as sock:
+        return next((table for table in tables if _has_rules(sock, level, table)), "")
 
 
 def _names(kind: str) -> Sequence[str]:
