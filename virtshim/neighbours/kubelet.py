@@ -35,7 +35,7 @@ class Given:
 class KubeletSetup:
     """`flags` by name without dashes; `fields` of KubeletConfiguration, as its drop-ins leave them; `unreadable`: path and reason
     of what could not be read; `variables`: those of its unit, with what they say; `takes_extra_flags`: whether the unit hands the
-    variable for them on."""
+    variable for them on; `is_in_cluster`: it has the kubeconfig that its flags name, which it gets when the node joins."""
 
     flags: Mapping[str, Given] = field(default_factory=dict)
     fields: Mapping[str, Given] = field(default_factory=dict)
@@ -43,6 +43,7 @@ class KubeletSetup:
     has_unit: bool = False
     variables: Mapping[str, Given] = field(default_factory=dict)
     takes_extra_flags: bool = False
+    is_in_cluster: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -83,7 +84,8 @@ def read(files: HostFiles, *, running: bool = True) -> KubeletSetup:
         except InvalidRequest as exc:
             trouble.append(f"{path}: {exc}")
     extra = any(word in (f"${EXTRA_FLAGS}", f"${{{EXTRA_FLAGS}}}") for word, _ in words)
-    return KubeletSetup(flags, fields, tuple(trouble), bool(words), variables, extra)
+    joined = "kubeconfig" in flags and files.exists(str(flags["kubeconfig"].value))
+    return KubeletSetup(flags, fields, tuple(trouble), bool(words), variables, extra, joined)
 
 
 def _documents(files: HostFiles, flags: Mapping[str, Given]) -> Iterator[str]:

@@ -25,8 +25,9 @@ _CRI_IMAGES: Final = "io.containerd.cri.v1.images"
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSetup:
-    """`cgroup_driver`, `registry_hosts_dir`: "" if its file does not say; `trouble`: why that could not be read, "" if it was, or
-    is not there; `serves_cri`: false for a containerd whose CRI is turned off, as Docker's package has it."""
+    """`cgroup_driver` (of containerd's default runtime), `registry_hosts_dir`: "" if its file does not say; `trouble`: why that
+    could not be read, "" if it was, or is not there; `serves_cri`: false for a containerd whose CRI is turned off, as Docker's
+    package has it."""
 
     name: str
     socket: str
@@ -38,6 +39,8 @@ class RuntimeSetup:
     cni_conf_dir: str = "/etc/cni/net.d"
     cni_bin_dirs: tuple[str, ...] = ("/opt/cni/bin",)
     registry_hosts_dir: str = ""
+    driver_table: str = ""
+    """The table of its file that says the cgroup driver."""
 
 
 def read(files: HostFiles) -> list[RuntimeSetup]:
@@ -64,7 +67,9 @@ def _containerd(files: HostFiles) -> RuntimeSetup:
     plugins = _table(document, "plugins")
     cri = _table(plugins, _CRI_RUNTIME) or _table(plugins, _CRI)
     cni = _table(cri, "cni")
-    systemd = _table(cri, "containerd", "runtimes", "runc", "options").get("SystemdCgroup")
+    default = str(_table(cri, "containerd").get("default_runtime_name") or "runc")
+    systemd = _table(cri, "containerd", "runtimes", default, "options").get("SystemdCgroup")
+    plugin = _CRI_RUNTIME if str(document.get("version")) == "3" else _CRI
     images = _table(plugins, _CRI_IMAGES) or cri
     socket = str(_table(document, "grpc").get("address") or "/run/containerd/containerd.sock")
     bins = _texts(cni.get("bin_dirs")) or _texts([cni.get("bin_dir")])
@@ -80,6 +85,7 @@ def _containerd(files: HostFiles) -> RuntimeSetup:
         cni_conf_dir=str(cni.get("conf_dir") or "/etc/cni/net.d"),
         cni_bin_dirs=bins or ("/opt/cni/bin",),
         registry_hosts_dir=str(_table(images, "registry").get("config_path") or "").split(":")[0],
+        driver_table=f'[plugins."{plugin}".containerd.runtimes.{default}.options]',
     )
 
 
@@ -101,6 +107,7 @@ def _crio(files: HostFiles) -> RuntimeSetup:
         cgroup_driver=str(_table(crio, "runtime").get("cgroup_manager") or "systemd"),
         cni_conf_dir=str(network.get("network_dir") or "/etc/cni/net.d").rstrip("/"),
         cni_bin_dirs=tuple(one.rstrip("/") for one in _texts(network.get("plugin_dirs"))) or ("/opt/cni/bin",),
+        driver_table="[crio.runtime]",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,12 +17,12 @@ LABEL: Final = "virtshim.io/vms=true"
 # An older one refuses the flag for them.
 _DROP_INS: Final = (1, 30)
 _UNIT_DROP_INS: Final = "/etc/systemd/system/kubelet.service.d"
+_ALONE, _WITH_RUNTIME = "90-virtshim.conf", "91-virtshim-proxy.conf"
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
     files: tuple[PlannedFile, ...] = ()
-    steps: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -46,7 +46,7 @@ def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -
     """Nothing where there is no kubelet. `file_texts`: of the files that may hold its extra flags."""
     if not kubelet.is_there:
         return Wiring()
-    name = "91-virtshim-proxy.conf" if wanted.with_runtime else "90-virtshim.conf"
+    name = _WITH_RUNTIME if wanted.with_runtime else _ALONE
     why = f"{wanted.why[:1].upper()}{wanted.why[1:]}."
     text = texts.kubelet_drop_in(wanted.socket, wanted.driver, why, taint=not wanted.with_runtime)
     directory = kubelet.config_dir or CONFIG_DIR
@@ -60,9 +60,6 @@ def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -
     if kubelet.has_unit:
         order = f"{_UNIT_DROP_INS}/{unit}.conf"
         files.append(PlannedFile(order, texts.kubelet_order(f"{unit}.service").encode(), "kubelet starts after it"))
-    steps = (
-        [] if wanted.with_runtime else ["kubectl drain this node first: all its pods are virtual machines from now on"]
-    )
     flags = _flags(kubelet, wanted)
     if flags and kubelet.takes_extra_flags:
         files.append(_flags_file(kubelet, flags, file_texts))
@@ -70,7 +67,12 @@ def plan(kubelet: KubeletSetup, wanted: Wanted, file_texts: Mapping[str, str]) -
         problems.append(
             f"kubelet's unit takes no {EXTRA_FLAGS}: start kubelet with {' '.join(flags)}, else it does not ask virtshim"
         )
-    return Wiring(tuple(files), (*steps, "systemctl daemon-reload && systemctl restart kubelet"), tuple(problems))
+    return Wiring(tuple(files), tuple(problems))
+
+
+def of_vms_only(paths: Collection[str]) -> bool:
+    """Whether these files of set-up's are those of a node of VMs alone, which has the taint."""
+    return any(path.endswith(f"/{_ALONE}") or path == f"{_UNIT_DROP_INS}/virtshim.conf" for path in paths)
 
 
 def _unsaid(kubelet: KubeletSetup, wanted: Wanted) -> list[str]:

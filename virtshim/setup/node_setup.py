@@ -16,8 +16,10 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.domain.errors import Aborted, InvalidRequest, PermissionRefused, ShimError, WrongState
 from virtshim.files import FileLocked, lock_file
 from virtshim.setup import changes as files_of
+from virtshim.setup import next_steps
 from virtshim.setup.changes import Action, Change
 from virtshim.setup.facts import NodeFacts, kubelet_version, look
+from virtshim.setup.kubelet_plan import of_vms_only
 from virtshim.setup.manifest import LOCK, Manifest
 from virtshim.setup.owed import owed
 from virtshim.setup.plan import EDITED, OwnSettings, Plan, plan
@@ -32,7 +34,8 @@ _SOCKET: Final = "tapmanager.socket"
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`plan`: None when taking back. `enabled` ... `unmasked`: units whose state is, or would be, changed; `owed`: systemctl's
-    words that an earlier run, which was ended, did not come to. `failed`: what could not be done with units."""
+    words that an earlier run, which was ended, did not come to. `failed`: what could not be done with units. `steps`: what is
+    left to do, in order."""
 
     facts: NodeFacts
     plan: Plan | None
@@ -47,6 +50,7 @@ class Outcome:
     failed: tuple[str, ...] = ()
     activated: tuple[str, ...] = ()
     """Sockets of the operator's that would start again what was stopped."""
+    steps: tuple[str, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -69,7 +73,11 @@ class NodeSetup:
         return self._planned(files_of.read_manifest(self._tree), vms_only, name)
 
     def set_up(self, *, vms_only: bool | None = None, name: str = "NODE") -> Outcome:
-        """Raises ShimError; what was written by then is in the manifest, and who is to be told of it."""
+        """Nothing is done of a plan that refuses. Raises ShimError; what was written by then is in the manifest, and who is to be
+        told of it."""
+        facts, wanted = self._wanted(files_of.read_manifest(self._tree), vms_only, name)
+        if wanted.refusal:
+            return Outcome(facts, wanted, ())
         with self._alone() as made:
             manifest = files_of.read_manifest(self._tree)
             found = self._planned(manifest, vms_only, name)
@@ -101,15 +109,15 @@ class NodeSetup:
             )
             return replace(found, failed=tuple(failed))
 
-    def undo_planned(self) -> Outcome:
+    def undo_planned(self, *, name: str = "NODE") -> Outcome:
         """Changes nothing."""
-        return self._undo_planned(files_of.read_manifest(self._tree))
+        return self._undo_planned(files_of.read_manifest(self._tree), name)
 
-    def undo(self) -> Outcome:
+    def undo(self, *, name: str = "NODE") -> Outcome:
         """What could not be done stays known, for the next time."""
         with self._alone() as made:
             manifest = files_of.read_manifest(self._tree)
-            found = self._undo_planned(manifest)
+            found = self._undo_planned(manifest, name)
             manifest = replace(self._indebted(manifest, found), directories=(*manifest.directories, *made))
             files_of.save(self._tree, manifest)
             failed = self._retired(found)
@@ -122,7 +130,7 @@ class NodeSetup:
                 files_of.forget(self._tree, manifest)
             return replace(found, failed=tuple(failed))
 
-    def _planned(self, manifest: Manifest, vms_only: bool | None, name: str) -> Outcome:
+    def _wanted(self, manifest: Manifest, vms_only: bool | None, name: str) -> tuple[NodeFacts, Plan]:
         files = FilesBefore(self._tree.root, files_of.before(self._tree, manifest))
         own = _own_settings(files)
         said = "tapmanager.cni_conf_dir" in own.said
@@ -130,7 +138,14 @@ class NodeSetup:
         alone = manifest.vms_only if vms_only is None else vms_only
         facts = look(files, EDITED, directory, vms_only=alone, is_image=self._tree.root != "/")
         version = kubelet_version(self._systemctl.program_output("kubelet", "--version"))
-        wanted = plan(replace(facts, kubelet_version=version), own, name=name)
+        facts = replace(facts, kubelet_version=version)
+        had_taint = of_vms_only([entry.path for entry in manifest.entries])
+        return facts, plan(facts, own, name=name, had_taint=had_taint)
+
+    def _planned(self, manifest: Manifest, vms_only: bool | None, name: str) -> Outcome:
+        facts, wanted = self._wanted(manifest, vms_only, name)
+        if wanted.refusal:
+            return Outcome(facts, wanted, ())
         changes = files_of.planned(self._tree, manifest, wanted.files)
         states = {unit: self._state(unit) for unit in (*wanted.enable, *wanted.mask)}
         # libvirt-guests may be: VMs run without it.
@@ -145,16 +160,20 @@ class NodeSetup:
             stale,
             facts=facts,
             plan=replace(wanted, problems=(*wanted.problems, *problems)),
+            steps=wanted.steps,
             changes=tuple(changes),
             enabled=tuple(unit for unit in wanted.enable if states[unit] == "disabled"),
             started=tuple(unit for unit in wanted.enable if states[unit] == "enabled" and self._sleeps(unit)),
             masked=tuple(unit for unit in wanted.mask if states[unit] and self._is_open(unit, states[unit], manifest)),
         )
 
-    def _undo_planned(self, manifest: Manifest) -> Outcome:
+    def _undo_planned(self, manifest: Manifest, name: str) -> Outcome:
         facts = look(FilesBefore(self._tree.root, files_of.before(self._tree, manifest)), ())
         found = self._given_up(manifest, keep=())
-        return replace(found, facts=facts, changes=tuple(files_of.taken_back(self._tree, manifest)))
+        changes = files_of.taken_back(self._tree, manifest)
+        gone = [one.path for one in changes if one.action in (Action.RESTORE, Action.REMOVE)]
+        steps = next_steps.after_undo(facts, name, [one.path for one in changes], gone, found.activated)
+        return replace(found, facts=facts, changes=tuple(changes), steps=tuple(steps))
 
     def _given_up(self, manifest: Manifest, keep: Collection[str]) -> Outcome:
         """Units as they were before set-up, but for some."""

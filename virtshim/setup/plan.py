@@ -10,20 +10,21 @@ from typing import Any, Final
 from virtshim.config import DEFAULT_FILE, Settings
 from virtshim.domain.layout import share_dir
 from virtshim.neighbours.kubelet import ENVIRONMENTS
-from virtshim.neighbours.runtimes import CONTAINERD
+from virtshim.neighbours.runtimes import CONTAINERD, RuntimeSetup
 from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
-from virtshim.setup import kubelet_plan, texts
+from virtshim.setup import kubelet_plan, next_steps, texts
 from virtshim.setup.changes import PlannedFile
 from virtshim.setup.facts import AS_BYTES, NodeFacts
 from virtshim.setup.owed import APPARMOR, LIBVIRTD, LOGIND, QEMU, VIRTQEMUD
 from virtshim.setup.units import GUESTS_UNIT
 
-RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
 GUESTS: Final = ("/etc/default/libvirt-guests", "/etc/sysconfig/libvirt-guests")
 _DAEMON, _GUESTS_PROFILE = "usr.sbin.libvirtd", "abstractions/libvirt-qemu"
 _PROFILES: Final = tuple(f"{APPARMOR}/{part}{name}" for part in ("", "local/") for name in (_DAEMON, _GUESTS_PROFILE))
 # Those that are added to, or decide whether another is.
 EDITED: Final = (LIBVIRTD, VIRTQEMUD, QEMU, *GUESTS, *ENVIRONMENTS, *_PROFILES)
+# containerd's own default.
+_UNSAID: Final = "cgroupfs"
 _PROXY_FILE: Final = f"{DEFAULT_FILE}.d/proxy.toml"
 
 
@@ -39,7 +40,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`enable`: units that start with the node; `mask`: sockets that are closed. `seen`: what bears on VMs, by subject;
-    `problems`: what keeps the node from working; `steps`: what is left to do, in order."""
+    `problems`: what keeps the node from working; `refusal`: the first of them, if nothing may be written before it is mended,
+    else ""; `steps`: what is left to do, in order."""
 
     files: tuple[PlannedFile, ...]
     choices: tuple[Choice, ...]
@@ -48,6 +50,7 @@ class Plan:
     seen: Mapping[str, str]
     problems: tuple[str, ...]
     steps: tuple[str, ...]
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ class OwnSettings:
     has_file: bool = False
 
 
-def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE") -> Plan:
-    """`name`: the node's in the cluster."""
+def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: bool = False) -> Plan:
+    """`name`: the node's in the cluster; `had_taint`: the set-up before made a node of VMs alone."""
     runtime = facts.runtime
     driver, driver_why = _driver(facts, own)
     socket = own.settings.proxy_socket if runtime else own.settings.cri_socket
@@ -70,7 +73,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE") -> Plan:
         PlannedFile(
             DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
         ),
-        PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
+        PlannedFile(next_steps.RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
         PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl asks the socket that kubelet asks"),
     ]
     # Where the operator says himself which runtimes there are, that counts.
@@ -88,14 +91,23 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE") -> Plan:
     units += ["virtshim-proxy.service"] if runtime else []
     units += [f"{runtime.name.replace('cri-o', 'crio')}.service"] if runtime else []
     units += [GUESTS_UNIT]
+    conflict = _driver_conflict(facts, driver, driver_why)
+    # A kubelet that would be told another driver than its containers' runtime has would lose them at its next start.
+    refusal = conflict if facts.kubelet.is_there else ""
     return Plan(
         files=tuple(files),
         choices=tuple(choices),
         enable=tuple(unit for unit in units if unit in facts.units),
         mask=tuple(unit for unit in (f"{facts.libvirt}-ro.socket",) if unit in facts.units),
         seen=_seen(facts, driver, driver_why),
-        problems=(*_problems(facts, units), *wiring.problems, *(_unsaid(choices) if own.has_file else ())),
-        steps=tuple(_steps(facts, name, wiring.steps)),
+        problems=(
+            *([conflict] if conflict else []),
+            *_problems(facts, units),
+            *wiring.problems,
+            *(_unsaid(choices) if own.has_file else ()),
+        ),
+        steps=() if refusal else tuple(next_steps.after_set_up(facts, name, socket, had_taint=had_taint)),
+        refusal=refusal,
     )
 
 
@@ -122,6 +134,26 @@ def _driver(facts: NodeFacts, own: OwnSettings) -> tuple[str, str]:
     if facts.systemd_runs:
         return "systemd", "systemd runs this machine"
     return "cgroupfs", "systemd does not run this machine"
+
+
+def _drivers_of(runtime: RuntimeSetup) -> str:
+    if runtime.trouble:
+        return "cgroup driver not known"
+    return f"cgroup driver {runtime.cgroup_driver or f'{_UNSAID}, its default'}"
+
+
+def _driver_conflict(facts: NodeFacts, driver: str, why: str) -> str:
+    """ "" if the runtime beside has the node's cgroup driver, or its file cannot be read."""
+    runtime = facts.runtime
+    if runtime is None or runtime.trouble or (runtime.cgroup_driver or _UNSAID) == driver:
+        return ""
+    key, unit = f'cgroup_manager = "{driver}"', "crio"
+    if runtime.name == CONTAINERD:
+        key, unit = f"SystemdCgroup = {'true' if driver == 'systemd' else 'false'}", CONTAINERD
+    return (
+        f"{runtime.name} has {_drivers_of(runtime)}, and this node {driver} ({why}): write {key} below {runtime.driver_table} "
+        f"in {runtime.file}, and run: systemctl restart {unit} (docs/how-to/beside-containerd.md)"
+    )
 
 
 def _choices(facts: NodeFacts, driver: str, why: str) -> list[Choice]:
@@ -247,7 +279,7 @@ def _seen(facts: NodeFacts, driver: str, driver_why: str) -> dict[str, str]:
     return {
         "kubelet": kubelet if facts.kubelet.is_there else "none",
         "cgroup driver": f"{driver}: {driver_why}",
-        "containers": f"{runtime.name}, {runtime.socket}" if runtime else none,
+        "containers": f"{runtime.name}, {runtime.socket}, {_drivers_of(runtime)}" if runtime else none,
         "network": facts.cni_configuration or "no CNI configuration",
         "QEMU": facts.emulator or "none",
         "libvirt": facts.libvirt or "none",
@@ -272,35 +304,9 @@ def _problems(facts: NodeFacts, units: Sequence[str]) -> list[str]:
     if not facts.vmwrapper:
         wrapper = "/usr/libexec/virtshim/vmwrapper"
         found.append(f"vmwrapper is missing: install virtshim's package, or run: python -m vmwrapper.bundle {wrapper}")
-    runtime, kubelets = facts.runtime, facts.kubelet.cgroup_driver
-    if runtime and kubelets and runtime.name == CONTAINERD and (runtime.cgroup_driver or "cgroupfs") != kubelets.value:
-        wanted = "true" if kubelets.value == "systemd" else "false"
-        found.append(
-            f"containerd's cgroup driver is not kubelet's ({kubelets.value}): set SystemdCgroup = {wanted} for runc in "
-            f"{runtime.file}, and run: systemctl restart containerd"
-        )
     missing = [unit for unit in units if unit.startswith(("virtshim", "tapmanager")) and unit not in facts.units]
     if missing:
         found.append(
             f"no such units: {', '.join(missing)}: install virtshim's package, or systemd/*.service of its sources"
         )
     return found
-
-
-def _steps(facts: NodeFacts, name: str, of_kubelet: Sequence[str]) -> list[str]:
-    steps = ["virtshim check"]
-    if said := facts.kubelet.flags.get("hostname-override"):
-        name = str(said.value)
-    if facts.kubelet.is_there:
-        if not facts.cni_configuration:
-            steps.append("install the cluster's network add-on: there is no CNI configuration yet")
-        steps += of_kubelet
-        steps += [
-            f"kubectl label node {name} virtshim.io/vms=true",
-            f"kubectl apply -f {RUNTIME_CLASS}   # once a cluster",
-        ]
-    else:
-        steps.append(
-            "when kubelet is installed: virtshim setup, once more; kubeadm: --cri-socket as in /etc/crictl.yaml"
-        )
-    return steps

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,12 @@ pytestmark = pytest.mark.operator
 
 UNITS = ("tapmanager.service", "virtshim-shares.service", "virtshim.service", "virtshim-proxy.service")
 KUBEADM = """[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
 Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
 EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
 EnvironmentFile=-/etc/default/kubelet
 ExecStart=
-ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 """
 NODE = {
     "/usr/bin/qemu-system-x86_64": "",
@@ -46,6 +48,7 @@ NODE = {
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = true
 """,
+    "/etc/kubernetes/kubelet.conf": "kind: Config\n",
     "/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\n",
     "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"\n',
     "/usr/lib/systemd/system/kubelet.service": "[Service]\nExecStart=/usr/bin/kubelet\n",
@@ -127,11 +130,52 @@ def test_a_node_of_kubeadm_with_containerd_is_set_up_and_taken_back_exactly(
     code, told = run(root, capsys, undo=True)
     assert code == 0
     assert told["units"]["disabled"] == [*UNITS]
-    assert told["next"] == ["systemctl restart kubelet   # it asks the runtime that it asked before"]
+    label, restart = told["next"]
+    assert label.startswith(f"kubectl label node {socket.gethostname().lower()} virtshim.io/vms-   # it stays")
+    assert restart == "systemctl restart kubelet   # it asks the runtime that it asked before"
     left = seen(root)
     # systemctl leaves the directory of links.
     assert left.keys() - before.keys() <= {"etc/systemd/system/multi-user.target.wants"}
     assert {path: left[path] for path in before} == before
+
+
+@needs_root
+def test_a_node_of_vms_alone_has_its_taint_and_label_named_both_ways(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "var/lib/kubelet/kubeadm-flags.env").write_text("KUBELET_KUBEADM_ARGS=--hostname-override=one\n")
+    code, told = run(root, capsys, vms_only=True)
+    assert code == 0
+    commands = [step.partition("   #")[0] for step in told["next"]]
+    assert "kubectl taint nodes one virtshim.io/vms=true:NoSchedule --overwrite" in commands
+    assert "kubectl label node one virtshim.io/vms=true" in commands
+
+    code, told = run(root, capsys, undo=True)
+    assert code == 0
+    assert [step.partition("   #")[0] for step in told["next"]] == [
+        "kubectl label node one virtshim.io/vms-",
+        "kubectl taint nodes one virtshim.io/vms-",
+        "systemctl restart kubelet",
+    ]
+
+
+@needs_root
+def test_a_containerd_with_another_cgroup_driver_than_kubelet_is_refused_before_anything_is_written(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "etc/containerd/config.toml").write_text("version = 2\n")
+    before = seen(root)
+    assert setup_command(SetupOptions(str(root))) == 1
+    told = capsys.readouterr().out
+    assert "problem   containerd has cgroup driver cgroupfs, its default, and this node systemd" in told
+    assert 'SystemdCgroup = true below [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]' in told
+    assert "nothing was changed, and nothing will be before the first problem is mended\n" in told
+    assert seen(root) == before
+    assert not (root / DIRECTORY.lstrip("/")).exists()
+    code, said = run(root, capsys, dry_run=True)
+    assert (code, said["files"], said["next"]) == (1, [], [])
+    code, said = run(root, capsys, vms_only=True)
+    assert (code, said["problems"]) == (0, [])
 
 
 @needs_root

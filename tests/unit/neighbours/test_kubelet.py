@@ -46,6 +46,12 @@ def test_a_node_of_kubeadm_is_read_with_the_file_that_says_it(kubeadm: FakeSysfs
     assert (found.config_dir, found.root_dir, found.unreadable) == ("", "/var/lib/kubelet", ())
 
 
+def test_it_is_in_the_cluster_once_it_has_its_kubeconfig(kubeadm: FakeSysfs) -> None:
+    assert not read(kubeadm.files()).is_in_cluster
+    kubeadm.write("/etc/kubernetes/kubelet.conf", "kind: Config\n")
+    assert read(kubeadm.files()).is_in_cluster
+
+
 def test_extra_flags_come_last_and_a_file_of_them_beats_the_units(kubeadm: FakeSysfs) -> None:
     extra = '[Service]\nEnvironment="KUBELET_EXTRA_ARGS=--container-runtime-endpoint=unix:///run/unit.sock"\n'
     kubeadm.write("/etc/systemd/system/kubelet.service.d/50-extra.conf", extra)

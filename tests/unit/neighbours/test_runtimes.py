@@ -44,7 +44,10 @@ def test_a_node_without_any_has_none(tmp_path: Path) -> None:
 
 
 def test_without_a_file_its_defaults_hold(node: FakeSysfs) -> None:
-    assert only(node) == RuntimeSetup("containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml")
+    assert only(node) == RuntimeSetup(
+        "containerd", "/run/containerd/containerd.sock", "/etc/containerd/config.toml",
+        driver_table='[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]',
+    )  # fmt: skip
 
 
 def test_containerds_file_of_version_2(node: FakeSysfs) -> None:
@@ -66,6 +69,19 @@ def test_containerds_file_of_version_3_with_what_it_imports(node: FakeSysfs) -> 
     found = only(node)
     assert (found.cgroup_driver, found.cni_bin_dirs) == ("cgroupfs", ("/usr/lib/cni", "/opt/cni/bin"))
     assert found.registry_hosts_dir == "/etc/certs.d"
+    assert found.driver_table == '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]'
+
+
+def test_the_cgroup_driver_is_that_of_containerds_default_runtime(node: FakeSysfs) -> None:
+    runtime = "plugins.'io.containerd.cri.v1.runtime'.containerd"
+    texts = [
+        f"version = 3\n[{runtime}]\ndefault_runtime_name = 'nvidia'",
+        f"[{runtime}.runtimes.runc.options]\nSystemdCgroup = false",
+        f"[{runtime}.runtimes.nvidia.options]\nSystemdCgroup = true\n",
+    ]
+    node.write("/etc/containerd/config.toml", "\n".join(texts))
+    assert only(node).cgroup_driver == "systemd"
+    assert only(node).driver_table.endswith(".containerd.runtimes.nvidia.options]")
 
 
 def test_a_containerd_of_dockers_serves_no_cri(node: FakeSysfs) -> None:

@@ -33,6 +33,10 @@ NODE = {
     "/usr/lib/virtshim/vmwrapper": "",
     "/run/systemd/system/any": "",
     "/run/containerd/containerd.sock": "",
+    "/etc/containerd/config.toml": """version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+SystemdCgroup = true
+""",
     "/etc/cni/net.d/10-calico.conflist": "{}",
     "/etc/libvirt/libvirtd.conf": "log_level = 3\n",
     "/etc/apparmor.d/usr.sbin.libvirtd": "profile\n",
@@ -307,6 +311,7 @@ def test_a_node_without_systemd_is_told_what_to_start(root: Path, monkeypatch: p
 
 def test_an_image_has_the_cgroup_driver_of_the_systemd_that_will_run_it(root: Path) -> None:
     shutil.rmtree(root / "run/systemd")
+    (root / "etc/containerd/config.toml").unlink()
     assert "cgroup driver" in (found := node(root, Machine(root)).planned().plan.seen)  # type: ignore[union-attr]
     assert found["cgroup driver"].startswith("cgroupfs")
     (root / "usr/lib/systemd/systemd").touch()

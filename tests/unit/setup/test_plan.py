@@ -218,11 +218,39 @@ def test_a_cluster_without_network_gets_none_from_us() -> None:
         ({"kubelet": kubelet(unreadable=("/x: not YAML",))}, "/x: not YAML"),
         ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", serves_cri=False),)}, "does not serve CRI"),
         ({"runtimes": (RuntimeSetup("containerd", "/s", "/f", "/f: bad"),)}, "/f: bad"),
-        ({"runtimes": (RuntimeSetup("containerd", "/s", "/f"),)}, "SystemdCgroup = true"),
     ],
 )  # fmt: skip
 def test_what_stands_in_the_way_is_told(changed: dict[str, Any], said: str) -> None:
     assert any(said in problem for problem in planned(node(**changed)).problems)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "has", "remedy"),
+    [
+        (RuntimeSetup("containerd", "/s", "/f", driver_table="[t]"), "cgroupfs, its default", "= true below [t] in /f"),
+        (RuntimeSetup("containerd", "/s", "/f", cgroup_driver="cgroupfs"), "cgroupfs", "systemctl restart containerd"),
+        (RuntimeSetup("cri-o", "/s", "/g", cgroup_driver="cgroupfs"), "cgroupfs", 'cgroup_manager = "systemd"'),
+    ],
+)  # fmt: skip
+def test_a_runtime_with_another_cgroup_driver_than_kubelets_is_refused_with_the_remedy(
+    runtime: RuntimeSetup, has: str, remedy: str
+) -> None:
+    found = planned(node(runtimes=(runtime,)))
+    assert found.refusal == found.problems[0]
+    assert (
+        f"{runtime.name} has cgroup driver {has}, and this node systemd (as kubelet has it in {FILE})" in found.refusal
+    )
+    assert remedy in found.refusal
+    assert found.steps == ()
+    assert found.seen["containers"] == f"{runtime.name}, /s, cgroup driver {has}"
+
+
+def test_without_a_kubelet_another_cgroup_driver_of_the_runtimes_is_a_problem_and_no_refusal() -> None:
+    found = planned(node(kubelet=KubeletSetup(), runtimes=(RuntimeSetup("containerd", "/s", "/f"),)))
+    assert "SystemdCgroup = true" in found.problems[0]
+    assert found.refusal == ""
+    agreed = {"kubelet": kubelet(fields={"cgroupDriver": Given("cgroupfs", FILE)})}
+    assert planned(node(runtimes=(RuntimeSetup("containerd", "/s", "/f"),), **agreed)).problems == ()
 
 
 def test_a_docker_beside_the_runtime_that_serves_cri_is_no_problem() -> None:
@@ -230,7 +258,7 @@ def test_a_docker_beside_the_runtime_that_serves_cri_is_no_problem() -> None:
     crio = RuntimeSetup("cri-o", "/run/crio/crio.sock", "/g", is_running=True, cgroup_driver="systemd")
     found = planned(node(runtimes=(docker, crio)))
     assert found.problems == ()
-    assert found.seen["containers"] == "cri-o, /run/crio/crio.sock"
+    assert found.seen["containers"] == "cri-o, /run/crio/crio.sock, cgroup driver systemd"
 
 
 def test_vms_only_leaves_an_installed_containerd_alone() -> None:
@@ -281,6 +309,37 @@ def test_a_node_is_labelled_by_the_name_that_kubelet_gives_it() -> None:
     flags = {"hostname-override": Given("node-7.example", KUBEADM_FLAGS)}
     assert "kubectl label node node-7.example virtshim.io/vms=true" in planned(node(kubelet=kubelet(flags=flags))).steps
     assert "kubectl label node one virtshim.io/vms=true" in planned(node(), name="one").steps
+
+
+def test_a_node_of_vms_alone_that_is_in_the_cluster_is_drained_and_tainted_by_hand() -> None:
+    """kubelet gives its taints and labels only to a node that is new."""
+    assert [
+        step.partition("   #")[0] for step in planned(node(kubelet=kubelet(is_in_cluster=True)), name="one").steps
+    ] == [
+        "virtshim check",
+        "kubectl drain one --ignore-daemonsets --delete-emptydir-data",
+        "kubectl taint nodes one virtshim.io/vms=true:NoSchedule --overwrite",
+        "systemctl daemon-reload && systemctl restart kubelet",
+        "kubectl label node one virtshim.io/vms=true",
+        "kubectl uncordon one",
+        "kubectl apply -f /etc/virtshim/runtimeclass.yaml",
+    ]
+
+
+def test_a_node_that_is_new_to_the_cluster_is_tainted_by_its_kubelet_unless_a_flag_has_other_taints() -> None:
+    assert not [step for step in planned(node()).steps if "taint" in step or "drain" in step]
+    assert "kubeadm join, if that brings it into the cluster, with --cri-socket unix:///run/virtshim/virtshim.sock" in (
+        planned(node()).steps
+    )
+    flags = {"register-with-taints": Given("a=b:NoSchedule", KUBEADM_FLAGS)}
+    assert [step for step in planned(node(kubelet=kubelet(flags=flags))).steps if "kubectl taint" in step]
+
+
+def test_a_node_that_gets_containers_too_loses_its_taint_by_hand() -> None:
+    facts = node(runtimes=(CONTAINERD,), kubelet=kubelet(is_in_cluster=True))
+    assert not [step for step in planned(facts).steps if "taint" in step]
+    (told,) = [step for step in planned(facts, name="one", had_taint=True).steps if "taint" in step]
+    assert told.startswith("kubectl taint nodes one virtshim.io/vms-   # ")
 
 
 def test_every_step_that_names_a_file_names_one_that_is_written() -> None:

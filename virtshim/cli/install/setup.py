@@ -51,7 +51,7 @@ def setup_command(options: SetupOptions) -> int:
     setup = NodeSetup(NodeTree(options.root), Systemctl(options.root))
     name = socket.gethostname().lower()  # as kubelet calls the node
     if options.undo:
-        found = setup.undo_planned() if options.dry_run else setup.undo()
+        found = setup.undo_planned(name=name) if options.dry_run else setup.undo(name=name)
     elif options.dry_run:
         found = setup.planned(vms_only=options.vms_only, name=name)
     else:
@@ -77,7 +77,9 @@ def _print(found: Outcome, *, dry_run: bool) -> None:
                 console.print(Text(text), end="")
         else:
             console.print(Text.assemble(Text(f"{word:<10}", style=_STYLES.get(word, "")), text))
-    if found.changes_nothing:
+    if found.plan and found.plan.refusal:
+        console.print("nothing was changed, and nothing will be before the first problem is mended")
+    elif found.changes_nothing:
         console.print("nothing to change")
     if dry_run:
         console.print("nothing was changed: this was --dry-run")
@@ -95,17 +97,8 @@ def _lines(found: Outcome) -> Iterator[tuple[str, str]]:
     yield from (("caught up", f"systemctl {words}, which an earlier run owed") for words in found.owed)
     yield from (("problem", text) for text in (found.plan.problems if found.plan else ()))
     yield from (("failed", text) for text in found.failed)
-    for number, step in enumerate(_steps(found), 1):
+    for number, step in enumerate(found.steps, 1):
         yield "next" if number == 1 else "", f"{number}. {step}"
-
-
-def _steps(found: Outcome) -> tuple[str, ...]:
-    if found.plan:
-        return found.plan.steps
-    kubelets = any("kubelet" in one.path for one in found.changes if one.action in (Action.RESTORE, Action.REMOVE))
-    steps = ["systemctl restart kubelet   # it asks the runtime that it asked before"] if kubelets else []
-    steps += [f"systemctl disable --now {unit}   # yours: it starts what was stopped" for unit in found.activated]
-    return tuple(steps)
 
 
 def _units(found: Outcome) -> dict[str, tuple[str, ...]]:
@@ -143,5 +136,5 @@ def _as_json(found: Outcome, options: SetupOptions) -> dict[str, Any]:
         "owed": list(found.owed),
         "problems": list(plan.problems) if plan else [],
         "failed": list(found.failed),
-        "next": list(_steps(found)),
+        "next": list(found.steps),
     }
