@@ -38,6 +38,7 @@ UNITS = (
 SOCKETS = ("tapmanager.socket",)
 STATE = "var/lib/virtshim/image"
 VIRTSHIM = "/usr/lib/virtshim/bin/virtshim"
+_LIBVIRTS = "/var/lib/libvirt/qemu"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Set-up waits for services that look at every pod before they are ready.
 _LIMIT = 1800.0
@@ -147,6 +148,7 @@ def install(node: Node) -> None:
 def set_up(node: Node, *, is_first: bool = True) -> list[str]:
     """What keeps VMs from starting, as set-up and its check say it. kubelet is restarted for its new files if nothing does: else
     it would ask a runtime that does not work. Safe to repeat. Raises Trouble."""
+    open_libvirts_directory(node)
     told = with_kubelet_in_mind(node, "setup", "--json")
     report(told, is_first=is_first)
     wrong = [*told["problems"], *told["failed"]]
@@ -160,6 +162,25 @@ def set_up(node: Node, *, is_first: bool = True) -> list[str]:
         restart_kubelet(node)
         found = [one for one in asked(node, "check", "--json") if one["level"] == "error"]
     return [*wrong, *(f"{one['subject']}: {one['text']} -> {one['remedy']}" for one in found)]
+
+
+def open_libvirts_directory(node: Node) -> None:
+    """As the package does it. Each VM's QEMU is a user of its own, and has to pass libvirt's directory, which Debian's libvirt
+    closes at each of its upgrades unless dpkg is told otherwise. Libvirt may come later than this."""
+    if not node.place("usr/bin/dpkg-statoverride").exists() or not node.place(_LIBVIRTS).exists():
+        return
+    if not node.run("dpkg-statoverride", "--list", _LIBVIRTS, codes=(0, 1)):
+        remember(node, opened_libvirts=True)
+        node.run("dpkg-statoverride", "--update", "--add", "libvirt-qemu", "libvirt-qemu", "0751", _LIBVIRTS)
+
+
+def close_libvirts_directory(node: Node) -> None:
+    """If it was opened here, and nobody has said anything else since."""
+    if listed(node).get("opened_libvirts"):
+        said = node.run("dpkg-statoverride", "--list", _LIBVIRTS, codes=(0, 1))
+        if said.startswith("libvirt-qemu libvirt-qemu 751 "):
+            node.run("dpkg-statoverride", "--remove", _LIBVIRTS)
+            node.run("chmod", "0750", _LIBVIRTS)
 
 
 def with_kubelet_in_mind(node: Node, *argv: str) -> Any:
@@ -275,7 +296,7 @@ def listed(node: Node) -> dict[str, Any]:
 
 def remember(node: Node, **changed: object) -> None:
     """`version`: "" until the `files` are in use; `stale_kubelet`: when the one was started that has
-    not read its files yet."""
+    not read its files yet; `opened_libvirts`: dpkg was told that libvirt's directory is open."""
     kept = {**listed(node), **changed}
     directory = node.place(STATE)
     directory.mkdir(parents=True, exist_ok=True)
@@ -316,6 +337,7 @@ def uninstall(node: Node) -> None:
     ours = [unit for unit in (*SOCKETS, *UNITS) if any(name.endswith(f"/{unit}") for name in files)]
     if ours:
         node.run("systemctl", "disable", "--now", *ours, codes=(0, 1))
+    close_libvirts_directory(node)
     remove(node, files)
     node.run("systemctl", "daemon-reload")
     shutil.rmtree(node.place(STATE), ignore_errors=True)

@@ -29,6 +29,17 @@ if argv[:2] == ["systemctl", "show"]:
     sys.exit()
 with open(f"{root}/asked", "a") as file:
     print(*argv, file=file)
+if argv[0] == "dpkg-statoverride":
+    overrides = f"{root}/var/lib/dpkg/statoverride"
+    said = open(overrides).read() if os.path.exists(overrides) else ""
+    if "--add" in argv:
+        user, group, mode, path = argv[-4:]
+        with open(overrides, "w") as file:
+            print(user, group, mode.lstrip("0"), path, file=file)
+    elif "--remove" in argv:
+        os.unlink(overrides)
+    print(said, end="")
+    sys.exit(0 if said or "--add" in argv else 1)
 if argv[0] == "/usr/lib/virtshim/bin/virtshim":
     if argv[1] == "check":
         print(open(f"{root}/check").read())
@@ -193,6 +204,45 @@ def test_services_that_an_upgrade_did_not_come_to_restart_are_restarted_by_the_n
     asked(node)
     put_on(Node(node.root, place, node.enter))
     assert f"systemctl try-restart {' '.join(UNITS)}" in asked(node)
+
+
+OVERRIDE = "libvirt-qemu libvirt-qemu 751 /var/lib/libvirt/qemu\n"
+
+
+def with_libvirts_directory(node: Node) -> Path:
+    """Where dpkg keeps what it was told."""
+    for path in ("usr/bin/dpkg-statoverride", "var/lib/dpkg/status", "var/lib/libvirt/qemu/any"):
+        (node.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (node.root / path).touch()
+    return node.root / "var/lib/dpkg/statoverride"
+
+
+def test_libvirts_directory_stays_open_for_vms_users_until_virtshim_goes(node: Node) -> None:
+    """Else each upgrade of Debian's libvirt closes it."""
+    set_up_says(node)
+    assert put_on(node) == []  # libvirt is not there yet
+    overrides = with_libvirts_directory(node)
+    for _ in range(2):
+        assert put_on(node) == []
+        assert overrides.read_text() == OVERRIDE
+    assert len([line for line in asked(node) if "--add" in line]) == 1
+    on_node.uninstall(node)
+    assert not overrides.exists()
+    assert "chmod 0750 /var/lib/libvirt/qemu" in asked(node)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_dpkg_was_told_of_libvirts_directory_by_others_is_theirs(node: Node, *, later: bool) -> None:
+    overrides, theirs = with_libvirts_directory(node), OVERRIDE.replace("751", "755")
+    set_up_says(node)
+    if not later:
+        overrides.write_text(theirs)
+    put_on(node)
+    overrides.write_text(theirs)
+    put_on(node)
+    on_node.uninstall(node)
+    assert overrides.read_text() == theirs
+    assert not [line for line in asked(node) if line.startswith("chmod")]
 
 
 def test_a_node_with_the_package_is_left_to_it(node: Node) -> None:
