@@ -131,17 +131,6 @@ def test_every_kind_of_error_is_listed_with_its_grpc_code(root: Path) -> None:
     assert listed == {kind.name: code.name for kind, code in GRPC_CODES.items()}
 
 
-@pytest.mark.parametrize("program", ["virtshim", "tapmanager"])
-def test_the_tree_shows_every_package_and_no_other(root: Path, program: str) -> None:
-    tree = section((root / "docs/ARCHITECTURE.md").read_text(), "Tree")
-    rooms = re.split(r"^    (?=\w+/)", tree, flags=re.MULTILINE)
-    (of_program,) = [text for text in rooms if text.startswith(f"{program}/")]
-    shown = re.findall(r"^      (\w+)/ ", of_program, re.MULTILINE)
-    assert sorted(shown) == sorted(path.parent.name for path in (root / program).glob("*/__init__.py"))
-    for room, inner in re.findall(r"^      (\w+)/ .*\n        (\w+)/ ", of_program, re.MULTILINE):
-        assert (root / program / room / inner / "__init__.py").exists()
-
-
 def test_every_file_that_a_document_names_is_there(root: Path) -> None:
     tops = ("criproto", "virtshim", "tapmanager", "vmwrapper", "deploy", "systemd", "tests", "docs")
     files = {

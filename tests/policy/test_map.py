@@ -1,0 +1,35 @@
+"""docs/ARCHITECTURE.md's tree is the code's: each package is in it, and no other."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = ("virtshim", "tapmanager", "vmwrapper")
+# A directory alone at the head of its line; modules and what is said about them are not.
+LINE = re.compile(r"    ( *)([\w-]+)/(?: |$)")
+
+
+def drawn(page: str) -> Iterator[str]:
+    """Paths of the tree's directories, which lie two spaces below each other."""
+    above: list[str] = []
+    tree = page.partition("\n## Tree\n")[2].partition("\n## ")[0]
+    for line in tree.splitlines():
+        if found := LINE.match(line):
+            above[len(found[1]) // 2 :] = [found[2]]
+            yield "/".join(above)
+
+
+def packages(project: Any) -> set[str]:
+    return {project.name(path.parent) for path in project.modules(*PROGRAMS)}
+
+
+def test_the_tree_names_each_package_of_the_programs_and_none_that_is_not_there(project: Any) -> None:
+    page = Path(project.root, "docs/ARCHITECTURE.md").read_text()
+    assert {path for path in drawn(page) if path.partition("/")[0] in PROGRAMS} == packages(project)
+
+
+def test_a_directory_belongs_below_the_one_before_it_that_is_less_deep() -> None:
+    lines = ["a/     one", "  b/   two", "    c/ three", "         more of it", "  d.py, e/f.py", "  g/   four"]
+    page = "\n## Tree\n\n" + "".join(f"    {line}\n" for line in lines) + "\n## Next\n\n    z/ no\n"
+    assert list(drawn(page)) == ["a", "a/b", "a/b/c", "a/g"]
