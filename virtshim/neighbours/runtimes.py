@@ -42,6 +42,16 @@ class RuntimeSetup:
     driver_table: str = ""
     """The table of its file that says the cgroup driver."""
 
+    def remedy(self, driver: str) -> str:
+        """What gives it this cgroup driver."""
+        key, unit = f'cgroup_manager = "{driver}"', "crio"
+        if self.name == CONTAINERD:
+            key, unit = f"SystemdCgroup = {'true' if driver == 'systemd' else 'false'}", CONTAINERD
+        return (
+            f"write {key} below {self.driver_table} in {self.file}, and run: systemctl restart {unit} "
+            f"(docs/how-to/beside-containerd.md)"
+        )
+
 
 def read(files: HostFiles) -> list[RuntimeSetup]:
     """Those that are installed, containerd first."""

@@ -51,7 +51,7 @@ def no_configuration(directory: str) -> Finding:
     return error(
         "CNI",
         f"no CNI configuration in {directory}: no pod can have a network",
-        "install the cluster's network add-on, or copy deploy/cni/10-virtshim.conflist there",
+        "install the cluster's network add-on; on a node without kubelet run virtshim setup, which writes a bridge",
     )
 
 

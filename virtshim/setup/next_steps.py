@@ -6,13 +6,11 @@ Labels and taints are the cluster's: kubelet gives its own only to a node that r
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
 
 from virtshim.neighbours.kubelet import KubeletSetup
+from virtshim.preflight.node.overhead import RUNTIME_CLASS
 from virtshim.setup.facts import NodeFacts
 from virtshim.setup.kubelet_plan import LABEL, TAINT, of_vms_only
-
-RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
 
 
 def after_set_up(facts: NodeFacts, name: str, socket: str, *, had_taint: bool) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any, Final
 from virtshim.config import DEFAULT_FILE, Settings
 from virtshim.domain.layout import share_dir
 from virtshim.neighbours.kubelet import ENVIRONMENTS
-from virtshim.neighbours.runtimes import CONTAINERD, RuntimeSetup
+from virtshim.neighbours.runtimes import RuntimeSetup
+from virtshim.preflight.node.overhead import RUNTIME_CLASS
 from virtshim.preflight.virtualization import rules_of_daemon, rules_of_guests
 from virtshim.setup import kubelet_plan, next_steps, texts
 from virtshim.setup.changes import PlannedFile
@@ -73,7 +74,7 @@ def plan(facts: NodeFacts, own: OwnSettings, *, name: str = "NODE", had_taint: b
         PlannedFile(
             DEFAULT_FILE, _toml(choices).encode(), "settings that differ from the defaults", keeps=own.has_file
         ),
-        PlannedFile(next_steps.RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
+        PlannedFile(RUNTIME_CLASS, texts.RUNTIME_CLASS.encode(), "for kubectl apply, once a cluster"),
         PlannedFile("/etc/crictl.yaml", texts.crictl(socket).encode(), "crictl asks the socket that kubelet asks"),
     ]
     # Where the operator says himself which runtimes there are, that counts.
@@ -147,13 +148,8 @@ def _driver_conflict(facts: NodeFacts, driver: str, why: str) -> str:
     runtime = facts.runtime
     if runtime is None or runtime.trouble or (runtime.cgroup_driver or _UNSAID) == driver:
         return ""
-    key, unit = f'cgroup_manager = "{driver}"', "crio"
-    if runtime.name == CONTAINERD:
-        key, unit = f"SystemdCgroup = {'true' if driver == 'systemd' else 'false'}", CONTAINERD
-    return (
-        f"{runtime.name} has {_drivers_of(runtime)}, and this node {driver} ({why}): write {key} below {runtime.driver_table} "
-        f"in {runtime.file}, and run: systemctl restart {unit} (docs/how-to/beside-containerd.md)"
-    )
+    has = _drivers_of(runtime)
+    return f"{runtime.name} has {has}, and this node {driver} ({why}): {runtime.remedy(driver)}"
 
 
 def _choices(facts: NodeFacts, driver: str, why: str) -> list[Choice]:

@@ -37,13 +37,9 @@ def _driver(one: RuntimeSetup, driver: str, *, behind_proxy: bool) -> Finding | 
     if one.cgroup_driver == driver or (not one.cgroup_driver and driver == "cgroupfs"):
         return None
     says = f"uses {one.cgroup_driver}" if one.cgroup_driver else "says nothing of SystemdCgroup, by default false"
-    wanted = "true" if driver == "systemd" else "false"
-    remedy = (
-        f"set SystemdCgroup = {wanted} for runc in {one.file}, systemctl restart {one.name}; or cri.cgroup_driver here"
-    )
     text = f"{one.name} {says}, virtshim uses {driver}: one kubelet cannot have both"
     sure = behind_proxy and one.cgroup_driver
-    return (error if sure else warning)(_SUBJECT, text, remedy)
+    return (error if sure else warning)(_SUBJECT, text, f"{one.remedy(driver)}; or set cri.cgroup_driver here")
 
 
 def _network(one: RuntimeSetup, cni_conf_dir: str) -> Finding | None:

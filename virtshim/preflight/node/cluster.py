@@ -9,7 +9,7 @@ from typing import Any, Final
 from virtshim.domain.errors import InvalidRequest
 from virtshim.kubeapi.asking import get
 from virtshim.kubeapi.kubeconfig import access
-from virtshim.preflight.node.overhead import RuntimeClass, runtime_class
+from virtshim.preflight.node.overhead import RUNTIME_CLASS, RuntimeClass, runtime_class
 
 _PATH: Final = "/apis/node.k8s.io/v1/runtimeclasses"
 
@@ -27,7 +27,7 @@ def runtime_classes(kubeconfig: str, handlers: Sequence[str]) -> list[RuntimeCla
         one = runtime_class(f"RuntimeClass {named}", {**item, "kind": "RuntimeClass"})
         if one.trouble or one.handler in handlers:
             told.append(one)
-    none = f"the cluster has none with the handler {' or '.join(handlers)}; kubectl apply -f deploy/runtimeclass.yaml"
+    none = f"the cluster has none with the handler {' or '.join(handlers)}; kubectl apply -f {RUNTIME_CLASS}"
     return told or [RuntimeClass(kubeconfig, trouble=none)]
 
 

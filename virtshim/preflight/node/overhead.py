@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from virtshim.preflight.finding import Finding, error, ok, warning
 
 _SUBJECT = "overhead"
 _MIB = 1 << 20
-_APPLY = "kubectl apply -f deploy/runtimeclass.yaml, and give pods its runtimeClassName"
+# Set-up writes it.
+RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
+_APPLY: Final = f"kubectl apply -f {RUNTIME_CLASS}, and give pods its runtimeClassName"
 _SUFFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9, "": 1}
 
 

@@ -82,7 +82,7 @@ def test_a_cluster_without_our_class_is_told_what_to_apply(api: Api, tmp_path: P
     api.answers = {CLASSES: {"items": [OTHER]}}
     (told,) = of_cluster(kubeconfig(api, tmp_path, {"token": "secret"}))(settings(tmp_path))
     assert told.level is Level.WARNING
-    assert "kubectl apply -f deploy/runtimeclass.yaml" in told.text
+    assert "kubectl apply -f /etc/virtshim/runtimeclass.yaml" in told.text
 
 
 def test_a_good_one_is_ok(api: Api, tmp_path: Path) -> None:
