@@ -177,6 +177,43 @@ def test_every_make_target_in_a_page_exists() -> None:
     assert [one for one in named if one[1] not in targets and "=" not in one[1]] == []
 
 
+SHIPPED = "/usr/share/virtshim"
+
+
+def test_files_of_the_package_that_a_page_names_are_those_of_the_sources_too() -> None:
+    named = [
+        (page.name, path)
+        for page in PAGES
+        for path in re.findall(rf"{SHIPPED}/([\w./-]*\w)", page.read_text())
+        if not path.startswith("apparmor")  # derived when the package is made
+    ]
+    assert named
+    assert [one for one in named if not (ROOT / "deploy" / one[1]).exists()] == []
+
+
+def missing_on_a_node(text: str) -> list[str]:
+    """Files that commands name and that only a checkout has."""
+    found = []
+    for _, block in code_blocks(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:
+                continue
+            found += [word for word in words if re.match(r"(?:\./)?(?:deploy|dist|systemd|docs)/", word)]
+    return found
+
+
+def test_how_to_pages_can_be_followed_on_a_node_that_has_the_package_alone() -> None:
+    pages = sorted((ROOT / "docs/how-to").glob("*.md"))
+    assert {page.name: found for page in pages if (found := missing_on_a_node(page.read_text()))} == {}
+
+
+def test_a_file_of_the_sources_in_a_command_is_seen() -> None:
+    assert missing_on_a_node("text\n\n    kubectl apply -f deploy/x.yaml\n") == ["deploy/x.yaml"]
+    assert missing_on_a_node(f"text\n\n    cd {SHIPPED}   # in the sources: cd deploy/\n") == []
+
+
 def test_manifests_in_pages_are_yaml_and_their_annotations_are_known() -> None:
     pods = 0
     for page in PAGES:
