@@ -16,24 +16,31 @@ import yaml
 
 class Api:
     def __init__(self, place: Path) -> None:
-        # Path -> what is answered: a document, or an HTTP status. 404 for others.
+        # Path -> what is answered: a document, an HTTP status, or a function of what was posted that gives one. 404 for others.
         self.answers: dict[str, Any] = {}
         self.asked: list[tuple[str, str | None, bool]] = []
         self.certificate, self.key = place / "cert.pem", place / "key.pem"
         argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-                "-subj", "/CN=api", "-addext", "subjectAltName=IP:127.0.0.1",
+                "-subj", "/CN=api", "-addext", "subjectAltName=IP:127.0.0.1,DNS:kubernetes.example",
                 "-keyout", str(self.key), "-out", str(self.certificate)]  # fmt: skip
         subprocess.run(argv, check=True, capture_output=True, timeout=60)
         outer = self
 
         class Answer(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                self._answer(None)
+
+            def do_POST(self) -> None:
+                self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def _answer(self, posted: Any) -> None:
                 assert isinstance(self.connection, ssl.SSLSocket)
                 shown = bool(self.connection.getpeercert())
                 token = self.headers["Authorization"]
                 outer.asked.append((self.path, token, shown))
                 known = shown or token == "Bearer secret"
                 found = outer.answers.get(self.path, 404) if known else 403
+                found = found(posted) if callable(found) else found
                 body = b"no JSON" if isinstance(found, int) else json.dumps(found).encode()
                 self.send_response(found if isinstance(found, int) else 200)
                 self.end_headers()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPResponse, HTTPSConnection
 from typing import Any, Final
 
+from virtshim.kubeapi.connecting import connected
 from virtshim.kubeapi.kubeconfig import Access
 
-# Seconds for the whole of an answer, and its largest size.
+# Seconds for the whole of a request, and an answer's largest size.
 LIMIT: Final = 5.0
 _MOST: Final = 8 << 20
 _PART: Final = 64 << 10
@@ -28,33 +30,49 @@ class Answer:
 
 def get(access: Access, path: str) -> Answer:
     """Redirects are not followed. Raises OSError, HTTPException, ValueError."""
-    until = time.monotonic() + LIMIT
-    connection = HTTPSConnection(access.host, access.port, timeout=LIMIT, context=access.tls)
-    with contextlib.closing(connection):
-        headers = {"Accept": "application/json", "User-Agent": "virtshim"}
-        if access.token:
-            headers["Authorization"] = f"Bearer {access.token}"
-        connection.request("GET", access.prefix + path, headers=headers)
-        # A connection that ends with its answer is not the connection object's any more.
-        with contextlib.closing(connection.getresponse()) as answer:
-            body = _body(answer, until)
+    return _ask(access, "GET", path, None)
+
+
+def post(access: Access, path: str, document: Mapping[str, Any]) -> Answer:
+    """As `get`."""
+    return _ask(access, "POST", path, document)
+
+
+def _ask(access: Access, method: str, path: str, document: Mapping[str, Any] | None) -> Answer:
+    headers = {"Accept": "application/json", "User-Agent": "virtshim"}
+    if document is not None:
+        headers["Content-Type"] = "application/json"
+    if access.token:
+        headers["Authorization"] = f"Bearer {access.token}"
+    sent = None if document is None else json.dumps(document).encode()
+    connection = HTTPSConnection(access.host, access.port, context=access.tls)
     try:
-        document = json.loads(body)
-    except ValueError:
-        if answer.status == 200:
-            raise
-        document = {}
-    return Answer(answer.status, answer.reason, document if isinstance(document, dict) else {})
+        with contextlib.closing(connection):
+            connection.sock = connected(access, time.monotonic() + LIMIT)
+            connection.request(method, access.prefix + path, body=sent, headers=headers)
+            # A connection that ends with its answer is not the connection object's any more.
+            with contextlib.closing(connection.getresponse()) as answer:
+                body = _body(answer)
+    except TimeoutError:
+        raise TimeoutError(f"its answer takes longer than {LIMIT:g} s") from None
+    return Answer(answer.status, answer.reason, _object(body, good=answer.status in (200, 201)))
 
 
-def _body(answer: HTTPResponse, until: float) -> bytes:
-    """A part at a time: the socket's own limit is one for each part."""
+def _body(answer: HTTPResponse) -> bytes:
     parts, size = [], 0
     while part := answer.read1(_PART):
         parts.append(part)
         size += len(part)
         if size > _MOST:
             raise ValueError(f"its answer is larger than {_MOST} bytes")
-        if time.monotonic() > until:
-            raise TimeoutError(f"its answer takes longer than {LIMIT:g} s")
     return b"".join(parts)
+
+
+def _object(body: bytes, *, good: bool) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        if good:
+            raise
+        return {}
+    return found if isinstance(found, dict) else {}
