@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import posixpath
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -27,6 +28,9 @@ _SYSPREP_LABEL: Final = "unattendCD"
 # In the guest; user-data may hold passwords.
 _GUEST_FILE_MODE: Final = 0o100400
 _GUEST_DIR_MODE: Final = 0o040500
+# ISO 9660, level 3: a name has 30 characters, its directory 31.
+_PLAIN_LENGTH: Final = 30
+_NOT_PLAIN: Final = re.compile("[^A-Z0-9_]")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -96,26 +100,27 @@ def _seed(documents: SeedDocuments, copied: bytes) -> bytes:
 
 
 def _iso(label: str, files: Mapping[str, bytes]) -> bytes:
-    """Rock Ridge and Joliet carry the names as they are; ISO 9660's own are upper case."""
+    """Rock Ridge and Joliet carry the names as they are."""
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=label, joliet=3, rock_ridge="1.09")
     try:
-        made: set[str] = set()
+        plain, used = {"": ""}, set[str]()
         for path, content in files.items():
             directory, name = posixpath.split(path)
             for above in _with_parents(directory):
-                if above not in made:
-                    made.add(above)
+                if above not in plain:
+                    plain[above] = _plain(above, plain, used)
                     iso.add_directory(
-                        _plain(above),
+                        plain[above],
                         rr_name=posixpath.basename(above),
                         joliet_path=f"/{above}",
                         file_mode=_GUEST_DIR_MODE,
                     )
+            plain[path] = _plain(path, plain, used)
             iso.add_fp(
                 io.BytesIO(content),
                 len(content),
-                iso_path=f"{_plain(path)}.;1",
+                iso_path=f"{plain[path]}.;1",
                 rr_name=name,
                 joliet_path=f"/{path}",
                 file_mode=_GUEST_FILE_MODE,
@@ -133,6 +138,15 @@ def _with_parents(directory: str) -> Iterator[str]:
     yield from ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
-def _plain(path: str) -> str:
-    """As ISO 9660 itself writes names."""
-    return f"/{path.upper().replace('-', '_').replace('.', '_')}"
+def _plain(path: str, above: Mapping[str, str], used: set[str]) -> str:
+    """As ISO 9660 itself writes names: short, of capitals and digits, and no other's. `above`: that of each directory; `used`:
+    those of others, to which it is added."""
+    directory, name = posixpath.split(path)
+    word = _NOT_PLAIN.sub("_", name.upper())[:_PLAIN_LENGTH]
+    found, number = f"{above[directory]}/{word}", 1
+    while found in used:
+        number += 1
+        end = f"_{number}"
+        found = f"{above[directory]}/{word[: _PLAIN_LENGTH - len(end)]}{end}"
+    used.add(found)
+    return found

@@ -6,6 +6,7 @@ from fakes.cri import Client
 from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
+from virtshim.domain.ids import ContainerId
 from virtshim.ports.seeds import SeedRequest
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHUH1zzlzhSHrPmrF9JCvKRBPMUKQF3OaUXcSPxUFvRz me"
@@ -91,11 +92,25 @@ def test_a_mounted_secret_is_a_cdrom_for_windows_and_no_volume(world: World, cli
 
 
 def test_one_without_an_answer_file_is_refused_before_anything_is_made(world: World, client: Client) -> None:
-    world.outside.kubelet_volumes.write(ANSWERS, {"other": b""})
+    """Nor one with a name that no CD-ROM can have."""
     sandbox = client.run(annotations=SYSPREP)
-    for mounts in ([pb.Mount(container_path="/sysprep", host_path=ANSWERS)], []):
+    for there in ({"other": b""}, {"unattend.xml": b"", "x" * 65: b""}):
+        world.outside.kubelet_volumes.write(ANSWERS, there)
         with pytest.raises(grpc.RpcError) as refused:
-            client.create(sandbox, mounts=mounts)
+            client.create(sandbox, mounts=[pb.Mount(container_path="/sysprep", host_path=ANSWERS)])
         assert "annotation virtshim.io/sysprep: " in str(refused.value.details())
     assert client.containers() == []
     assert world.outside.disks.directories == {}
+
+
+def test_an_init_container_need_not_mount_what_the_one_after_it_does(world: World, client: Client) -> None:
+    world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
+    sandbox = client.run(annotations=SYSPREP)
+    before = client.create(sandbox, "prepare")
+    domain = world.domain(ContainerId(before))
+    assert world.outside.vms.spec(domain).sysprep_iso == ""
+    client.start(before)
+    world.outside.vms.ask_to_shut_down(domain)
+    world.outside.vms.settle()
+    made = client.create(sandbox, "windows", mounts=[pb.Mount(container_path="/sysprep", host_path=ANSWERS)])
+    assert set(world.outside.seeds.sysprep) == {ContainerId(made)}

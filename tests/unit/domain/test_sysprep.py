@@ -4,7 +4,7 @@ import pytest
 
 from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import Mount
-from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
 from virtshim.domain.volumes.sysprep import ANNOTATION, files, parse, volume
 
@@ -17,7 +17,7 @@ def entries(*names: str) -> list[Entry]:
     found = [Entry("", EntryKind.DIRECTORY, 0o755, 0, 0), Entry("..1", EntryKind.DIRECTORY, 0o755, 0, 0)]
     found.append(Entry("..data", EntryKind.LINK, 0o777, 0, 0, target="..1"))
     for name in names:
-        found.append(Entry(f"..1/{name}", EntryKind.FILE, 0o644, 0, 0, content=name.encode()))
+        found.append(Entry(f"..1/{name}", EntryKind.FILE, 0o644, 0, 0, content=name.encode(errors="replace")))
         found.append(Entry(name, EntryKind.LINK, 0o777, 0, 0, target=f"..data/{name}"))
     return found
 
@@ -36,8 +36,7 @@ def test_a_volume_without_one_is_refused_with_what_it_has(names: tuple[str, ...]
 
 def test_the_volume_is_the_one_at_that_path() -> None:
     assert volume(MOUNTS, {}, "uid", "/sysprep") == CopiedVolume("/sysprep", SECRET)
-    with pytest.raises(NotFound, match="no volume is mounted at /other"):
-        volume(MOUNTS, {}, "uid", "/other")
+    assert volume(MOUNTS, {}, "uid", "/other") is None
     with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
         volume(MOUNTS, {}, "uid", "/data")
     with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
@@ -49,3 +48,33 @@ def test_the_annotation_is_a_mount_path() -> None:
     for text in ("sysprep", "/", "/a/../b", "/a\0"):
         with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: .* is no mountPath"):
             parse_vm_options({ANNOTATION: text})
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "größe +~%&.txt", "日本", "a.b.c", "...x"])
+def test_a_name_that_joliet_has_is_on_the_cdrom(name: str) -> None:
+    assert set(files(entries("unattend.xml", name))) == {"unattend.xml", name}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("x" * 65, "its name has 65 characters, of which Joliet has 64; shorten it"),
+        ("a:b*c", r"Joliet has no \* : in a name; leave it out"),
+        ("a\\b", "Joliet has no "),
+        ("a;1", "Joliet has no ; "),
+        ("what?", r"Joliet has no \? "),
+        ("a\nb", r"Joliet has no \\n "),
+        ("\N{GRINNING FACE}", "Joliet has no "),
+        ("\udcff", r"Joliet has no \\udcff "),
+    ],
+)
+def test_a_name_that_joliet_cannot_have_is_refused_with_the_rule(name: str, rule: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"annotation {ANNOTATION}: the file .* cannot be on a CD-ROM: {rule}"):
+        files(entries("unattend.xml", name))
+
+
+def test_names_that_windows_does_not_tell_apart_are_refused() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"the files 'Setup\.ps1' and 'setup\.ps1' are one to Windows.*; rename one"
+    ):
+        files(entries("unattend.xml", "setup.ps1", "Setup.ps1"))

@@ -190,3 +190,26 @@ def test_the_cdrom_for_windows_has_the_files_by_their_names_and_is_roots_alone(l
     for facade in ("joliet", "rock ridge"):
         assert read_back(path, facade) == {"Autounattend.xml": "<unattend/>", "set-up.ps1": "x"}
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+@pytest.mark.parametrize("facade", ["joliet", "rock ridge"])
+def test_names_that_only_iso_9660_cannot_tell_apart_are_all_on_the_cdrom(layout: Layout, facade: str) -> None:
+    store = SeedStore(layout)
+    store.create(REQUEST)
+    files = {"unattend.xml": "u", "a.b": "1", "a_b": "2", "a-b": "3", "A b+": "4", "größe.txt": "5"}
+    files |= {f"{'x' * 59}{number:05}": f"long {number}" for number in range(40)}
+    path = store.write_sysprep(CONTAINER, {name: text.encode() for name, text in files.items()})
+    assert read_back(path, facade) == files
+
+
+def test_iso_9660s_own_names_are_short_and_distinct(layout: Layout) -> None:
+    store = SeedStore(layout)
+    store.create(REQUEST)
+    path = store.write_sysprep(CONTAINER, {"unattend.xml": b"", "A.B": b"", "A_B": b"", "x" * 64: b""})
+    iso = pycdlib.PyCdlib()
+    iso.open(path)
+    try:
+        names = [child.file_identifier().decode() for child in iso.list_children(iso_path="/") if not child.is_dir()]
+    finally:
+        iso.close()
+    assert sorted(names) == ["A_B.;1", "A_B_2.;1", "UNATTEND_XML.;1", f"{'X' * 30}.;1"]

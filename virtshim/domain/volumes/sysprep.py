@@ -6,11 +6,11 @@ Windows' setup, and sysprep's at the first boot, look for it in the root directo
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from virtshim.domain.container import Mount
-from virtshim.domain.errors import InvalidRequest, NotFound
+from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes.copies import DATA, CopiedVolume, Entry, EntryKind
 from virtshim.domain.volumes.pod_mounts import Origin, normal, origins
@@ -18,6 +18,10 @@ from virtshim.domain.volumes.pod_mounts import Origin, normal, origins
 ANNOTATION: Final = "virtshim.io/sysprep"
 # Of the CD-ROM; one of them must be there. Windows does not tell small letters from others.
 ANSWER_FILES: Final = ("autounattend.xml", "unattend.xml")
+
+# Of names on a CD-ROM that Windows reads: Joliet, whose characters are UCS-2.
+_LONGEST: Final = 64
+_FORBIDDEN: Final = "*/:;?\\"
 
 
 def parse(text: str) -> str:
@@ -28,9 +32,9 @@ def parse(text: str) -> str:
     return normal(path) if path else ""
 
 
-def volume(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, path: str) -> CopiedVolume:
-    """The one that is mounted at `path`. Raises InvalidRequest for one that kubelet does not write: others change while they are
-    read, and are a guest's own by other ways."""
+def volume(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, path: str) -> CopiedVolume | None:
+    """The one that is mounted at `path`, None if none is: init containers may have less. Raises InvalidRequest for one that
+    kubelet does not write: others change while they are read, and are a guest's own by other ways."""
     for mount, origin in origins(mounts, annotations, pod_uid):
         if normal(mount.container_path) != path:
             continue
@@ -39,13 +43,12 @@ def volume(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str
                 f"annotation {ANNOTATION}: the volume at {escaped(path, 200)} is no Secret or ConfigMap"
             )
         return CopiedVolume(path, mount.host_path)
-    raise NotFound(
-        f"annotation {ANNOTATION}: no volume is mounted at {escaped(path, 200)}; mount a Secret or ConfigMap there"
-    )
+    return None
 
 
 def files(entries: Sequence[Entry]) -> dict[str, bytes]:
-    """Name -> content, of what a container would see in its root directory. Raises InvalidRequest without an answer file."""
+    """Name -> content, of what a container would see in its root directory. Raises InvalidRequest without an answer file,
+    and for names that the CD-ROM cannot have."""
     current = next((one.target for one in entries if one.path == DATA), "")
     found = {
         posixpath.relpath(one.path, current): one.content
@@ -57,4 +60,32 @@ def files(entries: Sequence[Entry]) -> dict[str, bytes]:
         raise InvalidRequest(
             f"annotation {ANNOTATION}: the volume has no {' and no '.join(ANSWER_FILES)}, but {names}; name a key so"
         )
+    _refuse_names(found)
     return found
+
+
+def _refuse_names(names: Collection[str]) -> None:
+    alike: dict[str, str] = {}
+    for name in sorted(names):
+        if why := _why_not(name):
+            raise InvalidRequest(
+                f"annotation {ANNOTATION}: the file {escaped(name, 300)!r} cannot be on a CD-ROM: {why}"
+            )
+        if (other := alike.setdefault(name.lower(), name)) != name:
+            raise InvalidRequest(
+                f"annotation {ANNOTATION}: the files {other!r} and {name!r} are one to Windows, which does not tell capitals "
+                "from small letters; rename one"
+            )
+
+
+def _why_not(name: str) -> str:
+    """And the remedy; "" for a name that Joliet has."""
+    if len(name) > _LONGEST:
+        return f"its name has {len(name)} characters, of which Joliet has {_LONGEST}; shorten it"
+    bad = sorted({char for char in name if char in _FORBIDDEN or char < " " or not _is_ucs2(char)})
+    return f"Joliet has no {escaped(' '.join(bad), 80)} in a name; leave it out" if bad else ""
+
+
+def _is_ucs2(char: str) -> bool:
+    """Half a surrogate pair stands for a byte that was no UTF-8."""
+    return char <= "\uffff" and not "\ud800" <= char <= "\udfff"

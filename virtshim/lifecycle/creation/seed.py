@@ -7,6 +7,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+import structlog
+
 from virtshim.domain.container import Container
 from virtshim.domain.devices import guest_view
 from virtshim.domain.network import Dns, nics_of
@@ -16,6 +18,8 @@ from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.sysprep_files import sysprep_files
 from virtshim.ports.seeds import GuestSeeds, SeedRequest
 from virtshim.primitives import observed
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,10 @@ class Seed:
         if options.sysprep:
             config, pod = draft.container.config, draft.sandbox.key.uid
             files = sysprep_files(self.copies.files, config, pod, options.sysprep)
-            draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
+            if files:
+                draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
+            else:  # usual for an init container; a mistake for the one that is to be set up
+                log.warning("sysprep.not_mounted", container=own.short, path=options.sysprep)
         return draft
 
     def undo(self, container: Container) -> None:

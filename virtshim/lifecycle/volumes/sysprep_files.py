@@ -8,5 +8,6 @@ from virtshim.ports.copies import KubeletVolumes
 
 
 def sysprep_files(written: KubeletVolumes, config: ContainerConfig, pod_uid: str, path: str) -> dict[str, bytes]:
-    """Of the volume that is mounted at `path`. Raises ShimError."""
-    return sysprep.files(written.read(sysprep.volume(config.mounts, config.annotations, pod_uid, path)))
+    """Of the volume that is mounted at `path`; {} if none is. Raises ShimError."""
+    volume = sysprep.volume(config.mounts, config.annotations, pod_uid, path)
+    return {} if volume is None else sysprep.files(written.read(volume))
