@@ -198,8 +198,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
     """All is closed with `stack`; VMs and pod networks stay."""
     layout, clock = settings.layout(), SystemClock()
     _make_directories(layout)
-    records = open_records(layout.database)
-    stack.callback(records.close)
+    records = stack.enter_context(contextlib.closing(open_records(layout.database)))
     connection, profile, hypervisor, control = _libvirt(settings, records, stack)
     consoles = stack.enter_context(contextlib.closing(ConsoleLogs(layout, clock)))
     entrypoint_logs = stack.enter_context(contextlib.closing(EntrypointLogFiles(layout, clock)))
