@@ -20,8 +20,8 @@ _POLL = 0.2
 def dial(
     host: str, port: int, timeout: float, watch: PullWatch, forbidden: ForbiddenNetworks | None = None
 ) -> socket.socket:
-    """A connected socket, whose waits all look at the watch. Raises OSError, or what the watch raises; InvalidRequest for a host
-    that is in forbidden networks alone."""
+    """A connected socket, not guarded yet; the waits for it all look at the watch. Raises OSError, or what the watch raises;
+    InvalidRequest for a host that is in forbidden networks alone."""
     deadline = time.monotonic() + timeout
     failure: OSError = OSError(f"no address for {host}")
     found = _addresses(host, port, deadline, watch)
@@ -33,7 +33,6 @@ def dial(
         try:
             _connect(connecting, address, deadline, watch)
             connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            watch.guard(connecting)
             return connecting
         except OSError as exc:
             connecting.close()

@@ -6,10 +6,12 @@ connections can be dialled here, which is what lets a pull be cancelled while it
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 import socket
 import ssl
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -66,9 +68,12 @@ class HttpResponse:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is read of it."""
+        """Nothing more is read of it. A connection that has more of it to come is over."""
         self.is_closed = True
+        connection: object = self._response.connection
         self._response.close()
+        if isinstance(connection, _Endable):
+            connection.release()
 
     def length(self) -> int | None:
         """The body's length as the server announces it, None if it does not."""
@@ -94,6 +99,13 @@ class HttpResponse:
             )
         return chunk
 
+    def skip(self, count: int) -> bool:
+        """Reads so many bytes that were here before; whether they came."""
+        while count > 0 and (chunk := self.read(min(count, CHUNK))):
+            count -= len(chunk)
+            self._watch.had(len(chunk))
+        return count <= 0
+
     def all(self, limit: int) -> bytes:
         """The whole body. InvalidRequest if it is longer than `limit` bytes."""
         body = bytearray()
@@ -107,7 +119,8 @@ class HttpResponse:
 
 
 class HttpClient:
-    """One pull's connections, kept alive between its requests. A context manager; its requests may be made by several threads."""
+    """One pull's connections, kept alive between its requests. A context manager; its requests may be made by several threads,
+    each of which has its own, as the watch wants it."""
 
     def __init__(self, watch: PullWatch, transport: Transport, forbidden: ForbiddenNetworks) -> None:
         self.watch = watch
@@ -116,7 +129,7 @@ class HttpClient:
         # The watch ends waits for data; this only keeps a lost one from waiting for ever.
         connect = transport.connect_timeout or CONNECT_TIMEOUT
         self._timeout = urllib3.Timeout(connect=connect, read=watch.progress_timeout + CONNECT_TIMEOUT)
-        self._pools: dict[str, urllib3.PoolManager] = {}
+        self._pools: dict[tuple[int, bool, str], urllib3.PoolManager] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -175,20 +188,24 @@ class HttpClient:
         return HttpResponse(url, response, self.watch)
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        """One pool a proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
+        """One pool a thread, proxy and scheme; a context with the system's CAs takes milliseconds, so plain HTTP makes none."""
         proxy = self._transport.proxy or _environment_proxy(url)
         if proxy:  # it connects; that the proxy itself may be asked is the operator's word
             refuse_forbidden(urlsplit(url).hostname or "", CONNECT_TIMEOUT, self.watch, self._forbidden)
         tls = url.startswith("https://") or proxy.startswith("https://")
-        key = f"{tls} {proxy}"
+        key = (threading.get_ident(), tls, proxy)
         if key not in self._pools:
             options: dict[str, Any] = {"num_pools": 8, "maxsize": 8}
             if tls:
-                options["ssl_context"] = tls_context(self._transport.tls)
+                options["ssl_context"] = self._tls
                 if self._transport.tls.server_name:
                     options["server_hostname"] = self._transport.tls.server_name
             self._pools[key] = _guarded(_pool_for(proxy, options), self.watch, None if proxy else self._forbidden)
         return self._pools[key]
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return tls_context(self._transport.tls)
 
 
 def tls_context(profile: TlsProfile) -> ssl.SSLContext:
@@ -215,24 +232,44 @@ def tls_context(profile: TlsProfile) -> ssl.SSLContext:
     return context
 
 
+class _Endable:
+    """A connection that the watch can end."""
+
+    _watch: PullWatch
+    _guarded: socket.socket | None = None
+
+    def guard(self, watch: PullWatch, connected: socket.socket) -> None:
+        self.release()
+        self._watch, self._guarded = watch, watch.guard(connected)
+
+    def release(self) -> None:
+        if self._guarded is not None:
+            self._watch.release(self._guarded)
+
+
 def _guarded(
     manager: urllib3.PoolManager, watch: PullWatch, forbidden: ForbiddenNetworks | None
 ) -> urllib3.PoolManager:
     """Makes the manager's connections through `dial`. `_new_conn` is where urllib3's own SOCKS support hooks in, too."""
 
-    def new_connection(connection: HTTPConnection) -> socket.socket:
+    def new_connection(connection: Plain | Secure) -> socket.socket:
         timeout = connection.timeout
         seconds = timeout if isinstance(timeout, (int, float)) else CONNECT_TIMEOUT
         host, port = connection.host.strip("[]"), connection.port or connection.default_port
         connected = dial(host, port, seconds, watch, forbidden)
+        try:
+            connection.guard(watch, connected)
+        except ShimError:
+            connected.close()
+            raise
         connected.settimeout(seconds)
         return connected
 
-    class Plain(HTTPConnection):
+    class Plain(_Endable, HTTPConnection):
         def _new_conn(self) -> socket.socket:
             return new_connection(self)
 
-    class Secure(HTTPSConnection):
+    class Secure(_Endable, HTTPSConnection):
         def _new_conn(self) -> socket.socket:
             return new_connection(self)
 

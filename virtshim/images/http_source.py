@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Generator, Iterator, Mapping
@@ -13,7 +14,7 @@ from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import resumed
-from virtshim.images.downloads.busy import again, answered, retry_after
+from virtshim.images.downloads.busy import answered, refusal, retry_after
 from virtshim.images.downloads.landing import Landing
 from virtshim.images.http_client import HttpClient, HttpResponse, redacted_url
 from virtshim.images.layer_child import Layer, Unpacking
@@ -26,8 +27,7 @@ def download(
 ) -> Pulled:
     """Brings the file, unless it is known. A digest in the name must be the file's, packed or not. The client has the location's
     transport."""
-    with _get(location, credentials, client, {}) as answer:
-        _check_answer(location, answer)
+    with answered(functools.partial(_asked, location, credentials, client, {}), client.watch) as answer:
         identity, tag = _identity(location, answer), answer.headers.get("ETag", "")
         total = answer.length()
         content = _content(location, identity)
@@ -41,8 +41,9 @@ def download(
         if location.is_packed:
             part = landing.part(identity, total or 0) if identity else None
             begun = None if answer.is_closed else answer
-            chunks = resumed.by_way_of(part, total, begun, rest, client.watch)
-            _unpack(location, chunks, total, landing.disk(), unpacking)
+            # Closed here: who is told of an error still holds what was under way.
+            with contextlib.closing(resumed.by_way_of(part, total, begun, rest, client.watch)) as chunks:
+                _unpack(location, chunks, total, landing.disk(), unpacking)
             return Pulled(content)
         disk = landing.disk(identity)
         disk.resume(client.watch.progressed)
@@ -53,8 +54,9 @@ def download(
             disk.expect(total)
         if disk.size != total:
             begun = None if answer.is_closed or disk.size else answer
-            for chunk in resumed.body(begun, disk.size, rest, client.watch, total):
-                disk.write(chunk)
+            with contextlib.closing(resumed.body(begun, disk.size, rest, client.watch, total)) as chunks:
+                for chunk in chunks:
+                    disk.write(chunk)
     if total is not None and disk.size != total:
         raise Unavailable(f"{redacted_url(location.url)} broke off after {disk.size} of {total} bytes; try again")
     _check_digest(location, disk.digest())
@@ -100,9 +102,11 @@ def _rest(
     end: int | None = None,
 ) -> HttpResponse:
     """What is left of the file from byte `at` on. Raises Unavailable if it is another one now."""
-    answer = _get(location, credentials, client, {**resumed.rest_range(at, end), "If-Range": tag})
+    headers = {**resumed.rest_range(at, end), "If-Range": tag}
+    # A part can be done without.
+    ask = functools.partial(_asked, location, credentials, client, headers)
+    answer = answered(ask, client.watch) if end is None else ask()
     try:
-        _check_answer(location, answer, part=at > 0)
         if _identity(location, answer) != identity:
             raise Unavailable(f"{redacted_url(location.url)} has changed while it was downloaded; try again")
         return resumed.from_byte(answer, at, end)
@@ -111,7 +115,20 @@ def _rest(
         raise
 
 
-def _check_answer(location: HttpLocation, answer: HttpResponse, *, part: bool = False) -> None:
+def _asked(
+    location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
+) -> HttpResponse:
+    """The file, or the part of it that is asked for. Raises Busy where it is to be asked for later."""
+    answer = _get(location, credentials, client, headers)
+    try:
+        _check_answer(location, answer, part="Range" in headers)
+    except ShimError:
+        answer.close()
+        raise
+    return answer
+
+
+def _check_answer(location: HttpLocation, answer: HttpResponse, *, part: bool) -> None:
     if answer.status != 200 and (answer.status != 206 or not part):
         raise _refusal(location, answer)
     encoding = answer.headers.get("Content-Encoding", "identity")
@@ -142,7 +159,7 @@ def _get(
     location: HttpLocation, credentials: Credentials | None, client: HttpClient, headers: Mapping[str, str]
 ) -> HttpResponse:
     """Asks without credentials first; a password goes only to the host that was named, and never in the clear."""
-    answer = answered(functools.partial(client.get, location.url, headers), client.watch)
+    answer = client.get(location.url, headers)
     parts = urlsplit(location.url)
     if answer.status != 401 or answer.url != location.url or not meant_for(credentials, parts.netloc):
         return answer
@@ -163,4 +180,4 @@ def _refusal(location: HttpLocation, answer: HttpResponse) -> ShimError:
         return PermissionRefused(
             f"{where} is refused (HTTP {answer.status}); check the pod's image pull secrets and the file's permissions"
         )
-    return Unavailable(f"{where} answers HTTP {answer.status} where 200 is expected; {again(retry_after(answer))}")
+    return refusal(f"{where} answers HTTP {answer.status} where 200 is expected", retry_after(answer))

@@ -1,7 +1,8 @@
 """Ends a download that nobody waits for or that does not move.
 
 A thread that is blocked in a read cannot look at an event, so a second one does: when the pull is cancelled, makes no
-progress or has used up its time, it shuts the pull's sockets down, which wakes the reader at once.
+progress or has used up its time, it shuts the pull's sockets down, which wakes the reader at once. Several threads may read
+for one pull; each reads only what it has opened itself, so that some can be ended without the others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -34,7 +36,8 @@ class PullWatch:
         self.received = 0
         self._progressed_at = time.monotonic()
         self._failure: ShimError | None = None
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[socket.socket, threading.Thread] = {}
+        self._ended: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="image-pull-watch", daemon=True)
@@ -48,20 +51,32 @@ class PullWatch:
     ) -> None:
         self._done.set()
         self._thread.join()
-        with self._lock:
-            for guarded in self._sockets:
-                guarded.close()
-            self._sockets.clear()
+        for guarded in list(self._sockets):
+            self.release(guarded)
 
     def limit(self, seconds: float) -> None:
         """From now on the pull may take that long in all, or as long as was said before if that is shorter."""
         self._end = min(self._end, time.monotonic() + seconds)
 
-    def guard(self, connected: socket.socket) -> None:
-        """This socket is shut down when the pull must end."""
+    def guard(self, connected: socket.socket) -> socket.socket:
+        """This socket is shut down when the pull, or what this thread does for it, must end. Gives what `release` takes. Raises
+        like `check`: then it is the caller's to close."""
+        own, guarded = threading.current_thread(), connected.dup()
         with self._lock:
-            self._sockets.append(connected.dup())
-        self.check()
+            self._sockets[guarded] = own
+        try:
+            self.check()
+        except ShimError:
+            self.release(guarded)
+            raise
+        return guarded
+
+    def release(self, guarded: socket.socket) -> None:
+        """Its connection is over; as long as it is guarded the other side is not told."""
+        with self._lock:
+            if self._sockets.pop(guarded, None) is not None:
+                _shut_down(guarded)
+                guarded.close()
 
     def progressed(self, count: int = 0) -> None:
         """Bytes arrived, `count` of them of what is downloaded. Raises like `check`."""
@@ -69,6 +84,15 @@ class PullWatch:
         with self._lock:
             self.received += count
         self.check()
+
+    def silent_for(self) -> float:
+        """Seconds since anything arrived."""
+        return time.monotonic() - self._progressed_at
+
+    def had(self, count: int) -> None:
+        """So many of the bytes that arrived had been here before."""
+        with self._lock:
+            self.received -= count
 
     def expect(self, total: int, received: int = 0) -> None:
         """What is downloaded has that many bytes in all, of which so many are here; 0: nobody says."""
@@ -81,11 +105,14 @@ class PullWatch:
         self.check()
 
     def check(self) -> None:
-        """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled."""
+        """Raises DeadlineExceeded if the caller gave up or the time is over, Unavailable if the source stalled, and in a thread
+        that was cut."""
         if self._cancelled.is_set():
             self._failure = self._failure or self._given_up()
         if self._failure is not None:
             raise self._failure
+        if threading.current_thread() in self._ended:
+            raise Unavailable(f"pull of image {self.name!r}: this part of it is not needed any more")
 
     def _watch(self) -> None:
         while not self._done.wait(_POLL_INTERVAL):
@@ -109,16 +136,20 @@ class PullWatch:
     def _given_up(self) -> ShimError:
         return DeadlineExceeded(f"pull of image {self.name!r} was given up by its caller")
 
-    def cut(self) -> None:
-        """Ends all that is being read, but not the pull."""
-        self._shut_down_sockets()
+    def cut(self, threads: Iterable[threading.Thread]) -> None:
+        """Ends what these threads read, and what they are about to open, but not the pull."""
         with self._lock:
-            for guarded in self._sockets:
-                guarded.close()
-            self._sockets.clear()
+            self._ended.update(threads)
+            ended = [guarded for guarded, thread in self._sockets.items() if thread in self._ended]
+        for guarded in ended:
+            self.release(guarded)
 
     def _shut_down_sockets(self) -> None:
         with self._lock:
             for guarded in self._sockets:
-                with contextlib.suppress(OSError):
-                    guarded.shutdown(socket.SHUT_RDWR)
+                _shut_down(guarded)
+
+
+def _shut_down(guarded: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        guarded.shutdown(socket.SHUT_RDWR)

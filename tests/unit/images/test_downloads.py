@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import os
 import shutil
+import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from fakes.background import Background
@@ -20,11 +22,13 @@ from fakes.waiting import eventually
 from fakes.webserver import WebServer, serving
 
 from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, ResourceExhausted, Unavailable
-from virtshim.images import disk_writer
+from virtshim.images import disk_writer, layer_child
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.downloads import partials, several
 from virtshim.images.downloads.pace import Pace
+from virtshim.images.downloads.parts import Parts
 from virtshim.images.filestore import ImageFileStore
+from virtshim.images.pull_watch import PullWatch
 
 NEVER = threading.Event()
 FILE = "/disk.qcow2"
@@ -37,6 +41,8 @@ class Source:
 
     def __init__(self, web: WebServer, name: str, path: str, body: bytes) -> None:
         self.web, self.name, self.path, self.body = web, name, path, body
+        # With `by_several`: the one connection, which is slow, goes on; what it still brings then.
+        self.goes_on, self.left = threading.Event(), len(body)
 
     def cut(self, *after: int, etag: str = '"1"') -> None:
         self.web.serve_parts(self.path, self.body, after, etag)
@@ -46,8 +52,9 @@ class Source:
 
 
 @pytest.fixture
-def file(web: WebServer, qcow2: bytes) -> Source:
-    return Source(web, web.serve_parts(FILE, qcow2), FILE, qcow2)
+def file(web: WebServer, qcow2: bytes, request: pytest.FixtureRequest) -> Source:
+    path, body = getattr(request, "param", None) or (FILE, qcow2)
+    return Source(web, web.serve_parts(path, body), path, body)
 
 
 @pytest.fixture
@@ -388,7 +395,8 @@ def by_several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         request.send_header("ETag", '"1"')
         request.end_headers()
         request.wfile.write(source.body[:BEGINNING])
-        source.web.over.wait(WAIT_LIMIT)
+        source.goes_on.wait(WAIT_LIMIT)
+        request.wfile.write(source.body[BEGINNING:][: source.left])
         request.close_connection = True
 
     source.web.routes[source.path] = route
@@ -417,6 +425,7 @@ def test_what_one_connection_brings_too_slowly_comes_by_several(
     assert 0 < first <= BEGINNING
     assert sorted(parts(source)) == list(range(first, len(source.body), PIECE))
     assert (partial(), incoming(), store.under_way()) == ([], [], [])
+    source.goes_on.set()
     eventually(lambda: threading.active_count() <= before)
 
 
@@ -450,13 +459,15 @@ def test_a_server_that_sends_all_where_a_part_is_asked_for_is_read_by_one(
 
     def route(request: Any) -> None:
         asked.append(request.headers.get("Range", ""))
+        if len(asked) > 1:
+            source.goes_on.set()
         (source.web.routes["/all"] if len(asked) > 1 else slow)(request)
 
     source.web.serve("/all", source.body, ETag='"1"')
     source.web.routes[source.path] = route
     assert is_whole(store, fetch(store, source), qcow2)
     assert asked[0] == ""
-    assert asked[-1].endswith("-")
+    assert 1 < len(asked) <= 1 + several.CONNECTIONS
 
 
 @pytest.mark.parametrize("cut", [0, 1000])
@@ -482,8 +493,11 @@ def test_a_file_that_changes_between_its_parts_is_not_patched_up(
 ) -> None:
     whole, newer = web.routes[FILE], qcow2 + bytes(512)
 
+    file.left = 0
+
     def route(request: Any) -> None:
         if len(parts(file)) == 3:
+            file.goes_on.set()
             web.serve_parts(FILE, newer, etag='"2"')
         web.routes[FILE](request) if len(parts(file)) >= 3 else whole(request)
 
@@ -503,8 +517,10 @@ def test_what_several_connections_brought_is_gone_on_with_after_a_restart(
         if len(source.asked()) < 8:
             whole(request)
         else:
+            source.goes_on.set()
             request.close_connection = True
 
+    source.left = 0
     source.web.routes[source.path] = route
     with pytest.raises(Unavailable):
         fetch(make_store(), source)
@@ -535,7 +551,247 @@ def test_a_pull_by_several_connections_ends_with_its_callers_wish(source: Source
     assert not [one for one in threading.enumerate() if one.name.startswith("image-pull")]
     assert incoming() == []
     source.web.over.set()
+    source.goes_on.set()
     eventually(lambda: threading.active_count() <= before)
+
+
+@pytest.fixture
+def hanging(request: pytest.FixtureRequest, by_several) -> Source:
+    """The first part comes when all connections are at work, and no other does."""
+    source: Source = request.getfixturevalue("file" if "file" in request.fixturenames else "source")
+    whole = source.web.routes[source.path]
+
+    def route(request: Any) -> None:
+        if "Range" in request.headers:
+            eventually(lambda: len(parts(source)) >= several.CONNECTIONS)
+            if not request.headers["Range"].startswith(f"bytes={min(parts(source))}-"):
+                source.web.over.wait(WAIT_LIMIT)
+                return
+        whole(request)
+
+    source.web.routes[source.path] = route
+    return source
+
+
+PACKED = pytest.param(("/disk.qcow2.gz", gzip.compress(os.urandom(200_000))), id="packed file")
+
+
+@pytest.mark.parametrize("file", [pytest.param(None, id="file"), PACKED], indirect=True)
+def test_a_pull_that_fails_leaves_no_thread_whoever_holds_its_error(
+    file: Source, store, hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        if len(parts(file)) >= several.CONNECTIONS:
+            raise ResourceExhausted("no room is left")
+
+    monkeypatch.setattr(DiskWriter, "write", full)
+    monkeypatch.setattr(layer_child._Exchange, "send", full)
+    with pytest.raises(ResourceExhausted, match="no room is left") as caught:
+        fetch(store, file)
+    assert not [one for one in threading.enumerate() if one.name.startswith("image-pull")]
+    del caught
+
+
+def test_what_balanced_servers_tell_apart_comes_from_the_first_alone(
+    web, file: Source, store, qcow2: bytes, by_several
+) -> None:
+    """Each has an ETag of its own for the same file: what comes from others would not be a part of this one."""
+    slow, asked = web.routes[FILE], []
+
+    def route(request: Any) -> None:
+        asked.append(request.headers.get("Range", ""))
+        if len(asked) == 1:
+            slow(request)
+            return
+        file.goes_on.set()
+        web.serve_parts("/other", qcow2, etag=f'"{len(asked)}"')
+        web.routes["/other"](request)
+
+    web.routes[FILE] = route
+    assert is_whole(store, fetch(store, file), qcow2)
+    assert 1 < len(asked) <= 1 + several.CONNECTIONS
+
+
+def test_what_is_redirected_to_another_mirror_each_time_comes_from_the_first_alone(
+    web, file: Source, store, qcow2: bytes, by_several
+) -> None:
+    slow, asked = web.routes[FILE], []
+
+    def route(request: Any) -> None:
+        mirror = f"/mirror-{len(asked)}"
+        asked.append(mirror)
+        web.serve_parts(mirror, qcow2)
+        if len(asked) == 1:
+            web.routes[mirror] = slow
+        else:
+            file.goes_on.set()
+        web.answer("/there", 302, Location=web.url(mirror))
+        web.routes["/there"](request)
+
+    web.routes[FILE] = route
+    assert is_whole(store, fetch(store, file), qcow2)
+    assert 1 < len(asked) <= 1 + several.CONNECTIONS
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that servers were waited for, which takes no time here."""
+    found: list[float] = []
+    monkeypatch.setattr(PullWatch, "pause", lambda _, seconds: found.append(seconds))
+    return found
+
+
+def refuse_further(source: Source, status: int, granted: int) -> list[object]:
+    """Of the connections that ask for parts, all but the first so many are refused."""
+    whole, seen = source.web.routes[source.path], []
+    source.web.answer("/refused", status, Retry_After="20")
+
+    def route(request: Any) -> None:
+        if "Range" in request.headers and request.client_address not in seen[:granted]:
+            seen.append(request.client_address)
+            if request.client_address not in seen[:granted]:
+                if not granted:
+                    source.goes_on.set()
+                source.web.routes["/refused"](request)
+                return
+        if "Range" in request.headers:
+            eventually(lambda: len(seen) > granted)
+        whole(request)
+
+    source.web.routes[source.path] = route
+    return seen
+
+
+STATUSES = pytest.mark.parametrize("status", [403, 404, 429, 503])
+
+
+@STATUSES
+def test_a_server_that_grants_one_connection_is_read_by_that_one(
+    source: Source, store, qcow2: bytes, by_several, pauses, status: int
+) -> None:
+    refused = refuse_further(source, status, granted=0)
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert 1 < len(refused) <= several.CONNECTIONS
+    assert source.asked().count("") == 1
+    assert pauses == []
+
+
+@STATUSES
+def test_a_server_that_grants_few_connections_is_read_by_those(
+    source: Source, store, qcow2: bytes, by_several, pauses, status: int
+) -> None:
+    refuse_further(source, status, granted=2)
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert set(parts(source)) == set(range(min(parts(source)), len(source.body), PIECE))
+    assert not source.goes_on.is_set()
+    assert pauses == []
+
+
+def test_a_server_that_ends_each_connection_does_not_use_up_descriptors(
+    source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several, "_PIECE", PIECE // 4)
+    whole, opened = source.web.routes[source.path], []
+
+    def route(request: Any) -> None:
+        opened.append(len(os.listdir("/proc/self/fd")))
+        whole(request)
+        request.close_connection = True
+
+    source.web.routes[source.path] = route
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert len(parts(source)) > 20 * several.CONNECTIONS
+    assert max(opened) < min(opened) + 10 * several.CONNECTIONS
+
+
+class Sent:
+    """Bytes that come by few, or not at all."""
+
+    url = "http://source.test/"
+    is_closed = False
+
+    def __init__(self, watch: PullWatch, left: int, at_once: int) -> None:
+        self._watch, self._left, self._at_once = watch, left, at_once
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def read(self) -> bytes:
+        while not self._at_once:
+            self._watch.check()
+            self._watch.pause(0.001)
+        taken = min(self._at_once, self._left)
+        self._left -= taken
+        return bytes(taken)
+
+
+def test_bytes_that_come_by_few_take_no_more_memory_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = 1 << 17
+    monkeypatch.setattr(several, "_PIECE", length)
+    size = several.CONNECTIONS * length
+    with PullWatch("x", NEVER, 60) as watch:
+        rest: Any = lambda at, end=None: Sent(watch, end - at, 2)  # noqa: E731
+        alone: Any = Sent(watch, 0, 1)
+        tracemalloc.start()
+        chunks = [len(chunk) for chunk in several.by_several(0, size, rest, watch, alone, 1.0)]
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert chunks == [length] * several.CONNECTIONS
+    assert most < 3 * size
+
+
+@pytest.mark.parametrize(("patience", "silence"), [(0.0, 60.0), (60.0, 0.0)])
+def test_a_part_that_does_not_come_in_time_is_waited_for_no_longer(patience: float, silence: float) -> None:
+    with PullWatch("x", NEVER, 60) as watch:
+        rest: Any = lambda at, end=None: Sent(watch, end - at, 0)  # noqa: E731
+        with Parts(0, 100, 10, rest, watch) as parts:
+            assert parts.next(1, patience, silence) is None
+        assert not [one for one in threading.enumerate() if one.name.startswith("image-pull-part")]
+
+
+def test_a_part_slower_than_the_least_rate_is_asked_for_by_another_connection(
+    source: Source, store, qcow2: bytes, by_several, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, slow = source.web.routes[source.path], threading.Event()
+    kept = Pace.is_kept
+
+    def is_kept(pace: Pace, count: int, waited: float) -> bool:
+        if threading.current_thread().name == "image-pull-part" and not slow.is_set():
+            slow.set()
+            return False
+        return kept(pace, count, waited)
+
+    monkeypatch.setattr(Pace, "is_kept", is_kept)
+    assert is_whole(store, fetch(store, source), qcow2)
+    assert slow.is_set()
+    assert len(parts(source)) == len(set(parts(source))) + 1
+    assert source.web.routes[source.path] is whole
+
+
+def test_what_a_thread_opens_after_it_was_cut_is_closed_and_the_others_go_on() -> None:
+    ours, theirs = socket.socketpair()
+    with PullWatch("x", NEVER, 60) as watch, ours, theirs:
+        watch.guard(theirs)
+        cut = Background(lambda: (watch.cut([threading.current_thread()]), watch.guard(ours)))
+        with pytest.raises(Unavailable, match="not needed any more"):
+            cut.done()
+        ours.close()
+        assert theirs.recv(1) == b""
+        watch.check()
+
+
+def test_a_socket_that_is_cut_tells_the_other_side() -> None:
+    ours, theirs = socket.socketpair()
+    with PullWatch("x", NEVER, 60) as watch, ours, theirs:
+        watch.guard(ours)
+        watch.cut([threading.current_thread()])
+        assert theirs.recv(1) == b""
 
 
 class Clock:

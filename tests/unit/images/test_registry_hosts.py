@@ -15,6 +15,7 @@ from fakes.webserver import WebServer, serving
 from virtshim.domain.errors import InvalidRequest, NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
 from virtshim.images.filestore import ImageFileStore
+from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.hosts_file import RegistryHost, hosts_of
 
 NEVER = threading.Event()
@@ -215,6 +216,57 @@ def test_what_a_mirror_does_not_give_the_registry_does(
     mirror.web.answer("/v2/vm/manifests/latest", status or 500)
     write(f'[host."http://{address}"]', fake_registry.web.address)
     assert pull(name).digest.hex == digest_of(qcow2)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that hosts were waited for, which takes no time here."""
+    found: list[float] = []
+    monkeypatch.setattr(PullWatch, "pause", lambda _, seconds: found.append(seconds))
+    return found
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_mirror_that_is_busy_is_not_waited_for_where_another_host_has_it(
+    fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write, qcow2: bytes, pauses: list[float], status: int
+) -> None:
+    name = fake_registry.push("vm", {"disk/x": qcow2})
+    for path in fake_registry.web.routes:
+        mirror.web.answer(path, status, Retry_After="20")
+    write(f'[host."http://{mirror.web.address}"]', fake_registry.web.address)
+    assert pull(name).digest.hex == digest_of(qcow2)
+    assert len(mirror.web.seen) == len(fake_registry.web.seen) == 3
+    assert pauses == []
+
+
+@pytest.mark.parametrize("registry_status", [429, 500])
+def test_a_busy_mirror_is_waited_for_when_the_registry_is_busy_or_broken(
+    fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write, qcow2: bytes, pauses, registry_status: int
+) -> None:
+    mirror.push("vm", {"disk/x": qcow2})
+    manifest = "/v2/vm/manifests/latest"
+    whole = mirror.web.routes[manifest]
+
+    def once_busy(request: Any) -> None:
+        mirror.web.answer(manifest, 429, Retry_After="7")
+        mirror.web.routes[manifest](request)
+        mirror.web.routes[manifest] = whole
+
+    mirror.web.routes[manifest] = once_busy
+    fake_registry.web.answer(manifest, registry_status, Retry_After="20")
+    write(f'[host."http://{mirror.web.address}"]', fake_registry.web.address)
+    assert pull(fake_registry.name("vm")).digest.hex == digest_of(qcow2)
+    assert pauses == [7]
+
+
+def test_a_busy_mirror_is_not_waited_for_when_the_registry_does_not_have_it(
+    fake_registry: FakeRegistry, mirror: FakeRegistry, pull, write, pauses
+) -> None:
+    mirror.web.answer("/v2/vm/manifests/latest", 429, Retry_After="7")
+    write(f'[host."http://{mirror.web.address}"]', fake_registry.web.address)
+    with pytest.raises(NotFound):
+        pull(fake_registry.name("vm"))
+    assert pauses == []
 
 
 def test_a_mirror_that_may_not_resolve_gives_blobs_only(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import contextlib
+from collections.abc import Generator
 from pathlib import Path
 
 import structlog
 
-from virtshim.domain.errors import Unavailable
+from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.images.downloads.partials import also_written, kept
-from virtshim.images.downloads.several import Rest, Trial, by_several
-from virtshim.images.http_client import CHUNK, HttpResponse, redacted_url
+from virtshim.images.downloads.parts import Rest
+from virtshim.images.downloads.several import Trial, by_several
+from virtshim.images.http_client import HttpResponse, redacted_url
 from virtshim.images.pull_watch import PullWatch
 
 log = structlog.get_logger(__name__)
@@ -22,7 +24,7 @@ _ENOUGH = 1 << 20
 
 def body(
     answer: HttpResponse | None, at: int, rest: Rest | None, watch: PullWatch, size: int | None = None
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """The bytes from `at` on, of `answer` if there is one. `rest` asks for those from a number on; without it what breaks off
     stays so. With `size`, of all, they may be asked for by several connections. Raises Unavailable when it breaks off again and
     again, and what `rest` raises."""
@@ -57,34 +59,48 @@ class _Reading:
         # Bytes in all, as long as several connections may be tried.
         self._size = size if rest is not None else None
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Generator[bytes, None, None]:
         """All that is left; again after it broke off."""
-        if (yield from self._by_one()) or self._size is None or self._rest is None:
-            return
-        size, self._size = self._size, None
-        log.info("image.download.by_several", image=self._watch.name, bytes=self.at, rate=round(self._rate))
-        for chunk in by_several(self.at, size, self._rest, self._watch, self._rate):
-            self.at += len(chunk)
-            yield chunk
-        if self.at < size:
-            yield from self._by_one()
-
-    def _by_one(self) -> Generator[bytes, None, bool]:
-        """To the end, which is told, or until several are to be tried."""
         answer, self._answer = self._answer, None
         if answer is None:
             if self._rest is None:
-                return True
+                return
             answer = self._rest(self.at)
-        trial = Trial()
         with answer:
-            while chunk := trial.read(answer):
+            if (yield from self._by_one(answer)) or self._size is None or self._rest is None:
+                return
+            size, self._size = self._size, None
+            yield from self._by_several(answer, size, self._rest)
+            if not answer.is_closed:
+                yield from self._by_one(answer)
+                return
+        if self.at < size:
+            with self._rest(self.at) as answer:
+                yield from self._by_one(answer)
+
+    def _by_one(self, answer: HttpResponse) -> Generator[bytes, None, bool]:
+        """To the end, which is told, or until several are to be tried."""
+        trial = Trial()
+        while chunk := trial.read(answer):
+            self.at += len(chunk)
+            yield chunk
+            if self._size is not None and trial.is_waited_for(self._size - self.at):
+                self._rate = trial.rate
+                return False
+        return True
+
+    def _by_several(self, answer: HttpResponse, size: int, rest: Rest) -> Generator[bytes, None, None]:
+        """As far as they bring it; then `answer` is closed, or at the same byte."""
+        began = self.at
+        log.info("image.download.by_several", image=self._watch.name, bytes=began, rate=round(self._rate))
+        with contextlib.closing(by_several(began, size, rest, self._watch, answer, self._rate)) as chunks:
+            for chunk in chunks:
                 self.at += len(chunk)
                 yield chunk
-                if self._size is not None and trial.is_waited_for(self._size - self.at):
-                    self._rate = trial.rate
-                    return False
-        return True
+        if self.at == size:
+            answer.close()
+        elif not answer.is_closed:
+            answer.skip(self.at - began)
 
 
 def by_way_of(
@@ -93,7 +109,7 @@ def by_way_of(
     answer: HttpResponse | None,
     rest: Rest | None,
     watch: PullWatch,
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """All of a content of that size: what the file `part` has, then the rest of it, which goes there too; `answer` and `rest` as
     in `body`, from the first byte on."""
     at = 0
@@ -117,12 +133,12 @@ def from_byte(answer: HttpResponse, at: int, end: int | None = None) -> HttpResp
     """The answer, its body ahead from byte `at` on also where the server sends all of it; not where the bytes up to `end` alone
     were asked for."""
     first = _first_byte(answer) if end is None or answer.status == 206 else None
-    left = -1 if first is None else at - first
-    while left > 0 and (chunk := answer.read(min(left, CHUNK))):
-        left -= len(chunk)
-    if left:
+    try:
+        if first is None or first > at or not answer.skip(at - first):
+            raise Unavailable(f"{redacted_url(answer.url)} does not send what is left from byte {at} on; try again")
+    except ShimError:
         answer.close()
-        raise Unavailable(f"{redacted_url(answer.url)} does not send what is left from byte {at} on; try again")
+        raise
     return answer
 
 

@@ -7,7 +7,6 @@ https://github.com/opencontainers/distribution-spec, https://distribution.github
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Container, Mapping
@@ -16,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from virtshim.domain.errors import NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.image import Credentials
 from virtshim.images.credentials import basic_login, meant_for
-from virtshim.images.downloads.busy import again, answered, retry_after
+from virtshim.images.downloads.busy import refusal, retry_after
 from virtshim.images.http_client import HttpClient, HttpResponse
 from virtshim.images.names import RegistryLocation, is_loopback
 from virtshim.images.registries.hosts_file import RegistryHost
@@ -60,9 +59,9 @@ class Endpoint:
 
     def get(self, path: str, headers: Mapping[str, str], absent: Container[int] = _ABSENT) -> HttpResponse:
         """Asks for what is below the repository; when challenged logs in, once a request: a token may run out in a long pull.
-        Raises NotFound for the statuses `absent`."""
+        Raises NotFound for the statuses `absent`, Busy where it is to be asked later."""
         url = f"{self._root}/{path}{self._query}"
-        answer = answered(functools.partial(self._asked, url, headers), self._client.watch)
+        answer = self._asked(url, headers)
         if answer.status != 200 and (answer.status != 206 or "Range" not in headers):
             with answer:
                 if answer.status in absent:
@@ -176,5 +175,5 @@ class Endpoint:
                 )
             return PermissionRefused(f"{image} refuses the login given; check the pod's image pull secret")
         if status == 429:
-            return Unavailable(f"{image} limits the rate of pulls (HTTP 429); {again(seconds)}")
-        return Unavailable(f"{image} answers HTTP {status}; {again(seconds)}")
+            return refusal(f"{image} limits the rate of pulls (HTTP 429)", seconds)
+        return refusal(f"{image} answers HTTP {status}", seconds)

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import structlog
 
-from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, ShimError
+from virtshim.domain.errors import DeadlineExceeded, InvalidRequest, NotFound, ShimError, Unavailable
 from virtshim.images.blob_digest import verified
 from virtshim.images.downloads import resumed
+from virtshim.images.downloads.busy import Busy, answered
 from virtshim.images.http_client import HttpResponse
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import MAX_MANIFEST_BYTES, MEDIA_TYPES, Descriptor
@@ -95,24 +96,38 @@ class Repository:
             answer = endpoint.get(f"blobs/{descriptor.digest}", resumed.rest_range(at, end))
             return resumed.from_byte(answer, at, end)
 
-        return self._first(PULL, ask)
+        # A part can be done without.
+        return self._first(PULL, ask) if end is None else self._first_now(PULL, ask)
 
     def _first(self, need: str, ask: Callable[[Endpoint], _T]) -> _T:
-        """Of those that may, the first one's that has it. Raises what the last one did, which is the registry itself."""
+        """Of those that may, the first one's that has it. They are waited for if one is busy, and the registry itself, which is
+        the last one, is that or away. Raises what that one did."""
+        return answered(functools.partial(self._first_now, need, ask), self._watch)
+
+    def _first_now(self, need: str, ask: Callable[[Endpoint], _T]) -> _T:
+        """Nobody is waited for: raises Busy if that may be worth while."""
         able = [endpoint for endpoint in self._endpoints if endpoint.may(need)]
+        soonest: list[int] = []
         for endpoint in able[:-1]:
             try:
                 return ask(endpoint)
             except DeadlineExceeded:
                 raise
             except ShimError as exc:
+                soonest += [exc.seconds] if isinstance(exc, Busy) else []
                 log.info("image.mirror.passed_over", image=str(self._location.name), error=str(exc))
         if not able:
             raise InvalidRequest(
                 f"image {str(self._location.name)!r}: no host in the hosts.toml of {self._location.registry} has the "
                 f"capability {need}; give it to one"
             )
-        return ask(able[-1])
+        try:
+            return ask(able[-1])
+        except Unavailable as exc:
+            soonest += [exc.seconds] if isinstance(exc, Busy) else []
+            if not soonest:
+                raise
+            raise Busy(str(exc), min(soonest)) from exc
 
 
 def _lists_any(index: bytes) -> bool:
