@@ -105,11 +105,16 @@ def find_image(images: Sequence[Image], reference: str) -> Image | None:
     reference and for a prefix that fits several ids."""
     if looks_like_id(reference):
         return _by_id(images, reference.removeprefix("sha256:"))
-    name = ImageName.parse(reference)
-    found = _by_repo_digest(images, name) if name.digest else _by_tag(images, name)
+    found = find_named(images, reference)
     if found is None and _BARE_ID_PREFIX.fullmatch(reference):
         return _by_id(images, reference)
     return found
+
+
+def find_named(images: Sequence[Image], reference: str) -> Image | None:
+    """As `find_image`, but by its names alone: one of hex digits may be the beginning of ids by chance."""
+    name = ImageName.parse(reference)
+    return _by_repo_digest(images, name) if name.digest else _by_tag(images, name)
 
 
 def _by_id(images: Sequence[Image], prefix: str) -> Image | None:

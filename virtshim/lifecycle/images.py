@@ -14,7 +14,7 @@ from virtshim.domain.container import Container
 from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image, ImageConfig
-from virtshim.domain.image_name import ImageName, familiar, find_image, looks_like_id
+from virtshim.domain.image_name import ImageName, familiar, find_image, find_named, looks_like_id
 from virtshim.ports.clock import Clock
 from virtshim.ports.images import FetchedImage, ImageNotes
 from virtshim.ports.recovery import KnownImageFiles, StateRecords
@@ -132,7 +132,7 @@ class ImageService:
 
     def all(self) -> Sequence[Image]:
         images = self._records.images.all()
-        named = [find_image(images, name) for name in self._pinned.now]
+        named = [find_named(images, name) for name in self._pinned.now]
         pinned = {image.id for image in named if image is not None}
         return [dataclasses.replace(image, pinned=True) if image.id in pinned else image for image in images]
 

@@ -1,6 +1,8 @@
 """Images: pull, names, removal, and which files must stay."""
 
 import dataclasses
+import hashlib
+import itertools
 import threading
 from pathlib import Path
 
@@ -340,6 +342,27 @@ def test_images_that_the_operator_names_are_listed_as_pinned(tmp_path: Path) -> 
         assert pinned() == [("registry.test/vm/b:latest",)]
         world.images.remove("registry.test/vm/b")
         assert pinned() == []
+    finally:
+        world.close()
+
+
+def test_a_pinned_name_of_hex_digits_is_not_the_beginning_of_an_id(tmp_path: Path) -> None:
+    """Nor do images that it happens to begin, several or one, go from the list."""
+    world, seen = World(tmp_path), dict[str, bytes]()
+    contents = (b"%d" % number for number in itertools.count())
+    second = next(one for one in contents if seen.setdefault(hashlib.sha256(one).hexdigest()[:4], one) != one)
+    word = hashlib.sha256(second).hexdigest()[:4]
+    try:
+        for content in (seen[word], second):
+            world.outside.files.publish(f"registry.test/vm/{content.decode()}", content)
+            world.pull(f"registry.test/vm/{content.decode()}", content)
+        found = world.images.all()
+        ids = [image.id.hex for image in found]
+        assert [one[:4] for one in ids] == [word, word]
+        for name in (word, ids[0][:12]):
+            world.app.live.use(Settings(images=Images(pinned=(name,))))
+            assert world.images.all() == found
+            assert world.images.find(found[0].tags[0]) == found[0]
     finally:
         world.close()
 
