@@ -90,6 +90,18 @@ def test_a_packed_disk_that_is_cut_short_is_refused(
         store.fetch(web.serve(f"/disk.raw.{suffix}", pack(noise)[:-30]), None, NEVER)
 
 
+@pytest.mark.parametrize("zeros", [8, 600_000])
+@pytest.mark.parametrize(("suffix", "pack"), PACKERS)
+def test_what_follows_padding_is_not_lost(
+    web: WebServer, store, noise: bytes, suffix: str, pack: Any, zeros: int
+) -> None:
+    padding = bytes(zeros)
+    url = web.serve(f"/disk.raw.{suffix}", pack(noise[:AT]) + padding + pack(noise[AT:]) + padding)
+    assert stored(store, store.fetch(url, None, NEVER)) == noise
+    with pytest.raises(InvalidRequest, match="is damaged"):
+        store.fetch(web.serve(f"/disk.raw.{suffix}", pack(noise) + padding + b"no disk"), None, NEVER)
+
+
 def test_what_a_packed_disk_unpacks_to_is_bounded(web: WebServer, make_store) -> None:
     url = web.serve("/disk.raw.zst", zstd.compress(b"\xeb\x3c" + bytes(64 << 20)))
     with pytest.raises(InvalidRequest, match=r"images\.max_bytes"):

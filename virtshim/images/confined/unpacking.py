@@ -87,7 +87,7 @@ def _decoded(
 ) -> Iterator[bytes]:
     """One or more streams; never more than a piece of output in memory at once."""
     rest: bytes = head
-    while rest.strip(b"\0"):  # xz may pad with zeros
+    while rest:
         decoder = make()
         while not decoder.eof:
             try:
@@ -101,9 +101,15 @@ def _decoded(
                 rest = next(chunks, b"")
                 if not rest:
                     raise InvalidRequest(f"{data} is cut short; push the image again")
-        rest = decoder.unused_data or next(chunks, b"")
-    for _ in chunks:
-        pass
+        rest = _padding_left(decoder.unused_data, chunks)
+
+
+def _padding_left(rest: bytes, chunks: Iterator[bytes]) -> bytes:
+    """What follows the zeros behind a stream, from its first byte on: xz and gzip(1) allow them. b"" if nothing does."""
+    while not (rest := rest.lstrip(b"\0")):
+        if not (rest := next(chunks, b"")):
+            break
+    return rest
 
 
 def limited(chunks: Iterator[bytes], limit: int, what: str) -> Iterator[bytes]:
@@ -120,13 +126,7 @@ def _gunzip(head: bytes, chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     """One or more gzip members; never more than a piece of output in memory at once."""
     rest: bytes = head
     while rest:
-        if rest[0] == 0:
-            # Padding after the last member, as gzip(1) allows.
-            for _ in chunks:
-                pass
-            return
-        rest = yield from _gunzip_member(rest, chunks, what)
-        rest = rest or next(chunks, b"")
+        rest = _padding_left((yield from _gunzip_member(rest, chunks, what)), chunks)
 
 
 def _gunzip_member(data: bytes, chunks: Iterator[bytes], what: str) -> Generator[bytes, None, bytes]:
