@@ -50,6 +50,8 @@ MANIFESTS: dict[str, tuple[Any, grpc.StatusCode, str]] = {
     "a digest that leads up": (v2(config=NOWHERE, layers=[{"digest": "sha256:../../x", "size": 1}]), INVALID, "not sha256"),
     "a digest nobody trusts": (v2(config=NOWHERE, layers=[{"digest": f"md5:{'1' * 32}", "size": 1}]), INVALID, "not sha256"),
     "a size below nothing": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": -1}]), INVALID, "without size"),
+    "a size that nothing has": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": 10**4000}]), INVALID, "one that nothing has"),
+    "a size of too many digits": (b'{"schemaVersion": 2, "layers": [' + b"9" * 5000 + b"]}", INVALID, "not JSON"),
     "a size that is true": (v2(config=NOWHERE, layers=[{**NOWHERE, "size": True}]), INVALID, "without size"),
     "a config of a terabyte": (v2(config={**NOWHERE, "size": 1 << 40}, layers=[NOWHERE]), INVALID, "config of more than"),
     "a config that is not there": (v2(config=NOWHERE, layers=[NOWHERE]), NOT_FOUND, "does not have it"),
@@ -80,6 +82,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "a list": ({**CONFIG, "rootfs": []}, "an artifact, not an image"),
     "a name and no value": ({**CONFIG, "config": {"Env": ["LD_PRELOAD"]}}, "Env holds what is not NAME=VALUE"),
     "a command with an end inside": ({**CONFIG, "config": {"Cmd": ["a\0b"]}}, "Cmd is malformed"),
+    "a user of 5000 digits": ({**CONFIG, "config": {"User": "9" * 5000}}, "is no user"),
     "a user beyond all": ({**CONFIG, "config": {"User": "4294967296"}}, "is no user"),
 }  # fmt: skip
 
@@ -145,6 +148,8 @@ def says(status: int, body: bytes = b"", **headers: str) -> Callable[[Request], 
     return route
 
 
+# More digits than Python makes a number of.
+NUMBER = "9" * 5000
 LOGIN = 'Bearer realm="{}",service="s"'
 
 ANSWERS: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
@@ -157,6 +162,8 @@ ANSWERS: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
     "that it is forbidden": (says(403), DENIED, "wants a login"),
     "that it is busy": (says(429), AWAY, r"^RegistryUnavailable: .* limits the rate of pulls \(HTTP 429\); try again later"),
     "that it is busy for an hour": (says(429, Retry_After="3600"), AWAY, "^RegistryUnavailable: .*try again in 3600 s"),
+    "that it is busy until no day": (says(429, Retry_After="Mon, 01 Jan 99999999999 00:00:00 GMT"), AWAY, "; try again later"),
+    "that it is busy for an eternity": (says(429, Retry_After=NUMBER), AWAY, "; try again in 999999999 s"),
     "that it failed": (says(500), AWAY, "^RegistryUnavailable: .* answers HTTP 500; try again later"),
     "a gateway's page": (says(502, b"<html>"), AWAY, "^RegistryUnavailable: .* answers HTTP 502"),
     "half of it": (cut, AWAY, "^RegistryUnavailable: .* broke off"),
@@ -182,6 +189,34 @@ def test_a_registry_that_answers_badly_is_told_of(web: WebServer, refused: Calla
     refused(name, words, code)
 
 
+@pytest.mark.parametrize("words", [f"bytes {NUMBER}-{NUMBER}/{NUMBER}", f"bytes {NUMBER}-/*", "bytes 100-"])
+def test_a_part_at_a_place_that_cannot_be_counted_is_not_taken(
+    web: WebServer, refused: Callable[..., None], words: str
+) -> None:
+    """Of a file, and of a layer, of which half has come."""
+    name, path = sound(web)
+    for at in (path, "/a.img"):
+        web.routes[at] = cut_unless_a_part(says(206, LAYER[100:], Content_Range=words, ETag='"1"'))
+    refused(web.url("/a.img"), "has changed|does not send what is left", AWAY)
+    if words != "bytes 100-":
+        refused(name, "does not send what is left", AWAY)
+
+
+def cut_unless_a_part(part: Callable[[Request], None]) -> Callable[[Request], None]:
+    def route(request: Request) -> None:
+        if "Range" in request.headers:
+            part(request)
+            return
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(LAYER)))
+        request.send_header("ETag", '"1"')
+        request.end_headers()
+        request.wfile.write(LAYER[:100])
+        request.close_connection = True
+
+    return route
+
+
 def test_a_manifest_that_is_not_the_digests_is_refused(web: WebServer, refused: Callable[..., None]) -> None:
     name, _ = sound(web)
     wanted = f"sha256:{'3' * 64}"
@@ -201,6 +236,9 @@ FILES: dict[str, tuple[Callable[[Request], None], grpc.StatusCode, str]] = {
     "half of it": (says(200, bytes(512), Content_Length="1024", Connection="close"), AWAY, "^RegistryUnavailable: .* broke off"),
     "it packed on the way": (says(200, LAYER, Content_Encoding="gzip"), INVALID, "is sent encoded"),
     "more than there may be": (says(200, b"", Content_Length=str(1 << 50), Connection="close"), INVALID, r"images\.max_bytes"),
+    "more than can be counted": (
+        says(200, b"", Content_Length=NUMBER, Connection="close"), AWAY, "^RegistryUnavailable: .* a length of 5000 digits",
+    ),
     "go to yourself": (says(302, Location="?again"), INVALID, "redirects more than"),
     "go to the node's admin": (says(302, Location="unix:///run/virtshim/admin.sock"), INVALID, r"not an http\(s\) URL"),
 }  # fmt: skip

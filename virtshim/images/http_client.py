@@ -35,6 +35,8 @@ from virtshim.images.translations import TlsProfile, Transport
 
 CONNECT_TIMEOUT = 10.0
 CHUNK = 1 << 18
+# Of bytes: what 63 bits hold.
+_MOST_DIGITS = 18
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _FOR_EVERYBODY = frozenset({"Accept", "Range", "If-Range"})
@@ -45,6 +47,11 @@ def redacted_url(url: str) -> str:
     """The URL for people: a query may be a signature, and user information a password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:300]
+
+
+def byte_count(text: str) -> int | None:
+    """A count or position of bytes in a header; None for what is none, or more than a file may have."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 class HttpResponse:
@@ -76,9 +83,14 @@ class HttpResponse:
             connection.release()
 
     def length(self) -> int | None:
-        """The body's length as the server announces it, None if it does not."""
+        """The body's length as the server announces it, None if it does not. Raises Unavailable for one that no file has."""
         text = self.headers.get("Content-Length", "")
-        return int(text) if text.isascii() and text.isdigit() else None
+        found = byte_count(text)
+        if found is None and text.isascii() and text.isdigit():
+            raise Unavailable(
+                f"{redacted_url(self.url)} announces a length of {len(text)} digits, which no file has; correct the server"
+            )
+        return found
 
     def read(self, limit: int = CHUNK) -> bytes:
         """The next bytes as they came over the wire, b"" at the end. A body shorter than announced is Unavailable, and

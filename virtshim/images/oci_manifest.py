@@ -33,6 +33,7 @@ _MAX_CONFIG_CHARS = 64 << 10
 _MAX_CONFIG_WORDS = 1000
 _USER = re.compile(r"[^:\0\s]{1,256}(:[^:\0\s]{1,256})?")
 _MAX_ID = 2**32 - 1
+_MAX_SIZE = 1 << 60
 _REALTIME_SIGNAL = re.compile(r"SIGRTM(?:IN\+|AX-)(?:[1-9]|[12][0-9]|30)")
 _FIRST_REALTIME, _LAST_REALTIME = 34, 64
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
@@ -177,8 +178,8 @@ def _is_plain(word: str) -> bool:
 
 
 def _user(text: str, image: str) -> str:
-    numbers = [int(part) for part in text.split(":") if part.isdecimal()]
-    if text and (not _USER.fullmatch(text) or any(number > _MAX_ID for number in numbers)):
+    # What is too long for a user is not counted: Python refuses to.
+    if text and (not _USER.fullmatch(text) or any(int(part) > _MAX_ID for part in text.split(":") if part.isdecimal())):
         raise _bad(image, f"its config's User {text[:80]!r} is no user; write USER name, or USER number:number")
     return text
 
@@ -221,8 +222,8 @@ def _descriptor(value: Any, image: str) -> Descriptor:
     digest, size, platform = value.get("digest"), value.get("size"), value.get("platform")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise _bad(image, "its manifest holds a digest that is not sha256; others are not supported")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise _bad(image, "its manifest holds a descriptor without size")
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MAX_SIZE:
+        raise _bad(image, "its manifest holds a descriptor without size, or with one that nothing has")
     annotations = value.get("annotations")
     title = annotations.get(_TITLE) if isinstance(annotations, dict) else None
     said = (str(value.get("mediaType") or "")[:200], str(title or "")[:200])

@@ -12,7 +12,7 @@ from virtshim.domain.errors import ShimError, Unavailable
 from virtshim.images.downloads.partials import also_written, kept
 from virtshim.images.downloads.parts import Rest
 from virtshim.images.downloads.several import Trial, by_several
-from virtshim.images.http_client import HttpResponse, redacted_url
+from virtshim.images.http_client import HttpResponse, byte_count, redacted_url
 from virtshim.images.pull_watch import PullWatch
 
 log = structlog.get_logger(__name__)
@@ -146,8 +146,7 @@ def whole_length(answer: HttpResponse) -> int | None:
     """Of the file that the answer is all, or a part, of; None if the server does not say."""
     if answer.status != 206:
         return answer.length()
-    total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    return int(total) if total.isascii() and total.isdigit() else None
+    return byte_count(answer.headers.get("Content-Range", "").rpartition("/")[2])
 
 
 def _first_byte(answer: HttpResponse) -> int | None:
@@ -155,5 +154,4 @@ def _first_byte(answer: HttpResponse) -> int | None:
     if answer.status != 206:
         return 0
     unit, _, span = answer.headers.get("Content-Range", "").partition(" ")
-    first = span.partition("-")[0]
-    return int(first) if unit == "bytes" and first.isascii() and first.isdigit() else None
+    return byte_count(span.partition("-")[0]) if unit == "bytes" else None
