@@ -135,9 +135,10 @@ for unit in systemd/*.service systemd/*.socket; do
 done
 put systemd/virtshim-sysusers.conf usr/lib/sysusers.d/virtshim.conf
 put systemd/virtshim-tmpfiles.conf usr/lib/tmpfiles.d/virtshim.conf
-for file in deploy/cni/* deploy/kubelet/* deploy/*.yaml deploy/libvirt-guests.conf; do
+for file in deploy/cni/* deploy/kubelet/* deploy/monitoring/* deploy/*.yaml deploy/libvirt-guests.conf; do
   put "$file" "usr/share/virtshim/${file#deploy/}"
 done
+install -D -m 755 deploy/flexvolume_driver "$root/usr/share/virtshim/flexvolume_driver"
 (cd "$source" && PYTHONPATH=$root/$site:$here/.. $python -B -m deb.derived "$root" "$version")
 
 doc=usr/share/doc/virtshim

@@ -125,7 +125,7 @@ def test_what_the_driver_cannot_do_is_told_as_kubelet_reads_it(tmp_path: Path) -
 
 def test_options_that_are_not_there_are_told_with_the_driver_to_install(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
-        with pytest.raises(NotFound, match=f"{FILE} is not there.*deploy/flexvolume_driver"):
+        with pytest.raises(NotFound, match=f"{FILE} is not there.*/usr/share/virtshim/flexvolume_driver"):
             VolumeDisksOnNode().flex_options(str(place))
 
 

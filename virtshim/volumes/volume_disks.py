@@ -22,7 +22,7 @@ class VolumeDisksOnNode:
     def flex_options(self, directory: str) -> bytes:
         missing = (
             "the driver of Virtlet's flexVolumes on this node is another one, or has not written it; install "
-            "deploy/flexvolume_driver"
+            "/usr/share/virtshim/flexvolume_driver (without the package: deploy/flexvolume_driver of the sources)"
         )
         with _regular_file(directory, FILE, missing) as file:
             text = os.pread(file, MAX_BYTES + 1, 0)

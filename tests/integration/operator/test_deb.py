@@ -77,6 +77,16 @@ def test_every_program_that_a_unit_starts_is_in_it_and_every_document_that_it_na
     assert list((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages/virtshim/dashboard/dist/index.html"))
 
 
+def test_it_has_what_prometheus_and_grafana_read_and_a_driver_that_kubelet_can_run(
+    root: Path, pytestconfig: pytest.Config
+) -> None:
+    ours = {path.name: path.read_bytes() for path in (pytestconfig.rootpath / "deploy/monitoring").iterdir()}
+    assert {"alerts.yaml", "grafana-dashboard.json"} <= set(ours)
+    shipped = root / "usr/share/virtshim/monitoring"
+    assert {path.name: path.read_bytes() for path in shipped.iterdir()} == ours
+    assert os.access(root / "usr/share/virtshim/flexvolume_driver", os.X_OK)
+
+
 def test_its_program_runs_from_its_own_packages_alone(root: Path) -> None:
     site = next((root / "usr/lib/virtshim/lib").glob("python3.*/site-packages"))
     look = "import sys; sys.path[:] = [one for one in sys.path if 'site-packages' not in one] + [sys.argv.pop(1)]"
