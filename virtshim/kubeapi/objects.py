@@ -14,8 +14,8 @@ from virtshim.domain.guest.data_source import Data, DataSource
 from virtshim.kubeapi.asking import Answer, get
 from virtshim.kubeapi.kubeconfig import access
 
-_PLURAL: Final = {"secret": "secrets", "configmap": "configmaps"}
-_GUIDE: Final = "docs/security.md, Secrets by name"
+PLURAL: Final = {"secret": "secrets", "configmap": "configmaps"}
+GUIDE: Final = "docs/security.md, Secrets by name"
 
 
 class KubeObjects:
@@ -36,7 +36,7 @@ class KubeObjects:
                 "this node reads no Secrets and ConfigMaps by name: its operator has to set kubernetes.kubeconfig; or mount it "
                 "as a volume, or write its text into an annotation of the pod"
             )
-        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/{_PLURAL[source.kind]}/{quote(source.name, safe='')}"
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/{PLURAL[source.kind]}/{quote(source.name, safe='')}"
         try:
             answer = get(access(kubeconfig, verified=True), path)
         except (OSError, HTTPException, ValueError, InvalidRequest) as exc:
@@ -53,7 +53,7 @@ def _refusal(answer: Answer) -> ShimError:
     if answer.status in (401, 403):
         return PermissionRefused(
             f"this node may not read it ({answer.status} {answer.reason}); name it in the pod's spec as well, by a volume, or "
-            f"have this node's right to get it granted ({_GUIDE})"
+            f"have this node's right to get it granted ({GUIDE})"
         )
     return Unavailable(
         f"the API server answers {answer.status} {answer.reason}; it is asked again with the next attempt"

@@ -303,5 +303,6 @@ ALL: tuple[Check, ...] = (
     node.swap,
     node.container_runtimes,
     proxy,
+    node.cluster_objects,
     node.qemu_overhead,
 )

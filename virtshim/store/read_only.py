@@ -35,10 +35,7 @@ def read_conditions(path: str) -> dict[str, DeviceCondition]:
 
 def read_running(path: str) -> list[tuple[Sandbox, Container]]:
     """The containers that run, with their sandboxes; as `read_claims`. None of which the record is damaged."""
-    sandboxes = {}
-    for key, document in _rows(path, "sandboxes", "select id, document from sandboxes"):
-        with contextlib.suppress(ShimError):  # the daemon tells of it
-            sandboxes[str(key)] = rows.sandbox_from(document)
+    sandboxes = _sandboxes(path)
     found = []
     for key, document in _rows(path, "containers", "select sandbox_id, document from containers"):
         with contextlib.suppress(ShimError):
@@ -46,6 +43,11 @@ def read_running(path: str) -> list[tuple[Sandbox, Container]]:
             if container.is_running and str(key) in sandboxes:
                 found.append((sandboxes[str(key)], container))
     return found
+
+
+def read_ready(path: str) -> list[Sandbox]:
+    """The sandboxes that are ready; as `read_running`."""
+    return [sandbox for sandbox in _sandboxes(path).values() if sandbox.is_ready]
 
 
 def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -64,6 +66,14 @@ def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
                 yield name, [dict(row) for row in database.execute(f'select * from "{quoted}"')]  # noqa: S608  a name of its own
     except sqlite3.Error as exc:
         raise WrongState(f"the state database {path} cannot be read ({exc}); run this as root") from exc
+
+
+def _sandboxes(path: str) -> dict[str, Sandbox]:
+    found = {}
+    for key, document in _rows(path, "sandboxes", "select id, document from sandboxes"):
+        with contextlib.suppress(ShimError):  # the daemon tells of it
+            found[str(key)] = rows.sandbox_from(document)
+    return found
 
 
 def _rows(path: str, table: str, query: str) -> Sequence[tuple[str, str]]:

@@ -33,6 +33,12 @@ def with_data(options: VmOptions, namespace: str, read: Callable[[DataSource], D
     return options
 
 
+def sources(options: VmOptions) -> list[DataSource]:
+    """All that is named."""
+    named = (options.user_data_source, options.ssh_key_source, options.ignition_source)
+    return [source for source in named if source is not None]
+
+
 def _user_data(options: VmOptions, source: DataSource, read: Callable[[DataSource], Data]) -> VmOptions:
     """With a key its text is the whole user-data, before a script of the pod's."""
     if source.key:

@@ -12,7 +12,7 @@ from virtshim.neighbours import kubelet as kubelet_files
 from virtshim.neighbours import runtimes as runtime_files
 from virtshim.preflight import host_facts
 from virtshim.preflight.finding import Finding
-from virtshim.preflight.node import beside, clock, cluster, facts, kubelet, listeners, overhead
+from virtshim.preflight.node import api_server, beside, clock, cluster, facts, kubelet, listeners, overhead
 from virtshim.preflight.virtualization import ProgramOutput
 
 RUNTIME_CLASS: Final = "/etc/virtshim/runtimeclass.yaml"
@@ -67,6 +67,13 @@ def virtshim(settings: Settings) -> Sequence[Finding]:
 
 def shares(settings: Settings) -> Sequence[Finding]:
     return [_listener("virtshim-shares", settings.shares.socket)]
+
+
+def cluster_objects(settings: Settings) -> Sequence[Finding]:
+    """Nothing where no API server is to be asked."""
+    if not settings.kubernetes.kubeconfig:
+        return []
+    return api_server.findings(settings.kubernetes.kubeconfig, api_server.named(facts.ready(settings)))
 
 
 def qemu_overhead(settings: Settings) -> Sequence[Finding]:

@@ -16,9 +16,10 @@ import yaml
 
 from virtshim.config import Settings
 from virtshim.domain.errors import ShimError
+from virtshim.domain.sandbox import Sandbox
 from virtshim.hypervisor import qemu_process
 from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, runtime_class, taken
-from virtshim.store.read_only import read_running
+from virtshim.store.read_only import read_ready, read_running
 
 _ERROR: Final = 5  # adjtimex(2): TIME_ERROR
 _TIMEX: Final = 512  # bytes: more than struct timex has anywhere
@@ -68,6 +69,14 @@ def qemus(settings: Settings) -> tuple[list[QemuMemory], str]:
             declared = sandbox.overhead.memory_limit_bytes
             found.append(QemuMemory(sandbox.key.readable, declared, memory_beside_the_guest(f"/proc/{pid}")))
     return found, ""
+
+
+def ready(settings: Settings) -> list[Sandbox]:
+    """Of the records; none where they cannot be read, which the finding about QEMUs' memory tells."""
+    try:
+        return read_ready(settings.layout().database)
+    except ShimError:
+        return []
 
 
 def memory_beside_the_guest(process: str) -> int | None:

@@ -66,5 +66,6 @@ def test_every_check_of_a_nodes_surroundings_tells_something_or_nothing_on_any_m
     for check in (
         checks.kubelet_configuration, checks.kubelet_cgroups, checks.kubelet_runtime, checks.swap, checks.container_runtimes,
         checks.clock_synchronised, checks.clock_source, checks.virtshim, checks.shares, checks.qemu_overhead,
+        checks.cluster_objects,
     ):  # fmt: skip
         assert all(found.text for found in check(settings))

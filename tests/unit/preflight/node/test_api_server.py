@@ -1,0 +1,161 @@
+"""`kubernetes.kubeconfig`, tried against an API server over TLS."""
+
+import contextlib
+import dataclasses
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.apiserver import Api, kubeconfig
+from fakes.full_records import SANDBOX
+
+from virtshim.config import Settings
+from virtshim.domain.sandbox import Sandbox, SandboxPhase
+from virtshim.preflight.checks import ALL
+from virtshim.preflight.finding import Finding, Level
+from virtshim.preflight.node.api_server import named
+from virtshim.preflight.node.checks import cluster_objects
+from virtshim.store import rows
+
+pytestmark = pytest.mark.operator
+
+REVIEWS = "/prefix/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+TOKEN = {"token": "secret"}
+ASKS = {"VirtletSSHKeySource": "secret/keys", "VirtletCloudInitUserDataSource": "configmap/ud"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    api = Api(tmp_path_factory.mktemp("api"))
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def api(running: Api) -> Api:
+    running.asked.clear()
+    running.answers = {}
+    return running
+
+
+def reviews(*allowed: str) -> Callable[[Any], Any]:
+    """Of what is asked, these are allowed: RESOURCE, or RESOURCE NAMESPACE/NAME."""
+
+    def answer(review: Any) -> Any:
+        wanted = review["spec"]["resourceAttributes"]
+        assert (review["kind"], wanted["verb"]) == ("SelfSubjectAccessReview", "get")
+        one = f" {wanted['namespace']}/{wanted['name']}" if "name" in wanted else ""
+        return {"status": {"allowed": wanted["resource"] + one in allowed}}
+
+    return answer
+
+
+def pod(name: str, annotations: Mapping[str, str], phase: SandboxPhase = SandboxPhase.READY) -> Sandbox:
+    key = dataclasses.replace(SANDBOX.key, namespace="team", name=name)
+    config = dataclasses.replace(SANDBOX.config, annotations=dict(annotations))
+    return dataclasses.replace(SANDBOX, key=key, config=config, profile={}, phase=phase)
+
+
+def told(path: str, place: Path, *pods: Sandbox) -> list[Finding]:
+    state = place / "state"
+    state.mkdir(exist_ok=True)
+    with contextlib.closing(sqlite3.connect(state / "state.db")) as database:
+        database.execute("create table if not exists sandboxes (id text, document text)")
+        database.executemany(
+            "insert into sandboxes values (?, ?)", [(one.key.name, rows.sandbox_document(one)) for one in pods]
+        )
+        database.commit()
+    settings = {"paths": {"state_dir": str(state)}, "kubernetes": {"kubeconfig": path}}
+    return list(cluster_objects(Settings.model_validate(settings)))
+
+
+def test_check_tries_it() -> None:
+    assert cluster_objects in ALL
+
+
+def test_a_node_that_asks_no_api_server_is_told_nothing(tmp_path: Path) -> None:
+    assert told("", tmp_path) == []
+
+
+def test_what_this_node_may_not_get_is_named_with_the_remedy(api: Api, tmp_path: Path) -> None:
+    api.answers[REVIEWS] = reviews("configmaps team/ud")
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS))
+    assert found.level is Level.WARNING
+    assert found.text.endswith("this node may not get what pods here name: secret team/keys")
+    assert "by a volume" in found.remedy
+    assert "docs/security.md, Secrets by name" in found.remedy
+
+
+def test_what_all_pods_here_name_may_be_got(api: Api, tmp_path: Path) -> None:
+    """Each is asked for once, and pods that are gone name nothing."""
+    api.answers[REVIEWS] = reviews("configmaps team/ud", "secrets team/keys")
+    gone = pod("gone", {"VirtletSSHKeySource": "secret/another"}, SandboxPhase.NOT_READY)
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), pod("db", ASKS), gone)
+    assert (found.level, found.remedy) == (Level.OK, "")
+    assert found.text.endswith("this node may get what pods here name (2)")
+    assert len(api.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("allowed", "said"),
+    [
+        (("secrets", "configmaps"), "all secrets and configmaps of the cluster"),
+        ((), "what pods' specs and Roles of their namespaces allow"),
+    ],
+)
+def test_without_such_pods_it_is_told_what_the_node_may_get(
+    api: Api, tmp_path: Path, allowed: tuple[str, ...], said: str
+) -> None:
+    api.answers[REVIEWS] = reviews(*allowed)
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
+    assert found.level is Level.OK
+    assert said in found.text
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "remedy"),
+    [
+        (401, "does not know who asks", "renew the token or the certificate"),
+        (403, "does not tell what its user may do", "bind the ClusterRole system:basic-user"),
+        (500, "answers 500", "see whether it is an API server"),
+    ],
+)
+def test_a_server_that_does_not_take_who_asks_is_a_warning(
+    api: Api, tmp_path: Path, status: int, said: str, remedy: str
+) -> None:
+    api.answers[REVIEWS] = status
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
+    assert found.level is Level.WARNING
+    assert said in found.text
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "said"),
+    [
+        ({**TOKEN, "as": "root"}, {}, "its user's as: "),
+        (TOKEN, {"proxy-url": "http://proxy"}, "its cluster's proxy-url: "),
+        (TOKEN, {"insecure-skip-tls-verify": True}, "anybody could be that server"),
+        (TOKEN, {"certificate-authority": "none"}, "No such file"),
+        (TOKEN, {"server": "https://127.0.0.1:1"}, "refused"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_a_warning_that_says_why(
+    api: Api, tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], said: str
+) -> None:
+    (found,) = told(kubeconfig(api, tmp_path, user, **cluster), tmp_path)
+    assert found.level is Level.WARNING
+    assert said in found.text
+    assert found.remedy
+    assert api.asked == []
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (found,) = told(f"{tmp_path}/none", tmp_path)
+    assert f"kubernetes.kubeconfig {tmp_path}/none: " in found.text
+
+
+def test_annotations_that_cannot_be_read_name_nothing() -> None:
+    assert named([pod("odd", {"VirtletSSHKeySource": "keys"}), pod("plain", {})]) == []

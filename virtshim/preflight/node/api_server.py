@@ -1,0 +1,90 @@
+"""Whether the API server of `kubernetes.kubeconfig` answers, and gives what pods of this node name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Final
+
+from virtshim.domain.annotations.from_cluster import sources
+from virtshim.domain.annotations.parse import parse_vm_options
+from virtshim.domain.errors import InvalidRequest, ShimError
+from virtshim.domain.guest.data_source import DataSource
+from virtshim.domain.sandbox import Sandbox
+from virtshim.kubeapi.kubeconfig import Access, access
+from virtshim.kubeapi.objects import GUIDE, PLURAL
+from virtshim.kubeapi.rights import may_get
+from virtshim.preflight.finding import Finding, ok, warning
+
+_SUBJECT: Final = "API server"
+# Of what pods name; each is a request.
+_MOST: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a pod names by an annotation."""
+
+    namespace: str
+    source: DataSource
+
+    def __str__(self) -> str:
+        return f"{self.source.kind} {self.namespace}/{self.source.name}"
+
+
+def named(sandboxes: Iterable[Sandbox]) -> list[Named]:
+    """Each once, in their order."""
+    found: dict[str, Named] = {}
+    for sandbox in sandboxes:
+        with contextlib.suppress(ShimError):  # its containers are refused with that
+            for source in sources(parse_vm_options(sandbox.vm_annotations)):
+                one = Named(sandbox.key.namespace, source)
+                found.setdefault(str(one), one)
+    return list(found.values())
+
+
+def findings(kubeconfig: str, wanted: Sequence[Named]) -> list[Finding]:
+    """Of a file that is set."""
+    try:
+        at = access(kubeconfig, verified=True)
+    except (OSError, ValueError, InvalidRequest) as exc:
+        return [_trouble(f"kubernetes.kubeconfig {kubeconfig}: {_line(exc)}", "correct that file, or the setting")]
+    where = f"{at.host}:{at.port}"
+    try:
+        return [_asked(at, where, wanted[:_MOST]) if wanted else _at_large(at, where)]
+    except ShimError as exc:
+        text, _, remedy = str(exc).partition("; ")
+        return [_trouble(f"{where}: {text}", remedy)]
+    except (OSError, HTTPException, ValueError) as exc:
+        remedy = f"see that it runs, that this node reaches it, and that {kubeconfig} is of this cluster"
+        return [_trouble(f"{where}: {_line(exc)}", remedy)]
+
+
+def _asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
+    missing = [str(one) for one in wanted if not may_get(at, PLURAL[one.source.kind], one.namespace, one.source.name)]
+    if missing:
+        remedy = (
+            "name it in the spec of its pod as well, by a volume, or have this node's right to get it granted by a Role: "
+            f"{GUIDE}"
+        )
+        return warning(_SUBJECT, f"{where}: this node may not get what pods here name: {', '.join(missing)}", remedy)
+    return ok(_SUBJECT, f"{where}: this node may get what pods here name ({len(wanted)})")
+
+
+def _at_large(at: Access, where: str) -> Finding:
+    """Whether a pod that comes gets its own depends on its namespace and its spec."""
+    every = [resource for resource in PLURAL.values() if may_get(at, resource)]
+    rights = (
+        f"all {' and '.join(every)} of the cluster" if every else "what pods' specs and Roles of their namespaces allow"
+    )
+    return ok(_SUBJECT, f"{where} answers, and gives this node {rights}; no pod here names any")
+
+
+def _trouble(text: str, remedy: str) -> Finding:
+    return warning(_SUBJECT, f"{text}; pods that name Secrets or ConfigMaps are refused", remedy)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
