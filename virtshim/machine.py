@@ -8,6 +8,8 @@ import os
 import re
 from pathlib import Path
 
+from virtshim.domain.sizing import numbers_in
+
 _NODES = "/sys/devices/system/node"
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
 CGROUPS = "/sys/fs/cgroup"
@@ -27,6 +29,15 @@ def memory_nodes(folder: str = _NODES) -> int:
     except OSError:  # a kernel without NUMA
         return 1
     return max(found, default=0) + 1
+
+
+def numa_nodes(folder: str = _NODES) -> dict[int, frozenset[int]]:
+    """The CPUs of each memory node, by its number; none on a kernel without NUMA."""
+    found = {}
+    for path in Path(folder).glob("node[0-9]*/cpulist"):
+        with contextlib.suppress(OSError, ValueError):
+            found[int(path.parent.name.removeprefix("node"))] = numbers_in(path.read_text(encoding="ascii").strip())
+    return found
 
 
 def free_hugepages(page_bytes: int, folder: str = _HUGEPAGES) -> int:

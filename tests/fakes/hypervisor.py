@@ -46,6 +46,8 @@ class FakeHypervisor:
         self.why_not = ""
         # Of a new VM; an upgraded QEMU has another one.
         self.machine_type = "pc-q35-7.2"
+        # The CPUs of each NUMA node of the host.
+        self.host_nodes = {0: frozenset(range(4))}
         # What TPMs of VMs that are gone remember.
         self.left_tpms: set[uuid.UUID] = set()
         # What the node's packages have now.

@@ -45,6 +45,7 @@ from virtshim.app.assembly import App, wire
 from virtshim.config import Paths, Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName
 from virtshim.domain.deadline import Deadline
+from virtshim.domain.hardware.of_node import NodeHardware
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
@@ -155,8 +156,7 @@ class World:
             containers_room=FakeContainersRoom(out.disks),
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
             disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "tpm_owners")),
-            machine_type=lambda: out.vms.machine_type,
-            firmware_of=out.vms.firmware_of,
+            node_hardware=NodeHardware(lambda: out.vms.machine_type, out.vms.firmware_of, lambda: out.vms.host_nodes),
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),

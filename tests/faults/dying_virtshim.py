@@ -27,7 +27,7 @@ _SILENT = {
 }
 
 # They only tell.
-_NO_STEPS = ("clock", "firmware_of", "machine_type")
+_NO_STEPS = ("clock", "node_hardware")
 
 
 class _Records:

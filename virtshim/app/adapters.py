@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from virtshim import machine
 from virtshim.attach.attachments import Attachments
 from virtshim.attach.console import ConsoleAttach
 from virtshim.attach.console_size import ConsoleSizes
@@ -32,7 +32,7 @@ from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.disks.termination_file import TerminationFileStore
 from virtshim.domain.errors import Unavailable
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
+from virtshim.domain.hardware.of_node import NodeHardware
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.layout import Layout, share_dir
 from virtshim.guestagent.agents import AgentClients
@@ -117,9 +117,7 @@ class Adapters:
     containers_room: ContainersRoom
     disk_places: DiskPlaces
     root_volumes: RootVolumes
-    # Of a new VM, with its version.
-    machine_type: Callable[[], str]
-    firmware_of: Callable[[Firmware], FirmwareFiles | None]
+    node_hardware: NodeHardware
     empty_disks: EmptyDiskFiles
     copies: RecordCopies
     archives: CheckpointFiles
@@ -231,8 +229,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         containers_room=containers_room.ContainersRoom(layout),
         disk_places=DiskPlacesFiles(layout),
         root_volumes=RootVolumeStore(copy_to_device),
-        machine_type=lambda: hypervisor.machine_type,
-        firmware_of=uefi.first,
+        node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi.first, machine.numa_nodes),
         empty_disks=EmptyDiskStore(layout),
         copies=RecordCopyFiles(layout),
         archives=CheckpointArchives(),

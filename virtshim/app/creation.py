@@ -40,13 +40,22 @@ def create_container(
     """With all that it does, in order."""
     locks, devices, volumes = exits.locks, exits.devices, exits.volumes
     limits = (live.sizes, machine.free_hugepages)
-    places = KeptPlaces(a.machine_type, a.firmware_of, a.disk_places, a.root_volumes)
+    places = KeptPlaces(a.node_hardware, a.disk_places, a.root_volumes)
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
         RootDisk(a.files, a.disks, a.root_volumes),
         Seed(a.seeds, volumes.copies),
         EmptyDisks(a.empty_disks),
-        Domain(a.hypervisor, a.records, a.copies, settings.layout(), live.sizes, settings.tapmanager.socket, places),
+        Domain(
+            hypervisor=a.hypervisor,
+            records=a.records,
+            copies=a.copies,
+            layout=settings.layout(),
+            sizes=live.sizes,
+            tapmanager_socket=settings.tapmanager.socket,
+            places=places,
+            host_nodes=a.node_hardware.host_nodes,
+        ),
     )
     return CreateContainer(
         records=a.records,

@@ -195,7 +195,7 @@ def vcpus_for(options: VmOptions, resources: Resources, node: NodeLimits) -> int
     elif resources.cpu_quota > 0:
         wanted, source = -(-resources.cpu_quota // (resources.cpu_period or DEFAULT_PERIOD)), "resources.limits.cpu"
     elif resources.cpu_quota < 0 and resources.cpuset_cpus:
-        wanted, source = cpus_in(resources.cpuset_cpus), "resources.limits.cpu (exclusive CPUs)"
+        wanted, source = len(numbers_in(resources.cpuset_cpus)), "resources.limits.cpu (exclusive CPUs)"
     elif _has_no_quotas(resources):
         return min(max(-(-resources.cpu_shares // _SHARES_OF_A_CPU), 1), node.max_vcpus)
     else:
@@ -230,10 +230,19 @@ def _has_no_quotas(resources: Resources) -> bool:
     return not resources.cpu_quota and not resources.cpu_period
 
 
-def cpus_in(cpuset: str) -> int:
-    """How many CPUs a list like 0-3,7 names; the text was checked by `faults`."""
-    ends = [part.partition("-") for part in cpuset.split(",")]
-    return len({cpu for low, _, high in ends for cpu in range(int(low), int(high or low) + 1)})
+def are_exclusive(resources: Resources) -> bool:
+    """Whether the CPUs of its cpuset are the container's alone, by all that a CRI server is told: kubelet gives such no quota,
+    or, before 1.33, one for as many; the CPUs that are left for all others have neither, but by chance."""
+    if not resources.cpuset_cpus:
+        return False
+    count = len(numbers_in(resources.cpuset_cpus))
+    return resources.cpu_quota < 0 or resources.cpu_quota == count * (resources.cpu_period or DEFAULT_PERIOD)
+
+
+def numbers_in(cpuset: str) -> frozenset[int]:
+    """Of a list like 0-3,7; the text was checked by `faults`."""
+    ends = [part.partition("-") for part in cpuset.split(",") if part]
+    return frozenset(number for low, _, high in ends for number in range(int(low), int(high or low) + 1))
 
 
 def limits_for(resources: Resources, overhead: Resources, size: VmSize, node: NodeLimits) -> CgroupLimits:

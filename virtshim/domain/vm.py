@@ -81,6 +81,17 @@ class VmSize:
 
 
 @dataclass(frozen=True, slots=True)
+class NumaCell:
+    """One NUMA node of the guest: which of the host it is, and the CPUs there that its vCPUs run on. `vcpus`: their numbers,
+    those of vCPUs to come among them; `memory_bytes`: all that it ever has."""
+
+    node: int
+    cpus: frozenset[int]
+    vcpus: tuple[int, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceNumbers:
     """Which of the places on its bus each has: a VmSpec's disks, its block volumes, its NICs. (): in their order."""
 
@@ -139,6 +150,10 @@ class VmSpec:
 
     limits: CgroupLimits = CgroupLimits()
     cgroup_parent: str = ""
+
+    # --- its NUMA nodes, together all of its vCPUs and memory; () for one, which it is told nothing of
+
+    cells: tuple[NumaCell, ...] = ()
 
     # --- what its guest knows it by
 

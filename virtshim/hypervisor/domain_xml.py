@@ -13,6 +13,7 @@ from lxml import etree
 from virtshim.domain.devices.granted import UsbDevice, VdpaDevice
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.guest import ignition
+from virtshim.domain.hardware.numa import topology_of
 from virtshim.domain.hardware.options import Firmware, NicModel, Topology
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk, DiskBus, VmSpec
@@ -23,6 +24,7 @@ from virtshim.hypervisor.devices import (
     firmware,
     guest_aids,
     hostdev,
+    numa,
     platform,
     security_label,
     serial,
@@ -84,8 +86,10 @@ def build(spec: VmSpec, profile: NodeProfile, runs_as: QemuIds | None = None, *,
     _memory(domain, spec)
     _limits(domain, spec, profile.cgroups)
     _system(domain, spec, profile.domain_type)
-    topology = spec.hardware.topology or Topology(1, _max_vcpus(spec), 1)
+    topology = spec.hardware.topology or topology_of(spec.cells) or Topology(1, _max_vcpus(spec), 1)
     model = cpu.model(spec.cpu_model, spec.cpu_details, profile.domain_type, topology)
+    if spec.cells:
+        model.append(numa.cells(spec.cells, shared=_is_shared(spec)))
     domain.append(model)
     domain.append(cpu.clock(spec.hardware.clock, hyperv=_is_enlightened(spec, profile.domain_type)))
     _text(domain, "on_poweroff", "destroy")
@@ -120,12 +124,16 @@ def _memory(domain: etree._Element, spec: VmSpec) -> None:
     if spec.size.page_bytes:
         pages = etree.SubElement(backing, "hugepages")
         etree.SubElement(pages, "page", size=str(spec.size.page_bytes >> 10), unit="KiB")
-    if spec.shares_socket or any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough):
-        # A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else; the
-        # daemon that serves volumes is one.
+    if _is_shared(spec):
         etree.SubElement(backing, "source", type="memfd")
         etree.SubElement(backing, "access", mode="shared")
     domain.append(backing)
+
+
+def _is_shared(spec: VmSpec) -> bool:
+    """A vDPA device may be a program (VDUSE), which the kernel lets reach what has a file behind it, and nothing else; the daemon
+    that serves volumes is one."""
+    return spec.shares_socket != "" or any(isinstance(device, VdpaDevice) for device in spec.granted.passthrough)
 
 
 def _max_memory(spec: VmSpec) -> int:
@@ -142,8 +150,9 @@ def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
     domain.append(cpu.vcpus(spec.size.vcpus, _max_vcpus(spec), limits.cpuset_cpus, cgroups))
     for element in (
         cpu.memory_tuning(limits, cgroups),
-        cpu.tuning(limits, cgroups),
-        cpu.memory_nodes(limits, cgroups),
+        numa.pinned(cpu.tuning(limits, cgroups), spec.cells),
+        # Without a word of kubelet's memory manager nobody has made sure that each node has as much to give.
+        numa.bound(cpu.memory_nodes(limits, cgroups), spec.cells, strict=limits.cpuset_mems != ""),
         cpu.partition(spec.cgroup_parent, cgroups),
     ):
         if element is not None:

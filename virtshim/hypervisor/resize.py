@@ -14,6 +14,7 @@ import libvirt
 
 from virtshim.domain.cgroup import CgroupLimits
 from virtshim.domain.errors import WrongState
+from virtshim.domain.sizing import numbers_in
 from virtshim.hypervisor import ownership
 from virtshim.hypervisor.bounded import BoundedCalls
 from virtshim.hypervisor.connection import Connection
@@ -118,12 +119,15 @@ class LibvirtResizing:
                 self._pin(conn, found, limits.cpuset_cpus)
 
     def _pin(self, conn: libvirt.virConnect, found: libvirt.virDomain, cpus: str) -> None:
-        chosen = _numbers(cpus)
+        chosen = numbers_in(cpus)
         node = cast("list[int]", conn.getInfo())  # annotated as str, and the maps below as bytes
         online = cast("bytes", tuple(number in chosen for number in range(node[2])))
         for scope in _scopes(found):
-            for vcpu in range(found.vcpusFlags(scope)):
-                found.pinVcpuFlags(vcpu, online, scope)
+            if (
+                _pinned_to(found, scope) != chosen
+            ):  # the same ones again, kubelet says after its restart: cells keep theirs
+                for vcpu in range(found.vcpusFlags(scope)):
+                    found.pinVcpuFlags(vcpu, online, scope)
             found.pinEmulator(online, scope)
 
 
@@ -131,15 +135,12 @@ def _scopes(domain: libvirt.virDomain) -> tuple[int, ...]:
     return (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,)
 
 
+def _pinned_to(domain: libvirt.virDomain, scope: int) -> frozenset[int]:
+    """The CPUs that one vCPU or another may run on."""
+    maps = cast("list[tuple[bool, ...]]", domain.vcpuPinInfo(scope))
+    return frozenset(cpu for allowed in maps for cpu, is_allowed in enumerate(allowed) if is_allowed)
+
+
 def _actual(domain: libvirt.virDomain) -> int:
     """Bytes that the guest has now, by the balloon."""
     return cast("dict[str, int]", domain.memoryStats())["actual"] << 10
-
-
-def _numbers(cpus: str) -> frozenset[int]:
-    """`0-2,5` -> {0, 1, 2, 5}; the text was checked before."""
-    found: set[int] = set()
-    for part in cpus.split(","):
-        low, _, high = part.partition("-")
-        found.update(range(int(low), int(high or low) + 1))
-    return frozenset(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,80 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
         "libvirt-cgroups",
     )
     assert said == [[50_000, 512, UNLIMITED, "0"], [80_000, 1024, 400 << 20, "0"], [-1, 1024, UNLIMITED, "0"]]
+
+
+TWO_NODES = """
+from virtshim.domain.cgroup import CgroupLimits
+from virtshim.domain.vm import NumaCell, VmSize
+from virtshim.hypervisor.devices import numa
+
+def boot_on_two(**changes):
+    size = VmSize(vcpus=2, max_vcpus=4, memory_bytes=32 << 20, max_memory_bytes=64 << 20)
+    cells = tuple(NumaCell(0, frozenset({cpu}), (cpu, cpu + 2), 32 << 20) for cpu in range(2))
+    boot(dataclasses.replace(SPEC, **{"size": size, "cells": cells, **changes}))
+
+def runs_on():
+    found = {}
+    for task in Path(f"/proc/{qemu_pid()}/task").iterdir():
+        name = (task / "comm").read_text().strip()
+        if name.startswith("CPU "):
+            found[name.split("/")[0]] = numa.listed(os.sched_getaffinity(int(task.name)))
+    return dict(sorted(found.items()))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
+def test_each_of_a_guests_nodes_runs_on_the_cpus_of_its_own_and_so_do_vcpus_that_come_later(place):
+    """Both are this machine's only one."""
+    said = place.run(
+        TWO_NODES
+        + """
+boot_on_two(limits=CgroupLimits(cpuset_mems="0"))
+say(runs_on())
+resizing.add_vcpus(SPEC.uuid, 4)
+resizing.set_memory(SPEC.uuid, 64 << 20, 30)
+say(runs_on())
+words = Path(f"/proc/{qemu_pid()}/cmdline").read_text().split(chr(0))
+say([word for word in words if '"policy"' in word])
+hypervisor.destroy(SPEC.uuid, SPEC.container_id)
+"""
+    )
+    alone = {f"CPU {vcpu}": str(vcpu % 2) for vcpu in range(4)}
+    assert said[:2] == [{name: alone[name] for name in ("CPU 0", "CPU 1")}, alone]
+    assert len(said[2]) == 2
+    assert all('"bind"' in word and '"host-nodes":[0]' in word for word in said[2])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
+@pytest.mark.skipif(not Path("/sys/fs/cgroup/cpu").exists(), reason="NOT TO BE HAD HERE: cgroup v1")
+def test_a_cpuset_that_is_told_again_leaves_a_guests_nodes_where_they_are_and_another_one_does_not(place):
+    """As kubelet does after its restart; below systemd's slices."""
+    said = place.run(
+        TWO_NODES
+        + """
+boot_on_two(limits=CgroupLimits(cpuset_cpus="0-1"), size=VmSize(vcpus=4, memory_bytes=64 << 20))
+for cpus in ("0-1", "1"):
+    resizing.set_limits(SPEC.uuid, CgroupLimits(cpuset_cpus=cpus))
+    say(list(runs_on().values()))
+hypervisor.destroy(SPEC.uuid, SPEC.container_id)
+""",
+        "libvirt-cgroups",
+    )
+    assert said == [["0", "1", "0", "1"], ["1", "1", "1", "1"]]
+
+
+@pytest.mark.usefixtures("huge_pages")
+def test_each_of_a_guests_nodes_is_of_huge_pages_and_shared(place):
+    free = number("free_hugepages")
+    said = place.run(
+        TWO_NODES
+        + """
+boot_on_two(size=VmSize(vcpus=2, max_vcpus=4, memory_bytes=64 << 20, page_bytes=2 << 20))
+"""
+        + f"say(int(Path('{PAGES}/free_hugepages').read_text()))"
+        "; hypervisor.destroy(SPEC.uuid, SPEC.container_id)"
+    )
+    assert said == [free - 32]
 
 
 @pytest.mark.usefixtures("huge_pages")

@@ -38,7 +38,7 @@ from virtshim.domain.hardware.options import (
 )
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
-from virtshim.domain.vm import Backing, CpuDetails, CpuModel, DeviceNumbers, Disk, DiskBus, VmSize, VmSpec
+from virtshim.domain.vm import Backing, CpuDetails, CpuModel, DeviceNumbers, Disk, DiskBus, NumaCell, VmSize, VmSpec
 from virtshim.hypervisor import domain_xml
 from virtshim.hypervisor.devices import disk as disk_device
 from virtshim.hypervisor.devices.cpu import Cgroups, DomainType
@@ -103,6 +103,12 @@ CONFINED = dataclasses.replace(
 )
 
 WINDOWS = HardwareOptions(nic_model=NicModel.E1000E, hyperv=True, clock=Clock.LOCALTIME, tablet=True)
+
+ON_TWO_NODES = CgroupLimits(cpu_shares=512, cpuset_cpus="2-5,7,9", cpuset_mems="0-1")
+CELLS = (
+    NumaCell(0, frozenset({2, 3, 9, 7}), (0, 1, 3, 4), 160 << 20),
+    NumaCell(1, frozenset({4, 5}), (2, 5), 96 << 20),
+)
 
 CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds]] = {
     "plain": (PLAIN, NODE),
@@ -233,6 +239,29 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
             firmware_files=FirmwareFiles("/usr/share/OVMF/OVMF_CODE_4M.ms.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
         ),
         NODE,
+    ),
+    "two_nodes": (
+        dataclasses.replace(
+            PLAIN,
+            size=sized(vcpus=3, max_vcpus=6, max_memory_bytes=256 << 20),
+            limits=ON_TWO_NODES,
+            cells=CELLS,
+            shares_socket="/run/virtshim/shares/c/fs.sock",
+        ),
+        NODE,
+    ),
+    "two_nodes_of_huge_pages": (
+        dataclasses.replace(
+            PLAIN,
+            size=sized(vcpus=6, memory_bytes=256 << 20, page_bytes=2 << 20),
+            limits=dataclasses.replace(ON_TWO_NODES, cpuset_mems=""),
+            cells=CELLS,
+        ),
+        dataclasses.replace(NODE, cgroups=Cgroups.V2),
+    ),
+    "two_nodes_below_slices": (
+        dataclasses.replace(PLAIN, size=sized(vcpus=6, memory_bytes=256 << 20), limits=ON_TWO_NODES, cells=CELLS),
+        dataclasses.replace(NODE, cgroups=Cgroups.V2),
     ),
     "old_hardware": (dataclasses.replace(PLAIN, disk_bus=DiskBus.SATA, hardware=WINDOWS), TCG),
     "all_of_the_hardware": (

@@ -41,6 +41,16 @@ def test_without_a_word_a_vm_has_a_bios_and_no_tpm(world: World) -> None:
     assert (spec.hardware, spec.nvram) == (HardwareOptions(), "")
 
 
+def test_a_guest_sees_the_nodes_of_the_host_that_its_exclusive_cpus_are_on(world: World) -> None:
+    world.outside.vms.host_nodes = {0: frozenset({0, 1}), 1: frozenset({2, 3})}
+    resources = Resources(cpu_quota=-1, cpuset_cpus="1-2", cpuset_mems="0-1", memory_limit_bytes=512 << 20)
+    spec = spec_of(world, world.create(world.run(), config=container_config(resources=resources)))
+    assert [(cell.node, cell.cpus, cell.vcpus[0]) for cell in spec.cells] == [(0, {1}, 0), (1, {2}, 1)]
+    world.outside.vms.host_nodes = {0: frozenset(range(4))}
+    spec = spec_of(world, world.create(world.run("one-node"), config=container_config(resources=resources)))
+    assert spec.cells == ()
+
+
 def test_each_attempt_on_a_fresh_disk_begins_with_a_firmware_and_a_tpm_that_know_nothing(world: World) -> None:
     sandbox = world.run(config=sandbox_config(annotations=SECURE))
     first, second = ended(world, sandbox), ended(world, sandbox, 1)

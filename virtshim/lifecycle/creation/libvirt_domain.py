@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from virtshim.domain.container import Container
+from virtshim.domain.hardware.numa import HostNodes, cells_for
 from virtshim.domain.layout import Layout, nvram_of, share_socket, vnc_socket
 from virtshim.domain.sizing import NodeLimits, limits_for
 from virtshim.domain.vm import VmSpec
@@ -27,6 +29,7 @@ class Domain:
     sizes: Live[NodeLimits]
     tapmanager_socket: str
     places: KeptPlaces
+    host_nodes: Callable[[], HostNodes]
 
     def make(self, draft: Draft) -> Draft:
         # A VM that is there without a record is known by it.
@@ -62,6 +65,7 @@ class Domain:
             vnc_socket=vnc_socket(self.layout, container.id) if options.vnc else "",
             limits=limits_for(container.resources, sandbox.overhead, size, self.sizes.now),
             cgroup_parent=container.spec.cgroup_parent,
+            cells=cells_for(container.resources, size, self.host_nodes),
             cpu_model=options.cpu_model,
             cpu_details=options.cpu_details,
             smbios_uuid=options.system_uuid is not None,

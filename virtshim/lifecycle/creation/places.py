@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from virtshim.domain.errors import AlreadyExists
-from virtshim.domain.hardware.options import Firmware, FirmwareFiles
+from virtshim.domain.hardware.of_node import NodeHardware
+from virtshim.domain.hardware.options import FirmwareFiles
 from virtshim.domain.hardware.places import Places
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.vm import DeviceNumbers, DiskBus
@@ -32,10 +32,7 @@ def _cdroms(draft: Draft, bus: DiskBus) -> int:
 class KeptPlaces:
     """A root disk that goes with its container has none: its VM is defined once, and libvirt keeps what it then chose."""
 
-    # Of a new VM, with its version; "" while it is not known.
-    machine_type: Callable[[], str]
-    # Of a new VM; None if libvirt is to choose it at each start.
-    firmware_of: Callable[[Firmware], FirmwareFiles | None]
+    node: NodeHardware
     disks: DiskPlaces
     volumes: RootVolumes
 
@@ -44,7 +41,7 @@ class KeptPlaces:
         if not draft.kept_disk:
             return "", DeviceNumbers()
         before = self._read(draft)
-        places = dataclasses.replace(before, machine=before.machine or self.machine_type())
+        places = dataclasses.replace(before, machine=before.machine or self.node.machine_type())
         blocks = [f"volume {block.container_path}" for block in draft.container.granted.data_volumes]
         own = [disk.serial for disk in draft.disks]
         if bus is DiskBus.VIRTIO:  # all in one row
@@ -67,7 +64,7 @@ class KeptPlaces:
         if not kind.is_uefi or not disk:
             return None
         files = self.disks.firmware(disk, kind)
-        if files is None and (files := self.firmware_of(kind)) is not None:
+        if files is None and (files := self.node.firmware_of(kind)) is not None:
             self.disks.keep_firmware(disk, kind, files)
         return files
 
