@@ -28,7 +28,7 @@ from virtshim.domain.hardware.options import Cache, Clock, DiskIo, HardwareOptio
 from virtshim.domain.ids import ContainerId, SandboxId
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.usage import DomainUsage
-from virtshim.domain.vm import Disk, DiskBus, OffReason, Power, PowerState, VmSize, VmSpec
+from virtshim.domain.vm import Disk, DiskBus, NumaCell, OffReason, Power, PowerState, VmSize, VmSpec
 from virtshim.hypervisor import embed, qemu_process
 from virtshim.hypervisor.connection import Connection
 from virtshim.hypervisor.control.machine import LibvirtControl
@@ -277,6 +277,26 @@ def test_destroy_says_so_and_may_be_called_twice(world: World) -> None:
     world.hypervisor.destroy(domain, A)
     world.hypervisor.ask_to_shut_down(domain)
     assert world.hypervisor.power(domain) == PowerState(Power.OFF, OffReason.DESTROYED)
+
+
+def test_the_next_vm_starts_on_a_disk_as_soon_as_the_last_one_is_destroyed(world: World) -> None:
+    for digit in "abab":
+        spec = world.spec(digit)
+        world.hypervisor.define(spec)
+        world.hypervisor.start(spec.uuid)
+        world.hypervisor.destroy(spec.uuid, spec.container_id)
+    assert {domain.state.power for domain in world.hypervisor.owned()} == {Power.OFF}
+
+
+def test_a_vm_with_nodes_of_its_own_runs_and_grows(world: World) -> None:
+    cells = tuple(NumaCell(0, frozenset({0}), (vcpu, vcpu + 2), 32 << 20) for vcpu in range(2))
+    size = VmSize(vcpus=2, max_vcpus=4, memory_bytes=32 << 20, max_memory_bytes=64 << 20)
+    spec = world.spec(size=size, cells=cells)
+    world.hypervisor.define(spec)
+    world.hypervisor.start(spec.uuid)
+    world.resizing.add_vcpus(spec.uuid, 4)
+    world.resizing.set_memory(spec.uuid, 64 << 20, WAIT_LIMIT)
+    assert world.hypervisor.power(spec.uuid).power is Power.RUNNING
 
 
 def test_undefine_needs_it_off_and_may_be_called_twice(world: World) -> None:
