@@ -11,9 +11,7 @@ import compileall
 import json
 import os
 import platform
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,7 +23,7 @@ sys.path[:0] = [str(PROJECT / "deploy"), *(str(PROJECT / "tests" / one) for one 
 from beside_plot import draw as draw_beside  # noqa: E402
 from figures import Figures  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
-from node import Node, free_cidr  # noqa: E402
+from own_node import own_node  # noqa: E402
 from podclient import PodClient  # noqa: E402
 from promises_plot import draw as draw_promises  # noqa: E402
 from sections import SECTIONS, Place  # noqa: E402
@@ -73,22 +71,11 @@ def main() -> None:
 
 def measured(chosen: Iterable[str], rounds: int) -> Figures:
     figures = Figures()
-    directory = tempfile.mkdtemp(prefix="virtshim-bench-", dir="/var/tmp")
-    os.chmod(directory, 0o711)
-    try:
-        node = Node(f"{directory}/n", pod_cidr=free_cidr())
-        node.up()
-        try:
-            with serve_directory(NULL.parent) as url, PodClient(node.socket) as cri:
-                place = Place(directory, node, cri, NULL, GUEST, url)
-                for name in chosen:
-                    print(f"bench: {name}", file=sys.stderr)
-                    SECTIONS[name](place, rounds, figures)
-        finally:
-            node.stop()
-            node.down()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with own_node() as (node, directory), serve_directory(NULL.parent) as url, PodClient(node.socket) as cri:
+        place = Place(directory, node, cri, NULL, GUEST, url)
+        for name in chosen:
+            print(f"bench: {name}", file=sys.stderr)
+            SECTIONS[name](place, rounds, figures)
     return figures
 
 

@@ -11,7 +11,6 @@ import glob
 import os
 import secrets
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,8 @@ from containerd import IMAGE, Containerd  # noqa: E402  needs the path above
 from figures import Figures, timed  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
 from memory import Memory  # noqa: E402
-from node import Node, free_cidr  # noqa: E402
+from node import Node  # noqa: E402
+from own_node import own_node  # noqa: E402
 from podclient import PodClient, container_config, pod_config  # noqa: E402
 
 MANY = 20
@@ -164,18 +164,10 @@ def main() -> None:
     """These figures alone."""
     figures = Figures()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    with tempfile.TemporaryDirectory(prefix="vs-pods-", dir="/var/tmp") as directory:
-        os.chmod(directory, 0o711)
-        node = Node(f"{directory}/n", pod_cidr=free_cidr())
-        node.up()
-        try:
-            with serve_directory(PROJECT / "build") as url:
-                pods_rounds(node, f"{url.removeprefix('http://')}/null.qcow2", directory, rounds, figures)
-            if len(sys.argv) > 2:
-                Path(sys.argv[2]).write_text(node.log())
-        finally:
-            node.stop()
-            node.down()
+    with own_node() as (node, directory), serve_directory(PROJECT / "build") as url:
+        pods_rounds(node, f"{url.removeprefix('http://')}/null.qcow2", directory, rounds, figures)
+        if len(sys.argv) > 2:
+            Path(sys.argv[2]).write_text(node.log())
     figures.tell()
 
 

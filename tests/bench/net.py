@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import select
-import shutil
 import socket
 import statistics
 import struct
@@ -32,7 +31,8 @@ from figures import Figures  # noqa: E402
 from guest import console_of  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
 from net_ways import Way  # noqa: E402
-from node import Node, free_cidr  # noqa: E402
+from node import Node  # noqa: E402
+from own_node import own_node  # noqa: E402
 from podclient import PodClient  # noqa: E402
 
 from tapmanager.links import netns  # noqa: E402
@@ -273,20 +273,9 @@ def table(figures: Figures) -> str:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    directory = tempfile.mkdtemp(prefix="virtshim-bench-", dir="/var/tmp")
-    os.chmod(directory, 0o711)
     figures, guest = Figures(), PROJECT / "build" / "guest.qcow2"
-    node = Node(f"{directory}/n", pod_cidr=free_cidr())
-    try:
-        node.up()
-        try:
-            with serve_directory(guest.parent) as url, PodClient(node.socket) as cri:
-                net_rounds(cri, node, f"{url.removeprefix('http://')}/{guest.name}", guest, rounds, figures)
-        finally:
-            node.stop()
-            node.down()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with own_node() as (node, _), serve_directory(guest.parent) as url, PodClient(node.socket) as cri:
+        net_rounds(cri, node, f"{url.removeprefix('http://')}/{guest.name}", guest, rounds, figures)
     figures.tell()
     print(table(figures))
 

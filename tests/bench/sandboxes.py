@@ -9,7 +9,6 @@ import os
 import re
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,8 @@ if __name__ == "__main__":
 
 from containerd import Containerd  # noqa: E402  needs the path above
 from figures import Figures, timed  # noqa: E402
-from node import Node, free_cidr  # noqa: E402
+from node import Node  # noqa: E402
+from own_node import own_node  # noqa: E402
 from podclient import PodClient, pod_config  # noqa: E402
 
 AT_ONCE = 50
@@ -121,17 +121,10 @@ def main() -> None:
     """These figures alone."""
     figures = Figures()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    with tempfile.TemporaryDirectory(prefix="vs-sandboxes-", dir=os.environ.get("TMPDIR", "/var/tmp")) as directory:
-        os.chmod(directory, 0o711)
-        node = Node(f"{directory}/n", pod_cidr=free_cidr())
-        node.up()
-        try:
-            sandbox_rounds(node, directory, rounds, figures)
-            if len(sys.argv) > 2:
-                Path(sys.argv[2]).write_text(node.log())
-        finally:
-            node.stop()
-            node.down()
+    with own_node(os.environ.get("TMPDIR", "/var/tmp")) as (node, directory):
+        sandbox_rounds(node, directory, rounds, figures)
+        if len(sys.argv) > 2:
+            Path(sys.argv[2]).write_text(node.log())
     figures.tell()
 
 

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,7 +26,8 @@ from boot import boot_in_pod  # noqa: E402  needs the path above
 from console import SerialConsole  # noqa: E402
 from figures import Figures, timed  # noqa: E402
 from imageserver import serve_directory  # noqa: E402
-from node import Node, free_cidr  # noqa: E402
+from node import Node  # noqa: E402
+from own_node import own_node  # noqa: E402
 from podclient import PodClient, wait_until  # noqa: E402
 
 from tapmanager import protocol  # noqa: E402
@@ -159,20 +159,9 @@ def _rss(pid: int) -> int:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    directory = tempfile.mkdtemp(prefix="virtshim-bench-", dir="/var/tmp")
-    os.chmod(directory, 0o711)
     figures, guest = Figures(), PROJECT / "build" / "guest.qcow2"
-    node = Node(f"{directory}/n", pod_cidr=free_cidr())
-    try:
-        node.up()
-        try:
-            with serve_directory(guest.parent) as url, PodClient(node.socket) as cri:
-                share_rounds(cri, node, f"{url.removeprefix('http://')}/{guest.name}", guest, rounds, figures)
-        finally:
-            node.stop()
-            node.down()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with own_node() as (node, _), serve_directory(guest.parent) as url, PodClient(node.socket) as cri:
+        share_rounds(cri, node, f"{url.removeprefix('http://')}/{guest.name}", guest, rounds, figures)
     print(json.dumps(figures.document(), indent=2))
 
 

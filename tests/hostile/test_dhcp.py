@@ -3,13 +3,12 @@ it is served."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import socket
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 import pytest
+from fakes.guest_taps import TwoGuests, two_guests
 from podclient import wait_until
 
 from tapmanager.dhcp import frame, packet
@@ -17,7 +16,6 @@ from tapmanager.dhcp.frame import Datagram
 from tapmanager.dhcp.guest_nic import GuestNic
 from tapmanager.dhcp.lease_plan import Lease, answer
 from tapmanager.dhcp.packet import Message
-from tapmanager.dhcp.server import DhcpServer
 
 pytestmark = pytest.mark.hostile
 
@@ -36,46 +34,10 @@ LEASE = Lease(
 )
 
 
-class Tap:
-    """The server's end of a packet socket, which a real pair of sockets stands for, and the guest's."""
-
-    def __init__(self) -> None:
-        self._end, self.guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._end.setblocking(False)
-        self.guest.settimeout(10)
-
-    def fileno(self) -> int:
-        return self._end.fileno()
-
-    def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int, int]]:
-        return self._end.recv(size), ("tap", 0x0800, 1)
-
-    def recv(self, size: int) -> bytes:
-        return self._end.recv(size)
-
-    def send(self, data: bytes) -> int:
-        return self._end.send(data)
-
-    def close(self) -> None:
-        self._end.close()
-
-
-@dataclasses.dataclass
-class Node:
-    """A server with the taps of two guests."""
-
-    dhcp: DhcpServer
-    hostile: Tap
-    other: Tap
-
+class Node(TwoGuests):
     def answers(self) -> list[bytes]:
-        """All that the hostile guest was sent before the answer to a last, right request of its own."""
-        seen: list[bytes] = []
-        self.hostile.guest.send(in_frame(discover(xid=0xC0FFEE)))
-        while True:
-            seen.append(self.hostile.guest.recv(65536))
-            if packet.parse(frame.parse(seen[-1]).payload).xid == 0xC0FFEE:
-                return seen[:-1]
+        last = in_frame(discover(xid=0xC0FFEE))
+        return self.answers_before(last, lambda sent: packet.parse(frame.parse(sent).payload).xid == 0xC0FFEE)
 
     def serves_the_other(self) -> bool:
         self.other.guest.send(in_frame(discover()))
@@ -85,16 +47,8 @@ class Node:
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    dhcp = DhcpServer()
-    taps = Tap(), Tap()
-    dhcp.start()
-    for name, tap in zip(("hostile", "other"), taps, strict=True):
-        dhcp.serve(name, GuestNic(tap, LEASE))  # type: ignore[arg-type]
-    yield Node(dhcp, *taps)
-    assert dhcp.is_alive()
-    dhcp.stop()
-    for tap in taps:
-        tap.guest.close()
+    with two_guests(0x0800, lambda tap: GuestNic(tap, LEASE)) as parts:  # type: ignore[arg-type]
+        yield Node(*parts)
 
 
 def discover(**changes: object) -> Message:
@@ -218,10 +172,7 @@ def test_a_right_request_with_the_frame_cut_anywhere_gets_no_answer() -> None:
 
 
 def test_a_flood_of_requests_gets_a_seconds_worth_of_answers_and_the_guest_beside_it_is_served(node: Node) -> None:
-    node.hostile.guest.setblocking(False)
-    for _ in range(1000):
-        with contextlib.suppress(BlockingIOError):
-            node.hostile.guest.send(GOOD)
+    node.flood(GOOD)
     assert node.serves_the_other()
-    wait_until(lambda: any(s.paused for s in node.dhcp._served.values()), 10, "the flood is not read for a while")
+    wait_until(lambda: not node.is_read(), 60, "the flood is not read for a while")
     assert node.serves_the_other()

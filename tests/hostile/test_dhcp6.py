@@ -3,20 +3,17 @@ guest beside it is served."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import random
-import socket
 import struct
 import time
 from collections.abc import Iterator
 from ipaddress import IPv6Address, IPv6Network
 
 import pytest
+from fakes.guest_taps import Tap, TwoGuests, two_guests
 from podclient import wait_until
 
 from tapmanager.dhcp.guest_nic import GuestNic
-from tapmanager.dhcp.server import DhcpServer
 from tapmanager.ipv6 import frame, message
 from tapmanager.ipv6.announcer import Announcer, Ends
 from tapmanager.ipv6.frame import Packet
@@ -32,51 +29,15 @@ ROUTER = Router(GATEWAY, None, None, is_default=True, routes=())
 TOLD = Told(MAC, LEASE.server_mac, OWN, 1450, (ROUTER,), (IPv6Network("fd00::/64"),), LEASE.dns, LEASE.searches)
 
 
-class Tap:
-    """The server's end of a packet socket, which a real pair of sockets stands for, and the guest's."""
-
-    def __init__(self) -> None:
-        self._end, self.guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._end.setblocking(False)
-        self.guest.settimeout(60)
-
-    def fileno(self) -> int:
-        return self._end.fileno()
-
-    def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int, int]]:
-        return self._end.recv(size), ("tap", 0x86DD, 1)
-
-    def recv(self, size: int) -> bytes:
-        return self._end.recv(size)
-
-    def send(self, data: bytes) -> int:
-        return self._end.send(data)
-
-    def close(self) -> None:
-        self._end.close()
-
-
 def served(tap: Tap) -> GuestNic:
     ends = Ends(tap.send, lambda data: None, lambda address, mac, then: then(True))  # type: ignore[arg-type, return-value]
     return GuestNic(tap, None, LEASE, Announcer(TOLD, ends, (), time.monotonic()))  # type: ignore[arg-type]
 
 
-@dataclasses.dataclass
-class Node:
-    """A server with the taps of two guests."""
-
-    dhcp: DhcpServer
-    hostile: Tap
-    other: Tap
-
+class Node(TwoGuests):
     def answers(self) -> list[bytes]:
-        """All that the hostile guest was sent before the answer to a last, right request of its own."""
-        seen: list[bytes] = []
-        self.hostile.guest.send(in_frame(b"\x01END" + SOLICIT[4:]))
-        while True:
-            seen.append(self.hostile.guest.recv(65536))
-            if frame.parse(seen[-1]).payload[9:12] == b"END":
-                return seen[:-1]
+        last = in_frame(b"\x01END" + SOLICIT[4:])
+        return self.answers_before(last, lambda sent: frame.parse(sent).payload[9:12] == b"END")
 
     def serves_the_other(self) -> bool:
         self.other.guest.send(in_frame(SOLICIT))
@@ -87,17 +48,11 @@ class Node:
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    dhcp = DhcpServer()
-    taps = Tap(), Tap()
-    dhcp.start()
-    for name, tap in zip(("hostile", "other"), taps, strict=True):
-        dhcp.serve(name, served(tap))
-        assert tap.guest.recv(2048)[54] == 134  # what a guest is told that asks for nothing
-    yield Node(dhcp, *taps)
-    assert dhcp.is_alive()
-    dhcp.stop()
-    for tap in taps:
-        tap.guest.close()
+    with two_guests(0x86DD, served) as parts:
+        found = Node(*parts)
+        for tap in (found.hostile, found.other):
+            assert tap.guest.recv(2048)[54] == 134  # what a guest is told that asks for nothing
+        yield found
 
 
 CLIENT = (message.CLIENT_ID, b"\0\3\0\1" + MAC)
@@ -215,12 +170,9 @@ _NO_ENDS = Ends(_Nowhere().send, lambda data: None, lambda address, mac, then: t
 
 @pytest.mark.parametrize("noise", [GOOD, ROUTER_SOLICITATION], ids=["DHCPv6", "router solicitations"])
 def test_a_flood_gets_a_seconds_worth_of_answers_and_the_guest_beside_it_is_served(node: Node, noise: bytes) -> None:
-    node.hostile.guest.setblocking(False)
-    for _ in range(1000):
-        with contextlib.suppress(BlockingIOError):
-            node.hostile.guest.send(noise)
+    node.flood(noise)
     assert node.serves_the_other()
-    wait_until(lambda: any(s.paused for s in node.dhcp._served.values()), 60, "the flood is not read for a while")
+    wait_until(lambda: not node.is_read(), 60, "the flood is not read for a while")
     assert node.serves_the_other()
 
 

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.apiserver import Api
 from fakes.world import World
 
 
@@ -13,3 +14,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.calls.clear()
     yield world
     world.close()
+
+
+@pytest.fixture(scope="module")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Its answers are for the test to say."""
+    api = Api(tmp_path_factory.mktemp("api"))
+    yield api
+    api.close()

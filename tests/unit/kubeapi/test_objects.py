@@ -4,7 +4,6 @@ import base64
 import gc
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,14 @@ def encoded(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    api = Api(tmp_path_factory.mktemp("api"))
-    yield api
-    api.close()
-
-
 @pytest.fixture
-def api(running: Api) -> Api:
-    running.answers = {
+def api(apiserver: Api) -> Api:
+    apiserver.answers = {
         PATHS[SECRET]: {"data": {"password": encoded(b"hunter2"), "bytes": encoded(b"\xff\x00")}},
         PATHS[CONFIGMAP]: {"data": {"text": "ünï\n"}, "binaryData": {"bytes": encoded(b"\xff\x00")}},
     }
-    running.asked.clear()
-    return running
+    apiserver.asked.clear()
+    return apiserver
 
 
 def refusal(objects: KubeObjects, source: DataSource = SECRET) -> ShimError:

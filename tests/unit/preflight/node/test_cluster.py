@@ -1,6 +1,5 @@
 """The cluster's RuntimeClasses, from an API server over TLS that knows tokens and certificates."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,11 @@ OURS = {"metadata": {"name": "vms"}, "handler": "virtshim", "overhead": {"podFix
 OTHER = {"metadata": {"name": "gvisor"}, "handler": "runsc"}
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    api = Api(tmp_path_factory.mktemp("api"))
-    yield api
-    api.close()
-
-
 @pytest.fixture
-def api(running: Api) -> Api:
-    running.answers = {CLASSES: {"items": [OTHER, OURS]}}
-    running.asked.clear()
-    return running
+def api(apiserver: Api) -> Api:
+    apiserver.answers = {CLASSES: {"items": [OTHER, OURS]}}
+    apiserver.asked.clear()
+    return apiserver
 
 
 def test_with_a_token_the_class_with_our_handler_is_found(api: Api, tmp_path: Path) -> None:

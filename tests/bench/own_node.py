@@ -1,0 +1,24 @@
+"""A node for measurements alone, in a directory of its own that goes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+
+from node import Node, free_cidr
+
+
+@contextlib.contextmanager
+def own_node(within: str = "/var/tmp") -> Iterator[tuple[Node, str]]:
+    """The node, which is up, and the directory."""
+    with tempfile.TemporaryDirectory(prefix="vs-bench-", dir=within, ignore_cleanup_errors=True) as directory:
+        os.chmod(directory, 0o711)
+        node = Node(f"{directory}/n", pod_cidr=free_cidr())
+        node.up()
+        try:
+            yield node, directory
+        finally:
+            node.stop()
+            node.down()

@@ -1,0 +1,78 @@
+"""Two guests on tapmanager's server of leases and advertisements, one of them hostile; pairs of sockets stand for the taps."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tapmanager.dhcp.guest_nic import GuestNic
+from tapmanager.dhcp.server import DhcpServer
+
+
+class Tap:
+    """The server's end, a packet socket to it, and the guest's."""
+
+    def __init__(self, ethertype: int) -> None:
+        self._ethertype = ethertype
+        self._end, self.guest = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._end.setblocking(False)
+        self.guest.settimeout(60)
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int, int]]:
+        return self._end.recv(size), ("tap", self._ethertype, 1)
+
+    def recv(self, size: int) -> bytes:
+        return self._end.recv(size)
+
+    def send(self, data: bytes) -> int:
+        return self._end.send(data)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+@dataclass
+class TwoGuests:
+    dhcp: DhcpServer
+    hostile: Tap
+    other: Tap
+
+    def answers_before(self, request: bytes, is_answer: Callable[[bytes], bool]) -> list[bytes]:
+        """All that the hostile guest was sent before the answer to a last, right request of its own."""
+        seen: list[bytes] = []
+        self.hostile.guest.send(request)
+        while True:
+            seen.append(self.hostile.guest.recv(65536))
+            if is_answer(seen[-1]):
+                return seen[:-1]
+
+    def flood(self, frame: bytes) -> None:
+        """As much of it as goes."""
+        self.hostile.guest.setblocking(False)
+        for _ in range(1000):
+            with contextlib.suppress(BlockingIOError):
+                self.hostile.guest.send(frame)
+
+    def is_read(self) -> bool:
+        """Whether frames of both guests are, at the moment."""
+        return not any(served.paused for served in self.dhcp._served.values())
+
+
+@contextlib.contextmanager
+def two_guests(ethertype: int, nic: Callable[[Tap], GuestNic]) -> Iterator[tuple[DhcpServer, Tap, Tap]]:
+    """`nic`: what is served on a tap."""
+    dhcp = DhcpServer()
+    taps = Tap(ethertype), Tap(ethertype)
+    dhcp.start()
+    for name, tap in zip(("hostile", "other"), taps, strict=True):
+        dhcp.serve(name, nic(tap))
+    yield dhcp, *taps
+    assert dhcp.is_alive()
+    dhcp.stop()
+    for tap in taps:
+        tap.guest.close()
