@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -157,6 +158,16 @@ def events_of(path: str) -> socket.socket:
     return heard
 
 
+def changes(events: socket.socket, port: int) -> int:
+    """How often a bridge was told something of that port of its own. That a link's state is told, late, is none."""
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            family, index = struct.unpack_from("=16xB3xi", events.recv(65536))
+            count += (family, index) == (socket.AF_BRIDGE, port)
+    return count
+
+
 def test_a_gateway_with_another_card_takes_one_rule_and_no_connection_from_the_guest(
     quiet_node: TapNode, tmp_path: Path, beyond: str
 ) -> None:
@@ -179,6 +190,7 @@ def test_a_gateway_with_another_card_takes_one_rule_and_no_connection_from_the_g
         there = held.enter_context(server.accept()[0])
         there.settimeout(60)
         assert card not in rules()
+        behind = json.loads(quiet_node.inside(which, "ip", "-j", "link", "show", "virtshim-tap0"))[0]["ifindex"]
         events = held.enter_context(events_of(str(quiet_node.netns_of(which))))
         subprocess.run(["sysctl", "-qw", f"net.ipv6.conf.{quiet_node.bridge}.ndisc_notify=1"], check=True)
         subprocess.run(["ip", "link", "set", quiet_node.bridge, "address", card], check=True)
@@ -186,8 +198,7 @@ def test_a_gateway_with_another_card_takes_one_rule_and_no_connection_from_the_g
         assert rules().count("ether daddr set") == 1
         client.sendall(b"still here")
         assert there.recv(64) == b"still here"
-        with pytest.raises(BlockingIOError):
-            events.recv(65536)
+        assert changes(events, behind) == 0
 
 
 OLD_GUARD = """
