@@ -1,8 +1,10 @@
-"""A guest that UEFI starts, and that has a TPM: both go on with the root disk, and go with it."""
+"""A guest that UEFI starts, and that has a TPM: both go on with the root disk, and go with it. What is not signed, secure boot
+refuses; what is, it starts in test_debian_guest.py."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import uefi_disk
 from guest import BOOT, READY
 from imageserver import serve_directory
 from node import Node
-from podclient import PodClient, container_config, pod_config, wait_for_log
+from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.guest, pytest.mark.timeout(900)]
 
@@ -49,3 +51,22 @@ def test_uefis_variables_and_the_tpm_are_the_root_disks(
     cri.remove_pod(pod)
     assert not variables.exists()
     assert os.listdir(tpms) == []
+
+
+# What OVMF says of a boot entry that it may not start.
+REFUSED = re.compile("failed to (load|start) Boot[0-9A-F]{4} .*: (Access Denied|Security Violation)")
+
+
+def test_secure_boot_starts_nothing_that_is_not_signed(
+    cri: PodClient, node: Node, guest_image: Path, tmp_path: Path
+) -> None:
+    uefi_disk.make(guest_image, tmp_path / "unsigned.qcow2")
+    config = pod_config("secure", f"{node.directory}/logs/secure", annotations={"virtshim.io/firmware": "uefi-secure"})
+    with serve_directory(tmp_path) as url:
+        image = cri.pull(f"{url.removeprefix('http://')}/unsigned.qcow2")
+    pod = cri.run_pod(config)
+    container = cri.create(pod, container_config(image, memory=256 << 20), config)
+    cri.start(container)
+    log = cri.status(container).log_path
+    wait_until(lambda: REFUSED.search("\n".join(log_lines(log))) is not None, 3 * BOOT, "the firmware has refused it")
+    assert "Linux version" not in "\n".join(log_lines(log))
