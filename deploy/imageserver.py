@@ -23,7 +23,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,15 +177,22 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_container_disk(
-    directory: Path, disk: Path, tag: str = "latest", says: Mapping[str, Any] | None = None
+    directory: Path,
+    disk: Path | None,
+    tag: str = "latest",
+    says: Mapping[str, Any] | None = None,
+    boot: Sequence[Path] = (),
 ) -> str:
-    """Writes an OCI image layout whose one layer holds ``disk/NAME``, and nothing else. Gives the manifest's digest.
+    """Writes an OCI image layout whose one layer holds ``disk/NAME``, if there is one, and ``boot/NAME`` of each of ``boot``, and
+    nothing else. Gives the manifest's digest.
 
-    The same disk gives the same digests. ``says``: of containers made of it (Entrypoint, Env ...).
+    The same files give the same digests. ``says``: of containers made of it (Entrypoint, Env ...).
     """
+    files = {f"disk/{disk.name}": disk} if disk else {}
+    files |= {f"boot/{file.name}": file for file in boot}
     blobs = directory / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-    layer, diff_id = _write_layer(blobs, disk)
+    layer, diff_id = _write_layer(blobs, files)
     config = _write_blob(
         blobs,
         {
@@ -193,7 +200,7 @@ def write_container_disk(
             "os": "linux",
             "config": dict(says or {}),
             "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-            "history": [{"created_by": f"ADD {disk.name} /disk/"}],
+            "history": [{"created_by": f"ADD {source.name} /{name}"} for name, source in files.items()],
         },
         "application/vnd.oci.image.config.v1+json",
     )
@@ -213,11 +220,13 @@ def write_container_disk(
     return str(manifest["digest"])
 
 
-def _write_layer(blobs: Path, disk: Path) -> tuple[dict[str, Any], str]:
+def _write_layer(blobs: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], str]:
     plain, packed = blobs / "layer.tar", blobs / "layer.tar.gz"
     with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as archive:
-        _add(archive, "disk", None)
-        _add(archive, f"disk/{disk.name}", disk)
+        for directory in dict.fromkeys(name.partition("/")[0] for name in files):
+            _add(archive, directory, None)
+        for name, file in files.items():
+            _add(archive, name, file)
     with (
         plain.open("rb") as source,
         packed.open("wb") as target,
@@ -261,20 +270,22 @@ def _write_blob(blobs: Path, document: Mapping[str, Any], media_type: str) -> di
 def push_container_disk(
     server: str,
     name: str,
-    disk: Path,
+    disk: Path | None,
     *,
     tag: str = "latest",
     credentials: tuple[str, str] | None = None,
     docker_format: bool = False,
     says: Mapping[str, Any] | None = None,
+    boot: Sequence[Path] = (),
 ) -> str:
-    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types. ``says``: of its containers.
+    """Pushes a disk image as SERVER/NAME:TAG, with ``docker_format`` under Docker's media types. ``says``: of its containers;
+    ``boot``: files for its /boot, with which it needs no disk.
 
     Gives the digest of the manifest that the registry now has.
     """
     with tempfile.TemporaryDirectory(prefix="containerdisk-") as scratch:
         work = Path(scratch)
-        write_container_disk(work / "layout", disk, tag, says)
+        write_container_disk(work / "layout", disk, tag, says, boot)
         login = base64.b64encode(":".join(credentials).encode()).decode() if credentials else None
         (work / "auth.json").write_text(json.dumps({"auths": {server: {"auth": login}} if login else {}}))
         # Without --insecure-policy skopeo wants a policy file that a minimal installation lacks.

@@ -68,6 +68,8 @@ def files(argv: Sequence[str], emulator: str, more: Sequence[str]) -> list[tuple
     allowed += [(path, DEVICE) for path in _DEVICES]
     allowed += [(path, EXECUTE) for path in (emulator, *_LOADERS, *more)]
     for option, value in _options(argv):
+        if option == "-append":  # the guest's kernel's words, which pods choose: their paths are the guest's
+            continue
         allowed += [_named(path) for path in _paths(value)]
         if option == "-vnc":  # QEMU makes the socket itself
             allowed += [(os.path.dirname(path), MAKE) for path in _paths(value)]

@@ -117,6 +117,19 @@ class FakeDiskPlaces:
         return frozenset(disk.partition("/")[0] for disk, known in self._disks.tpms.items() if domain in known)
 
 
+class FakeKernelFiles:
+    """Implements `virtshim.ports.disks.KernelFiles`: the copies, and what they are of."""
+
+    def __init__(self) -> None:
+        self.copies: dict[str, str] = {}
+
+    def is_there(self, path: str) -> bool:
+        return path in self.copies
+
+    def copy(self, source: str, path: str) -> None:
+        self.copies[path] = source
+
+
 class FakeContainersRoom:
     """Implements `virtshim.ports.disks.ContainersRoom`. A mebibyte a file."""
 

@@ -32,7 +32,7 @@ from virtshim.domain.devices.granted import (
     VdpaDevice,
 )
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
-from virtshim.domain.image import DiskFormat, Image, ImageConfig
+from virtshim.domain.image import BootFile, DiskFormat, Image, ImageConfig
 from virtshim.domain.network import Dns, Interface, PodNetwork, Route
 from virtshim.domain.sandbox import (
     Namespaces,
@@ -168,6 +168,7 @@ IMAGE = Image(
     pulled_at=8,
     pinned=True,
     config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
+    boot=(BootFile("/boot/vmlinuz", ImageDigest(f"sha256:{'4' * 64}"), 2**29),),
 )
 
 

@@ -11,7 +11,7 @@ from fakes.journal import WAIT_LIMIT
 
 from virtshim.domain.errors import DeadlineExceeded, InternalError, NotFound, PermissionRefused
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, ImageConfig, PullProgress
+from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, ImageConfig, PullProgress
 from virtshim.domain.image_name import ImageName
 from virtshim.ports.images import FetchedImage
 
@@ -25,6 +25,7 @@ class Published:
     config: ImageConfig = ImageConfig()
     # Set: it is a plain file, whose bytes are the config of the image that this content and that config make.
     said: ImageConfig | None = None
+    boot: tuple[BootFile, ...] = ()
 
     @property
     def digest(self) -> ImageDigest:
@@ -43,6 +44,22 @@ def _sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
+class FakeBootFiles:
+    """Implements `virtshim.ports.images.BootFiles`."""
+
+    def __init__(self) -> None:
+        self.files: set[ImageDigest] = set()
+
+    def path(self, digest: ImageDigest) -> str:
+        return f"/images/boot/{digest.hex}"
+
+    def stored(self) -> frozenset[ImageDigest]:
+        return frozenset(self.files)
+
+    def keep_only(self, digests: frozenset[ImageDigest]) -> None:
+        self.files &= digests
+
+
 class FakeImageFiles:
     """Implements `virtshim.ports.ImageFiles`. `published` is the outside world, `files` the complete files here,
     `unfinished` what a dead process left. While `stalled`, downloads wait until they are cancelled. One that was cancelled sets
@@ -51,6 +68,7 @@ class FakeImageFiles:
     def __init__(self) -> None:
         self.published: dict[str, Published] = {}
         self.files: dict[ImageDigest, int] = {}
+        self.boot = FakeBootFiles()
         self.unfinished: set[str] = set()
         self.stalled = False
         self.waiting: list[str] = []
@@ -76,6 +94,7 @@ class FakeImageFiles:
             self.waiting.remove(reference)
         self._give_up_if(cancelled, reference)
         self.files[image.digest] = len(image.content)
+        self.boot.files |= {one.digest for one in image.boot}
         return FetchedImage(
             id=image.id,
             digest=image.digest,
@@ -85,6 +104,7 @@ class FakeImageFiles:
             virtual_size=len(image.content) * 8,
             format=DiskFormat.QCOW2,
             config=image.config,
+            boot=image.boot,
         )
 
     def _give_up_if(self, cancelled: threading.Event, reference: str) -> None:

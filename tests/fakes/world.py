@@ -23,6 +23,7 @@ from fakes.disks import (
     FakeDiskPlaces,
     FakeEmptyDisks,
     FakeGuestSeeds,
+    FakeKernelFiles,
     FakeRecordCopies,
     FakeRootDisks,
     FakeRootVolumes,
@@ -90,6 +91,7 @@ class Outside:
     kubelet_volumes: FakeKubeletVolumes = field(default_factory=FakeKubeletVolumes)
     volume_disks: FakeVolumeDisks = field(default_factory=FakeVolumeDisks)
     files: FakeImageFiles = field(default_factory=FakeImageFiles)
+    kernels: FakeKernelFiles = field(default_factory=FakeKernelFiles)
     disks: FakeRootDisks = field(default_factory=FakeRootDisks)
     root_volumes: FakeRootVolumes = field(default_factory=FakeRootVolumes)
     archives: FakeArchives = field(default_factory=FakeArchives)
@@ -156,6 +158,7 @@ class World:
             containers_room=FakeContainersRoom(out.disks),
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
             disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "tpm_owners")),
+            kernels=watched("kernels", out.kernels, journal, ("is_there",)),
             node_hardware=NodeHardware(lambda: out.vms.machine_type, out.vms.firmware_of, lambda: out.vms.host_nodes),
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),

@@ -21,6 +21,7 @@ _SILENT = {
     "hypervisor": ("watching", "on_power_event", "trouble", "usage"),
     "networks": ("trouble",),
     "files": ("path", "use", "format_of"),
+    "kernels": ("is_there",),
     "containers_room": ("use",),
     "device_errors": ("of",),
     "streaming": ("refused",),

@@ -28,6 +28,7 @@ from virtshim.disks import containers_room
 from virtshim.disks.checkpoint_archives import CheckpointArchives
 from virtshim.disks.disk_places import DiskPlacesFiles
 from virtshim.disks.empty_disks import EmptyDiskStore
+from virtshim.disks.kernel_files import KernelFileStore
 from virtshim.disks.root_disks import RootDiskStore
 from virtshim.disks.root_volumes import RootVolumeStore
 from virtshim.disks.termination_file import TerminationFileStore
@@ -66,7 +67,7 @@ from virtshim.ports.consoles import BootOutput, EntrypointLogs, WatchedConsoles
 from virtshim.ports.control import Screenshots, VmControl
 from virtshim.ports.copies import KubeletVolumes
 from virtshim.ports.devices import DeviceDrivers, DeviceErrorCounts, Devices
-from virtshim.ports.disks import ContainersRoom, DiskPlaces, EmptyDiskFiles, RootDisks, RootVolumes
+from virtshim.ports.disks import ContainersRoom, DiskPlaces, EmptyDiskFiles, KernelFiles, RootDisks, RootVolumes
 from virtshim.ports.guests import EntrypointListeners, GuestAgents, GuestOperations, TerminationFiles
 from virtshim.ports.hypervisor import Hypervisor, VmReadings, VmResizing, VmUnplugging
 from virtshim.ports.images import ImageNotes
@@ -116,6 +117,7 @@ class Adapters:
     disks: RootDisks
     containers_room: ContainersRoom
     disk_places: DiskPlaces
+    kernels: KernelFiles
     root_volumes: RootVolumes
     node_hardware: NodeHardware
     empty_disks: EmptyDiskFiles
@@ -228,6 +230,7 @@ def real_parts(settings: Settings, stack: contextlib.ExitStack) -> RealParts:
         disks=RootDiskStore(layout, swtpm.states(pid_directory(settings.libvirt.uri))),
         containers_room=containers_room.ContainersRoom(layout),
         disk_places=DiskPlacesFiles(layout),
+        kernels=KernelFileStore(),
         root_volumes=RootVolumeStore(copy_to_device),
         node_hardware=NodeHardware(lambda: hypervisor.machine_type, uefi.first, machine.numa_nodes),
         empty_disks=EmptyDiskStore(layout),

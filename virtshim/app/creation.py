@@ -14,6 +14,7 @@ from virtshim.lifecycle.creation.admission import Admission
 from virtshim.lifecycle.creation.devices import HostDevices
 from virtshim.lifecycle.creation.disk import RootDisk
 from virtshim.lifecycle.creation.empty_disks import EmptyDisks
+from virtshim.lifecycle.creation.kernel import Kernel
 from virtshim.lifecycle.creation.libvirt_domain import Domain
 from virtshim.lifecycle.creation.places import KeptPlaces
 from virtshim.lifecycle.creation.record import ContainerRecords
@@ -44,6 +45,7 @@ def create_container(
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
         RootDisk(a.files, a.disks, a.root_volumes),
+        Kernel(a.files.boot, a.kernels, settings.layout()),
         Seed(a.seeds, volumes.copies),
         EmptyDisks(a.empty_disks),
         Domain(

@@ -13,7 +13,7 @@ from virtshim.disks.overlay_templates import OverlayKey, OverlayTemplates
 from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import NVRAM, Layout, empty_disk_name
+from virtshim.domain.layout import KERNELS, NVRAM, Layout, empty_disk_name
 from virtshim.domain.usage import DiskUsage
 from virtshim.domain.vm import Disk
 from virtshim.files import free_bytes, space_taken, sync
@@ -132,8 +132,9 @@ class RootDiskStore:
             if disk_alone:
                 Path(self._layout.root_disk(container)).unlink(missing_ok=True)
                 Path(self._layout.container_dir(container), NVRAM).unlink(missing_ok=True)
-                for disk in Path(self._layout.container_dir(container)).glob(empty_disk_name("*")):
-                    disk.unlink(missing_ok=True)
+                own = Path(self._layout.container_dir(container))
+                for file in (*own.glob(empty_disk_name("*")), *own.glob(f"{KERNELS}*")):
+                    file.unlink(missing_ok=True)
                 return
             remove_tree(self._layout.containers, container.value)
             remove_tree(self._layout.sockets, container.short)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from dataclasses import dataclass, field
+from typing import Final
 
 from virtshim.domain.ids import ImageDigest, ImageId
 
@@ -55,10 +57,24 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BootFile:
+    """A kernel, or what one is started with: `path` in the image, digest and bytes of what is there."""
+
+    path: str
+    digest: ImageDigest
+    size: int
+
+
+# The disk of an image that has kernels and none of its own: all zeros.
+NO_DISK_BYTES: Final = 1 << 20
+NO_DISK: Final = ImageDigest(f"sha256:{hashlib.sha256(bytes(NO_DISK_BYTES)).hexdigest()}")
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """`id` is the image id in all CRI fields; `digest` names the stored disk, which several images may share; `tags` are the
     names by which it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
-    `virtual_size` the guest-visible bytes; `config` what it says of containers."""
+    `virtual_size` the guest-visible bytes; `config` what it says of containers; `boot` what it has below /boot."""
 
     id: ImageId
     digest: ImageDigest
@@ -70,6 +86,7 @@ class Image:
     pulled_at: int
     pinned: bool = False
     config: ImageConfig = ImageConfig()
+    boot: tuple[BootFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

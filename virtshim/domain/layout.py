@@ -5,10 +5,11 @@ state_dir/                       survives a reboot, root only
   node.id                        the node's id once more
   images/                        disks by digest; searchable by the QEMU user
   containers/<id>/               root.qcow2  root.nvram  seed.iso  sysprep.iso  ignition.json  console.log (raw bytes)
-                                 console.pos  command.pos
+                                 console.pos  command.pos  kernel-<path>
                                  record.json: its pod's records once more, for a lost database
   pods/<pod>/                    <disk>.qcow2: root disks that stay for the pod's life (see virtshim.domain.pod_disk)
                                  <disk>.nvram  <disk>.firmware  <disk>.tpm  <disk>.places
+                                 <disk>.kernel-<path>
 run_dir/                         gone after a reboot
   virtshim.sock  virtshim.lock   the CRI socket and who serves it
   admin.sock                     operators' socket, root's alone; admin/ is what it leads to
@@ -20,6 +21,7 @@ run_dir/                         gone after a reboot
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from virtshim.domain.container import Container
@@ -28,6 +30,8 @@ from virtshim.domain.ids import ContainerId
 
 # Of a container whose root disk is its own.
 NVRAM = "root.nvram"
+# Files of the image that its firmware starts, and those that these need.
+KERNELS = "kernel-"
 LONGEST_SOCKET_PATH = 107  # bytes: sun_path, less its closing zero byte
 
 
@@ -151,6 +155,14 @@ def kept_firmware(layout: Layout, disk: str, firmware: Firmware) -> str:
 
 def _beside_pod_disk(layout: Layout, disk: str, firmware: Firmware) -> str:
     return f"{layout.pod_disks}/{disk}{'.secure' if firmware is Firmware.SECURE else ''}"
+
+
+def kernel_of(layout: Layout, container: Container, path: str) -> str:
+    """Of a file of its image, by its path there: beside its root disk, and gone with it."""
+    name = f"{KERNELS}{hashlib.sha256(path.encode()).hexdigest()[:20]}"
+    if container.spec.pod_disk:
+        return f"{layout.pod_disks}/{container.spec.pod_disk}.{name}"
+    return f"{layout.container_dir(container.id)}/{name}"
 
 
 def root_disk_of(layout: Layout, container: Container) -> str:

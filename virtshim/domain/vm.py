@@ -184,6 +184,9 @@ class VmSpec:
     smbios_uuid: bool = False
     # Shown in the guest's firmware, under each of the names that Ignition looks for; "" for none.
     ignition_file: str = ""
+    # What the firmware starts in place of a boot loader, and its RAM disk; "" for none.
+    kernel_file: str = ""
+    initrd_file: str = ""
     # A CD-ROM on a bus that Windows' setup has a driver for; "" for none.
     sysprep_iso: str = ""
     # For people: namespace, pod and container.

@@ -165,6 +165,7 @@ def _system(domain: etree._Element, spec: VmSpec, domain_type: DomainType) -> No
         os_element, "type", arch="x86_64", machine=printable(spec.machine, "machine type") or "q35"
     ).text = "hvm"
     firmware.describe(os_element, spec.hardware.firmware, spec.firmware_files, spec.nvram)
+    firmware.start_kernel(os_element, spec.kernel_file, spec.initrd_file, spec.hardware.kernel_args)
     if spec.smbios_uuid:
         sysinfo = etree.SubElement(domain, "sysinfo", type="smbios")
         entry = etree.SubElement(etree.SubElement(sysinfo, "system"), "entry", name="uuid")
@@ -194,7 +195,11 @@ def _is_enlightened(spec: VmSpec, domain_type: DomainType) -> bool:
 
 def files_beside_disks(spec: VmSpec) -> list[Disk]:
     """What else of the container's directory QEMU reads."""
-    return [Disk(path, DiskFormat.RAW, "", readonly=True) for path in (spec.ignition_file, spec.sysprep_iso) if path]
+    return [
+        Disk(path, DiskFormat.RAW, "", readonly=True)
+        for path in (spec.ignition_file, spec.sysprep_iso, spec.kernel_file, spec.initrd_file)
+        if path
+    ]
 
 
 def _tcg_cache(spec: VmSpec) -> int:

@@ -2,6 +2,7 @@
 
 <directory>/                 0711: the QEMU user may search, not list
   sha256/<hex>               one complete disk, 0640 for its readers, never changed; the digest is that of what was published
+  boot/<hex>                 files from below images' /boot, root's alone
   incoming/<random>          disks in the making, 0700; whatever is here at start is garbage
   partial/<boot>/<hex>       what is there of downloads that broke off (see `downloads.partials`)
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from virtshim.domain.errors import Aborted, InternalError, NotFound, ResourceExhausted
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, PullProgress
+from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, PullProgress
 from virtshim.domain.image_name import ImageName
 from virtshim.files import mountpoint, space_taken, sync
 from virtshim.images import file_source, http_source, oci_source
@@ -34,6 +35,7 @@ from virtshim.images.downloads.room import Room
 from virtshim.images.downloads.turns import Turns
 from virtshim.images.forbidden_networks import ForbiddenNetworks
 from virtshim.images.http_client import HttpClient
+from virtshim.images.kernels.stored import StoredBoot
 from virtshim.images.layer_child import Unpacking
 from virtshim.images.names import FileLocation, HttpLocation, Location, RegistryLocation, resolve
 from virtshim.images.policy.disk_paths import DiskPath, place_of_disk
@@ -87,6 +89,7 @@ class ImageFileStore:
         self._files = self._root / "sha256"
         self._incoming = self._root / "incoming"
         self._known = self._root / "known"
+        self.boot = StoredBoot(self._root / "boot")
         self._memory = PullCache(str(self._known))
         self._partials = Partials(self._root / "partial")
         self._ground = Ground(self._incoming, self._partials, Turns(), Room(), self._stored_before)
@@ -110,7 +113,7 @@ class ImageFileStore:
             with Landing(self._ground, str(name), self._settings.max_bytes) as landing:
                 pulled = self._download(location, credentials, keys, landing, cancelled)
                 if pulled.known is not None:
-                    digest = pulled.known
+                    digest, boot = pulled.known, self._memory.boot(pulled.identity)
                     with self._not_removed(name):
                         found, virtual_size, size = self._judged_before(Path(self.path(digest)))
                 else:
@@ -122,8 +125,9 @@ class ImageFileStore:
                     )
                     size = path.stat().st_size
                     self._publish(path, digest, size)
+                    boot = self._publish_boot(pulled.boot)
                     if pulled.identity:
-                        self._memory.remember(pulled.identity, digest)
+                        self._memory.remember(pulled.identity, digest, boot)
         return FetchedImage(
             id=pulled.image or ImageId(digest.value),
             digest=digest,
@@ -133,6 +137,7 @@ class ImageFileStore:
             virtual_size=virtual_size,
             format=found,
             config=pulled.config,
+            boot=boot,
         )
 
     def under_way(self) -> Sequence[PullProgress]:
@@ -263,8 +268,12 @@ class ImageFileStore:
         return account(self._settings.parser_user)
 
     def _stored_before(self, identity: str) -> ImageDigest | None:
+        """With all that came with it."""
         digest = self._memory.digest(identity)
-        return digest if digest is not None and Path(self.path(digest)).is_file() else None
+        if digest is None or not Path(self.path(digest)).is_file():
+            return None
+        is_whole = all(Path(self.boot.path(one.digest)).is_file() for one in self._memory.boot(identity))
+        return digest if is_whole else None
 
     def _publish(self, path: Path, digest: ImageDigest, size: int) -> None:
         """A file of this content that is there already stays: running VMs have it open, and it is the same."""
@@ -274,6 +283,11 @@ class ImageFileStore:
         self._let_read(path)
         path.replace(final)
         sync(self._files)
+
+    def _publish_boot(self, arrived: Sequence[tuple[BootFile, Path]]) -> tuple[BootFile, ...]:
+        for one, path in arrived:
+            self.boot.take(path, one.digest)
+        return tuple(one for one, _ in arrived)
 
     @functools.cached_property
     def _group(self) -> int | None:
@@ -297,6 +311,7 @@ class ImageFileStore:
             directory.mkdir(parents=True, exist_ok=True)
             if directory.stat().st_mode & 0o777 != mode:
                 directory.chmod(mode)
+        self.boot.make_directory()
         self._partials.make_directory()
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from virtshim.images.confined import frames
 from virtshim.images.confined.frames import ALWAYS, DEFAULT_PLACE, RATIO
 from virtshim.images.confinement import Account, Bounds, command
 from virtshim.images.disk_writer import DiskWriter
+from virtshim.images.kernels.arriving import ArrivingBoot
 from virtshim.process import Finished, Piped, piped
 
 _MEMORY = 512 << 20
@@ -69,12 +70,14 @@ class Unpacking:
         disk: DiskWriter,
         packed: int | None = None,
         place: str = DEFAULT_PLACE,
+        boot: ArrivingBoot | None = None,
     ) -> None:
-        """`layers` from the top one down, of so many bytes in all; the disk is below `place` in them. Raises InvalidRequest if
-        there is no disk in them or they are damaged, and what a layer's download and the disk raise."""
+        """`layers` from the top one down, of so many bytes in all; the disk is below `place` in them, and what they have in /boot
+        is for `boot`. Raises InvalidRequest if there is neither in them or they are damaged, and what a layer's download and the
+        disk raise."""
         bounds = self.bounds(packed)
         with piped(command("layers", self.user, bounds)) as child, selectors.DefaultSelector() as selector:
-            exchange = _Exchange(image, child, selector, disk, self.check, bounds)
+            exchange = _Exchange(image, child, selector, disk, self.check, bounds, boot)
             exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes), place))
             for layer in layers:
                 kind = frames.WHOLE if layer.is_disk else frames.TAR
@@ -99,7 +102,9 @@ class _Exchange:
         disk: DiskWriter,
         check: Callable[[], None],
         bounds: Bounds,
+        boot: ArrivingBoot | None,
     ) -> None:
+        self._boot = boot
         self._image = image
         self._child = child
         self._selector = selector
@@ -174,12 +179,29 @@ class _Exchange:
             self._text.clear()
         elif self._kind == frames.DATA:
             self._left -= len(data)
-            self._disk.write(data)
+            self._write(data)
         else:
             self._left -= len(data)
             self._text += data
         if not self._left:
             self._frame()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            is_boots = self._boot is not None and self._boot.takes(data)
+        except ValueError as exc:
+            raise self._nonsense() from exc
+        if not is_boots:
+            self._disk.write(data)
+
+    def _begin_file(self) -> None:
+        try:
+            path, size = frames.parse_words(bytes(self._text))
+            if self._boot is None:
+                raise self._nonsense()
+            self._boot.begin(path, size)
+        except ValueError as exc:
+            raise self._nonsense() from exc
 
     def _frame(self) -> None:
         """A frame is whole."""
@@ -189,6 +211,8 @@ class _Exchange:
             if not self._text.isdigit() or len(self._text) > _MOST_DIGITS:
                 raise self._nonsense()
             self._disk.expect(int(self._text))
+        elif self._kind == frames.FILE:
+            self._begin_file()
         elif self._kind in (frames.END, frames.DONE):
             self._answered = self._kind
         elif self._kind != frames.DATA:

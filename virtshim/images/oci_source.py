@@ -1,16 +1,20 @@
-"""Disk images in OCI registries: containerDisks, whose one file below /disk is streamed out of its layer."""
+"""Disk images in OCI registries: containerDisks, whose one file below /disk, and kernels below /boot, are streamed out of their
+layers."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InternalError, InvalidRequest
 from virtshim.domain.ids import ImageId
-from virtshim.images.confined.frames import DEFAULT_PLACE
+from virtshim.domain.image import NO_DISK_BYTES, BootFile
+from virtshim.images.confined.frames import BOOT_PLACE, DEFAULT_PLACE
 from virtshim.images.downloads.landing import Landing
+from virtshim.images.kernels.arriving import ArrivingBoot
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import (
@@ -27,6 +31,8 @@ from virtshim.images.oci_manifest import (
 from virtshim.images.pull_cache import Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.repository import Repository
+
+_PIECE = 1 << 18
 
 
 def download(
@@ -64,15 +70,27 @@ def download(
         # Its config says nothing of the disk, and is that of many others.
         return Pulled(chosen, stored, listed)
     said = image_config(config, image)
-    content = chosen if place == DEFAULT_PLACE else f"{chosen} /{place}"
+    content = f"{chosen} /{place} /{BOOT_PLACE}"
     stored = landing.claim(content, watch.progressed, repository.name)
     size = sum(layer.size for layer in manifest.layers)
     watch.expect(size)
+    arriving = ArrivingBoot(landing.beside)
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
         layers = zip(reversed(manifest.layers), reversed(diffs), strict=True)
-        unpacking.run(image, _layers(image, layers, repository, landing), landing.disk(), size, place)
-    return Pulled(content, stored, listed, said, _id(manifest.config, place))
+        written = landing.disk()
+        unpacking.run(image, _layers(image, layers, repository, landing), written, size, place, arriving)
+        if not written.size and not arriving.is_empty:
+            for _ in range(NO_DISK_BYTES // _PIECE):  # holes
+                written.write(bytes(_PIECE))
+    return Pulled(content, stored, listed, said, _id(manifest.config, place), _whole(arriving, image))
+
+
+def _whole(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]]:
+    try:
+        return arriving.finished()
+    except ValueError as exc:
+        raise InternalError(f"image {image!r}: what unpacks its layers answers with nonsense; pull it again") from exc
 
 
 def _id(config: Descriptor, place: str) -> ImageId:

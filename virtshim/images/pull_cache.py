@@ -10,28 +10,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import ImageConfig
+from virtshim.domain.image import BootFile, ImageConfig
 
-_MAX_BYTES = 200
+# A digest, and what came with the disk: a line each.
+_MAX_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """`identity` is the source's name for the content ("" if it has none), `known` the stored disk it is already, None if
     the disk was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it says of
-    containers, `image` its id (None: the disk's digest)."""
+    containers, `image` its id (None: the disk's digest), `boot` what came with the disk."""
 
     identity: str
     known: ImageDigest | None = None
     manifest: str = ""
     config: ImageConfig = ImageConfig()
     image: ImageId | None = None
+    boot: Sequence[tuple[BootFile, Path]] = ()
 
 
 class StoredDiskLookup(Protocol):
@@ -47,17 +50,24 @@ class PullCache:
 
     def digest(self, identity: str) -> ImageDigest | None:
         try:
-            with self._file(identity).open("rb") as file:
-                return ImageDigest(file.read(_MAX_BYTES).decode(errors="replace").strip())
+            return ImageDigest(_lines(self._file(identity))[0])
         except (OSError, InvalidRequest):
             return None
 
-    def remember(self, identity: str, digest: ImageDigest) -> None:
+    def boot(self, identity: str) -> tuple[BootFile, ...]:
+        """What came with that disk."""
+        try:
+            words = [line.split(" ") for line in _lines(self._file(identity))[1:]]
+            return tuple(BootFile(path, ImageDigest(digest), int(size)) for digest, size, path in words)
+        except (OSError, ValueError, InvalidRequest):
+            return ()
+
+    def remember(self, identity: str, digest: ImageDigest, boot: Sequence[BootFile] = ()) -> None:
         """Not synced: a lost or torn file is read as unknown."""
         final = self._file(identity)
         half = final.with_name(f".{final.name}.{os.urandom(4).hex()}")
         try:
-            half.write_text(f"{digest}\n")
+            half.write_text("\n".join([str(digest), *(f"{one.digest} {one.size} {one.path}" for one in boot)]) + "\n")
             half.replace(final)
         except OSError:
             half.unlink(missing_ok=True)
@@ -67,7 +77,7 @@ class PullCache:
         with contextlib.suppress(FileNotFoundError):
             for entry in list(self._directory.iterdir()):
                 try:
-                    is_stored = ImageDigest(entry.read_bytes()[:_MAX_BYTES].decode(errors="replace").strip()) in digests
+                    is_stored = ImageDigest(_lines(entry)[0]) in digests
                 except (OSError, InvalidRequest):
                     is_stored = False
                 if not is_stored or entry.name.startswith("."):
@@ -75,3 +85,9 @@ class PullCache:
 
     def _file(self, identity: str) -> Path:
         return self._directory / hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _lines(file: Path) -> list[str]:
+    """At least one."""
+    with file.open("rb") as opened:
+        return opened.read(_MAX_BYTES).decode(errors="replace").strip().split("\n")

@@ -68,7 +68,8 @@ class ImageService:
             with contextlib.suppress(Aborted):  # the file that was there already went while its source was asked
                 fetched = self._files.fetch(reference, credentials, cancelled)
                 with self._lock:
-                    if fetched.digest in self._files.stored():
+                    boot = {one.digest for one in fetched.boot}
+                    if fetched.digest in self._files.stored() and boot <= self._files.boot.stored():
                         image = self._record(fetched)
                         log.info(
                             "image.pulled",
@@ -98,6 +99,7 @@ class ImageService:
             format=fetched.format,
             pulled_at=self._clock.now_ns(),
             config=fetched.config,
+            boot=fetched.boot,
         )
         self._put(image)
         for other in self._records.images.all():
@@ -105,6 +107,7 @@ class ImageService:
                 self._take_names(other, fetched)
         if replaced is not None:
             self.collect(replaced)
+        self._collect_boot()
         return image
 
     def _refuse_anothers_id(self, fetched: FetchedImage) -> None:
@@ -154,6 +157,7 @@ class ImageService:
                 return
             self._drop(image.id)
             self.collect(image.digest)
+            self._collect_boot()
         log.info("image.removed", image=reference, id=str(image.id), digest=str(image.digest))
 
     def collect(self, digest: ImageDigest) -> None:
@@ -168,6 +172,13 @@ class ImageService:
             if any(digest in sandbox.root_disks.values() for sandbox in self._records.sandboxes.all()):
                 return
             self._files.delete(digest)
+
+    def _collect_boot(self) -> None:
+        """Of kernels those alone stay that an image has: VMs have copies."""
+        if not self._records.unreadable():
+            self._files.boot.keep_only(
+                frozenset(one.digest for image in self._records.images.all() for one in image.boot)
+            )
 
     def _may_be_needed(self) -> bool:
         """As long as there is a record that does not tell its image, no file goes."""
@@ -208,7 +219,8 @@ class ImageService:
         except ShimError as exc:
             log.warning("image.unadopted", digest=str(noted.digest), error=str(exc))
             return
-        if (found.size, found.format) == (noted.size, noted.format):
+        kernels = {one.digest for one in noted.boot} <= self._files.boot.stored()
+        if (found.size, found.format) == (noted.size, noted.format) and kernels:
             self._put(noted)
             log.warning("image.adopted", digest=str(noted.digest), tags=noted.tags)
 
@@ -223,13 +235,14 @@ class ImageService:
         """At start: files that nothing needs, and records whose file is gone."""
         self._files.sweep()
         with self._lock:
-            stored = self._files.stored()
+            stored, boot = self._files.stored(), self._files.boot.stored()
             for image in self._records.images.all():
-                if image.digest not in stored:
+                if image.digest not in stored or not {one.digest for one in image.boot} <= boot:
                     log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
                     self._drop(image.id)
             for digest in stored:
                 self.collect(digest)
+            self._collect_boot()
             self._note_all()
 
     def _note_all(self) -> None:

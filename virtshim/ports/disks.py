@@ -75,6 +75,17 @@ class DiskPlaces(Protocol):
         """The pods (`pod_disk.pod_hash`) for whose disks that was said."""
 
 
+class KernelFiles(Protocol):
+    """Files of images that VMs are started with, as each VM has its own of them."""
+
+    def is_there(self, path: str) -> bool:
+        """Whether it is, which means whole."""
+
+    def copy(self, source: str, path: str) -> None:
+        """Whole and on disk when it returns; anew if it is there. Its directory is. NotFound if `source` is gone,
+        ResourceExhausted if it does not fit."""
+
+
 class EmptyDiskFiles(Protocol):
     """Beside a container's root disk, with which they go."""
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from virtshim.domain.ids import ImageDigest, ImageId
-from virtshim.domain.image import Credentials, DiskFormat, FilesystemUsage, Image, ImageConfig, PullProgress
+from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, Image, ImageConfig, PullProgress
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedImage:
     """What a pull brought: image `id`, on the disk `digest`. `tag` is the full `name:tag` to list it under ("" when pulled by
-    digest), `repo_digest` the `name@sha256:...` form ("" if the source has none), `config` what it says of containers."""
+    digest), `repo_digest` the `name@sha256:...` form ("" if the source has none), `config` what it says of containers, `boot`
+    what it has in /boot."""
 
     id: ImageId
     digest: ImageDigest
@@ -24,6 +25,7 @@ class FetchedImage:
     virtual_size: int
     format: DiskFormat
     config: ImageConfig = ImageConfig()
+    boot: tuple[BootFile, ...] = ()
 
 
 class ImageNotes(Protocol):
@@ -38,8 +40,24 @@ class ImageNotes(Protocol):
         """All that can be read."""
 
 
+class BootFiles(Protocol):
+    """What images have in /boot, by digest."""
+
+    def path(self, digest: ImageDigest) -> str:
+        """Absolute path of the stored file, whether or not it is there."""
+
+    def stored(self) -> frozenset[ImageDigest]:
+        """Digests of all complete files."""
+
+    def keep_only(self, digests: frozenset[ImageDigest]) -> None:
+        """All others are gone when it returns."""
+
+
 class ImageFiles(Protocol):
-    """Disk files by digest, and the sources they come from."""
+    """Disk files by digest, what comes with them, and the sources they come from."""
+
+    @property
+    def boot(self) -> BootFiles: ...
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         """Downloads, checks the digest, verifies with qemu-img, stores. Always contacts the source (credentials must be

@@ -221,6 +221,24 @@ CASES: dict[str, tuple[VmSpec, NodeProfile] | tuple[VmSpec, NodeProfile, QemuIds
         ),
         TCG,
     ),
+    "kernel_in_the_image": (
+        dataclasses.replace(
+            PLAIN,
+            hardware=HardwareOptions(kernel="/boot/a", initrd="/boot/b", kernel_args="console=ttyS0 quiet='<&>'"),
+            kernel_file="/state/containers/c/kernel-a",
+            initrd_file="/state/containers/c/kernel-b",
+        ),
+        TCG,
+    ),
+    "kernel_alone_by_uefi": (
+        dataclasses.replace(
+            PLAIN,
+            hardware=HardwareOptions(Firmware.UEFI, kernel="/boot/a"),
+            nvram="/state/containers/c/root.nvram",
+            kernel_file="/state/containers/c/kernel-a",
+        ),
+        NODE,
+    ),
     "secure_boot_and_kept_tpm": (
         dataclasses.replace(
             PLAIN,

@@ -63,6 +63,14 @@ def test_the_screens_socket_may_be_made_in_its_directory_and_no_other_file_besid
     assert rights(disk.parent, *argv) == 0
 
 
+def test_the_guests_kernels_command_line_names_nothing_of_the_node(tmp_path: Path) -> None:
+    kernel = tmp_path / "kernel"
+    kernel.write_bytes(b"kernel")
+    argv = ["-kernel", str(kernel), "-append", f"root=/dev/null x={tmp_path},/etc", "-initrd", str(kernel)]
+    plain = jail.files(["-kernel", str(kernel), "-initrd", str(kernel)], "/usr/bin/qemu", ())
+    assert set(jail.files(argv, "/usr/bin/qemu", ())) == set(plain)
+
+
 def test_what_is_no_path_is_none() -> None:
     before = jail.files((), QEMU, [])
     assert jail.files(("-name", "guest=x,debug-threads=on", "-device", "{not json", "-m", "64"), QEMU, []) == before

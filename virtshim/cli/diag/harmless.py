@@ -11,7 +11,7 @@ KEPT: Final = frozenset(
         "changed_overhead", "changed_resources", "checkpointing", "claim", "claims", "code", "command_begun", "config",
         "container_id", "container_path", "container_port", "copied", "copies", "cpu_period", "cpu_quota", "cpu_shares",
         "cpuset_cpus", "cpuset_mems", "created_at", "destination", "device", "devices", "digest", "disk_bus", "dns",
-        "domain", "domain_uuid", "driver", "dropped", "empty_disks", "ending", "error", "exit", "fatal", "finished_at",
+        "boot", "domain", "domain_uuid", "driver", "dropped", "empty_disks", "ending", "error", "exit", "fatal", "finished_at",
         "follows", "format", "frozen", "function", "gateway", "gid", "granted", "group", "groups", "guest", "host",
         "host_ip", "host_path", "host_port", "hostname", "hugepage_limits", "id", "identity", "image", "image_config",
         "image_id", "image_ref", "interfaces", "ip", "ipc", "ips", "is_file", "is_volume", "key", "labels",
@@ -53,7 +53,8 @@ PLAIN_ANNOTATIONS: Final = frozenset(
         "virtshim.io/max-memory", "virtshim.io/max-vcpus", "virtshim.io/network-filter", "virtshim.io/nic-queues",
         "virtshim.io/profile", "virtshim.io/root-disk", "virtshim.io/sysprep",
         "virtshim.io/clock", "virtshim.io/cpu-topology", "virtshim.io/disk-cache", "virtshim.io/disk-io",
-        "virtshim.io/firmware", "virtshim.io/hyperv", "virtshim.io/nic-model", "virtshim.io/tablet", "virtshim.io/tpm",
+        "virtshim.io/firmware", "virtshim.io/hyperv", "virtshim.io/initrd", "virtshim.io/kernel",
+        "virtshim.io/nic-model", "virtshim.io/tablet", "virtshim.io/tpm",
         "virtshim.io/video", "virtshim.io/watchdog",
         "virtshim.io/root-disk-on-image-change", "virtshim.io/vnc",
     )

@@ -31,8 +31,15 @@ IO: Final = "virtshim.io/disk-io"
 NIC_MODEL: Final = "virtshim.io/nic-model"
 VIDEO: Final = "virtshim.io/video"
 TOPOLOGY: Final = "virtshim.io/cpu-topology"
+KERNEL: Final = "virtshim.io/kernel"
+INITRD: Final = "virtshim.io/initrd"
+KERNEL_ARGS: Final = "virtshim.io/kernel-args"
 
 _MOST_OF_A_TOPOLOGY: Final = 255
+# What a pull keeps of an image (`virtshim.images.confined.frames`).
+_BOOT_PATH: Final = re.compile("/boot/[A-Za-z0-9_+][A-Za-z0-9._+-]{0,199}")
+# Linux's own limit on x86, less its closing zero byte.
+_MOST_ARGS: Final = 2047
 _TOPOLOGY: Final = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})x([1-9][0-9]{0,2})")
 
 Reader = Callable[[HardwareOptions, str], HardwareOptions]
@@ -93,6 +100,25 @@ def _watchdog(options: HardwareOptions, text: str) -> HardwareOptions:
             f"{text[:80]!r} is not what a watchdog may do; write reset, or remove it (an end of the VM would look like its own)"
         )
     return _with(options, "watchdog", text == "reset")
+
+
+def _boot_file(field: str, example: str) -> Reader:
+    def read(options: HardwareOptions, text: str) -> HardwareOptions:
+        if text and not _BOOT_PATH.fullmatch(text):
+            raise InvalidRequest(f"{text[:80]!r} is no file of the image's /boot; write one like {example}")
+        return _with(options, field, text)
+
+    return read
+
+
+def _kernel_args(options: HardwareOptions, text: str) -> HardwareOptions:
+    """They are a word of QEMU's command line, which vmwrapper reads."""
+    if not (text.isascii() and (text == "" or text.isprintable())) or len(text) > _MOST_ARGS or text.startswith("-"):
+        raise InvalidRequest(
+            f"{text[:80]!r} is no command line of a kernel; write printable ASCII, at most {_MOST_ARGS} characters, not "
+            "beginning with -"
+        )
+    return _with(options, "kernel_args", text)
 
 
 ANNOTATIONS: Final[tuple[Annotation, ...]] = (
@@ -158,6 +184,30 @@ ANNOTATIONS: Final[tuple[Annotation, ...]] = (
         "what the hardware clock says at the start: Windows takes it for local time (of the node's time zone)",
     ),
     _flag("virtshim.io/tablet", "tablet", "a USB tablet: a screen's pointer is where the viewer's is"),
+    Annotation(
+        KERNEL,
+        "`/boot/NAME`",
+        "none",
+        "a kernel of the image, started in place of a boot loader ([a kernel in the image](#a-kernel-in-the-image))",
+        "/boot/vmlinuz",
+        _boot_file("kernel", "/boot/vmlinuz"),
+    ),
+    Annotation(
+        INITRD,
+        "`/boot/NAME`",
+        "none",
+        f"its initial RAM disk; needs `{KERNEL}`",
+        "/boot/initrd.img",
+        _boot_file("initrd", "/boot/initrd.img"),
+    ),
+    Annotation(
+        KERNEL_ARGS,
+        "text",
+        "none",
+        f"its command line; needs `{KERNEL}`. Without `console=ttyS0` the container's log stays empty",
+        "console=ttyS0 root=/dev/vda1",
+        _kernel_args,
+    ),
 )
 
 
@@ -181,8 +231,20 @@ def refuse_unfit(options: HardwareOptions, *, on_volume: bool, vcpus: int, scree
             f"annotation virtshim.io/nic-queues: a NIC of {NIC_MODEL} {options.nic_model.value} has one queue; remove "
             "one of the two"
         )
+    _refuse_kernel(options)
     if on_volume:
         _refuse_state(options)
+
+
+def _refuse_kernel(options: HardwareOptions) -> None:
+    for name, value in ((INITRD, options.initrd), (KERNEL_ARGS, options.kernel_args)):
+        if value and not options.kernel:
+            raise InvalidRequest(f"annotation {name}: there is no kernel for it; write {KERNEL}, or remove it")
+    if options.kernel and options.firmware is Firmware.SECURE:
+        raise InvalidRequest(
+            f"annotation {KERNEL}: with secure boot the firmware starts what is signed and on a disk, and no kernel beside it; "
+            f"write {FIRMWARE} uefi, or remove it"
+        )
 
 
 def _refuse_state(options: HardwareOptions) -> None:
@@ -190,6 +252,10 @@ def _refuse_state(options: HardwareOptions) -> None:
     if options.firmware.is_uefi:
         raise InvalidRequest(
             f"annotation {FIRMWARE}: a volume at devicePath / has no place for UEFI's variables; {remedy}"
+        )
+    if options.kernel:
+        raise InvalidRequest(
+            f"annotation {KERNEL}: a volume at devicePath / has no place for the kernel that belongs to it; {remedy}"
         )
     if options.tpm:
         raise InvalidRequest(f"annotation {TPM}: a volume at devicePath / has no place for a TPM's state; {remedy}")

@@ -92,3 +92,7 @@ class HardwareOptions:
     hyperv: bool = False
     clock: Clock = Clock.UTC
     tablet: bool = False
+    # What starts in place of a boot loader: paths in the image, "" for none, and the kernel's command line.
+    kernel: str = ""
+    initrd: str = ""
+    kernel_args: str = ""

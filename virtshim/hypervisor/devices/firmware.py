@@ -10,7 +10,7 @@ from __future__ import annotations
 from lxml import etree
 
 from virtshim.domain.hardware.options import Firmware, FirmwareFiles
-from virtshim.hypervisor.xmltext import absolute_path
+from virtshim.hypervisor.xmltext import absolute_path, printable
 
 
 def system(kind: Firmware, files: FirmwareFiles | None) -> etree._Element:
@@ -35,6 +35,17 @@ def describe(os_element: etree._Element, kind: Firmware, files: FirmwareFiles | 
     etree.SubElement(features, "feature", name="enrolled-keys", enabled=secure)
     etree.SubElement(features, "feature", name="secure-boot", enabled=secure)
     etree.SubElement(os_element, "nvram").text = absolute_path(nvram, "file of UEFI's variables")
+
+
+def start_kernel(os_element: etree._Element, kernel: str, initrd: str, arguments: str) -> None:
+    """In place of a boot loader; nothing for ""."""
+    if not kernel:
+        return
+    etree.SubElement(os_element, "kernel").text = absolute_path(kernel, "file of the kernel")
+    if initrd:
+        etree.SubElement(os_element, "initrd").text = absolute_path(initrd, "file of the kernel's RAM disk")
+    if arguments:
+        etree.SubElement(os_element, "cmdline").text = printable(arguments, "command line of the kernel")
 
 
 def tpm(*, keeps: bool) -> etree._Element:

@@ -1,22 +1,20 @@
-"""Finds the one disk of a containerDisk in its layers, as KubeVirt packs them: exactly one file below /disk, or below another
-path that the operator says, which may be the file's own. Pure.
-
-Layers are visited from the top down, so that the disk can be written as soon as it is met: what an upper layer replaced or
-whited out is known by then. https://github.com/opencontainers/image-spec/blob/main/layer.md
+"""Finds in an image's layers the one disk of a containerDisk, as KubeVirt packs them: exactly one file below /disk, or below
+another path that the operator says, which may be the file's own; and kernels with what they are started with, below /boot. Pure.
 """
 
 from __future__ import annotations
 
-import posixpath
-
 from virtshim.domain.errors import InvalidRequest
-from virtshim.images.confined.frames import DEFAULT_PLACE
+from virtshim.images.confined.frames import (
+    BOOT_PATH,
+    BOOT_PLACE,
+    DEFAULT_PLACE,
+    MOST_BOOT_BYTES,
+    MOST_BOOT_FILES,
+    MOST_BOOT_TOTAL,
+)
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
-
-_WHITEOUT = ".wh."
-_OPAQUE = ".wh..wh..opq"
-# Nobody packs more there; hostile layers shall not fill our memory.
-_MAX_NOTES = 1000
+from virtshim.images.confined.overlay import Overlay
 
 
 class DiskSearch:
@@ -26,49 +24,20 @@ class DiskSearch:
         """`place`: without a slash at its beginning."""
         self._image = image
         self._place = place
-        # Whose removal or replacement hides the place: itself, and what is above it. "" is the root.
-        self._above = {place[:at] for at, char in enumerate(place) if char == "/"} | {""}
+        self._overlay = Overlay(image, place)
         self._found = ""
-        self._hidden: set[str] = set()
-        self._hidden_below: set[str] = set()
-        self._directories: set[str] = set()
-        self._next_hidden: set[str] = set()
-        self._next_hidden_below: set[str] = set()
 
     def is_disk(self, entry: TarEntry) -> bool:
         """True for the entry whose data is the disk. Raises InvalidRequest for a second one, and for links."""
-        path = posixpath.normpath(f"/{entry.name}").lstrip("/")
-        if not self._is_relevant(path):
-            return False
-        parent, name = posixpath.split(path)
-        if name == _OPAQUE:
-            self._add(self._next_hidden_below, parent)
-            return False
-        if name.startswith(_WHITEOUT):
-            self._add(self._next_hidden, posixpath.join(parent, name.removeprefix(_WHITEOUT)))
-            return False
-        if self._is_hidden(path):
-            return False
-        if entry.kind is EntryKind.DIRECTORY:
-            self._add(self._directories, path)
-            return False
-        if path in self._directories:
-            # An upper layer made a directory of what was none: it shows nothing of layers further down.
-            self._add(self._next_hidden_below, path)
-            return False
-        self._add(self._next_hidden, path)
-        return path != DEFAULT_PLACE and path not in self._above and self._take(path, entry)
+        path = self._overlay.shows(entry)
+        return path not in ("", DEFAULT_PLACE) and self._take(path, entry)
 
     def found_as(self, what: str) -> None:
         """A layer is the disk itself."""
         self._found = what
 
     def layer_done(self) -> None:
-        """What this layer hides is hidden from the layers below it."""
-        self._hidden |= self._next_hidden
-        self._hidden_below |= self._next_hidden_below
-        self._next_hidden.clear()
-        self._next_hidden_below.clear()
+        self._overlay.layer_done()
 
     def finish(self) -> None:
         """Raises InvalidRequest if there was no disk."""
@@ -91,30 +60,38 @@ class DiskSearch:
         self._found = path
         return True
 
-    def _is_hidden(self, path: str) -> bool:
-        above = "" if path == "" else posixpath.dirname(path)
-        while True:
-            if path in self._hidden or above in self._hidden_below:
-                return True
-            if not above:
-                return False
-            path, above = above, posixpath.dirname(above)
 
-    def _add(self, notes: set[str], path: str) -> None:
-        notes.add(path)
-        if len(notes) > _MAX_NOTES:
-            raise InvalidRequest(
-                f"image {self._image!r} has more than {_MAX_NOTES} entries below /{self._place}; keep only the disk"
-            )
+class BootSearch:
+    """As DiskSearch, for what lies directly in /boot. Links and files that are too large are none of it: a pod that asks for one
+    hears what there is. An image need not have any."""
 
-    def _is_relevant(self, path: str) -> bool:
-        """The place, what is below or above it, or a whiteout that hides it."""
-        if path == self._place or path.startswith(f"{self._place}/") or (path and path in self._above):
-            return True
-        parent, name = posixpath.split(path)
-        if name == _OPAQUE:
-            return parent in self._above
-        if name.startswith(_WHITEOUT):
-            hidden = posixpath.join(parent, name.removeprefix(_WHITEOUT))
-            return hidden == self._place or hidden in self._above
-        return False
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._overlay = Overlay(image, BOOT_PLACE, is_deep=False, wanted="kernels")
+        self._found: set[str] = set()
+        self._bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._found
+
+    def shown(self, entry: TarEntry) -> str:
+        """For every entry, whether it is taken or not: its path, or ""."""
+        path = self._overlay.shows(entry)
+        return f"/{path}" if path else ""
+
+    def takes(self, path: str, entry: TarEntry) -> bool:
+        """Whether its data is wanted. Raises InvalidRequest for two of one name."""
+        if entry.kind is not EntryKind.FILE or not BOOT_PATH.fullmatch(path):
+            return False
+        if path in self._found:
+            raise InvalidRequest(f"image {self._image!r} has {path} twice in one layer; build it again")
+        is_taken = 0 < entry.size <= MOST_BOOT_BYTES and len(self._found) < MOST_BOOT_FILES
+        if not is_taken or self._bytes + entry.size > MOST_BOOT_TOTAL:
+            return False
+        self._found.add(path)
+        self._bytes += entry.size
+        return True
+
+    def layer_done(self) -> None:
+        self._overlay.layer_done()

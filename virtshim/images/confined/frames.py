@@ -2,20 +2,30 @@
 
 To the child: BEGIN (words: image, max_bytes, place of its disk), then for each layer, from the top one down, LAYER (words: what,
 digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it: SIZE (the disk's, in
-digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why.
+digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why. Behind a FILE (words: path, size) so many bytes of DATA are
+that file's, and not the disk's.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 
-BEGIN, LAYER, DATA, END, DONE, SIZE, REFUSED = b"B", b"L", b"D", b"E", b"F", b"S", b"X"
+BEGIN, LAYER, DATA, END, DONE, SIZE, FILE, REFUSED = b"B", b"L", b"D", b"E", b"F", b"S", b"K", b"X"
 
 TAR, WHOLE = "tar", "whole"
 """What a layer is, when it is unpacked."""
 
 DEFAULT_PLACE = "disk"
 """Of a disk in its image, as KubeVirt packs them."""
+
+BOOT_PLACE = "boot"
+"""Of kernels and what they are started with, as KubeVirt's images and distributions have them."""
+
+BOOT_PATH = re.compile(f"/{BOOT_PLACE}/[A-Za-z0-9_+][A-Za-z0-9._+-]{{0,199}}")
+
+MOST_BOOT_FILES, MOST_BOOT_BYTES, MOST_BOOT_TOTAL = 16, 512 << 20, 1 << 30
+"""What is taken of them: so many, the bytes of each, those of all."""
 
 RATIO, ALWAYS = 256, 64 << 30
 """So many times their size, or so many bytes, the layers of an image may unpack to. One beyond both is made to keep a processor

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from virtshim.domain.errors import InvalidRequest
 from virtshim.images.confined import frames
-from virtshim.images.confined.container_disk import DiskSearch
+from virtshim.images.confined.container_disk import BootSearch, DiskSearch
 from virtshim.images.confined.layer_tar import BadTar, TarStream
 from virtshim.images.confined.unpacking import Inflation, limited, unpacked
 
@@ -19,7 +19,7 @@ def serve(source: int, target: int) -> None:
     frame_source, answers = _Source(source), _Answers(target)
     image, max_bytes, place = frames.parse_words(frame_source.expect(frames.BEGIN))
     try:
-        search, inflation = DiskSearch(image, place), Inflation()
+        search, boot, inflation = DiskSearch(image, place), BootSearch(image), Inflation()
         while (layer := frame_source.layer()) is not None:
             what, digest, diff, kind = frames.parse_words(layer)
             chunks = limited(unpacked(frame_source.data(), what, inflation), int(max_bytes), what)
@@ -29,10 +29,12 @@ def serve(source: int, target: int) -> None:
                 search.found_as(what)
                 _send_all(chunks, answers)
             else:
-                _send_disk(TarStream(chunks), what, search, answers)
+                _send_found(TarStream(chunks), what, search, boot, answers)
             search.layer_done()
+            boot.layer_done()
             answers.send(frames.END)
-        search.finish()
+        if boot.is_empty:  # a kernel needs no disk
+            search.finish()
         answers.send(frames.DONE)
     except InvalidRequest as exc:
         answers.send(frames.REFUSED, str(exc).encode(errors="replace"))
@@ -42,12 +44,16 @@ def serve(source: int, target: int) -> None:
         )
 
 
-def _send_disk(tar: TarStream, what: str, search: DiskSearch, answers: _Answers) -> None:
-    """If it is in this layer, which is read to its end."""
+def _send_found(tar: TarStream, what: str, search: DiskSearch, boot: BootSearch, answers: _Answers) -> None:
+    """The disk and the kernels that are in this layer, which is read to its end."""
     try:
         while (entry := tar.next()) is not None:
+            path = boot.shown(entry)
             if search.is_disk(entry):
                 answers.send(frames.SIZE, str(entry.size).encode())
+                _send_all(tar.data(), answers)
+            elif boot.takes(path, entry):
+                answers.send(frames.FILE, frames.words(path, str(entry.size)))
                 _send_all(tar.data(), answers)
     except BadTar as exc:
         raise InvalidRequest(f"{what} cannot be read: {exc}; push the image again") from exc

@@ -67,6 +67,12 @@ class Landing:
         self._disk = self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._ground.room))
         return self._disk
 
+    def beside(self) -> DiskWriter:
+        """A file for what comes with the disk, open to be written."""
+        path = self._ground.incoming / secrets.token_hex(16)
+        self._held.callback(path.unlink, missing_ok=True)
+        return self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._ground.room))
+
     def finished(self) -> tuple[ImageDigest, Path]:
         """The disk is complete: its digest, and its file, which is on disk when this returns."""
         if self._disk is None:

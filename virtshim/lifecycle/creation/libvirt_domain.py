@@ -76,6 +76,8 @@ class Domain:
             uid=container.spec.uid,
             ignition_file=draft.ignition_file,
             sysprep_iso=draft.sysprep_iso,
+            kernel_file=draft.kernel_file,
+            initrd_file=draft.initrd_file,
             machine=machine,
             numbers=numbers,
             hardware=options.hardware,

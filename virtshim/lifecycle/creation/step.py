@@ -31,6 +31,9 @@ class Draft:
     kept_disk: str = ""
     # The file that Ignition finds in the firmware; "" for none.
     ignition_file: str = ""
+    # What the firmware starts, and its RAM disk, likewise.
+    kernel_file: str = ""
+    initrd_file: str = ""
     # The CD-ROM with Windows' answer file, likewise.
     sysprep_iso: str = ""
 

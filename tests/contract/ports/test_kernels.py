@@ -1,0 +1,75 @@
+"""What all stores of kernels do: the images', and VMs' own copies."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from fakes.disks import FakeKernelFiles
+from fakes.images import FakeBootFiles
+
+from virtshim.disks.kernel_files import KernelFileStore
+from virtshim.domain.errors import InternalError, NotFound
+from virtshim.domain.ids import ImageDigest
+from virtshim.images.kernels.stored import StoredBoot
+from virtshim.ports.disks import KernelFiles
+from virtshim.ports.images import BootFiles
+
+CONTENTS = (b"one", b"two")
+ONE, TWO = (ImageDigest(f"sha256:{hashlib.sha256(content).hexdigest()}") for content in CONTENTS)
+
+
+@pytest.fixture(params=["fake", "real"])
+def boot(request: pytest.FixtureRequest, tmp_path: Path) -> BootFiles:
+    """Has both."""
+    if request.param == "fake":
+        fake = FakeBootFiles()
+        fake.files |= {ONE, TWO}
+        return fake
+    store = StoredBoot(tmp_path / "boot")
+    store.make_directory()
+    for digest, content in zip((ONE, TWO), CONTENTS, strict=True):
+        (tmp_path / "arrived").write_bytes(content)
+        store.take(tmp_path / "arrived", digest)
+    return store
+
+
+def test_what_no_image_has_goes_and_is_gone_when_that_is_asked_again(boot: BootFiles) -> None:
+    assert boot.stored() == {ONE, TWO}
+    assert boot.path(ONE) != boot.path(TWO)
+    for _ in range(2):
+        boot.keep_only(frozenset({TWO}))
+        assert boot.stored() == {TWO}
+
+
+@pytest.fixture(params=["fake", "real"])
+def kernels(request: pytest.FixtureRequest) -> KernelFiles:
+    return FakeKernelFiles() if request.param == "fake" else KernelFileStore()
+
+
+def test_a_copy_is_there_once_it_was_made_and_may_be_made_again(kernels: KernelFiles, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"kernel")
+    final = str(tmp_path / "kernel")
+    assert not kernels.is_there(final)
+    for _ in range(2):
+        kernels.copy(str(tmp_path / "source"), final)
+        assert kernels.is_there(final)
+
+
+def test_a_copy_is_roots_alone_and_what_an_earlier_one_left_is_no_matter(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"kernel")
+    (tmp_path / "kernel.new").write_bytes(b"half a one, and longer")
+    KernelFileStore().copy(str(tmp_path / "source"), str(tmp_path / "kernel"))
+    assert (tmp_path / "kernel").read_bytes() == b"kernel"
+    assert (tmp_path / "kernel").stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernel", "source"]
+
+
+def test_a_kernel_that_went_with_its_image_is_not_found_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="pull the image again"):
+        KernelFileStore().copy(str(tmp_path / "gone"), str(tmp_path / "kernel"))
+    (tmp_path / "source").write_bytes(b"kernel")
+    with pytest.raises(InternalError, match="cannot be written"):
+        KernelFileStore().copy(str(tmp_path / "source"), str(tmp_path / "nowhere" / "kernel"))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -1,0 +1,60 @@
+"""What lies below an image's /boot, on its way out of the layers.
+
+The child that unpacks them says what comes; nothing of it is believed: paths and sizes are checked again, the bytes digested
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from virtshim.domain.image import BootFile
+from virtshim.images.confined.frames import BOOT_PATH, MOST_BOOT_BYTES, MOST_BOOT_FILES, MOST_BOOT_TOTAL
+from virtshim.images.disk_writer import DiskWriter
+
+
+class ArrivingBoot:
+    """One image's. Owns the writers' order, not the writers."""
+
+    def __init__(self, opened: Callable[[], DiskWriter]) -> None:
+        """`opened`: a new file."""
+        self._opened = opened
+        self._files: dict[str, tuple[DiskWriter, int]] = {}
+        self._now: DiskWriter | None = None
+        self._left = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._files
+
+    def begin(self, path: str, size: str) -> None:
+        """Raises ValueError if it is nothing that may come."""
+        number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
+        total = number + sum(known for _, known in self._files.values())
+        if self._left or path in self._files or not BOOT_PATH.fullmatch(path):
+            raise ValueError("a file out of order")
+        if not 0 < number <= MOST_BOOT_BYTES or total > MOST_BOOT_TOTAL or len(self._files) >= MOST_BOOT_FILES:
+            raise ValueError("a file that is too large, or one too many")
+        self._now, self._left = self._opened(), number
+        self._files[path] = (self._now, number)
+
+    def takes(self, data: bytes) -> bool:
+        """Whether these bytes were one's. Raises ValueError if they are only in part."""
+        if self._now is None or not self._left:
+            return False
+        if len(data) > self._left:
+            raise ValueError("more than the file has")
+        self._now.write(data)
+        self._left -= len(data)
+        return True
+
+    def finished(self) -> Sequence[tuple[BootFile, Path]]:
+        """With the files in which they are, on disk. Raises ValueError if one is not whole."""
+        if self._left:
+            raise ValueError("a file is not whole")
+        for writer, _ in self._files.values():
+            writer.finish()
+        return [
+            (BootFile(path, writer.digest(), size), writer.path) for path, (writer, size) in sorted(self._files.items())
+        ]
