@@ -73,6 +73,8 @@ class Debian:
             "VirtletSSHKeys": public,
             "VirtletCloudInitUserData": USER_DATA,
             "virtshim.io/root-disk": "pod",
+            "virtshim.io/firmware": "uefi-secure",
+            "virtshim.io/tpm": "true",
             "virtshim.io/forward": "agent",
             "virtshim.io/ignition": json.dumps(IGNITION),
         }
@@ -167,7 +169,19 @@ def test_the_root_disk_is_vda_and_has_grown_to_what_the_pod_asks_for(debian: Deb
     assert debian.says("findmnt --noheadings --output SOURCE /") == "/dev/vda1"
     assert int(debian.says("cat /sys/class/block/vda/size")) * 512 == 3 * GIB
     assert int(debian.says("df --output=size -B1 / | tail -n 1")) > 2.8 * GIB, "partition and file system too"
-    assert debian.says("ls /dev/disk/by-id | grep virtio-root") == "virtio-root\nvirtio-root-part1\nvirtio-root-part14"
+    assert debian.says("ls /dev/disk/by-id | grep virtio-root").split() == [
+        "virtio-root",
+        *(f"virtio-root-part{number}" for number in (1, 14, 15)),
+    ]
+
+
+def test_uefi_started_only_what_is_signed_and_there_is_a_tpm(debian: Debian):
+    """Microsoft's keys are the firmware's, shim has Debian's: GRUB and kernel are Debian's own."""
+    debian.says("test -d /sys/firmware/efi && test -c /dev/tpm0")
+    assert debian.says("cat /sys/class/tpm/tpm0/tpm_version_major") == "2"
+    secure_boot = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    assert debian.says(f"tail -c 1 {secure_boot} | od -An -tu1") == "1"
+    assert "[integrity]" in debian.says("cat /sys/kernel/security/lockdown"), "the kernel knows it, too"
 
 
 def test_cloud_init_found_the_seed_and_no_fault_in_it(debian: Debian):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a Debian 12 image as its users have them, from Debian's own packages: GPT, GRUB, an initramfs, systemd, udev, cloud-init
-# with netplan, the QEMU guest agent and OpenSSH. What the product gives to guests is tried with it, beside the small guest of
+# Builds a Debian 12 image as its users have them, from Debian's own packages: GPT, GRUB for a BIOS and, signed, for UEFI with
+# secure boot, an initramfs, systemd, udev, cloud-init with netplan, the QEMU guest agent and OpenSSH. What the product gives to guests is tried with it, beside the small guest of
 # deploy/guest, which reads what we wrote with a reader that we wrote.
 #
 #   build.sh OUT.qcow2      (GUEST_CACHE: where downloaded packages stay; default: guest-cache beside OUT.qcow2)
@@ -25,7 +25,7 @@ if up_to_date; then exit 0; fi
 
 [ "$(id -u)" = 0 ] || die "needs root: it installs packages into a directory. Try: sudo make debian-guest"
 [ "$(dpkg --print-architecture)" = amd64 ] || die "knows only amd64"
-for tool in mmdebstrap unshare sfdisk mke2fs qemu-img; do
+for tool in mmdebstrap unshare sfdisk mke2fs mkfs.vfat mmd mcopy qemu-img; do
   command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
 done
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -44,6 +44,7 @@ trap 'rm -rf "$work"' EXIT
 
 wanted=(
   linux-image-cloud-amd64 initramfs-tools lz4 grub-pc-bin
+  shim-signed grub-efi-amd64-signed
   systemd-sysv udev dbus systemd-resolved libnss-resolve
   cloud-init cloud-guest-utils netplan.io
   qemu-guest-agent openssh-server sudo iproute2 iputils-ping
@@ -84,13 +85,14 @@ say "installed in $((SECONDS - started)) s"
 
 # ---- disk ----------------------------------------------------------------------------------------------------------
 
-# As in Debian's own images: GRUB's second part in a partition of its own, root as number 1, the last on the disk, so that it can
-# grow.
-sector=512 grub_at=2048 root_at=8192 sectors=$((1024 * 1024 * 1024 / 512))
+# As in Debian's own images: GRUB's second part and what UEFI starts in partitions of their own, root as number 1, the last on the
+# disk, so that it can grow.
+sector=512 grub_at=2048 efi_at=8192 root_at=40960 sectors=$((1024 * 1024 * 1024 / 512))
 truncate -s $((sectors * sector)) "$work/disk"
 sfdisk --quiet "$work/disk" <<END
 label: gpt
-disk14 : start=$grub_at, size=$((root_at - grub_at)), type=21686148-6449-6E6F-744E-656564454649
+disk14 : start=$grub_at, size=$((efi_at - grub_at)), type=21686148-6449-6E6F-744E-656564454649
+disk15 : start=$efi_at, size=$((root_at - efi_at)), type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B
 disk1 : start=$root_at, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709
 END
 # The image's own table of features: GRUB and the kernel in it may be older than this machine's mke2fs.
@@ -106,6 +108,20 @@ head -c 440 "$boot/boot.img" | put "$work/disk" 0
 number $grub_at | put "$work/disk" $((0x5c))
 number $((grub_at + 1)) | put "$boot/core.img" $((0x1f4))
 dd if="$boot/core.img" of="$work/disk" bs=$sector seek=$grub_at conv=notrunc status=none
+
+# What grub-install --removable does: UEFI starts shim, which Microsoft signed, shim the GRUB beside it, which Debian signed. That one
+# looks for its configuration in Debian's directory. Without shim's fallback, which would write a boot entry and start anew.
+efi=$work/efi
+mkfs.vfat -C -F 16 -n EFI "$efi" $(((root_at - efi_at) * sector / 1024)) > /dev/null
+mmd -i "$efi" ::EFI ::EFI/BOOT ::EFI/debian
+mcopy -i "$efi" "$work/root/usr/lib/shim/shimx64.efi.signed" ::EFI/BOOT/BOOTX64.EFI
+mcopy -i "$efi" "$work/root/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed" ::EFI/BOOT/grubx64.efi
+mcopy -i "$efi" - ::EFI/debian/grub.cfg <<END
+search.fs_uuid $root_id root
+set prefix=(\$root)/boot/grub
+configfile \$prefix/grub.cfg
+END
+dd if="$efi" of="$work/disk" bs=$sector seek=$efi_at conv=notrunc status=none
 
 qemu-img convert -q -O qcow2 "$work/disk" "$work/disk.qcow2"
 mv "$work/disk.qcow2" "$out"

@@ -36,9 +36,11 @@ after() {
     biosdisk part_gpt ext2
   put boot/grub/grub.cfg <<END
 set timeout=0
-serial --unit=0 --speed=115200
-terminal_input console serial
-terminal_output console serial
+if [ "\$grub_platform" = pc ]; then # UEFI's console is the serial port too
+  serial --unit=0 --speed=115200
+  terminal_input console serial
+  terminal_output console serial
+fi
 menuentry Debian {
   linux /vmlinuz root=UUID=$1 ro console=tty0 console=ttyS0,115200 $quick
   initrd /initrd.img
