@@ -260,6 +260,16 @@ NONSENSE = {
     "a size that is none": ("b'S\\0\\0\\0\\2-1'", "answers with nonsense"),
     "a disk without end": ("(b'D\\0\\1\\0\\0' + bytes(65536)) * 2000", "is larger than 67108864 bytes"),
     "an early end": ("b'E\\0\\0\\0\\0' * 9 + b'F\\0\\0\\0\\0'", "unpacking its layers failed|is empty"),
+    "a kernel outside of /boot": ("b'K\\0\\0\\0\\x0d/boot/../etc\\x001'", "answers with nonsense"),
+    "a kernel without words": ("b'K\\0\\0\\0\\0'", "answers with nonsense"),
+    "a kernel that is larger than it says": (
+        "b'K\\0\\0\\0\\x09/boot/k\\x009' + b'D\\0\\1\\0\\0' + bytes(65536)",
+        "with nonsense",
+    ),
+    "half a kernel": (
+        "b'K\\0\\0\\0\\x09/boot/k\\x009' + b'E\\0\\0\\0\\0' * 9 + b'F\\0\\0\\0\\0'",
+        "answers with nonsense|unpacking its layers failed",
+    ),
     "words that move the cursor": ("b'X\\0\\0\\0\\4\\x1b[2J'", r"^\?\[2J$"),
 }
 

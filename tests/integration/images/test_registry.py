@@ -23,7 +23,7 @@ from fakes.relay import relaying
 from fakes.waiting import eventually
 
 from virtshim.domain.errors import NotFound, PermissionRefused, SignatureRefused, Unavailable
-from virtshim.domain.image import Credentials, DiskFormat, ImageConfig
+from virtshim.domain.image import NO_DISK, Credentials, DiskFormat, ImageConfig
 from virtshim.images.downloads import several
 from virtshim.images.filestore import ImageFileStore, ImageSettings
 from virtshim.images.policy.rules import Rule
@@ -81,6 +81,26 @@ def test_a_container_disk_is_pulled_by_tag_and_digest(
     assert Path(store.path(found.digest)).read_bytes() == disk.read_bytes()
     by_digest = store.fetch(f"{server}/vm/disk@{digest}", None, NEVER)
     assert (by_digest.tag, by_digest.repo_digest, by_digest.digest) == ("", found.repo_digest, found.digest)
+
+
+@pytest.mark.parametrize("docker_format", [False, True])
+def test_kernels_are_pulled_with_the_disk_and_without_one(
+    open_registry: imageserver.Registry, store: ImageFileStore, disk: Path, tmp_path: Path, docker_format: bool
+) -> None:
+    files = [tmp_path / name for name in ("initrd.img", "vmlinuz-6.1.0-1+x")]
+    for file in files:
+        file.write_bytes(os.urandom(3 << 20))
+    server = open_registry.address
+    imageserver.push_container_disk(server, "vm/both", disk, boot=files, docker_format=docker_format)
+    imageserver.push_container_disk(server, "vm/kernel", None, boot=files, docker_format=docker_format)
+    both, kernel = (store.fetch(f"{server}/vm/{name}", None, NEVER) for name in ("both", "kernel"))
+    assert Path(store.path(both.digest)).read_bytes() == disk.read_bytes()
+    assert kernel.digest == NO_DISK
+    assert both.boot == kernel.boot
+    assert [one.path for one in both.boot] == [f"/boot/{file.name}" for file in files]
+    assert [Path(store.boot.path(one.digest)).read_bytes() for one in both.boot] == [
+        file.read_bytes() for file in files
+    ]
 
 
 def test_a_registry_with_a_ca_and_client_certificates_of_its_own_is_read_of_in_containerds_files(
