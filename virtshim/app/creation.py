@@ -14,7 +14,7 @@ from virtshim.lifecycle.creation.admission import Admission
 from virtshim.lifecycle.creation.devices import HostDevices
 from virtshim.lifecycle.creation.disk import RootDisk
 from virtshim.lifecycle.creation.empty_disks import EmptyDisks
-from virtshim.lifecycle.creation.kernel import Kernel
+from virtshim.lifecycle.creation.kernels import Kernels
 from virtshim.lifecycle.creation.libvirt_domain import Domain
 from virtshim.lifecycle.creation.places import KeptPlaces
 from virtshim.lifecycle.creation.record import ContainerRecords
@@ -44,8 +44,7 @@ def create_container(
     places = KeptPlaces(a.node_hardware, a.disk_places, a.root_volumes)
     steps: tuple[Step, ...] = (
         HostDevices(devices.borrowed),
-        RootDisk(a.files, a.disks, a.root_volumes),
-        Kernel(a.files.boot, a.kernels, settings.layout()),
+        RootDisk(a.files, a.disks, a.root_volumes, Kernels(a.files.boot, a.kernels, settings.layout())),
         Seed(a.seeds, volumes.copies),
         EmptyDisks(a.empty_disks),
         Domain(

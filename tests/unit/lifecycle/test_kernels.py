@@ -125,6 +125,13 @@ def test_an_image_that_is_kernels_alone_is_not_started_from_its_empty_disk(world
     assert vm(world, world.run("other", config=sandbox_config(annotations=BOTH))).kernel_file
 
 
+def test_a_disk_that_stays_is_not_made_of_an_image_that_does_not_start(world: World) -> None:
+    publish(world, "a", "b")
+    with pytest.raises(InvalidRequest, match="no file /boot/x"):
+        world.create(world.run(config=sandbox_config(annotations=KEEP | {KERNEL: "/boot/x"})))
+    assert world.outside.disks.pod_disks == {}
+
+
 def test_a_volume_that_a_vm_boots_from_has_no_place_for_a_kernel(world: World) -> None:
     publish(world, "a", "b")
     sandbox = world.run(config=sandbox_config(annotations=BOTH))

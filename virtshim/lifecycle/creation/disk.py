@@ -1,4 +1,4 @@
-"""Step: the directory of the container, and its root disk: over the image, or on a volume."""
+"""Step: the directory of the container, and its root disk: over the image, or on a volume; and the kernel that belongs to it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from virtshim.domain.container import Container
 from virtshim.domain.pod_disk import identity
 from virtshim.domain.vm import Backing, Disk
 from virtshim.domain.volumes.root_volume import must_be_written
+from virtshim.lifecycle.creation.kernels import Kernels
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.ports.disks import RootDisks, RootVolumes
 from virtshim.ports.images import ImageFiles
@@ -26,8 +27,13 @@ class RootDisk:
     files: ImageFiles
     disks: RootDisks
     volumes: RootVolumes
+    kernels: Kernels
 
     def make(self, draft: Draft) -> Draft:
+        self.kernels.refuse_missing(draft)
+        return self.kernels.beside(self._with_disk(draft))
+
+    def _with_disk(self, draft: Draft) -> Draft:
         if (volume := draft.container.granted.root_volume) is not None:
             self.disks.make_directory(draft.container.id)
             return self._on_volume(draft, volume.host_path)
