@@ -19,7 +19,7 @@ from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import NVRAM, Layout
+from virtshim.domain.layout import KERNELS, NVRAM, Layout
 from virtshim.domain.pod_disk import disk_name, pod_hash
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
@@ -276,10 +276,11 @@ def test_what_tpms_remember_goes_with_the_pods_disk(tmp_path: Path) -> None:
     assert [path.name for path in states.iterdir()] == [str(uuids[2])]
 
 
-def test_uefis_variables_go_with_a_containers_disk(tmp_path: Path) -> None:
+def test_uefis_variables_and_a_kernel_go_with_a_containers_disk(tmp_path: Path) -> None:
     world = OnDisk(tmp_path)
     world.create(A)
-    nvram = Path(world.layout.container_dir(A), NVRAM)
-    nvram.touch()
+    beside = [Path(world.layout.container_dir(A), name) for name in (NVRAM, f"{KERNELS}0123")]
+    for file in beside:
+        file.touch()
     world.disks.delete(A, disk_alone=True)
-    assert not nvram.exists()
+    assert not any(file.exists() for file in beside)
