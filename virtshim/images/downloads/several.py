@@ -64,7 +64,7 @@ def by_several(
     """The bytes from `at` on, to the last one, or as far as it seemed worth while: `alone`, whose next byte that is, had that
     `rate`. It is closed as soon as parts have proved to come; before, whoever cannot have them goes on with it."""
     received, came, began = watch.received, 0, time.monotonic()
-    patience = max(_PATIENCE, 2 * CONNECTIONS * _PIECE / rate)
+    patience = max(_PATIENCE, 2 * CONNECTIONS * _PIECE / max(rate, _LEAST_RATE))
     silence = min(_SILENCE, watch.progress_timeout / 2)
     try:
         with Parts(at, size, _PIECE, rest, watch) as parts:
