@@ -380,6 +380,12 @@ PIECE = 4 << 10
 BEGINNING = 32 << 10
 
 
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, parts are not late."""
+    for limit in ("_PATIENCE", "_SILENCE"):
+        monkeypatch.setattr(several, limit, float(WAIT_LIMIT))
+
+
 @pytest.fixture
 def by_several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection alone is too slow at once, and several are faster always."""
@@ -402,6 +408,7 @@ def by_several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     source.web.routes[source.path] = route
     monkeypatch.setattr(several, "_PIECE", PIECE)
     monkeypatch.setattr(several, "_GAIN", 0.0)
+    patient(monkeypatch)
 
     def is_waited_for(trial: several.Trial, left: int) -> bool:
         trial.rate = 1.0
@@ -732,8 +739,9 @@ class Sent:
 
 
 def test_bytes_that_come_by_few_take_no_more_memory_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    length = 1 << 17
+    length = 1 << 15
     monkeypatch.setattr(several, "_PIECE", length)
+    patient(monkeypatch)
     size = several.CONNECTIONS * length
     with PullWatch("x", NEVER, 60) as watch:
         rest: Any = lambda at, end=None: Sent(watch, end - at, 2)  # noqa: E731
