@@ -160,6 +160,9 @@ RESIZES = {
 }
 
 
+_OF_A_RESIZE = ("resizing.", "cgroups.")
+
+
 @pytest.mark.parametrize("none", [NO_MEMORY_LIMIT_V1, NO_MEMORY_LIMIT_V2], ids=["v1", "v2"])
 @pytest.mark.parametrize("overhead", [{}, OVERHEAD], ids=["alone", "overhead"])
 @pytest.mark.parametrize("kind", RESIZES)
@@ -186,7 +189,8 @@ def test_a_pod_is_resized_and_what_has_no_limit_is_left_alone(
     # And a repeat of it changes nothing.
     world.journal.calls.clear()
     client.UpdateContainerResources(pb.UpdateContainerResourcesRequest(container_id=container, linux=wanted))
-    assert world.journal.calls == []
+    # The guest's set-up may still be heard of, which is on a thread of its own.
+    assert [call for call in world.journal.calls if call.startswith(_OF_A_RESIZE)] == []
 
 
 def test_the_numbers_of_no_limit_are_those_that_kubelet_sends() -> None:
