@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import http.client
 import http.server
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,17 +191,42 @@ def write_container_disk(
     """
     files = {f"disk/{disk.name}": disk} if disk else {}
     files |= {f"boot/{file.name}": file for file in boot}
+
+    def fill(archive: tarfile.TarFile) -> None:
+        for above in dict.fromkeys(name.partition("/")[0] for name in files):
+            _add(archive, above, None)
+        for name, file in files.items():
+            _add(archive, name, file)
+
+    return _write_image(directory, fill, tag, says or {}, [f"ADD {file.name} /{name}" for name, file in files.items()])
+
+
+def write_files(directory: Path, files: Mapping[str, bytes], tag: str = "latest") -> str:
+    """As ``write_container_disk``, of an ordinary image with these files, root's."""
+
+    def fill(archive: tarfile.TarFile) -> None:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.mode, entry.size = 0o755, len(data)
+            archive.addfile(entry, io.BytesIO(data))
+
+    return _write_image(directory, fill, tag, {}, ["ADD"])
+
+
+def _write_image(
+    directory: Path, fill: Callable[[tarfile.TarFile], None], tag: str, says: Mapping[str, Any], made_by: Sequence[str]
+) -> str:
     blobs = directory / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-    layer, diff_id = _write_layer(blobs, files)
+    layer, diff_id = _write_layer(blobs, fill)
     config = _write_blob(
         blobs,
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": dict(says or {}),
+            "config": dict(says),
             "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-            "history": [{"created_by": f"ADD {source.name} /{name}"} for name, source in files.items()],
+            "history": [{"created_by": one} for one in made_by],
         },
         "application/vnd.oci.image.config.v1+json",
     )
@@ -220,13 +246,10 @@ def write_container_disk(
     return str(manifest["digest"])
 
 
-def _write_layer(blobs: Path, files: Mapping[str, Path]) -> tuple[dict[str, Any], str]:
+def _write_layer(blobs: Path, fill: Callable[[tarfile.TarFile], None]) -> tuple[dict[str, Any], str]:
     plain, packed = blobs / "layer.tar", blobs / "layer.tar.gz"
     with tarfile.open(plain, "w", format=tarfile.GNU_FORMAT) as archive:
-        for directory in dict.fromkeys(name.partition("/")[0] for name in files):
-            _add(archive, directory, None)
-        for name, file in files.items():
-            _add(archive, name, file)
+        fill(archive)
     with (
         plain.open("rb") as source,
         packed.open("wb") as target,
@@ -284,16 +307,27 @@ def push_container_disk(
     Gives the digest of the manifest that the registry now has.
     """
     with tempfile.TemporaryDirectory(prefix="containerdisk-") as scratch:
-        work = Path(scratch)
-        write_container_disk(work / "layout", disk, tag, says, boot)
-        login = base64.b64encode(":".join(credentials).encode()).decode() if credentials else None
-        (work / "auth.json").write_text(json.dumps({"auths": {server: {"auth": login}} if login else {}}))
-        # Without --insecure-policy skopeo wants a policy file that a minimal installation lacks.
-        command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
-        command += ["--authfile", str(work / "auth.json"), "--digestfile", str(work / "digest")]
-        command += ["--format", "v2s2" if docker_format else "oci"]
-        command += [f"oci:{work / 'layout'}:{tag}", f"docker://{server}/{name}:{tag}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        if done.returncode != 0:
-            raise ImageServerError(f"skopeo could not push {server}/{name}:{tag}: {done.stderr.strip()}")
-        return (work / "digest").read_text().strip()
+        write_container_disk(Path(scratch, "layout"), disk, tag, says, boot)
+        return _push(Path(scratch), f"{server}/{name}", tag, credentials, docker_format=docker_format)
+
+
+def push_files(server: str, name: str, files: Mapping[str, bytes], tag: str = "latest") -> str:
+    """Pushes an ordinary image with these files. Gives its manifest's digest."""
+    with tempfile.TemporaryDirectory(prefix="files-") as scratch:
+        write_files(Path(scratch, "layout"), files, tag)
+        return _push(Path(scratch), f"{server}/{name}", tag, None, docker_format=False)
+
+
+def _push(work: Path, name: str, tag: str, credentials: tuple[str, str] | None, *, docker_format: bool) -> str:
+    login = base64.b64encode(":".join(credentials).encode()).decode() if credentials else None
+    server = name.partition("/")[0]
+    (work / "auth.json").write_text(json.dumps({"auths": {server: {"auth": login}} if login else {}}))
+    # Without --insecure-policy skopeo wants a policy file that a minimal installation lacks.
+    command = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false"]
+    command += ["--authfile", str(work / "auth.json"), "--digestfile", str(work / "digest")]
+    command += ["--format", "v2s2" if docker_format else "oci"]
+    command += [f"oci:{work / 'layout'}:{tag}", f"docker://{name}:{tag}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise ImageServerError(f"skopeo could not push {name}:{tag}: {done.stderr.strip()}")
+    return (work / "digest").read_text().strip()

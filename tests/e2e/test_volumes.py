@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from guest import BOOT, READY
+from imageserver import Registry, push_files
 from node import Node
 from podclient import PodClient, container_config, log_lines, pod_config, wait_for_log, wait_until
 
@@ -101,6 +102,39 @@ def test_a_guest_has_its_pods_volumes(cri: PodClient, node: Node, image_url: str
     assert daemons(node) == set()
     assert os.listdir(f"{node.directory}/run/shares") == []
     cri.remove_pod(pod)
+
+
+def test_a_guest_reads_an_image_and_cannot_write_it(
+    cri: PodClient, node: Node, image_url: str, oci_registry: Registry
+) -> None:
+    files = {"etc/motd": b"from the image", "bin/tool": b"#!/bin/sh\necho ran\n", "etc/deep/er": b"deep"}
+    push_files(oci_registry.address, "volumes/files", files)
+    config = pod_config("image-volume", f"{node.directory}/logs/image-volume")
+    pod = cri.run_pod(config)
+    wanted = container_config(cri.pull(f"{image_url}/guest.qcow2"))
+    wanted.command.extend(["sh", "-c", "cat /image/etc/motd; while :; do sleep 1; done"])
+    trees = Path(node.directory, "state/images/trees")
+    before = set(os.listdir(trees))
+    image = cri.pull(f"{oci_registry.address}/volumes/files")
+    for path, below in (("/image", ""), ("/part", "etc/deep")):
+        wanted.mounts.add(container_path=path, readonly=True, image_sub_path=below).image.image = image
+    missing = container_config(image)
+    with pytest.raises(grpc.RpcError, match="is not a VM image: it has no file below /disk"):
+        cri.create(pod, missing, config)
+    made = cri.create(pod, wanted, config)
+    cri.remove_image(image)
+    cri.start(made)
+    wait_for_log(f"{config.log_directory}/{wanted.log_path}", "from the image", BOOT)
+
+    assert run(cri, made, "/image/bin/tool; cat /part/er; stat -c '%u %a' /image/bin/tool") == "ran\ndeep0 755\n"
+    written = "mount -o remount,rw /image; echo evil > /image/etc/motd; rm /image/etc/motd; touch /part/new"
+    assert cri.exec_sync(made, "sh", "-c", written).exit_code != 0
+    assert run(cri, made, "cat /image/etc/motd; ls /part") == "from the imageer\n"
+    assert [mount.image.image for mount in cri.status(made).mounts] == [image, image]
+    assert len(set(os.listdir(trees)) - before) == 1
+    cri.stop(made, 0)
+    cri.remove_pod(pod)
+    assert set(os.listdir(trees)) <= before
 
 
 def _running(cri: PodClient, container: str) -> bool:

@@ -46,7 +46,7 @@ from virtshim.domain.sandbox import (
 from virtshim.domain.vm import DiskBus, VmSize
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk
-from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.domain.volumes.shares import SharedVolume, VolumeImage
 from virtshim.store.records import SqliteRecords
 
 RESOURCES = Resources(2, 3, 4, 2**62, -1, -998, "0-3", "0", {"2MB": 2**64 - 1}, {"memory.max": "1"})
@@ -97,7 +97,10 @@ CONTAINER = Container(
             args=("--x", "y z"),
             working_dir="/",
             envs=(("TEXT", b"plain"), ("BYTES", bytes(range(256))), ("EMPTY", b""), ("TEXT", b"again")),
-            mounts=(Mount("/a", "/b", True, recursive_read_only=True), Mount("/c", "/d")),
+            mounts=(
+                Mount("/a", "/b", True, recursive_read_only=True),
+                Mount("/c", "/d", image="registry.test/files", image_sub_path="etc"),
+            ),
             labels={"a": "b"},
             annotations={"c": "d"},
             log_path="vm/3.log",
@@ -130,7 +133,15 @@ CONTAINER = Container(
             ),
             (BlockDevice("/dev/loop0", "/dev/xvda", readonly=True, identity="7:0", is_file=True),),
         ),
-        volumes=(SharedVolume("/a", "/b", readonly=True, follows=True),),
+        volumes=(
+            SharedVolume(
+                "/a",
+                "/b",
+                readonly=True,
+                follows=True,
+                image=VolumeImage(ImageDigest(f"sha256:{'e' * 64}"), ImageId(f"sha256:{'f' * 64}"), "r@sha256:e"),
+            ),
+        ),
         copies=(CopiedVolume("/c", "/d", readonly=False, renewed=False),),
         empty_disks=(EmptyDisk("e", 1 << 30, DiskFormat.RAW, "/e", is_volume=True),),
         image_config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
@@ -169,6 +180,7 @@ IMAGE = Image(
     pinned=True,
     config=ImageConfig("app:7", ("A=ü",), ("/bin/x",), ("y",), "/srv", "SIGQUIT"),
     boot=(BootFile("/boot/vmlinuz", ImageDigest(f"sha256:{'4' * 64}"), 2**29),),
+    tree=ImageDigest(f"sha256:{'e' * 64}"),
 )
 
 

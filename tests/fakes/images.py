@@ -23,6 +23,9 @@ class Published:
     content: bytes
     password: str = ""
     config: ImageConfig = ImageConfig()
+    # Directories among its files, "" for their root; () for a plain disk. Without `has_disk` they are all that it has.
+    directories: tuple[str, ...] = ()
+    has_disk: bool = True
     # Set: it is a plain file, whose bytes are the config of the image that this content and that config make.
     said: ImageConfig | None = None
     boot: tuple[BootFile, ...] = ()
@@ -31,6 +34,10 @@ class Published:
     def digest(self) -> ImageDigest:
         of_it = _sha256(self.content) if self.said is None else Published(self.content, config=self.said).id.value
         return ImageDigest(of_it)
+
+    @property
+    def tree(self) -> ImageDigest | None:
+        return ImageDigest(_sha256(b"files of " + self.content)) if self.directories else None
 
     @property
     def id(self) -> ImageId:
@@ -69,6 +76,7 @@ class FakeImageFiles:
         self.published: dict[str, Published] = {}
         self.files: dict[ImageDigest, int] = {}
         self.boot = FakeBootFiles()
+        self.trees: dict[ImageDigest, tuple[str, ...]] = {}
         self.unfinished: set[str] = set()
         self.stalled = False
         self.waiting: list[str] = []
@@ -78,6 +86,14 @@ class FakeImageFiles:
     def publish(self, name: str, content: bytes, password: str = "", config: ImageConfig | None = None) -> ImageDigest:
         image = self.published[ImageName.parse(name).tagged] = Published(content, password, config or ImageConfig())
         return image.digest
+
+    def publish_files(self, name: str, *directories: str, has_disk: bool = False) -> ImageDigest:
+        """An image that is a volume, and a VM's too if it has a disk. Gives its files' digest."""
+        content = f"{name} {directories}".encode()
+        image = Published(content, config=ImageConfig(user="7"), directories=("", *directories), has_disk=has_disk)
+        self.published[ImageName.parse(name).tagged] = image
+        assert image.tree is not None
+        return image.tree
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
         name = ImageName.parse(reference)
@@ -93,11 +109,15 @@ class FakeImageFiles:
             assert cancelled.wait(WAIT_LIMIT), "nobody gave the stalled download up"
             self.waiting.remove(reference)
         self._give_up_if(cancelled, reference)
-        self.files[image.digest] = len(image.content)
         self.boot.files |= {one.digest for one in image.boot}
+        if image.tree is not None:
+            self.trees[image.tree] = image.directories
+        if image.has_disk:
+            self.files[image.digest] = len(image.content)
         return FetchedImage(
             id=image.id,
-            digest=image.digest,
+            digest=image.digest if image.has_disk or image.tree is None else image.tree,
+            tree=image.tree,
             tag="" if name.digest else name.tagged,
             repo_digest=name.with_digest(image.id.value),
             size=len(image.content),
@@ -115,8 +135,12 @@ class FakeImageFiles:
     def half_fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> None:
         self.unfinished.add(reference)
 
-    def path(self, digest: ImageDigest) -> str:
-        return f"/images/{digest.hex}"
+    def path(self, digest: ImageDigest, below: str | None = None) -> str:
+        if below is None:
+            return f"/images/{digest.hex}"
+        if below not in self.trees.get(digest, ()):
+            raise NotFound(f"it has no directory {below}; correct the volumeMount's subPath")
+        return f"/images/trees/{digest.hex}/root/{below}".rstrip("/")
 
     def format_of(self, digest: ImageDigest) -> DiskFormat:
         if digest not in self.files:
@@ -125,11 +149,14 @@ class FakeImageFiles:
 
     def delete(self, digest: ImageDigest) -> None:
         self.files.pop(digest, None)
+        self.trees.pop(digest, None)
 
     def stored(self) -> frozenset[ImageDigest]:
-        return frozenset(self.files)
+        return frozenset((*self.files, *self.trees))
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
+        if digest in self.trees:
+            return FetchedImage(ImageId(digest.value), digest, "", "", 7, 0, DiskFormat.RAW, tree=digest)
         size = self.files.get(digest)
         if size is None:
             raise InternalError(f"image {digest} is not here")

@@ -50,6 +50,7 @@ from virtshim.domain.hardware.of_node import NodeHardware
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
+from virtshim.domain.volumes.stored_images import stored_images
 from virtshim.ports.control import VmControl
 from virtshim.ports.pause import VmPausing
 from virtshim.store.image_notes import ImageNoteFiles
@@ -291,7 +292,8 @@ class World:
         """What exists outside and no record accounts for; and image files that nothing needs."""
         sandboxes = {s.id for s in self.records.sandboxes.all()}
         containers = {c.id for c in self.records.containers.all()}
-        needed = {i.digest for i in self.records.images.all()} | {c.image for c in self.records.containers.all()}
+        needed = {digest for i in self.records.images.all() for digest in (i.digest, i.tree)}
+        needed |= {digest for c in self.records.containers.all() for digest in stored_images(c)}
         needed |= {digest for s in self.records.sandboxes.all() for digest in s.root_disks.values()}
         out = self.outside
         return [
@@ -305,7 +307,7 @@ class World:
                 for pod in out.disks.pods_with_disks() - {pod_hash(s.key) for s in self.records.sandboxes.all()}
             ),
             *(f"console of {c.short}" for c in out.consoles.following if c not in containers),
-            *(f"image file {d}" for d in out.files.files if d not in needed),
+            *(f"image file {d}" for d in out.files.stored() if d not in needed),
             *(f"unfinished download of {name}" for name in out.files.unfinished),
         ]
 

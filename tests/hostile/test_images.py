@@ -73,7 +73,9 @@ DISK = bytes(1024)
 LAYERS: dict[str, tuple[bytes, str]] = {
     "a name that leads up": (member("disk/../../../etc/cron.d/evil", DISK), "has no file below /disk"),
     "a name that leads up from the top": (member("../../disk", DISK), "has no file below /disk"),
-    "an absolute name": (member("/etc/ld.so.preload", DISK), "has no file below /disk"),
+    "a name that goes up and down": (member("etc/../../cron.d/evil", DISK), "nor can it be a volume: .* leads up"),
+    "a hard link to the node": (member("x", type=tarfile.LNKTYPE, linkname=SECRET), "hard link to 'etc/shadow', which is no"),
+    "a whiteout of all": (tar({"a/x": DISK, "a/.wh...": b""}), "nor can it be a volume: it holds a whiteout of '..' in '/a'"),
     "a symbolic link": (member("disk/a.img", type=tarfile.SYMTYPE, linkname=SECRET), "is a link or a device"),
     "a link to itself": (member("disk/a.img", type=tarfile.SYMTYPE, linkname="a.img"), "is a link or a device"),
     "a hard link": (member("disk/a.img", type=tarfile.LNKTYPE, linkname=SECRET), "is a link or a device"),
@@ -134,7 +136,7 @@ def test_while_a_layer_unpacks_for_an_hour_other_images_are_pulled(web: WebServe
     gives_up.set()
     with pytest.raises(DeadlineExceeded):
         bomb.done()
-    assert store.stored() == {sound.digest}
+    assert store.stored() == {sound.digest, sound.tree}
     assert list((tmp_path / "images" / "incoming").iterdir()) == []
 
 
@@ -241,15 +243,16 @@ def test_after_all_that_a_sound_image_is_pulled(web: WebServer, store: ImageFile
 
     def pull(name: str) -> None:
         with contextlib.suppress(ShimError):
-            found.append(str(store.fetch(name, None, NEVER).digest))
+            fetched = store.fetch(name, None, NEVER)
+            found.extend(str(one) for one in (fetched.digest, fetched.tree) if one is not None)
 
     threads = [threading.Thread(target=pull, args=(name,)) for name in (*names, evil)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 2
-    assert store.stored() == {digest for digest in store.stored() if str(digest) in found}
+    assert len(found) == 3, "one disk, brought twice, and the files of the one that has some"
+    assert {str(digest) for digest in store.stored()} == set(found)
 
 
 def test_a_sparse_archive_by_gnu_tar_is_refused(web: WebServer, refused: Callable[..., None], tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from virtshim.lifecycle.creation.step import Step
 from virtshim.lifecycle.creation.uids import VmUids
 from virtshim.lifecycle.images import ImageService
 from virtshim.lifecycle.record_exit import ExitRecorder
+from virtshim.lifecycle.volumes.image_volumes import ImageVolumes
 from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
 from virtshim.primitives.clock import Stamps
 from virtshim.primitives.inflight import Inflight
@@ -63,7 +64,15 @@ def create_container(
         clock=a.clock,
         locks=locks,
         inflight=Inflight[ContainerId](),
-        admission=Admission(a.records, devices.claims, *limits, volumes, VolumeDisks(a.volume_disks), a.cluster),
+        admission=Admission(
+            a.records,
+            devices.claims,
+            *limits,
+            volumes,
+            VolumeDisks(a.volume_disks),
+            a.cluster,
+            ImageVolumes(images, a.files),
+        ),
         new_records=ContainerRecords(
             records=a.records,
             hypervisor=a.hypervisor,

@@ -10,7 +10,7 @@ from virtshim.cri import validation
 from virtshim.domain.cgroup import parent_path
 from virtshim.domain.container import ContainerConfig, ContainerName, Mount, Resources, RunAs
 from virtshim.domain.devices.granted import CriDevice
-from virtshim.domain.errors import InvalidRequest, Unimplemented
+from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.file_path import check_path
 from virtshim.domain.guest.capabilities import capability
 from virtshim.domain.image import Credentials
@@ -152,7 +152,7 @@ def container_name(config: pb.ContainerConfig) -> ContainerName:
 
 
 def container_config(config: pb.ContainerConfig) -> ContainerConfig:
-    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.validation`), Unimplemented for what is not yet."""
+    """Raises InvalidRequest for what cannot be honoured (see `virtshim.cri.validation`)."""
     faults = _Faults("CreateContainer")
     faults.require(config.image.image, "config.image.image is empty")
     faults.add_all(validation.container_faults(config))
@@ -163,8 +163,6 @@ def container_config(config: pb.ContainerConfig) -> ContainerConfig:
     devices = tuple(_device(device, faults) for device in config.devices)
     resources = _resources(config.linux.resources, "config.linux.resources", faults)
     faults.done()
-    if missing := validation.unimplemented(config):
-        raise Unimplemented(f"CreateContainer: {missing}")
     return ContainerConfig(
         image=config.image.image,
         user_image=config.image.user_specified_image,
@@ -250,7 +248,15 @@ def _capabilities(names: Iterable[str], where: str, faults: _Faults) -> tuple[st
 def _mount(mount: pb.Mount, faults: _Faults) -> Mount:
     faults.require(mount.container_path, "config.mounts.container_path is empty")
     follows = mount.propagation == pb.PROPAGATION_HOST_TO_CONTAINER
-    return Mount(mount.container_path, mount.host_path, mount.readonly, follows, mount.recursive_read_only)
+    return Mount(
+        mount.container_path,
+        mount.host_path,
+        mount.readonly,
+        follows,
+        mount.recursive_read_only,
+        mount.image.image,
+        mount.image_sub_path,
+    )
 
 
 def resources(message: pb.LinuxContainerResources, call: str, where: str) -> Resources:

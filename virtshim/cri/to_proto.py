@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import cast
 
 from criproto.runtime_v1 import api_pb2 as pb
-from virtshim.domain.container import Container, ContainerPhase, Resources
+from virtshim.domain.container import Container, ContainerPhase, Mount, Resources
 from virtshim.domain.image import FilesystemUsage, Image
 from virtshim.domain.sandbox import Namespaces, NamespaceScope, Sandbox
 from virtshim.domain.volumes.confirmed import known_volumes
-from virtshim.domain.volumes.pod_mounts import there
+from virtshim.domain.volumes.pod_mounts import normal, there
 from virtshim.queries.container_events import ContainerEvent, EventType
 
 _CONTAINER_STATE = {
@@ -114,13 +114,7 @@ def container_status(container: Container) -> pb.ContainerStatus:
         labels=container.config.labels,
         annotations=container.config.annotations,
         mounts=[
-            pb.Mount(
-                container_path=m.container_path,
-                host_path=m.host_path,
-                readonly=m.readonly,
-                recursive_read_only=m.recursive_read_only,
-                propagation=pb.PROPAGATION_HOST_TO_CONTAINER if m.follows else pb.PROPAGATION_PRIVATE,
-            )
+            _mount(container, m)
             for m in there(
                 container.config.mounts,
                 container.config.annotations,
@@ -132,6 +126,21 @@ def container_status(container: Container) -> pb.ContainerStatus:
         image_id=container.image_id.value,
         user=_user(container),
         stop_signal=cast("pb.Signal.ValueType", container.config.stop_signal),
+    )
+
+
+def _mount(container: Container, mount: Mount) -> pb.Mount:
+    """kubelet's image GC spares the images whose ids it finds there."""
+    found = next((v.image for v in container.spec.volumes if v.image and v.guest == normal(mount.container_path)), None)
+    is_image = mount.image != "" and found is not None
+    return pb.Mount(
+        container_path=mount.container_path,
+        host_path=mount.host_path,
+        readonly=mount.readonly,
+        recursive_read_only=mount.recursive_read_only,
+        propagation=pb.PROPAGATION_HOST_TO_CONTAINER if mount.follows else pb.PROPAGATION_PRIVATE,
+        image=pb.ImageSpec(image=found.id.value, image_ref=found.image_ref) if is_image and found else None,
+        image_sub_path=mount.image_sub_path,
     )
 
 
@@ -205,10 +214,10 @@ def image_facts(image: Image) -> Mapping[str, object]:
         "StopSignal": config.stop_signal,
     }
     pulled = datetime.fromtimestamp(image.pulled_at / 1e9, tz=UTC)
+    disk = {"disk": image.digest.value, "format": image.format.value, "virtualSize": image.virtual_size}
     return {
-        "disk": image.digest.value,
-        "format": image.format.value,
-        "virtualSize": image.virtual_size,
+        **(disk if image.has_disk else {}),
+        **({"files": image.tree.value} if image.tree else {}),
         "pulledAt": pulled.isoformat(timespec="seconds"),
         "config": {name: value for name, value in said.items() if value},
     }

@@ -21,9 +21,6 @@ _SHARED: Final = {"network": "hostNetwork", "pid": "hostPID", "ipc": "hostIPC"}
 # Bytes of their names and values: they are words of one command in the guest.
 _MOST_SYSCTLS: Final = 64 << 10
 
-# One message is to be read as a whole.
-_MOST_TOLD: Final = 10
-
 # What tapmanager may put into CNI_ARGS, whose separators are ";" and "=". Kubernetes' own names are narrower than this.
 _POD_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
 _DOMAIN: Final = re.compile(r"\.|[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?")
@@ -82,22 +79,6 @@ def container_faults(config: pb.ContainerConfig) -> Sequence[str]:
     ]
 
 
-def unimplemented(config: pb.ContainerConfig) -> str:
-    """What is asked for and may come, "" if nothing: to be told apart from what no VM can have."""
-    faults = [_not_there(mount) for mount in config.mounts if _is_image(mount)]
-    more = [f"and {len(faults) - _MOST_TOLD} more"] if len(faults) > _MOST_TOLD else []
-    return "; ".join(faults[:_MOST_TOLD] + more)
-
-
-def _is_image(mount: pb.Mount) -> bool:
-    return not mount.host_path or mount.image.image != "" or mount.image_sub_path != ""
-
-
-def _not_there(mount: pb.Mount) -> str:
-    where = f"config.mounts[{escaped(mount.container_path, 200)}]"
-    return f"{where}.image: image volumes are not supported yet; put the files into the VM's image"
-
-
 def _namespaces(options: pb.NamespaceOption) -> Iterator[str]:
     where = f"{_CONTEXT}.namespace_options"
     for field, pod_field in _SHARED.items():
@@ -154,8 +135,27 @@ def _mount(mount: pb.Mount) -> Iterator[str]:
             f"{where}.recursive_read_only: what the node mounts there later could be written; remove mountPropagation, "
             "or recursiveReadOnly"
         )
+    yield from _image(mount)
     if mount.mount_options:
         yield f"{where}.mount_options cannot be passed on to a virtual machine; remove them"
+
+
+def _image(mount: pb.Mount) -> Iterator[str]:
+    """An image in place of a path of the node: for reading only, as everywhere."""
+    where = f"config.mounts[{escaped(mount.container_path, 200)}]"
+    if not mount.image.image:
+        if mount.image_sub_path:
+            yield f"{where}.image_sub_path is set without image; name an image, or remove it"
+        elif not mount.host_path:
+            yield f"{where}.host_path is empty, and so is image; name one of them"
+        return
+    if mount.host_path:
+        yield f"{where}.host_path is set beside image; remove one"
+    if not mount.readonly:
+        yield f"{where}.readonly is false: an image volume cannot be written; set readOnly: true"
+    below = mount.image_sub_path
+    if below.startswith("/") or ".." in below.split("/") or "\0" in below:
+        yield f"{where}.image_sub_path {escaped(below, 200)} is no path inside of the image; use one without .. and / before it"
 
 
 def metadata_faults(meta: pb.PodSandboxMetadata) -> Iterator[str]:

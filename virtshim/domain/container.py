@@ -89,6 +89,8 @@ class Mount:
     follows: bool = False
     # For the status: what is read-only is so with all that is mounted below it, asked for or not.
     recursive_read_only: bool = False
+    image: str = ""  # a reference, in place of a host path
+    image_sub_path: str = ""  # which directory of it, "" for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,7 @@ class ContainerName:
     """What kubelet repeats when it repeats CreateContainer."""
 
     name: str
-    # The restart count.
-    attempt: int
+    attempt: int  # the restart count
 
     def __str__(self) -> str:
         return f"{self.name} (attempt {self.attempt})"
@@ -295,8 +296,7 @@ class Container:
     @property
     def log_directory(self) -> str:
         """The part of `log_file` that is the sandbox's log directory; "" if there is no log."""
-        log_file = self.spec.log_file
-        return log_file and log_file.removesuffix(posixpath.normpath(self.config.log_path))
+        return self.spec.log_file.removesuffix(posixpath.normpath(self.config.log_path))
 
     @property
     def phase(self) -> ContainerPhase:

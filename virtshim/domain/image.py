@@ -74,7 +74,8 @@ NO_DISK: Final = ImageDigest(f"sha256:{hashlib.sha256(bytes(NO_DISK_BYTES)).hexd
 class Image:
     """`id` is the image id in all CRI fields; `digest` names the stored disk, which several images may share; `tags` are the
     names by which it was pulled, `repo_digests` the `name@sha256:...` forms; `size` is bytes on disk of the file as published,
-    `virtual_size` the guest-visible bytes; `config` what it says of containers; `boot` what it has below /boot."""
+    `virtual_size` the guest-visible bytes; `config` what it says of containers; `boot` what it has below /boot; `tree` its files,
+    if a volume can have them. Of an image that is no VM's they are all there is: `digest` names them, too."""
 
     id: ImageId
     digest: ImageDigest
@@ -87,6 +88,11 @@ class Image:
     pinned: bool = False
     config: ImageConfig = ImageConfig()
     boot: tuple[BootFile, ...] = ()
+    tree: ImageDigest | None = None
+
+    @property
+    def has_disk(self) -> bool:
+        return self.digest != self.tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Disk files by content.
+"""Disk files by content, and the files of images that pods may have as volumes.
 
 <directory>/                 0711: the QEMU user may search, not list
   sha256/<hex>               one complete disk, 0640 for its readers, never changed; the digest is that of what was published
   boot/<hex>                 files from below images' /boot, root's alone
-  incoming/<random>          disks in the making, 0700; whatever is here at start is garbage
+  trees/<hex>/               the files of an image (see `trees.store`)
+  incoming/<random>          disks and files in the making, 0700; whatever is here at start is garbage
   partial/<boot>/<hex>       what is there of downloads that broke off (see `downloads.partials`)
   known/<hex>                identities of sources and the disks they brought (see `pull_cache`)
   records/<hex>.json         what the database says of images (see `virtshim.store.image_notes`)
@@ -21,11 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from virtshim.domain.errors import Aborted, InternalError, NotFound, ResourceExhausted
+import structlog
+
+from virtshim.domain.errors import Aborted, InternalError, InvalidRequest, NotFound, ResourceExhausted
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemUsage, PullProgress
 from virtshim.domain.image_name import ImageName
-from virtshim.files import mountpoint, space_taken, sync
+from virtshim.files import mountpoint, sync
 from virtshim.images import file_source, http_source, oci_source
 from virtshim.images.confinement import Account, account
 from virtshim.images.disk_writer import OUT_OF_SPACE
@@ -47,8 +50,12 @@ from virtshim.images.registries.endpoint import Endpoint
 from virtshim.images.registries.hosts_file import hosts_of
 from virtshim.images.registries.repository import Repository
 from virtshim.images.translations import Transport, read_translations
+from virtshim.images.trees.store import Trees
 from virtshim.images.verify import FIRST_BYTES, judged_before
 from virtshim.ports.images import FetchedImage
+from virtshim.removal import remove_tree
+
+log = structlog.get_logger(__name__)
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -76,6 +83,10 @@ class ImageSettings:
     disk_paths: tuple[DiskPath, ...] = ()
 
 
+class _FileAfterAll(Exception):
+    """An artifact's only file is no disk; `str()` says why."""
+
+
 class ImageFileStore:
     """Implements `virtshim.ports.images.ImageFiles`. Safe to use from many threads; one process owns the directory."""
 
@@ -93,6 +104,7 @@ class ImageFileStore:
         self._memory = PullCache(str(self._known))
         self._partials = Partials(self._root / "partial")
         self._ground = Ground(self._incoming, self._partials, Turns(), Room(), self._stored_before)
+        self._trees = Trees(self._root / "trees", self._incoming)
         self._settings = settings
         self._watches: list[PullWatch] = []
         self._watches_lock = threading.Lock()
@@ -110,24 +122,37 @@ class ImageFileStore:
         with self._room_made(), self._store_errors(name):
             self._make_directories()
             self._partials.forget_old()
-            with Landing(self._ground, str(name), self._settings.max_bytes) as landing:
-                pulled = self._download(location, credentials, keys, landing, cancelled)
-                if pulled.known is not None:
-                    digest, boot = pulled.known, self._memory.boot(pulled.identity)
-                    with self._not_removed(name):
-                        found, virtual_size, size = self._judged_before(Path(self.path(digest)))
-                else:
-                    digest, path = landing.finished()
-                    # Who judges it may read it; nobody else finds it here.
-                    path.chmod(0o644)
-                    found, virtual_size = verify(
-                        str(path), str(name), self._settings.max_bytes, self._reader, cancelled
-                    )
-                    size = path.stat().st_size
-                    self._publish(path, digest, size)
-                    boot = self._publish_boot(pulled.boot)
-                    if pulled.identity:
-                        self._memory.remember(pulled.identity, digest, boot)
+            try:
+                return self._fetch(location, credentials, keys, cancelled)
+            except _FileAfterAll as exc:
+                log.info("image.artifact.no_disk", image=str(name), why=str(exc))
+                return self._fetch(location, credentials, keys, cancelled, as_files=True)
+
+    def _fetch(
+        self,
+        location: Location,
+        credentials: Credentials | None,
+        keys: Sequence[str] | None,
+        cancelled: threading.Event,
+        *,
+        as_files: bool = False,
+    ) -> FetchedImage:
+        name = location.name
+        with Landing(self._ground, str(name), self._settings.max_bytes) as landing:
+            pulled = self._download(location, credentials, keys, landing, cancelled, as_files=as_files)
+            boot: tuple[BootFile, ...] = ()
+            if pulled.known is not None:
+                digest, boot = pulled.known, self._memory.boot(pulled.identity)
+            elif not pulled.has_disk and pulled.tree is not None:
+                digest = pulled.tree
+                self._publish_files(landing, name, pulled.tree, "")
+            else:
+                digest = self._publish_disk(landing, name, cancelled, pulled)
+                boot = self._publish_boot(pulled.boot)
+            if pulled.identity and pulled.known is None:
+                self._memory.remember(pulled.identity, digest, boot)
+            with self._not_removed(name):
+                found, virtual_size, size = self._judged_before(digest)
         return FetchedImage(
             id=pulled.image or ImageId(digest.value),
             digest=digest,
@@ -138,7 +163,33 @@ class ImageFileStore:
             format=found,
             config=pulled.config,
             boot=boot,
+            tree=pulled.tree if self._trees.has(pulled.tree) else None,
         )
+
+    def _publish_disk(
+        self, landing: Landing, name: ImageName, cancelled: threading.Event, pulled: Pulled
+    ) -> ImageDigest:
+        """And the files beside it. Without those that no volume can have the image is a VM's all the same."""
+        digest, path = landing.finished()
+        # Who judges it may read it; nobody else finds it here.
+        path.chmod(0o644)
+        try:
+            verify(str(path), str(name), self._settings.max_bytes, self._reader, cancelled)
+        except InvalidRequest as exc:
+            if pulled.may_be_file:
+                raise _FileAfterAll(str(exc)) from exc
+            raise
+        self._publish(path, digest, path.stat().st_size)
+        if landing.files is not None and pulled.tree is not None:
+            try:
+                self._publish_files(landing, name, pulled.tree, self.path(digest))
+            except InvalidRequest as exc:
+                log.warning("image.no_volume", image=str(name), why=str(exc))
+        return digest
+
+    def _publish_files(self, landing: Landing, name: ImageName, tree: ImageDigest, disk: str) -> None:
+        with self._not_removed(name):
+            self._trees.publish(landing.files, tree, str(name), disk)
 
     def under_way(self) -> Sequence[PullProgress]:
         with self._watches_lock:
@@ -155,8 +206,8 @@ class ImageFileStore:
             with self._watches_lock:
                 self._watches.remove(watch)
 
-    def path(self, digest: ImageDigest) -> str:
-        return str(self._files / digest.hex)
+    def path(self, digest: ImageDigest, below: str | None = None) -> str:
+        return str(self._files / digest.hex) if below is None else self._trees.path(digest, below)
 
     def format_of(self, digest: ImageDigest) -> DiskFormat:
         """It was judged when it was pulled; nobody has changed it since."""
@@ -169,9 +220,13 @@ class ImageFileStore:
     def delete(self, digest: ImageDigest) -> None:
         with self._store_errors(digest):
             Path(self.path(digest)).unlink(missing_ok=True)
+            self._trees.delete(digest)
             self._memory.keep_only(self.stored())
 
     def stored(self) -> frozenset[ImageDigest]:
+        return self._disks() | self._trees.stored()
+
+    def _disks(self) -> frozenset[ImageDigest]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._files) as entries:
             return frozenset(
                 ImageDigest(f"sha256:{entry.name}")
@@ -181,29 +236,26 @@ class ImageFileStore:
         return frozenset()
 
     def describe(self, digest: ImageDigest) -> FetchedImage:
-        path = Path(self.path(digest))
         with self._store_errors(digest):
-            found, virtual_size, size = self._judged_before(path)
-        return FetchedImage(ImageId(digest.value), digest, "", "", size, virtual_size, found)
+            found, virtual_size, size = self._judged_before(digest)
+        tree = digest if self._trees.has(digest) else None
+        return FetchedImage(ImageId(digest.value), digest, "", "", size, virtual_size, found, tree=tree)
 
     def sweep(self) -> None:
         with self._store_errors(self._root):
             self._make_directories()
-            for entry in list(self._incoming.iterdir()):
-                entry.unlink(missing_ok=True)
+            for name in os.listdir(self._incoming):
+                remove_tree(str(self._incoming), name)
             self._partials.forget_old()
             _ = self._group
-            for digest in self.stored():  # by an earlier version, or for another group
+            for digest in self._disks():  # by an earlier version, or for another group
                 self._let_read(Path(self.path(digest)))
             self._memory.keep_only(self.stored())
 
     def use(self) -> FilesystemUsage:
-        """Counts what the files take on disk, holes not counted, and the directories' own blocks and inodes."""
-        used, inodes = space_taken(
-            path
-            for directory, _, names in os.walk(self._root)
-            for path in (directory, *(f"{directory}/{name}" for name in names))
-        )
+        """Counts what the files take on disk, holes not counted, and the directories' own blocks and inodes; images' trees as
+        they were counted once."""
+        used, inodes = self._trees.space_with(self._root)
         return FilesystemUsage(mountpoint(self._root), used, inodes, time.time_ns())
 
     def _download(
@@ -213,6 +265,8 @@ class ImageFileStore:
         keys: Sequence[str] | None,
         landing: Landing,
         cancelled: threading.Event,
+        *,
+        as_files: bool,
     ) -> Pulled:
         transport = location.transport if isinstance(location, HttpLocation) else Transport()
         with (
@@ -222,7 +276,7 @@ class ImageFileStore:
         ):
             if self._settings.pull_timeout:
                 watch.limit(self._settings.pull_timeout)
-            unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check)
+            unpacking = Unpacking(self._settings.max_bytes, self._reader, watch.check, watch.progressed)
             if isinstance(location, FileLocation):
                 return file_source.copy(location, self._settings.file_dirs, landing, unpacking, watch.progressed)
             if isinstance(location, HttpLocation):
@@ -241,7 +295,7 @@ class ImageFileStore:
 
                     check_signed(location.name.name, digest, keys, repository)
 
-            return oci_source.download(location, repository, landing, unpacking, watch, allow, place)
+            return oci_source.download(location, repository, landing, unpacking, watch, allow, place, as_files=as_files)
 
     def _repository(
         self,
@@ -256,9 +310,12 @@ class ImageFileStore:
             endpoints.append(Endpoint(location, host, credentials, client, self._settings.insecure_registries))
         return Repository(location, endpoints, watch)
 
-    def _judged_before(self, path: Path) -> tuple[DiskFormat, int, int]:
-        """Format, guest-visible and own bytes of a stored disk. qemu-img may not read it, and need not: nobody changes it."""
-        with open(path, "rb") as file:
+    def _judged_before(self, digest: ImageDigest) -> tuple[DiskFormat, int, int]:
+        """Format, guest-visible and own bytes of a stored disk. qemu-img may not read it, and need not: nobody changes it.
+        Files have a size alone."""
+        if self._trees.has(digest):
+            return DiskFormat.RAW, 0, self._trees.size(digest)
+        with open(self.path(digest), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             return *judged_before(file.read(FIRST_BYTES), size), size
 
@@ -270,7 +327,7 @@ class ImageFileStore:
     def _stored_before(self, identity: str) -> ImageDigest | None:
         """With all that came with it."""
         digest = self._memory.digest(identity)
-        if digest is None or not Path(self.path(digest)).is_file():
+        if digest is None or not (Path(self.path(digest)).is_file() or self._trees.has(digest)):
             return None
         is_whole = all(Path(self.boot.path(one.digest)).is_file() for one in self._memory.boot(identity))
         return digest if is_whole else None
@@ -307,6 +364,7 @@ class ImageFileStore:
             (self._files, 0o711),
             (self._incoming, 0o700),
             (self._known, 0o700),
+            (self._trees.directory, 0o700),
         ):
             directory.mkdir(parents=True, exist_ok=True)
             if directory.stat().st_mode & 0o777 != mode:

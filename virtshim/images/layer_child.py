@@ -1,4 +1,4 @@
-"""Feeds the layers of an image to the child that unpacks them, and writes the disk that comes back.
+"""Feeds the layers of an image to the child that unpacks them, and writes the disk and the other files that come back.
 
 What is known of the layers here is their length and digest. Both directions are served by one thread: while bytes of a layer
 wait to be taken, bytes of the disk are written.
@@ -21,6 +21,7 @@ from virtshim.images.confined.frames import ALWAYS, DEFAULT_PLACE, RATIO
 from virtshim.images.confinement import Account, Bounds, command
 from virtshim.images.disk_writer import DiskWriter
 from virtshim.images.kernels.arriving import ArrivingBoot
+from virtshim.images.trees.writer import TreeWriter
 from virtshim.process import Finished, Piped, piped
 
 _MEMORY = 512 << 20
@@ -52,11 +53,12 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Unpacking:
     """How an image's layers are unpacked. No layer may have more than `max_bytes` when it is; `check` raises when the pull must
-    end."""
+    end; `file_made` is told of each file: many small ones keep a source waiting."""
 
     max_bytes: int
     user: Account
     check: Callable[[], None]
+    file_made: Callable[[], None] = lambda: None
 
     def bounds(self, packed: int | None) -> Bounds:
         """For layers of so many bytes in all, as they are downloaded; None: nobody says."""
@@ -71,13 +73,16 @@ class Unpacking:
         packed: int | None = None,
         place: str = DEFAULT_PLACE,
         boot: ArrivingBoot | None = None,
-    ) -> None:
-        """`layers` from the top one down, of so many bytes in all; the disk is below `place` in them, and what they have in /boot
-        is for `boot`. Raises InvalidRequest if there is neither in them or they are damaged, and what a layer's download and the
-        disk raise."""
+        tree: TreeWriter | None = None,
+    ) -> bool:
+        """`layers` from the top one down, of so many bytes in all; the disk is below `place` in them, what they have in /boot is
+        for `boot`, and their files go to `tree`. Returns whether there is a disk, or a kernel, which needs none. Raises
+        InvalidRequest if there is neither, and no other files, or they are damaged, and what a layer's download, the disk and
+        the tree raise."""
         bounds = self.bounds(packed)
         with piped(command("layers", self.user, bounds)) as child, selectors.DefaultSelector() as selector:
-            exchange = _Exchange(image, child, selector, disk, self.check, bounds, boot)
+            tell = (self.check, self.file_made)
+            exchange = _Exchange(image, child, selector, _Arriving(disk, boot, tree), tell, bounds)
             exchange.send(frames.BEGIN, frames.words(image, str(self.max_bytes), place))
             for layer in layers:
                 kind = frames.WHOLE if layer.is_disk else frames.TAR
@@ -89,6 +94,16 @@ class Unpacking:
                 exchange.await_answer(frames.END)
             exchange.send(frames.DONE)
             exchange.await_answer(frames.DONE)
+            return exchange.has_disk
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """What comes back, and where it goes."""
+
+    disk: DiskWriter
+    boot: ArrivingBoot | None
+    tree: TreeWriter | None
 
 
 class _Exchange:
@@ -99,17 +114,16 @@ class _Exchange:
         image: str,
         child: Piped,
         selector: selectors.BaseSelector,
-        disk: DiskWriter,
-        check: Callable[[], None],
+        arriving: _Arriving,
+        tell: tuple[Callable[[], None], Callable[[], None]],
         bounds: Bounds,
-        boot: ArrivingBoot | None,
     ) -> None:
-        self._boot = boot
         self._image = image
         self._child = child
         self._selector = selector
-        self._disk = disk
-        self._check = check
+        self.has_disk = True
+        self._disk, self._boot, self._tree = arriving.disk, arriving.boot, arriving.tree
+        self._check, self._file_made = tell
         self._bounds = bounds
         self._head = bytearray()
         self._kind, self._left, self._text = b"", 0, bytearray()
@@ -159,32 +173,42 @@ class _Exchange:
             raise DeadlineExceeded(f"image {self._image!r}: unpacking its layers makes no progress; pull it again")
 
     def _take(self) -> None:
-        """One read: of a head, or of what follows it. The disk's bytes go on as they come."""
-        wanted = self._left or frames.HEAD_BYTES - len(self._head)
+        """One read, of as many frames as come. The disk's bytes go on as they come."""
         try:
-            data = os.read(self._child.answers, min(wanted, _PIECE))
+            data = os.read(self._child.answers, _PIECE)
         except BlockingIOError:
             return
         if not data:
             raise self._dead(self._child.end(_END))
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._taken(rest) :]
+
+    def _taken(self, data: memoryview) -> int:
+        """How much of it was of the head, or the payload, that is not whole yet."""
+        wanted = self._left or frames.HEAD_BYTES - len(self._head)
+        piece = bytes(data[:wanted])
         if not self._left:
-            self._head += data
+            self._head += piece
             if len(self._head) < frames.HEAD_BYTES:
-                return
+                return len(piece)
             try:
                 self._kind, self._left = frames.parse_head(bytes(self._head))
             except ValueError as exc:
                 raise self._nonsense() from exc
             self._head.clear()
             self._text.clear()
-        elif self._kind == frames.DATA:
-            self._left -= len(data)
-            self._write(data)
         else:
-            self._left -= len(data)
-            self._text += data
+            self._left -= len(piece)
+            if self._kind == frames.DATA:
+                self._write(piece)
+            elif self._kind != frames.PIECE:
+                self._text += piece
+            elif self._tree is not None:
+                self._tree.write(piece)
         if not self._left:
             self._frame()
+        return len(piece)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -215,8 +239,19 @@ class _Exchange:
             self._begin_file()
         elif self._kind in (frames.END, frames.DONE):
             self._answered = self._kind
-        elif self._kind != frames.DATA:
+        elif self._kind == frames.NO_DISK:
+            self.has_disk = False
+        elif self._kind in (frames.ENTRY, frames.NO_TREE):
+            self._told_of_files()
+        elif self._kind not in (frames.DATA, frames.PIECE):
             raise self._nonsense()
+
+    def _told_of_files(self) -> None:
+        if self._tree is not None and self._kind == frames.ENTRY:
+            self._tree.tell(bytes(self._text))
+            self._file_made()
+        elif self._tree is not None:
+            self._tree.refuse(printable_text(self._text[:_LONGEST_REFUSAL].decode(errors="replace")))
 
     def _nonsense(self) -> InternalError:
         return InternalError(f"image {self._image!r}: what unpacks its layers answers with nonsense; pull it again")

@@ -123,17 +123,22 @@ def is_artifact(body: bytes) -> bool:
     return not isinstance(document, dict) or "rootfs" not in document
 
 
-def artifact_disk(manifest: Manifest, image: str) -> Descriptor:
-    """The layer of an artifact that is a disk: its only file, or the only one called like a disk. Raises InvalidRequest."""
-    files = [layer for layer in manifest.layers if "tar" not in re.split("[.+]", layer.media_type)]
+def artifact_disk(manifest: Manifest, image: str) -> Descriptor | None:
+    """The layer of an artifact that is a disk: its only file, or the only one called like a disk. Raises InvalidRequest if there
+    are several."""
+    files = [layer for layer in manifest.layers if not is_archive(layer)]
     disks = files if len(files) == 1 else [layer for layer in files if DISK_NAME.search(layer.title)]
-    if len(disks) != 1:
+    if len(disks) > 1:
         raise _bad(
             image,
             f"it is an artifact with {len(disks)} layers that are disks; push one, its title ending in .qcow2, .img or .raw, "
             "or build a containerDisk: FROM scratch, ADD disk.qcow2 /disk/",
         )
-    return disks[0]
+    return disks[0] if disks else None
+
+
+def is_archive(layer: Descriptor) -> bool:
+    return "tar" in re.split("[.+]", layer.media_type)
 
 
 def image_config(body: bytes, image: str) -> ImageConfig:

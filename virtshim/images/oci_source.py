@@ -1,5 +1,5 @@
-"""Disk images in OCI registries: containerDisks, whose one file below /disk, and kernels below /boot, are streamed out of their
-layers."""
+"""Images in OCI registries: the one file below /disk of a containerDisk, and kernels below /boot, are streamed out of its layers,
+all files are unpacked for who mounts the image as a volume."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import hashlib
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from virtshim.domain.errors import InternalError, InvalidRequest
@@ -18,19 +19,24 @@ from virtshim.images.kernels.arriving import ArrivingBoot
 from virtshim.images.layer_child import Layer, Unpacking
 from virtshim.images.names import RegistryLocation
 from virtshim.images.oci_manifest import (
+    DISK_NAME,
     Descriptor,
     Index,
+    Manifest,
     architecture,
     artifact_disk,
     choose,
     diff_ids,
     image_config,
+    is_archive,
     is_artifact,
     parse_manifest,
 )
 from virtshim.images.pull_cache import Pulled
 from virtshim.images.pull_watch import PullWatch
 from virtshim.images.registries.repository import Repository
+from virtshim.images.trees import artifact_files
+from virtshim.images.trees.store import tree_of
 
 _PIECE = 1 << 18
 
@@ -43,11 +49,13 @@ def download(
     watch: PullWatch,
     allow: Callable[[str], None],
     place: str = DEFAULT_PLACE,
+    *,
+    as_files: bool = False,
 ) -> Pulled:
-    """Brings the disk, unless the manifest's is known. Every blob's digest and size are checked here, every layer's diff_id where
-    it is unpacked. `watch` learns how much there is. `allow` is given the digest that the name means, before anything
-    that it leads to is looked at, and raises if that is not to be used. `place`: below which path of its file system the disk
-    is."""
+    """Brings the disk and the files, unless the manifest's are known. Every blob's digest and size are checked here, every
+    layer's diff_id where it is unpacked. `watch` learns how much there is. `allow` is given the digest that the name means,
+    before anything that it leads to is looked at, and raises if that is not to be used. `place`: below which path of its file
+    system the disk is. `as_files`: an artifact's only file is no disk."""
     image = location.name.name
     wanted = f"linux/{architecture(platform.machine())}"
     body, listed = repository.manifest(location.reference)
@@ -62,28 +70,26 @@ def download(
             raise InvalidRequest(f"image {image!r} cannot be used: its index holds another index")
     config = repository.config(manifest.config)
     if is_artifact(config):
-        disk = artifact_disk(manifest, image)
-        stored = landing.claim(chosen, watch.progressed, repository.name)
-        watch.expect(disk.size)
-        if stored is None:
-            unpacking.run(image, _layers(image, ((disk, ""),), repository, landing), landing.disk(), disk.size)
-        # Its config says nothing of the disk, and is that of many others.
-        return Pulled(chosen, stored, listed)
+        disk = None if as_files else artifact_disk(manifest, image)
+        artifact = _Artifact(image, chosen, listed, manifest, repository, landing, unpacking, watch)
+        return artifact.files() if disk is None else artifact.disk(disk)
     said = image_config(config, image)
     content = f"{chosen} /{place} /{BOOT_PLACE}"
     stored = landing.claim(content, watch.progressed, repository.name)
     size = sum(layer.size for layer in manifest.layers)
     watch.expect(size)
-    arriving = ArrivingBoot(landing.beside)
+    arriving, has_disk = ArrivingBoot(landing.beside), True
     if stored is None:
         diffs = diff_ids(config, manifest, wanted, image)
-        layers = zip(reversed(manifest.layers), reversed(diffs), strict=True)
+        described = zip(reversed(manifest.layers), reversed(diffs), strict=True)
+        layers = _layers(image, described, repository, landing)
         written = landing.disk()
-        unpacking.run(image, _layers(image, layers, repository, landing), written, size, place, arriving)
+        has_disk = unpacking.run(image, layers, written, size, place, arriving, landing.tree())
         if not written.size and not arriving.is_empty:
             for _ in range(NO_DISK_BYTES // _PIECE):  # holes
                 written.write(bytes(_PIECE))
-    return Pulled(content, stored, listed, said, _id(manifest.config, place), _whole(arriving, image))
+    ids = (_id(manifest.config, place), _whole(arriving, image), tree_of(chosen))
+    return Pulled(content, stored, listed, said, *ids, has_disk=has_disk)
 
 
 def _whole(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]]:
@@ -91,6 +97,50 @@ def _whole(arriving: ArrivingBoot, image: str) -> Sequence[tuple[BootFile, Path]
         return arriving.finished()
     except ValueError as exc:
         raise InternalError(f"image {image!r}: what unpacks its layers answers with nonsense; pull it again") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Artifact:
+    """Files as layers, each with its name. Its config says nothing of them, and is that of many others."""
+
+    _image: str
+    _chosen: str
+    _listed: str
+    _manifest: Manifest
+    _repository: Repository
+    _landing: Landing
+    _unpacking: Unpacking
+    _watch: PullWatch
+
+    def disk(self, disk: Descriptor) -> Pulled:
+        """If it is the only layer, and is not packed, it is the only file, too."""
+        stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
+        self._watch.expect(disk.size)
+        is_called_so = bool(DISK_NAME.search(disk.title))
+        if stored is None:
+            layers = _layers(self._image, ((disk, ""),), self._repository, self._landing)
+            writer = self._landing.disk()
+            self._unpacking.run(self._image, layers, writer, disk.size)
+            if len(self._manifest.layers) == 1 and writer.digest().value == disk.digest:
+                artifact_files.add_disk(self._landing.tree(), disk)
+        return Pulled(self._chosen, stored, self._listed, tree=tree_of(self._chosen), may_be_file=not is_called_so)
+
+    def files(self) -> Pulled:
+        stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
+        layers = self._manifest.layers
+        self._watch.expect(sum(layer.size for layer in layers))
+        if stored is None:
+            tree = self._landing.tree()
+            archives = [(layer, layer.digest) for layer in reversed(layers) if is_archive(layer)]
+            for layer in layers:
+                if not is_archive(layer):
+                    part = self._landing.part(self._repository.identity(layer), layer.size)
+                    artifact_files.add(tree, layer, self._repository.blob(layer, part))
+            if archives:
+                packed = sum(layer.size for layer, _ in archives)
+                from_top = _layers(self._image, archives, self._repository, self._landing)
+                self._unpacking.run(self._image, from_top, self._landing.disk(), packed, "", tree=tree)
+        return Pulled(self._chosen, stored, self._listed, tree=tree_of(self._chosen), has_disk=False)
 
 
 def _id(config: Descriptor, place: str) -> ImageId:

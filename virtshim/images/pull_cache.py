@@ -25,9 +25,11 @@ _MAX_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """`identity` is the source's name for the content ("" if it has none), `known` the stored disk it is already, None if
-    the disk was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it says of
-    containers, `image` its id (None: the disk's digest), `boot` what came with the disk."""
+    """`identity` is the source's name for the content ("" if it has none), `known` the stored disk, or tree of files, that it is
+    already, None if that was written; `manifest` the `sha256:` digest to list it under ("": the disk's own), `config` what it
+    says of containers, `image` its id (None: the disk's digest), `boot` what came with the disk. `tree` names its files, which
+    may have been written or not; without `has_disk` they are all that it has. `may_be_file`: what was taken for a disk is a
+    file, if it proves to be none."""
 
     identity: str
     known: ImageDigest | None = None
@@ -35,6 +37,9 @@ class Pulled:
     config: ImageConfig = ImageConfig()
     image: ImageId | None = None
     boot: Sequence[tuple[BootFile, Path]] = ()
+    tree: ImageDigest | None = None
+    has_disk: bool = True
+    may_be_file: bool = False
 
 
 class StoredDiskLookup(Protocol):

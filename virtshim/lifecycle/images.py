@@ -15,6 +15,8 @@ from virtshim.domain.errors import Aborted, InvalidRequest, NotFound, ShimError
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import UNKNOWN_IMAGE, Credentials, FilesystemUsage, Image, ImageConfig
 from virtshim.domain.image_name import ImageName, familiar, find_image, find_named, looks_like_id
+from virtshim.domain.volumes.shares import SharedVolume
+from virtshim.domain.volumes.stored_images import stored_images
 from virtshim.ports.clock import Clock
 from virtshim.ports.images import FetchedImage, ImageNotes
 from virtshim.ports.recovery import KnownImageFiles, StateRecords
@@ -69,7 +71,8 @@ class ImageService:
                 fetched = self._files.fetch(reference, credentials, cancelled)
                 with self._lock:
                     boot = {one.digest for one in fetched.boot}
-                    if fetched.digest in self._files.stored() and boot <= self._files.boot.stored():
+                    is_here = self._files.stored().issuperset({fetched.digest, fetched.tree} - {None})
+                    if is_here and boot <= self._files.boot.stored():
                         image = self._record(fetched)
                         log.info(
                             "image.pulled",
@@ -84,10 +87,10 @@ class ImageService:
     def _record(self, fetched: FetchedImage) -> Image:
         """A name names one image, however it is spelt: it is taken from the one that had it before, when the new one has it."""
         old = self._records.images.get(fetched.id)
-        replaced: ImageDigest | None = None
+        replaced: set[ImageDigest | None] = {old.tree} if old else set()
         if old is not None and old.digest != fetched.digest:
             self._refuse_anothers_id(fetched)
-            replaced = old.digest
+            replaced.add(old.digest)
             old = None
         image = Image(
             id=fetched.id,
@@ -100,13 +103,14 @@ class ImageService:
             pulled_at=self._clock.now_ns(),
             config=fetched.config,
             boot=fetched.boot,
+            tree=fetched.tree,
         )
         self._put(image)
         for other in self._records.images.all():
             if other.id != image.id:
                 self._take_names(other, fetched)
-        if replaced is not None:
-            self.collect(replaced)
+        for digest in replaced - {None, image.digest, image.tree}:
+            self._collect(digest)
         self._collect_boot()
         return image
 
@@ -127,7 +131,7 @@ class ImageService:
             self._put(dataclasses.replace(other, tags=tags, repo_digests=repo_digests))
         else:
             self._drop(other.id)
-            self.collect(other.digest)
+            self._collect(other.digest, other.tree)
 
     def find(self, reference: str) -> Image | None:
         """By id, unique id prefix, tag or digest; None if it is not here."""
@@ -140,13 +144,21 @@ class ImageService:
         return [dataclasses.replace(image, pinned=True) if image.id in pinned else image for image in images]
 
     @contextlib.contextmanager
-    def pinned(self, reference: str) -> Iterator[Image]:
-        """The image cannot be removed inside the block; write a container record in it, which keeps the file afterwards.
-        Raises NotFound."""
+    def pinned(self, reference: str, volumes: Sequence[SharedVolume] = ()) -> Iterator[Image]:
+        """The image cannot be removed inside the block, nor the files of `volumes`; write a container record in it, which keeps
+        them afterwards. Raises NotFound, InvalidRequest for an image that is no VM's."""
         with self._lock:
             image = self.find(reference)
             if image is None:
                 raise NotFound(f"image {reference[:300]!r} is not on this node; pull it first")
+            if not image.has_disk:
+                raise InvalidRequest(
+                    f"image {reference[:300]!r} is not a VM image: it has no file below /disk, and can be a volume only; build a "
+                    "containerDisk (FROM scratch, ADD disk.qcow2 /disk/), or say where its disk is (images.disk_paths)"
+                )
+            for volume in volumes:
+                if volume.image is not None and volume.image.tree not in self._files.stored():
+                    raise Aborted(f"image {volume.image.id} was removed while its container was created; pull it again")
             yield image
 
     def remove(self, reference: str) -> None:
@@ -156,18 +168,23 @@ class ImageService:
             if image is None:
                 return
             self._drop(image.id)
-            self.collect(image.digest)
+            self._collect(image.digest, image.tree)
             self._collect_boot()
         log.info("image.removed", image=reference, id=str(image.id), digest=str(image.digest))
 
+    def _collect(self, *digests: ImageDigest | None) -> None:
+        for digest in digests:
+            if digest is not None:
+                self.collect(digest)
+
     def collect(self, digest: ImageDigest) -> None:
-        """Deletes the file if neither an image record, nor a container, nor a pod's disk needs it."""
+        """Deletes the file, or the files, if neither an image record, nor a container, nor a pod's disk needs it."""
         with self._lock:
             if self._may_be_needed():
                 return
-            if any(image.digest == digest for image in self._records.images.all()):
+            if any(digest in (image.digest, image.tree) for image in self._records.images.all()):
                 return
-            if any(container.image == digest for container in self._records.containers.all()):
+            if any(digest in stored_images(container) for container in self._records.containers.all()):
                 return
             if any(digest in sandbox.root_disks.values() for sandbox in self._records.sandboxes.all()):
                 return
@@ -193,12 +210,14 @@ class ImageService:
         with self._lock:
             for image in self._notes.all():
                 self._adopt(image)
-            known = {image.digest for image in self._records.images.all()}
+            known = {digest for image in self._records.images.all() for digest in (image.digest, image.tree)}
             for digest in sorted(self._files.stored() - known):
                 try:
                     found = self._files.describe(digest)
                 except ShimError as exc:
                     log.warning("image.unadopted", digest=str(digest), error=str(exc))
+                    continue
+                if found.tree is not None:  # nobody knows which image's files they are
                     continue
                 users = [c for c in self._records.containers.all() if c.image == digest and _is_of_plain_disk(c)]
                 image = self._record(found)
@@ -221,13 +240,13 @@ class ImageService:
             return
         kernels = {one.digest for one in noted.boot} <= self._files.boot.stored()
         if (found.size, found.format) == (noted.size, noted.format) and kernels:
-            self._put(noted)
+            self._put(noted if noted.tree in self._files.stored() else dataclasses.replace(noted, tree=None))
             log.warning("image.adopted", digest=str(noted.digest), tags=noted.tags)
 
     def unneeded(self) -> frozenset[ImageDigest]:
         """Files that no record accounts for."""
-        needed = {image.digest for image in self._records.images.all()}
-        needed |= {container.image for container in self._records.containers.all()}
+        needed = {digest for image in self._records.images.all() for digest in (image.digest, image.tree)}
+        needed |= {digest for one in self._records.containers.all() for digest in stored_images(one)}
         needed |= {digest for sandbox in self._records.sandboxes.all() for digest in sandbox.root_disks.values()}
         return self._files.stored() - needed
 
@@ -240,6 +259,8 @@ class ImageService:
                 if image.digest not in stored or not {one.digest for one in image.boot} <= boot:
                     log.warning("image.file.missing", id=str(image.id), digest=str(image.digest))
                     self._drop(image.id)
+                elif image.tree is not None and image.tree not in stored:
+                    self._put(dataclasses.replace(image, tree=None))
             for digest in stored:
                 self.collect(digest)
             self._collect_boot()

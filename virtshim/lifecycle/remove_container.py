@@ -10,6 +10,7 @@ from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.errors import ShimError
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.images import ImageService
+from virtshim.lifecycle.volumes.image_volumes import collect_images_of
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.ports.cgroups import VmCgroups
@@ -54,7 +55,7 @@ class RemoveContainer:
                 return
             self.records.containers.delete(container.id)
         self.devices.borrowed.give_back_of(container)
-        self.images.collect(container.image)
+        collect_images_of(container, self.images)
         log.info("container.removed", container=container.id.short)
 
     def _remove_all_but_the_record(self, container: Container) -> None:

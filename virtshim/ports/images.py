@@ -13,9 +13,9 @@ from virtshim.domain.image import BootFile, Credentials, DiskFormat, FilesystemU
 
 @dataclass(frozen=True, slots=True)
 class FetchedImage:
-    """What a pull brought: image `id`, on the disk `digest`. `tag` is the full `name:tag` to list it under ("" when pulled by
-    digest), `repo_digest` the `name@sha256:...` form ("" if the source has none), `config` what it says of containers, `boot`
-    what it has in /boot."""
+    """What a pull brought: image `id`, on the disk `digest`, its files `tree` (None: none that a volume can have; the same as the
+    digest: it has no disk). `tag` is the full `name:tag` to list it under ("" when pulled by digest), `repo_digest` the
+    `name@sha256:...` form ("" if the source has none), `config` what it says of containers, `boot` what it has in /boot."""
 
     id: ImageId
     digest: ImageDigest
@@ -26,6 +26,7 @@ class FetchedImage:
     format: DiskFormat
     config: ImageConfig = ImageConfig()
     boot: tuple[BootFile, ...] = ()
+    tree: ImageDigest | None = None
 
 
 class ImageNotes(Protocol):
@@ -54,19 +55,20 @@ class BootFiles(Protocol):
 
 
 class ImageFiles(Protocol):
-    """Disk files by digest, what comes with them, and the sources they come from."""
+    """Disk files, what comes with them, and trees of files, by digest, and the sources they come from."""
 
     @property
     def boot(self) -> BootFiles: ...
 
     def fetch(self, reference: str, credentials: Credentials | None, cancelled: threading.Event) -> FetchedImage:
-        """Downloads, checks the digest, verifies with qemu-img, stores. Always contacts the source (credentials must be
+        """Downloads, checks the digest, verifies a disk with qemu-img, stores. Always contacts the source (credentials must be
         checked each time); content already there is not stored twice. Concurrent fetches of one content are safe.
         Errors: InvalidRequest (malformed reference; unusable or dangerous image), NotFound, PermissionRefused,
         Unavailable, ResourceExhausted, DeadlineExceeded (`cancelled` was set). A failure leaves nothing behind."""
 
-    def path(self, digest: ImageDigest) -> str:
-        """Absolute path of the stored file, whether or not it is there."""
+    def path(self, digest: ImageDigest, below: str | None = None) -> str:
+        """Absolute path of the stored file, whether or not it is there. With `below`, of a tree's own directory (""), or of one
+        in it; links in the tree lead nowhere else, and none is in the path. Raises NotFound for such."""
 
     def format_of(self, digest: ImageDigest) -> DiskFormat:
         """Of a file that was stored; also of one that no record lists any more. Raises NotFound."""
@@ -74,7 +76,7 @@ class ImageFiles(Protocol):
     def delete(self, digest: ImageDigest) -> None: ...
 
     def stored(self) -> frozenset[ImageDigest]:
-        """Digests of all complete files."""
+        """Digests of all complete files and trees."""
 
     def sweep(self) -> None:
         """Removes half-made files of an earlier process. Called once at start, before any fetch."""

@@ -210,15 +210,6 @@ def test_what_a_vm_cannot_have_is_refused(client: Client, changes: dict[str, Any
     assert client.containers() == []
 
 
-def test_image_volumes_are_told_apart_from_what_no_vm_can_have(client: Client) -> None:
-    volume = pb.Mount(container_path="/x", image=pb.ImageSpec(image="i"), readonly=True)
-    with refused(Code.UNIMPLEMENTED, r"mounts\[/x\]\.image: image volumes are not supported yet"):
-        client.create(client.run(), mounts=[volume])
-    with refused(Code.INVALID_ARGUMENT, "container_path is empty"):
-        client.create(client.run("other"), mounts=[volume, pb.Mount(host_path="/y")])
-    assert client.containers() == []
-
-
 def test_a_volume_that_the_guest_would_not_have_is_refused_and_nothing_is_made(client: Client, world: World) -> None:
     sandbox = client.run()
     before = world.everything()

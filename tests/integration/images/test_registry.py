@@ -148,13 +148,15 @@ def test_the_default_tag_is_latest_and_the_same_disk_is_one_file(
         imageserver.push_container_disk(server, name, disk)
     found = {store.fetch(f"{server}/{name}", None, NEVER) for name in ("one", "two")}
     assert {image.tag for image in found} == {f"{server}/one:latest", f"{server}/two:latest"}
-    assert {image.digest for image in found} == store.stored()
+    (disk_file,) = {image.digest for image in found}
+    assert store.stored() == {disk_file, *(image.tree for image in found)}
 
 
 def test_images_of_one_disk_are_known_by_their_configs_as_a_container_runtime_knows_them(
     open_registry: imageserver.Registry, store: ImageFileStore, disk: Path
 ) -> None:
     server = open_registry.address
+    trees = set()
     for name in ("one", "two"):
         imageserver.push_container_disk(server, name, disk, says={"User": "7", "Entrypoint": [f"/bin/{name}"]})
         found = store.fetch(f"{server}/{name}", None, NEVER)
@@ -165,7 +167,24 @@ def test_images_of_one_disk_are_known_by_their_configs_as_a_container_runtime_kn
         assert found.id.value == json.loads(raw)["config"]["digest"]
         assert found.repo_digest == f"{server}/{name}@sha256:{hashlib.sha256(raw).hexdigest()}"
         assert found.config == ImageConfig(user="7", entrypoint=(f"/bin/{name}",))
-        assert store.stored() == {found.digest}
+        trees.add(found.tree)
+        assert store.stored() == {found.digest, *trees}
+
+
+def test_an_ordinary_image_is_kept_as_files_for_volumes(
+    open_registry: imageserver.Registry, store: ImageFileStore
+) -> None:
+    name = f"{open_registry.address}/files"
+    imageserver.push_files(open_registry.address, "files", {"etc/motd": b"hello", "bin/tool": b"#!/bin/sh\n"})
+    found = store.fetch(name, None, NEVER)
+    assert found.tree == found.digest
+    root = Path(store.path(found.tree, ""))
+    assert (root / "etc/motd").read_text() == "hello"
+    assert os.access(root / "bin/tool", os.X_OK)
+    assert store.path(found.tree, "etc") == str(root / "etc")
+    assert store.fetch(name, None, NEVER) == found
+    store.delete(found.tree)
+    assert (store.stored(), root.exists()) == (frozenset(), False)
 
 
 def test_a_second_pull_reads_the_images_config_but_no_disk(

@@ -46,7 +46,6 @@ ORDINARY.annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/t
 
 def test_an_ordinary_pod_is_taken_and_what_has_no_effect_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert validation.container_faults(ORDINARY) == []
-    assert validation.unimplemented(ORDINARY) == ""
     taken = without_effect.of_container(ORDINARY)
     assert {"seccomp", "apparmor", "capabilities", "readonly_rootfs"} <= set(taken)
     logged = without_effect.LogOnce()

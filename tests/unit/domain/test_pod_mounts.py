@@ -51,8 +51,8 @@ def test_a_volume_at_a_path_of_kubelets_is_a_volume(mount: Mount) -> None:
 
 
 def test_what_has_no_path_on_the_node_is_no_volume_of_it() -> None:
-    image = Mount("/data", "", readonly=True)
-    assert origins([image], {}) == [(image, Origin.NOT_YET)]
+    image = Mount("/data", "", readonly=True, image="registry.test/files")
+    assert origins([image], {}) == [(image, Origin.IMAGE)]
 
 
 def test_the_guest_has_the_termination_message_and_the_volumes_that_its_vm_was_made_with() -> None:

@@ -58,7 +58,14 @@ def test_only_complete_regular_files_are_stored(store, tmp_path: Path) -> None:
 
 def test_directories_are_closed_except_to_who_knows_the_name(store, tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "images").iterdir()}
-    assert modes == {"sha256": 0o711, "incoming": 0o700, "partial": 0o700, "known": 0o700, "boot": 0o700}
+    assert modes == {
+        "sha256": 0o711,
+        "incoming": 0o700,
+        "trees": 0o700,
+        "partial": 0o700,
+        "known": 0o700,
+        "boot": 0o700,
+    }
     assert (tmp_path / "images").stat().st_mode & 0o777 == 0o711
 
 

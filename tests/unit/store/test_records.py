@@ -402,6 +402,8 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert vm.pop("unmounted")  # came later: read as mounted, as far as is known
     assert [mount.pop("follows") for mount in vm["config"]["mounts"]] == [False, False]  # came later
     assert [mount.pop("recursive_read_only") for mount in vm["config"]["mounts"]] == [True, False]  # came later
+    images = [(mount.pop("image"), mount.pop("image_sub_path")) for mount in vm["config"]["mounts"]]
+    assert images == [("", ""), ("registry.test/files", "etc")]  # came later: read as paths of the node
     assert vm.pop("image_config")["stop_signal"] == "SIGQUIT"  # came later: read as an image that says nothing
     assert vm.pop("beside_pod")  # came later: read as below the pod, where all were
     assert vm.pop("image_id")  # came later: read as the disk's digest, by which images were known
@@ -415,7 +417,10 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert [pod, vm] == json.loads(before)
     network = dataclasses.replace(SANDBOX.network, fetch_key="")
     config = dataclasses.replace(SANDBOX.config, sysctls={})
-    mounts = tuple(dataclasses.replace(mount, recursive_read_only=False) for mount in CONTAINER.config.mounts)
+    mounts = tuple(
+        dataclasses.replace(mount, recursive_read_only=False, image="", image_sub_path="")
+        for mount in CONTAINER.config.mounts
+    )
     blocks = tuple(dataclasses.replace(block, is_file=False) for block in CONTAINER.granted.blocks)
     assert records.from_text(before) == (
         dataclasses.replace(

@@ -14,7 +14,7 @@ KEPT: Final = frozenset(
         "boot", "domain", "domain_uuid", "driver", "dropped", "empty_disks", "ending", "error", "exit", "fatal", "finished_at",
         "follows", "format", "frozen", "function", "gateway", "gid", "granted", "group", "groups", "guest", "host",
         "host_ip", "host_path", "host_port", "hostname", "hugepage_limits", "id", "identity", "image", "image_config",
-        "image_id", "image_ref", "interfaces", "ip", "ipc", "ips", "is_file", "is_volume", "key", "labels",
+        "image_id", "image_ref", "image_sub_path", "interfaces", "ip", "ipc", "ips", "is_file", "is_volume", "key", "labels",
         "log_directory", "log_file", "log_path", "mac", "max_memory_bytes", "max_vcpus", "memory_bytes",
         "memory_limit_bytes", "memory_swap_limit_bytes", "mounts", "mtu", "name", "namespace", "namespaces", "netns",
         "network", "network_released", "no_new_privs", "oom_score_adj", "options", "overhead", "own_groups",
@@ -23,7 +23,7 @@ KEPT: Final = frozenset(
         "protocol", "pulled_at", "readonly", "readonly_root", "reason", "recursive_read_only", "renewed",
         "repo_digests", "reset_failed_at", "resource", "resources", "root_disks", "routes", "runtime_handler",
         "sandbox_id", "searches", "servers", "size", "size_bytes", "slot", "sole_container", "started_at", "stdin",
-        "stdin_once", "stop_asked", "stop_signal", "supplementary", "sysctls", "tags", "taken", "trouble", "tty", "uid",
+        "stdin_once", "stop_asked", "stop_signal", "supplementary", "sysctls", "tags", "taken", "tree", "trouble", "tty", "uid",
         "unified", "unmounted", "user", "user_image", "uuid", "value", "vcpus", "version_num", "virtual_size",
         "volumes", "working_dir", "written",
     )

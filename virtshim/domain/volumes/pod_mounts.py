@@ -29,6 +29,9 @@ _FLEX: Final = re.compile(rf"/pods/([^/]+)/volumes/{DRIVER}/[^/]+")
 _SUBPATH: Final = re.compile(r"(/pods/([^/]+))/volume-subpaths/([^/]+)/[^/]+/[^/]+")
 
 
+NO_IMAGES: Final[Mapping[str, SharedVolume]] = {}
+
+
 class Mounted(Protocol):
     """What is read of a mount: CRI's, or the domain's."""
 
@@ -50,8 +53,8 @@ class Origin(enum.Enum):
     COPY = "copy"
     # Asked for in Virtlet's way, by a flexVolume: the guest has an empty disk in its place.
     FLEX = "flexVolume"
-    # An image. The guest cannot have it yet.
-    NOT_YET = "not yet"
+    # An image's files.
+    IMAGE = "image"
     # kubelet adds it to every pod. It is what the guest's own file is to hold.
     HOSTS = "hosts"
     # kubelet adds them to every pod, and the guest has none of them.
@@ -81,7 +84,7 @@ def _origin(mount: Mounted, pod_uid: str) -> Origin:
     if _kubelets(_MESSAGE_FILE, host):
         return Origin.KUBELETS
     if not host:
-        return Origin.NOT_YET
+        return Origin.IMAGE
     for form, origin in ((_WRITTEN, Origin.COPY), (_FLEX, Origin.FLEX)):
         if (found := _kubelets(form, host)) and pod_uid in ("", found[1]):
             return origin
@@ -118,17 +121,20 @@ def volumes_of(
     share: bool = False,
     images: Collection[str] = (),
     left_out: str = "",
+    image_volumes: Mapping[str, SharedVolume] = NO_IMAGES,
 ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
     """Those that the guest gets, shared ones as they are numbered and mounted there: what is below another one comes after it;
     and copied ones, kubelet's hosts file among them. `parts` tells whether the host path of a part of a volume is of one that
     kubelet writes. `share`: no volume is copied. `images`: places of those that are disks; `left_out`: that of one that the guest
-    has in another way."""
+    has in another way. `image_volumes`: images, by their places."""
     shared, copied = [], []
     for mount, origin in origins(mounts, annotations, pod_uid):
         guest = normal(mount.container_path)
         if origin is Origin.HOSTS:
             copied.append(CopiedVolume(guest, mount.host_path, mount.readonly, written=True))
             continue
+        if origin is Origin.IMAGE and guest in image_volumes:
+            shared.append(image_volumes[guest])
         if origin not in (Origin.COPY, Origin.VOLUME) or guest in (*images, left_out):
             continue
         if share:
@@ -170,9 +176,13 @@ def there(
     mounts: Iterable[Mount], annotations: Mapping[str, str], volumes: Iterable[SharedVolume | CopiedVolume]
 ) -> list[Mount]:
     """What the guest really has. `volumes`: those that its VM was made with."""
+    volumes = list(volumes)
     has = {(volume.guest, volume.host) for volume in volumes}
+    of_images = {volume.guest for volume in volumes if isinstance(volume, SharedVolume) and volume.image is not None}
     return [
         mount
         for mount, origin in origins(mounts, annotations)
-        if origin in (Origin.TERMINATION, Origin.FLEX) or (normal(mount.container_path), mount.host_path) in has
+        if origin in (Origin.TERMINATION, Origin.FLEX)
+        or (normal(mount.container_path), mount.host_path) in has
+        or (origin is Origin.IMAGE and normal(mount.container_path) in of_images)
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.printable import escaped
 
 # By which the guest finds the device that has all of them.
@@ -19,13 +20,24 @@ _NEVER_BELOW: Final = ("/proc/", "/sys/")
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeImage:
+    """An image that is a volume: its files, its id, and what CRI shows as image_ref."""
+
+    tree: ImageDigest
+    id: ImageId
+    image_ref: str
+
+
+@dataclass(frozen=True, slots=True)
 class SharedVolume:
-    """`guest`: its normal path there. `follows`: what the node mounts below it later is seen in the guest."""
+    """`guest`: its normal path there. `follows`: what the node mounts below it later is seen in the guest. `image`: whose
+    files it is; they stay as long as the container's record."""
 
     guest: str
     host: str
     readonly: bool = False
     follows: bool = False
+    image: VolumeImage | None = None
 
 
 class Placed(Protocol):

@@ -21,7 +21,7 @@ class DiskSearch:
     """One image's search. Call `is_disk` for every entry of a layer, `layer_done` after it; from the top layer down."""
 
     def __init__(self, image: str, place: str) -> None:
-        """`place`: without a slash at its beginning."""
+        """`place`: without a slash at its beginning; "" finds none."""
         self._image = image
         self._place = place
         self._overlay = Overlay(image, place)
@@ -29,7 +29,7 @@ class DiskSearch:
 
     def is_disk(self, entry: TarEntry) -> bool:
         """True for the entry whose data is the disk. Raises InvalidRequest for a second one, and for links."""
-        path = self._overlay.shows(entry)
+        path = self._overlay.shows(entry) if self._place else ""
         return path not in ("", DEFAULT_PLACE) and self._take(path, entry)
 
     def found_as(self, what: str) -> None:
@@ -41,6 +41,8 @@ class DiskSearch:
 
     def finish(self) -> None:
         """Raises InvalidRequest if there was no disk."""
+        if not self._found and not self._place:
+            raise InvalidRequest(f"image {self._image!r} is an artifact without a disk")
         if not self._found:
             raise InvalidRequest(
                 f"image {self._image!r} is not a VM image: it has no file below /{self._place}; "

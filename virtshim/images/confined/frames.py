@@ -1,9 +1,10 @@
 """What virtshim and the child that unpacks layers tell each other: a letter, a length, that many bytes.
 
-To the child: BEGIN (words: image, max_bytes, place of its disk), then for each layer, from the top one down, LAYER (words: what,
-digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it: SIZE (the disk's, in
-digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why. Behind a FILE (words: path, size) so many bytes of DATA are
-that file's, and not the disk's.
+To the child: BEGIN (words: image, max_bytes, place of its disk, "" if none is looked for), then for each layer, from the top one
+down, LAYER (words: what, digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it:
+SIZE (the disk's, in digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why. Behind a FILE (words: path, size) so
+many bytes of DATA are that file's, and not the disk's. Beside that the files of the image, for who mounts it as a volume: ENTRY
+(words, see `image_tree`) and PIECE (of a file's data), or NO_TREE and why; NO_DISK before DONE: they are all there is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import struct
 
 BEGIN, LAYER, DATA, END, DONE, SIZE, FILE, REFUSED = b"B", b"L", b"D", b"E", b"F", b"S", b"K", b"X"
+ENTRY, PIECE, NO_TREE, NO_DISK = b"T", b"P", b"R", b"V"
 
 TAR, WHOLE = "tar", "whole"
 """What a layer is, when it is unpacked."""
@@ -30,6 +32,12 @@ MOST_BOOT_FILES, MOST_BOOT_BYTES, MOST_BOOT_TOTAL = 16, 512 << 20, 1 << 30
 RATIO, ALWAYS = 256, 64 << 30
 """So many times their size, or so many bytes, the layers of an image may unpack to. One beyond both is made to keep a processor
 busy."""
+
+ROOT, ASIDE = "root", "aside"
+"""Where the files of an image are told to be, and those that others may still be links to."""
+
+MOST_ENTRIES = 400_000
+"""In the layers of an image, if its files are to be a volume."""
 
 MOST = 1 << 20
 """Bytes that follow a head."""
@@ -52,6 +60,15 @@ def words(*texts: str) -> bytes:
 
 def parse_words(payload: bytes) -> list[str]:
     return payload.decode().split("\0")
+
+
+def names(*texts: str) -> bytes:
+    """As `words`, but whatever bytes a file's name has."""
+    return "\0".join(texts).encode(errors="surrogateescape")
+
+
+def parse_names(payload: bytes) -> list[str]:
+    return payload.decode(errors="surrogateescape").split("\0")
 
 
 def parse_head(data: bytes) -> tuple[bytes, int]:

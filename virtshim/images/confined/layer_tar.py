@@ -14,11 +14,20 @@ _BLOCK = 512
 _MAX_EXTENDED = 1 << 20
 _NO_DATA = frozenset(b"123456")
 _EXTENDED = frozenset(b"xgLK")
+# GNU's headers before one that is too short, by what they say.
+_LONG = {ord("L"): "path", ord("K"): "linkpath"}
+_READ = frozenset(("path", "linkpath", "uid", "gid", "mtime"))
+# Some write the kind of file, too.
+_MOST_MODE = 0o177777
+_MOST_ID = (1 << 32) - 2
+_LATEST = (1 << 33) - 1
 
 
 class EntryKind(enum.Enum):
     FILE = "file"
     DIRECTORY = "directory"
+    SYMLINK = "symbolic link"
+    HARDLINK = "hard link"
     OTHER = "other"
 
 
@@ -27,6 +36,8 @@ _KINDS = {
     0: EntryKind.FILE,
     ord("7"): EntryKind.FILE,
     ord("5"): EntryKind.DIRECTORY,
+    ord("2"): EntryKind.SYMLINK,
+    ord("1"): EntryKind.HARDLINK,
 }
 
 
@@ -35,14 +46,17 @@ class BadTar(Exception):
 
 
 class TarEntry:
-    """`name` is as written, `size` the bytes of data that follow."""
+    """`name` is as written, `size` the bytes of data that follow, `target` what a link leads to; `mtime` in seconds. What says
+    whose a file is, and how old, may be nonsense, and is 0 then."""
 
-    __slots__ = ("kind", "name", "size")
+    __slots__ = ("gid", "kind", "mode", "mtime", "name", "size", "target", "uid")
 
-    def __init__(self, name: str, kind: EntryKind, size: int) -> None:
+    def __init__(self, name: str, kind: EntryKind, size: int = 0, target: str = "") -> None:
         self.name = name
         self.kind = kind
         self.size = size
+        self.target = target
+        self.mode = self.uid = self.gid = self.mtime = 0
 
 
 class TarStream:
@@ -59,8 +73,7 @@ class TarStream:
         """The next entry, past the data of the one before; None at the archive's end. Raises BadTar."""
         for _ in self.data():
             pass
-        name: str | None = None
-        size: int | None = None
+        said: dict[str, str] = {}
         while True:
             header = self._header()
             if header is None:
@@ -74,16 +87,22 @@ class TarStream:
             if kind not in _EXTENDED:
                 break
             extension = self._extension(announced)
-            if kind == ord("L"):
-                name = _text(extension)
+            if kind in _LONG:
+                said[_LONG[kind]] = _text(extension)
             elif kind == ord("x"):
-                name, size = _pax(extension, name, size)
-        written = name if name is not None else _name(header)
-        self._begin(0 if kind in _NO_DATA else announced if size is None else size)
+                _read_pax(extension, said)
+        written = said.get("path")
+        written = _name(header) if written is None else written
+        self._begin(0 if kind in _NO_DATA else int(said.get("size", announced)))
         entry_kind = _KINDS.get(kind, EntryKind.OTHER)
         if entry_kind is EntryKind.FILE and written.endswith("/"):
             entry_kind = EntryKind.DIRECTORY
-        return TarEntry(written, entry_kind, self._left)
+        entry = TarEntry(written, entry_kind, self._left, said.get("linkpath", "") or _text(header[157:257]))
+        entry.mode = _whole(header[100:108], "", _MOST_MODE) & 0o7777
+        entry.uid = _whole(header[108:116], said.get("uid", ""), _MOST_ID)
+        entry.gid = _whole(header[116:124], said.get("gid", ""), _MOST_ID)
+        entry.mtime = _whole(header[136:148], said.get("mtime", ""), _LATEST)
+        return entry
 
     def data(self) -> Iterator[bytes]:
         """What has not been read yet of the current entry's data. Raises BadTar if the archive ends in it."""
@@ -162,8 +181,17 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="surrogateescape")
 
 
-def _pax(records: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
-    """`path` and `size` of a pax header: records `<length> <key>=<value>\\n`."""
+def _whole(field: bytes, said: str, most: int) -> int:
+    """A number of those that may be wrong; `said` by an extended header, "" if it is not."""
+    try:
+        value = int(said.partition(".")[0]) if said else _number(field)
+    except (BadTar, ValueError):
+        return 0
+    return value if 0 <= value <= most else 0
+
+
+def _read_pax(records: bytes, said: dict[str, str]) -> None:
+    """What of a pax header is read: records `<length> <key>=<value>\\n`."""
     at = 0
     while at < len(records) and records[at] != 0:
         digits, space, _ = records[at : at + 12].partition(b" ")
@@ -174,11 +202,10 @@ def _pax(records: bytes, name: str | None, size: int | None) -> tuple[str | None
         key, _, value = record[len(digits) + 1 : -1].partition(b"=")
         if key.startswith(b"GNU.sparse."):
             raise BadTar("it holds a sparse entry, which is not supported")
-        if key == b"path":
-            name = _text(value)
-        elif key == b"size":
+        if key == b"size":
             if not value.isdigit() or len(value) > 20:
                 raise BadTar("it holds a damaged pax header")
-            size = int(value)
+            said["size"] = value.decode()
+        elif (word := key.decode(errors="replace")) in _READ:
+            said[word] = _text(value)
         at += length
-    return name, size

@@ -17,6 +17,8 @@ from virtshim.images.downloads.partials import Partials
 from virtshim.images.downloads.room import Room
 from virtshim.images.downloads.turns import Turns
 from virtshim.images.pull_cache import StoredDiskLookup
+from virtshim.images.trees.writer import TreeWriter
+from virtshim.removal import remove_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Landing:
         self._max_bytes = max_bytes
         self._held = contextlib.ExitStack()
         self._disk: DiskWriter | None = None
+        self.files: TreeWriter | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +75,13 @@ class Landing:
         path = self._ground.incoming / secrets.token_hex(16)
         self._held.callback(path.unlink, missing_ok=True)
         return self._held.enter_context(DiskWriter(path, self._name, self._max_bytes, self._ground.room))
+
+    def tree(self) -> TreeWriter:
+        """Where its files go."""
+        name = secrets.token_hex(16)
+        self._held.callback(remove_tree, str(self._ground.incoming), name)
+        self.files = TreeWriter(self._ground.incoming / name, self._name, self._max_bytes)
+        return self._held.enter_context(self.files)
 
     def finished(self) -> tuple[ImageDigest, Path]:
         """The disk is complete: its digest, and its file, which is on disk when this returns."""

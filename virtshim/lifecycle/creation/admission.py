@@ -32,6 +32,7 @@ from virtshim.domain.volumes.root_volume import refuse_unfit
 from virtshim.domain.volumes.shares import SharedVolume
 from virtshim.lifecycle.creation.data_volumes import anothers
 from virtshim.lifecycle.creation.sole_container import sole_container, why_refused
+from virtshim.lifecycle.volumes.image_volumes import ImageVolumes
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.lifecycle.volumes.volume_disks import VolumeDisks
 from virtshim.passthrough.claims import DeviceClaims
@@ -70,6 +71,7 @@ class Admission:
     volumes: PodVolumes
     volume_disks: VolumeDisks
     cluster: ClusterObjects
+    image_volumes: ImageVolumes
 
     def ready_sandbox(self, sandbox_id: SandboxId) -> Sandbox:
         sandbox = existing_sandbox(self.records, sandbox_id)
@@ -87,7 +89,13 @@ class Admission:
         share, images = options.share_kubelet_volumes, options.disk_images
         own_hosts = says_hosts(options.user_data)
         volumes, copies = self.volumes.admit(
-            config, sandbox.key.uid, share=share, images=images, own_hosts=own_hosts, sysprep=options.sysprep
+            config,
+            sandbox.key.uid,
+            share=share,
+            images=images,
+            own_hosts=own_hosts,
+            sysprep=options.sysprep,
+            image_volumes=self.image_volumes.of(config),
         )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)

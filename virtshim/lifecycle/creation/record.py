@@ -16,6 +16,7 @@ from virtshim.lifecycle.creation.admission import Admitted
 from virtshim.lifecycle.creation.step import Draft
 from virtshim.lifecycle.creation.uids import VmUids
 from virtshim.lifecycle.images import ImageService
+from virtshim.lifecycle.volumes.image_volumes import collect_images_of
 from virtshim.passthrough.borrowing import BorrowedDevices
 from virtshim.passthrough.claims import DeviceClaims
 from virtshim.ports.disks import RootDisks
@@ -41,7 +42,7 @@ class ContainerRecords:
     run_commands: Live[bool]
 
     def add(self, admitted: Admitted) -> Draft:
-        with self.images.pinned(admitted.config.image) as image, self.uids.free() as uid:
+        with self.images.pinned(admitted.config.image, admitted.volumes) as image, self.uids.free() as uid:
             container = self._new(admitted, image, uid)
             self._have_uuid(container, admitted)
             self.claims.add(container, admitted.sandbox)  # from here on the record keeps the image and the devices
@@ -53,7 +54,7 @@ class ContainerRecords:
         if clean:
             self.records.containers.delete(container.id)
             self.borrowed.give_back_of(container)
-            self.images.collect(container.image)  # it may have been removed meanwhile
+            collect_images_of(container, self.images)  # they may have been removed meanwhile
         else:
             self.records.containers.replace(container.removing())
 

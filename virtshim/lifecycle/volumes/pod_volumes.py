@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +12,7 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.hosts_file import HOSTS
-from virtshim.domain.volumes.pod_mounts import image_mounts, volumes_of
+from virtshim.domain.volumes.pod_mounts import NO_IMAGES, image_mounts, volumes_of
 from virtshim.domain.volumes.shares import SharedVolume, refuse_odd
 from virtshim.lifecycle.volumes.copies import VolumeCopies
 from virtshim.lifecycle.volumes.sysprep_files import sysprep_files
@@ -48,10 +48,12 @@ class PodVolumes:
         own_hosts: bool,
         images: Collection[str] = (),
         sysprep: str = "",
+        image_volumes: Mapping[str, SharedVolume] = NO_IMAGES,
     ) -> tuple[tuple[SharedVolume, ...], tuple[CopiedVolume, ...]]:
         """Those that are shared, as they will be numbered in the guest, and those that are copied. Raises ShimError for those
         that it cannot have. `share`: no volume is copied. `own_hosts`: the pod says what /etc/hosts is to be. `images`: places of
-        those that are disks: whether they can be had. `sysprep`: that of one whose files are a CD-ROM, the same."""
+        those that are disks: whether they can be had. `sysprep`: that of one whose files are a CD-ROM, the same.
+        `image_volumes`: images, by their places."""
         shared, copied = volumes_of(
             config.mounts,
             config.annotations,
@@ -60,6 +62,7 @@ class PodVolumes:
             share=share,
             images=images,
             left_out=sysprep,
+            image_volumes=image_volumes,
         )
         if sysprep:
             sysprep_files(self.copies.files, config, pod_uid, sysprep)

@@ -1,0 +1,544 @@
+"""The files of images, as volumes show them: put together from layers, written where nothing leads out."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import platform
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backports import zstd
+from fakes.clock import FakeClock
+from fakes.registry import FakeRegistry
+from fakes.waiting import eventually
+
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound, ResourceExhausted
+from virtshim.images.confined import frames
+from virtshim.images.confined.image_tree import ImageTree
+from virtshim.images.confined.layer_tar import EntryKind, TarEntry
+from virtshim.images.filestore import ImageFileStore
+from virtshim.images.trees.writer import TreeWriter
+from virtshim.lifecycle.images import ImageService
+from virtshim.ports.images import FetchedImage
+from virtshim.store.image_notes import ImageNoteFiles
+from virtshim.store.records import SqliteRecords
+
+NEVER = threading.Event()
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="AREA images NOT TESTED: owners are root's to give")
+BY_ROOT = 0o7777
+
+
+@pytest.fixture(autouse=True)
+def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    made = tarfile.TarInfo(name)
+    made.type, made.size = kind, len(data)
+    for field, value in fields.items():
+        setattr(made, field, value)
+    return made, data
+
+
+def folder(name: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    return entry(name, kind=tarfile.DIRTYPE, **{"mode": 0o755, **fields})
+
+
+def symlink(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
+    return entry(name, kind=tarfile.SYMTYPE, linkname=target)
+
+
+def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
+    return entry(name, kind=tarfile.LNKTYPE, linkname=target)
+
+
+def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for header, data in entries:
+            archive.addfile(header, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def same_gzip(plain: bytes) -> bytes:
+    """The same bytes at any time."""
+    return gzip.compress(plain, 1, mtime=0)
+
+
+@pytest.fixture
+def push(fake_registry: FakeRegistry) -> Callable[..., str]:
+    """An image of these layers, lowest first."""
+
+    def push(*layers: bytes, name: str = "a", pack: Callable[[bytes], bytes] = same_gzip) -> str:
+        fake_registry.manifest(name, [(pack(plain), plain) for plain in layers])
+        return fake_registry.name(name)
+
+    return push
+
+
+@pytest.fixture
+def pull(store: ImageFileStore, incoming: Callable[[], list[str]]) -> Callable[[str], FetchedImage]:
+    """Pulls, and sees to it that nothing half-made is left, whatever happens."""
+
+    def pull(name: str) -> FetchedImage:
+        try:
+            return store.fetch(name, None, NEVER)
+        finally:
+            eventually(lambda: incoming() == [])
+
+    return pull
+
+
+@pytest.fixture
+def unpacked(push, pull, store) -> Callable[..., Path]:
+    """The root directory of what these layers make."""
+
+    def unpacked(*layers: bytes) -> Path:
+        found = pull(push(*layers))
+        assert found.tree is not None
+        return Path(store.path(found.tree, ""))
+
+    return unpacked
+
+
+def seen(root: Path) -> dict[str, str]:
+    """All below it: a file's text, a link's target behind an arrow, a directory as a slash."""
+    found = {}
+    for above, directories, files in os.walk(root):
+        for name in (*directories, *files):
+            path = Path(above, name)
+            kind = path.lstat().st_mode
+            text = f"-> {path.readlink()}" if stat.S_ISLNK(kind) else "/" if stat.S_ISDIR(kind) else path.read_text()
+            found[str(path.relative_to(root))] = text
+    return found
+
+
+# -- what is in an image -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(same_gzip, id="gzip"),
+        pytest.param(zstd.compress, id="zstd"),
+        pytest.param(bytes, id="plain"),
+    ],
+)
+def test_an_ordinary_image_is_kept_as_files(push, pull, store, pack: Callable[[bytes], bytes]) -> None:
+    found = pull(push(layer(folder("etc"), entry("etc/motd", b"hello"), symlink("bin", "usr/bin")), pack=pack))
+    assert found.tree == found.digest, "it is no VM's image"
+    assert found.virtual_size == 0
+    assert found.size == len(b"hello")
+    assert store.stored() == {found.tree}
+    assert seen(Path(store.path(found.tree, ""))) == {"etc": "/", "etc/motd": "hello", "bin": "-> usr/bin"}
+
+
+def test_an_image_with_a_disk_has_its_files_and_the_disk_once(push, pull, store, qcow2: bytes) -> None:
+    found = pull(push(layer(entry("etc/motd", b"hello"), entry("disk/vm.qcow2", qcow2))))
+    root = Path(store.path(found.tree, ""))
+    assert found.digest != found.tree
+    assert (root / "disk/vm.qcow2").samefile(store.path(found.digest))
+    assert (root / "etc/motd").read_text() == "hello"
+    assert found.size == len(qcow2)
+
+
+LAYERS: dict[str, tuple[list[bytes], dict[str, str]]] = {
+    "replaced above": ([layer(entry("a", b"old")), layer(entry("a", b"new"))], {"a": "new"}),
+    "a directory of several layers": (
+        [layer(entry("d/a", b"1")), layer(entry("d/b", b"2"))],
+        {"d": "/", "d/a": "1", "d/b": "2"},
+    ),
+    "whited out": ([layer(entry("d/a", b"1"), entry("d/b", b"2")), layer(entry("d/.wh.a"))], {"d": "/", "d/b": "2"}),
+    "a directory whited out": ([layer(entry("d/e/a", b"1"), entry("x", b"2")), layer(entry(".wh.d"))], {"x": "2"}),
+    "whited out and made anew": (
+        [layer(entry("d/a", b"1")), layer(entry(".wh.d"), entry("d/b", b"2"))],
+        {"d": "/", "d/b": "2"},
+    ),
+    "opaque, said last": (
+        [layer(entry("d/a", b"1")), layer(entry("d/b", b"2"), entry("d/.wh..wh..opq"))],
+        {"d": "/", "d/b": "2"},
+    ),
+    "opaque, and what is below it": (
+        [layer(entry("d/e/a", b"1")), layer(entry("d/e/c", b"3")), layer(entry("d/.wh..wh..opq"))],
+        {},
+    ),
+    "a whiteout does not act in its own layer": ([layer(entry(".wh.a"), entry("a", b"1"))], {"a": "1"}),
+    "a directory over a link": (
+        [layer(symlink("lib", "/etc")), layer(entry("lib/a", b"1"))],
+        {"lib": "/", "lib/a": "1"},
+    ),
+    "a link over a directory": ([layer(entry("lib/a", b"1")), layer(symlink("lib", "/etc"))], {"lib": "-> /etc"}),
+    "a file over a directory": ([layer(entry("lib/a", b"1")), layer(entry("lib", b"f"))], {"lib": "f"}),
+    "a directory over a file": (
+        [layer(entry("d/below", b"0")), layer(entry("d", b"f")), layer(entry("d/a", b"1"))],
+        {"d": "/", "d/a": "1"},
+    ),
+    "twice in one layer": ([layer(entry("a", b"old"), entry("a", b"new"))], {"a": "new"}),
+    "names from the top": ([layer(entry("/a", b"1"), entry("./b", b"2"), entry("c//d", b"3"))],
+                           {"a": "1", "b": "2", "c": "/", "c/d": "3"}),
+    "what aufs leaves": ([layer(entry(".wh..wh.plnk/1"), entry(".wh..wh.aufs"), entry("a", b"1"))], {"a": "1"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_layers_make_what_other_runtimes_make_of_them(unpacked, case: str) -> None:
+    layers, expected = LAYERS[case]
+    # Somewhere is a file: an image of nothing is none.
+    found = seen(unpacked(layer(entry("zz", b"!")), *layers))
+    assert found.pop("zz") == "!"
+    assert found == expected
+
+
+def test_hard_links_are_one_file(unpacked) -> None:
+    root = unpacked(layer(entry("a", b"1"), link("b", "a"), link("d/c", "/b")))
+    assert (root / "a").samefile(root / "b")
+    assert (root / "a").samefile(root / "d/c")
+    assert (root / "a").stat().st_nlink == 3
+
+
+LINKS: dict[str, tuple[list[bytes], dict[str, str]]] = {
+    "to a file that a layer above replaces": (
+        [layer(entry("a", b"old"), link("b", "a"), link("c", "b")), layer(entry("a", b"new"))],
+        {"a": "new", "b": "old", "c": "old"},
+    ),
+    "to a file that a layer above removes": ([layer(entry("a", b"1"), link("b", "a")), layer(entry(".wh.a"))], {"b": "1"}),
+    "hidden, to a file that is seen": ([layer(entry("a", b"1"), link("b", "a")), layer(entry(".wh.b"))], {"a": "1"}),
+    "to a file of a layer below": ([layer(entry("a", b"1")), layer(link("b", "a"))], {"a": "1", "b": "1"}),
+    "to a file of a layer below that is hidden": (
+        [layer(entry("a", b"old")), layer(link("b", "a"), link("c", "b")), layer(entry("a", b"new"))],
+        {"a": "new", "b": "old", "c": "old"},
+    ),
+    "before its file": ([layer(link("b", "a"), entry("a", b"1"))], {"a": "1", "b": "1"}),
+    "to a symbolic link": ([layer(symlink("a", "x"), link("b", "a"))], {"a": "-> x", "b": "-> x"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_a_hard_link_has_what_its_own_layer_saw(unpacked, case: str) -> None:
+    layers, expected = LINKS[case]
+    assert seen(unpacked(*layers)) == expected
+
+
+@ROOT_ALONE
+def test_owners_modes_and_times_are_kept(unpacked) -> None:
+    long = "n" * 120
+    root = unpacked(
+        layer(
+            folder("./", mode=0o750, uid=7),
+            folder("d", mode=0o1777, uid=1, gid=2, mtime=1_000_000_000),
+            entry("d/f", b"x", mode=0o640, uid=1000, gid=100, mtime=1_100_000_000.5),
+            entry(f"d/{long}", mode=0o400, uid=4_000_000_000, gid=5),
+            symlink("d/s", long * 2),
+        ),
+        layer(entry("d/g", b"y")),
+    )
+    said = {name: (root / name).lstat() for name in ("", "d", "d/f", f"d/{long}")}
+    assert [(one.st_mode & BY_ROOT, one.st_uid, one.st_gid) for one in said.values()] == [
+        (0o750, 7, 0), (0o1777, 1, 2), (0o640, 1000, 100), (0o400, 4_000_000_000, 5),
+    ]  # fmt: skip
+    assert (said["d"].st_mtime, said["d/f"].st_mtime) == (1_000_000_000, 1_100_000_000)
+    assert os.readlink(root / "d/s") == long * 2
+
+
+def test_a_name_may_have_any_bytes(unpacked) -> None:
+    name = "\udcff\udcfe café"
+    root = unpacked(layer(entry(name, b"1"), form=tarfile.GNU_FORMAT))
+    assert os.listdir(os.fsencode(root)) == [name.encode(errors="surrogateescape")]
+
+
+def test_zeros_take_no_room(push, pull, store) -> None:
+    found = pull(push(layer(entry("a", bytes(16 << 20)))))
+    file = (Path(store.path(found.tree, "")) / "a").stat()
+    assert file.st_size == 16 << 20
+    assert file.st_blocks * 512 < 1 << 20
+
+
+# -- what is not -------------------------------------------------------------------------------------------------------
+
+
+def test_set_user_id_and_devices_and_attributes_do_not_reach_the_node(unpacked, store) -> None:
+    root = unpacked(
+        layer(
+            entry("su", b"#!", mode=0o6755, pax_headers={"SCHILY.xattr.user.x": "1"}),
+            folder("team", mode=0o2775),
+            entry("disk0", kind=tarfile.BLKTYPE, devmajor=8),
+            entry("null", kind=tarfile.CHRTYPE, devmajor=1, devminor=3),
+            entry("pipe", kind=tarfile.FIFOTYPE),
+        )
+    )
+    assert sorted(os.listdir(root)) == ["su", "team"]
+    assert (root / "su").stat().st_mode & BY_ROOT == 0o755
+    assert (root / "team").stat().st_mode & BY_ROOT == 0o775
+    assert os.listxattr(root / "su") == []
+    assert root.parents[1].stat().st_mode & BY_ROOT == 0o700, "nobody runs what is in there"
+
+
+HOSTILE: dict[str, tuple[list[bytes], str]] = {
+    "a name that leads up": ([layer(entry("../evil", b"1"))], "holds the name '../evil', which leads up"),
+    "a name that leads up in the middle": ([layer(entry("a/../../evil", b"1"))], "which leads up"),
+    "a whiteout of what is above": ([layer(entry("a", b"1"), entry(".wh..."))], r"a whiteout of '\.\.' in"),
+    "a whiteout of itself": ([layer(entry("a", b"1"), entry("a/.wh..", b""))], r"a whiteout of '\.' in '/a'"),
+    "a whiteout of nothing": ([layer(entry("a", b"1"), entry(".wh."))], "a whiteout of '' in"),
+    "a hard link that leads up": ([layer(entry("a", b"1"), link("b", "../../../etc/shadow"))], "which leads up"),
+    "a hard link out": ([layer(entry("a", b"1"), link("b", "/etc/shadow"))], "a hard link to 'etc/shadow', which is no file"),
+    "a hard link to a directory": ([layer(entry("d/a", b"1"), link("b", "d"))], "a hard link to 'd', which is no file"),
+    "a hard link to itself": ([layer(entry("a", b"1"), link("b", "b"))], "a hard link to 'b', which is no file"),
+    "links in a circle": ([layer(entry("a", b"1"), link("b", "c"), link("c", "b"))], "a hard link to '[bc]', which is"),
+    "a file behind a link": ([layer(symlink("a", "/etc"), entry("a/passwd", b"1"))], "'a/passwd' below 'a', which is"),
+    "a directory behind a link": ([layer(symlink("a", "/etc"), folder("a/x"))], "'a/x' below 'a', which is no directory"),
+    "a link behind a link": ([layer(symlink("a", "/etc"), symlink("a/x", "y"))], "'a/x' below 'a', which is no directory"),
+    "a hard link behind a link": ([layer(entry("f", b"1"), symlink("a", "/etc"), link("a/x", "f"))], "which is no directory"),
+    "a root that is a link": ([layer(symlink("./", "/etc"), entry("passwd", b"1"))], "its root is no directory"),
+    "a name that is too long": ([layer(entry("n" * 256, b"1"))], "a name that is too long"),
+    "a path that is too long": ([layer(entry("n/" * 2010 + "n", b"1"))], "a name that is too long"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_files_made_to_do_harm_are_refused_and_leave_nothing(push, pull, store, tmp_path: Path, case: str) -> None:
+    layers, why = HOSTILE[case]
+    with pytest.raises(InvalidRequest, match=f"no file below /disk.*; nor can it be a volume: .*{why}"):
+        pull(push(*layers))
+    assert store.stored() == frozenset()
+    assert not list((tmp_path / "images").rglob("evil"))
+
+
+def test_a_vms_image_with_files_that_no_volume_can_have_is_a_vms_all_the_same(push, pull, store, qcow2: bytes) -> None:
+    found = pull(push(layer(entry("disk/vm", qcow2), entry("../evil", b"1"))))
+    assert found.tree is None
+    assert store.stored() == {found.digest}
+    assert pull(push(layer(entry("disk/vm", qcow2), entry("../evil", b"1")))) == found
+
+
+def test_more_than_the_node_allows_is_refused(push, make_store, incoming) -> None:
+    store = make_store(max_bytes=1 << 20)
+    with pytest.raises(InvalidRequest, match=r"larger than 1048576 bytes.*images\.max_bytes"):
+        store.fetch(push(*(layer(entry(f"f{n}", os.urandom(700_000))) for n in range(2))), None, NEVER)
+    assert (store.stored(), incoming()) == (frozenset(), [])
+
+
+def test_too_many_entries_are_refused_in_bounded_memory() -> None:
+    told: list[bytes] = []
+    tree = ImageTree(lambda kind, _: told.append(kind), most_entries=1000)
+    for n in range(1100):
+        tree.take(TarEntry(f"f{n}", EntryKind.FILE), iter(()))
+    assert "more than" in tree.refused
+    assert (told.count(frames.ENTRY), told.count(frames.NO_TREE)) == (1000, 1)
+
+
+def test_no_room_for_them_is_told_as_such(push, pull, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("virtshim.images.trees.writer.os.symlink", full)
+    with pytest.raises(ResourceExhausted, match="does not fit"):
+        pull(push(layer(entry("a", b"1"), symlink("b", "a"))))
+
+
+# -- who reads the layers may have been taken over ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[TreeWriter]:
+    with TreeWriter(tmp_path / "tree", "evil", 1 << 20) as made:
+        yield made
+
+
+def said(kind: str, path: str, more: str = "") -> bytes:
+    return frames.names(kind, path, "420", "0", "0", "0", more)
+
+
+@pytest.mark.parametrize("name", ["root/x/evil", "root/d/../x/evil", "root/up/evil"])
+def test_nothing_is_written_behind_a_link_or_above_the_root(writer: TreeWriter, tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside").mkdir()
+    for one in (said("l", "root/x", str(tmp_path / "outside")), said("d", "root/d"), said("l", "root/up", "..")):
+        writer.tell(one)
+    if ".." in name:
+        with pytest.raises(InternalError, match="nonsense"):
+            writer.tell(said("f", name, "1"))
+    else:
+        writer.tell(said("f", name, "1"))
+        assert "cannot be made" in writer.refused
+        writer.write(b"1")
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_a_link_that_takes_a_directorys_place_meanwhile_is_not_followed(writer: TreeWriter, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o700)
+    writer.tell(said("l", "root/d", str(outside)))
+    writer.tell(said("d", "root/d"))
+    assert writer.refused
+    assert outside.stat().st_mode & 0o777 == 0o700
+    assert list(outside.iterdir()) == []
+
+
+def test_what_is_there_is_not_written_to(writer: TreeWriter, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    writer.tell(said("l", "root/x", str(secret)))
+    writer.tell(said("f", "root/x", "4"))
+    writer.write(b"evil")
+    assert secret.read_text() == "hunter2"
+    assert writer.refused
+
+
+def test_a_hard_link_names_the_link_and_not_what_it_leads_to(writer: TreeWriter, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    writer.tell(said("l", "root/x", str(secret)))
+    writer.tell(said("h", "root/y", "root/x"))
+    assert (tmp_path / "tree/root/y").is_symlink()
+    assert secret.stat().st_nlink == 1
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"", b"f", said("q", "root/a"), said("f", "a", "1"), said("f", "root/../a", "1"), said("f", "root//a", "1"),
+        said("f", "/root/a", "1"), said("f", "aside", "1"), said("f", "use", "1"), said("f", "root/a", "-"),
+        frames.names("d", "root/a", "-1", "0", "0", "0", ""),
+    ],
+)  # fmt: skip
+def test_nonsense_is_an_error_of_who_tells_it(writer: TreeWriter, nonsense: bytes) -> None:
+    with pytest.raises(InternalError, match="nonsense"):
+        writer.tell(nonsense)
+
+
+def test_more_bytes_than_were_told_are_nonsense(writer: TreeWriter) -> None:
+    writer.tell(said("f", "root/a", "3"))
+    with pytest.raises(InternalError, match="nonsense"):
+        writer.write(b"four")
+
+
+# -- their life --------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_of_an_image_is_found_and_nothing_outside_of_it(push, pull, store, tmp_path: Path) -> None:
+    name = push(
+        layer(
+            entry("srv/www/index", b"1"), symlink("latest", "srv/www"), symlink("abs", "/srv"), symlink("out", "../../../.."),
+            symlink("etc", str(tmp_path)), symlink("loop", "loop"),
+        )
+    )  # fmt: skip
+    tree = pull(name).tree
+    root = store.path(tree, "")
+    assert store.path(tree, "srv/www") == store.path(tree, "latest") == f"{root}/srv/www"
+    assert store.path(tree, "abs/www") == f"{root}/srv/www"
+    assert store.path(tree, "out") == root
+    for missing in ("srv/ww", "srv/www/index", "etc", "loop", "n" * 300):
+        with pytest.raises(NotFound, match="it has no directory"):
+            store.path(tree, missing)
+
+
+def test_a_known_image_is_not_unpacked_again_and_a_removed_one_is(push, pull, store, web) -> None:
+    name = push(layer(entry("a", b"1")))
+    first = pull(name)
+    asked = len(web.seen)
+    assert pull(name) == first
+    assert sum("/blobs/" in path for path, *_ in web.seen[asked:]) == 1, "its config alone"
+    store.delete(first.tree)
+    assert store.stored() == frozenset()
+    with pytest.raises(NotFound, match="pull it again"):
+        store.path(first.tree, "")
+    assert pull(name) == first
+
+
+def test_a_lost_database_knows_them_again(push, store, qcow2: bytes, tmp_path: Path) -> None:
+    notes = ImageNoteFiles(str(tmp_path / "notes"))
+    names = (push(layer(entry("a", b"1")), name="files"), push(layer(entry("disk/vm", qcow2)), name="both"))
+    records = SqliteRecords(str(tmp_path / "state.db"))
+    images = ImageService(records, store, notes, FakeClock())
+    before = [images.pull(name, None, NEVER) for name in names]
+    assert [image.has_disk for image in before] == [False, True]
+    records.close()
+    records = SqliteRecords(str(tmp_path / "new.db"))
+    images = ImageService(records, store, notes, FakeClock())
+    images.adopt()
+    images.collect_all()
+    assert [images.find(name) for name in names] == before
+    for image in before:
+        images.remove(image.id.value)
+    assert store.stored() == frozenset()
+    records.close()
+
+
+def test_half_unpacked_files_are_gone_after_a_start(store, tmp_path: Path) -> None:
+    half = tmp_path / "images" / "incoming" / "half"
+    (half / "root" / "etc").mkdir(parents=True)
+    (half / "root" / "etc" / "motd").write_text("hel")
+    (half / "root" / "etc").chmod(0o500)
+    store.sweep()
+    assert not half.exists()
+
+
+def test_use_counts_what_was_unpacked(push, pull, store) -> None:
+    before = store.use()
+    found = pull(push(layer(*(entry(f"f{n}", os.urandom(10_000)) for n in range(20)))))
+    after = store.use()
+    assert after.used_bytes - before.used_bytes >= 200_000
+    assert after.inodes_used - before.inodes_used >= 20
+    store.delete(found.tree)
+    eventually(lambda: store.use().inodes_used <= before.inodes_used)
+
+
+# -- artifacts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def artifact(fake_registry: FakeRegistry) -> Callable[..., str]:
+    """Files as layers, by their titles; those called .tar are archives."""
+
+    def push(**files: bytes) -> str:
+        layers = []
+        for title, data in files.items():
+            kind = "application/vnd.oci.image.layer.v1.tar" if title.endswith(".tar") else "text/plain"
+            named = {"annotations": {"org.opencontainers.image.title": title}} if title else {}
+            layers.append({**fake_registry.blob("art", data), "mediaType": kind, **named})
+        config = fake_registry.blob("art", b"{}")
+        fake_registry.document("art", "latest", {"schemaVersion": 2, "config": config, "layers": layers})
+        return fake_registry.name("art")
+
+    return push
+
+
+def test_an_artifacts_files_are_what_a_volume_shows(artifact, pull, store) -> None:
+    packed = gzip.compress(b"as it is")
+    found = pull(
+        artifact(**{"README.md": b"read me", "sub/model.gz": packed, "docs.tar": layer(entry("docs/a", b"1"))})
+    )
+    root = Path(store.path(found.tree, ""))
+    assert (root / "README.md").read_text() == "read me"
+    assert (root / "sub/model.gz").read_bytes() == packed
+    assert (root / "docs/a").read_text() == "1"
+    assert found.digest == found.tree
+
+
+def test_an_artifacts_only_file_is_a_disk_or_a_file_as_it_proves_to_be(artifact, pull, store, qcow2: bytes) -> None:
+    disk = pull(artifact(anything=qcow2))
+    assert (Path(store.path(disk.tree, "")) / "anything").samefile(store.path(disk.digest))
+    text = pull(artifact(**{"chart.txt": b"text"}))
+    assert text.digest == text.tree
+    assert (Path(store.path(text.tree, "")) / "chart.txt").read_text() == "text"
+    assert pull(artifact(**{"chart.txt": b"text"})) == text
+
+
+def test_a_layer_without_a_title_is_named_by_its_digest(artifact, pull, store) -> None:
+    found = pull(artifact(**{"": b"text", "a": b"1"}))
+    assert set(os.listdir(store.path(found.tree, ""))) == {"a", hashlib.sha256(b"text").hexdigest()}
+
+
+@pytest.mark.parametrize("title", ["../evil", "a/../../evil", ".."])
+def test_a_title_that_leads_up_is_refused(artifact, pull, store, title: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot be a volume: it holds the title .*, which leads up"):
+        pull(artifact(**{title: b"1", "b": b"2"}))
+    assert store.stored() == frozenset()

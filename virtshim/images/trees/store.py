@@ -1,0 +1,154 @@
+"""The files of images that pods may have as volumes: a directory each, by a digest of the manifest that they come from.
+
+<directory>/          0700: set-user-ID or not, nobody on the node runs what is in there
+  <hex>/root          what is at the top of the image
+  <hex>/use           bytes and inodes that it takes, the disk's not counted; written last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import os
+import re
+import secrets
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from virtshim.domain.errors import InternalError, InvalidRequest, NotFound
+from virtshim.domain.ids import ImageDigest
+from virtshim.domain.printable import escaped
+from virtshim.files import replace_text, space_taken, sync
+from virtshim.images.confined.frames import ROOT
+from virtshim.images.trees.writer import TreeWriter
+from virtshim.removal import remove_tree
+
+log = structlog.get_logger(__name__)
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+_USE = "use"
+# linux/openat2.h, asm/unistd_64.h
+_OPENAT2, _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 437, 0x02, 0x10
+
+
+def tree_of(manifest: str) -> ImageDigest:
+    """The name of the files that the image of this manifest has."""
+    return ImageDigest(f"sha256:{hashlib.sha256(f'files of {manifest}'.encode()).hexdigest()}")
+
+
+class Trees:
+    """Safe to use from many threads."""
+
+    def __init__(self, directory: Path, incoming: Path) -> None:
+        self.directory = directory
+        self._incoming = incoming
+
+    def stored(self) -> frozenset[ImageDigest]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as entries:
+            return frozenset(ImageDigest(f"sha256:{entry.name}") for entry in entries if _HEX.fullmatch(entry.name))
+        return frozenset()
+
+    def has(self, tree: ImageDigest | None) -> bool:
+        return tree is not None and self._place(tree).is_dir()
+
+    def size(self, tree: ImageDigest) -> int:
+        """Bytes. Raises OSError."""
+        return self._use(tree)[0]
+
+    def publish(self, written: TreeWriter | None, tree: ImageDigest, image: str, disk: str) -> None:
+        """Those that are there already stay. `disk`: the stored one. Raises InvalidRequest for those that no volume can have,
+        FileNotFoundError if the disk is gone, OSError, ShimError."""
+        if written is None:
+            raise InternalError(f"image {image!r}: its source brought no files; pull it again")
+        if not written.refused:
+            written.finish(disk)
+        if written.refused:
+            raise InvalidRequest(f"image {image!r} cannot be a volume: {written.refused}; push it without")
+        replace_text(str(written.place / _USE), f"{written.size} {written.entries + 3}\n")
+        try:
+            written.place.rename(self._place(tree))
+        except OSError as exc:
+            if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        sync(self.directory)
+
+    def delete(self, tree: ImageDigest) -> None:
+        """No error for what is gone. Nobody waits for many files to go: what is left of them then goes at the next start. Raises
+        OSError."""
+        name = secrets.token_hex(16)
+        with contextlib.suppress(FileNotFoundError):
+            self._place(tree).rename(self._incoming / name)
+            threading.Thread(target=self._remove, args=(name,), name="image-files-removal", daemon=True).start()
+
+    def _remove(self, name: str) -> None:
+        try:
+            remove_tree(str(self._incoming), name)
+        except OSError as exc:
+            log.warning("image.files.not_removed", name=name, error=str(exc.strerror))
+
+    def space_with(self, above: Path) -> tuple[int, int]:
+        """Bytes and inodes of what is below `above`, these too, as they were counted when they were written: nobody walks
+        through all files of all images every few seconds."""
+        used, inodes = space_taken(self._beside(above))
+        for tree in self.stored():
+            with contextlib.suppress(OSError):
+                size, count = self._use(tree)
+                used, inodes = used + size, inodes + count
+        return used, inodes
+
+    def _beside(self, above: Path) -> Iterator[str]:
+        for directory, directories, names in os.walk(above):
+            if directory == str(self.directory):
+                directories.clear()
+            yield directory
+            for name in names:
+                yield f"{directory}/{name}"
+
+    def path(self, tree: ImageDigest, below: str = "") -> str:
+        """Of the root directory, or of the one that `below` leads to in it, links and all; no link is in the path. Raises
+        NotFound, InternalError."""
+        root = self._place(tree) / ROOT
+        try:
+            directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise NotFound("its files are not on this node any more; pull it again") from exc
+        try:
+            inside = _open_in(directory, below or ".")
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+                raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
+            raise NotFound(f"it has no directory {escaped(below, 200)}; correct the volumeMount's subPath") from exc
+        finally:
+            os.close(directory)
+        try:
+            return os.readlink(f"/proc/self/fd/{inside}")
+        finally:
+            os.close(inside)
+
+    def _place(self, tree: ImageDigest) -> Path:
+        return self.directory / tree.hex
+
+    def _use(self, tree: ImageDigest) -> tuple[int, int]:
+        try:
+            size, inodes = map(int, (self._place(tree) / _USE).read_text().split())
+        except ValueError as exc:
+            raise OSError(errno.EIO, "it is damaged") from exc
+        return size, inodes
+
+
+def _open_in(root: int, path: str) -> int:
+    """A directory, `root` being what absolute links and `..` lead to (Linux 5.6). Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    name = os.fsencode(path)
+    done = libc.syscall(ctypes.c_long(_OPENAT2), ctypes.c_int(root), name, how, ctypes.c_size_t(len(how)))
+    if done < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(done)

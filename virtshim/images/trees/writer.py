@@ -1,0 +1,284 @@
+"""Writes the files of an image as the child that reads its layers tells them (`virtshim.images.confined.image_tree`).
+
+The child may have been taken over, and the names are strangers' in any case. So each is reached from the one directory, component
+by component, over no link; nothing that is there is written to or followed; nothing but directories, plain files, links and
+further names of these is made. Set-user-ID and set-group-ID bits, and extended attributes, are left out: the node shall keep no
+program of a stranger's that runs as root. The directory is root's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
+from virtshim.domain.printable import escaped
+from virtshim.images.confined import frames
+from virtshim.images.confined.frames import ASIDE, MOST_ENTRIES, ROOT
+from virtshim.images.disk_writer import OUT_OF_SPACE
+from virtshim.removal import remove_tree
+
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_MODE = 0o1777
+_MOST_DEPTH = 2002
+# Directories that layers do not tell of, and second names.
+_MOST_TOLD = 8 * MOST_ENTRIES
+_ZEROS = bytes(1 << 20)
+# What names can be wrong by; everything else is the node's own trouble.
+_UNFIT = frozenset(
+    (
+        errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EMLINK, errno.ENAMETOOLONG,
+        errno.EINVAL, errno.EILSEQ, errno.EPERM,
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """`parts` of its path, the first one of the two directories; `more` and `size` by its kind."""
+
+    kind: str
+    parts: tuple[str, ...]
+    mode: int
+    owner: int
+    group: int
+    mtime: int
+    more: str
+    size: int
+
+
+class TreeWriter:
+    """A context manager; what is not moved away by then is for others to remove. `refused` says why these files are none that a
+    volume can have; what comes after that is dropped."""
+
+    def __init__(self, place: Path, name: str, max_bytes: int) -> None:
+        """`place` is made. `max_bytes`: of all files together."""
+        self.place = place
+        self.refused = ""
+        self.size = 0
+        self.entries = 0
+        self._name = name
+        self._max_bytes = max_bytes
+        place.mkdir(0o700)
+        self._base = os.open(place, os.O_PATH | _DIRECTORY)
+        self._parent: tuple[tuple[str, ...], int] = ((), os.dup(self._base))
+        for part, mode in ((ROOT, 0o755), (ASIDE, 0o700)):
+            os.mkdir(part, dir_fd=self._base)
+            os.chmod(place / part, mode)
+        # The file that is being written, what is left of it, when it was changed, the last byte that was written.
+        self._file = -1
+        self._left = self._mtime = self._at = 0
+        self._disks: list[str] = []
+        self._times: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_file()
+        for descriptor in (self._parent[1], self._base):
+            os.close(descriptor)
+
+    def tell(self, payload: bytes) -> None:
+        """One of them. Raises ShimError for the node's own troubles, and for nonsense."""
+        try:
+            told = _parse(payload)
+        except ValueError as exc:
+            raise self._nonsense() from exc
+        if self._left:
+            raise self._nonsense()
+        self.entries += 1
+        if self.entries > _MOST_TOLD or len(told.parts) > _MOST_DEPTH:
+            self.refuse("it holds too many files")
+        if self.refused:
+            return
+        try:
+            self._make(told)
+        except OSError as exc:
+            self._failed(exc, "/".join(told.parts))
+
+    def write(self, data: bytes) -> None:
+        """Bytes of the file that was told last; zeros become a hole."""
+        if self.refused:
+            return
+        self.size += len(data)
+        if self.size > self._max_bytes:
+            self.refuse(f"its files are larger than {self._max_bytes} bytes, this node's limit (images.max_bytes)")
+            return
+        if self._file < 0 or len(data) > self._left:
+            raise self._nonsense()
+        try:
+            if data == _ZEROS[: len(data)]:
+                os.lseek(self._file, len(data), os.SEEK_CUR)
+            else:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(self._file, view) :]
+            self._left -= len(data)
+            self._at += len(data)
+            if not self._left:
+                os.ftruncate(self._file, self._at)
+                self._end_file()
+        except OSError as exc:
+            self._failed(exc, "")
+
+    def refuse(self, why: str) -> None:
+        """What is there of them goes at once."""
+        self.refused = self.refused or why
+        self._left = 0
+        self._end_file()
+        for part in (ROOT, ASIDE):
+            remove_tree(str(self.place), part)
+
+    def finish(self, disk: str = "") -> None:
+        """Everything is on disk when this returns. `disk`: the file that the disk has become. Raises FileNotFoundError if that is
+        gone, else ShimError."""
+        if self._left:
+            raise self._nonsense()
+        if self._disks and not disk:
+            raise self._nonsense()
+        try:
+            for path in self._disks:
+                directory, name = self._open_parent(_parts(path))
+                os.link(disk, name, dst_dir_fd=directory)
+            remove_tree(str(self.place), ASIDE)
+            for path, mtime in self._times.items():
+                directory, name = self._open_parent(_parts(path))
+                os.utime(name, (mtime, mtime), dir_fd=directory, follow_symlinks=False)
+            if self.size:
+                _sync_all_of(self._parent[1])
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            self._failed(exc, "")
+
+    def add_disk(self, path: str) -> None:
+        """An artifact's."""
+        self._disks.append(path)
+
+    def _make(self, told: _Told) -> None:
+        directory, name = self._open_parent(told.parts)
+        if told.kind == "d":
+            self._make_directory(directory, name, told)
+        elif told.kind == "f":
+            self._file = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
+            self._left, self._at, self._mtime = told.size, 0, told.mtime
+            _give(self._file, told)
+            if not told.size:
+                self._end_file()
+        elif told.kind == "l":
+            os.symlink(told.more, name, dir_fd=directory)
+            if os.geteuid() == 0:
+                os.chown(name, told.owner, told.group, dir_fd=directory, follow_symlinks=False)
+            os.utime(name, (told.mtime, told.mtime), dir_fd=directory, follow_symlinks=False)
+        elif told.kind == "h":
+            self._name_too(directory, name, "/".join(told.parts), told.more)
+        elif told.kind == "x":
+            self._disks.append("/".join(told.parts))
+        else:
+            with contextlib.suppress(FileNotFoundError):  # it is still awaited
+                os.unlink(name, dir_fd=directory)
+
+    def _make_directory(self, directory: int, name: str, told: _Told) -> None:
+        with contextlib.suppress(FileExistsError):  # told before, by what is in it; what is no directory is not opened
+            os.mkdir(name, 0o700, dir_fd=directory)
+        descriptor = os.open(name, os.O_RDONLY | _DIRECTORY, dir_fd=directory)
+        try:
+            _give(descriptor, told)
+        finally:
+            os.close(descriptor)
+        self._times["/".join(told.parts)] = told.mtime
+
+    def _name_too(self, directory: int, name: str, path: str, named: str) -> None:
+        if named in self._disks:
+            self._disks.append(path)
+            return
+        held = os.dup(directory)
+        try:
+            source, source_name = self._open_parent(_parts(named))
+            if stat.S_ISDIR(os.stat(source_name, dir_fd=source, follow_symlinks=False).st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            os.link(source_name, name, src_dir_fd=source, dst_dir_fd=held, follow_symlinks=False)
+        finally:
+            os.close(held)
+
+    def _open_parent(self, parts: tuple[str, ...]) -> tuple[int, str]:
+        """The directory that it is in, which is ours to close, and its name there. Over no link."""
+        above = parts[:-1]
+        if above != self._parent[0]:
+            here = os.dup(self._base)
+            try:
+                for part in above:
+                    inside = os.open(part, os.O_PATH | _DIRECTORY, dir_fd=here)
+                    os.close(here)
+                    here = inside
+            except OSError:
+                os.close(here)
+                raise
+            os.close(self._parent[1])
+            self._parent = (above, here)
+        return self._parent[1], parts[-1]
+
+    def _end_file(self) -> None:
+        if self._file >= 0:
+            descriptor, self._file = self._file, -1
+            try:
+                os.utime(descriptor, (self._mtime, self._mtime))
+            finally:
+                os.close(descriptor)
+
+    def _failed(self, exc: OSError, path: str) -> None:
+        if exc.errno in OUT_OF_SPACE:
+            raise self._no_room() from exc
+        if exc.errno not in _UNFIT:
+            raise InternalError(f"image {self._name!r}: its files cannot be written: {exc.strerror}") from exc
+        self.refuse(f"{escaped(path.partition('/')[2], 200)} cannot be made: {exc.strerror}")
+
+    def _nonsense(self) -> InternalError:
+        return InternalError(f"image {self._name!r}: what unpacks its layers tells nonsense; pull it again")
+
+    def _no_room(self) -> ShimError:
+        return ResourceExhausted(f"image {self._name!r} does not fit on this node's image file system; free some space")
+
+
+def _parse(payload: bytes) -> _Told:
+    """Raises ValueError."""
+    kind, path, *numbers, more = frames.parse_names(payload)
+    mode, owner, group, mtime = map(int, numbers)
+    size = int(more) if kind == "f" else 0
+    if kind not in ("d", "f", "l", "h", "x", "u") or min(mode, owner, group, mtime, size) < 0:
+        raise ValueError(kind)
+    return _Told(kind, _parts(path), mode & _KEPT_MODE, owner, group, mtime, more, size)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """Raises ValueError for what is not below the two directories."""
+    parts = tuple(path.split("/"))
+    if parts[0] not in (ROOT, ASIDE) or not {"", ".", ".."}.isdisjoint(parts) or path == ASIDE:
+        raise ValueError(path)
+    return parts
+
+
+def _give(descriptor: int, told: _Told) -> None:
+    """Who is not root keeps what he makes."""
+    if os.geteuid() == 0:
+        os.fchown(descriptor, told.owner, told.group)
+    os.fchmod(descriptor, told.mode)
+
+
+def _sync_all_of(descriptor: int) -> None:
+    """The file system that it is on: one wait for all files."""
+    copied = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(copied) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(copied)
