@@ -114,6 +114,7 @@ class Outside:
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
+        self.firmware_of = self.vms.firmware_of  # of the node, also where libvirt's VMs take the place of these
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
@@ -160,7 +161,7 @@ class World:
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
             disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "tpm_owners")),
             kernels=watched("kernels", out.kernels, journal, ("is_there",)),
-            node_hardware=NodeHardware(lambda: out.vms.machine_type, out.vms.firmware_of, lambda: out.vms.host_nodes),
+            node_hardware=NodeHardware(lambda: out.vms.machine_type, out.firmware_of, lambda: out.vms.host_nodes),
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),
