@@ -8,6 +8,8 @@ import io
 import os
 import platform
 import stat
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -438,6 +440,26 @@ def test_a_directory_of_an_image_is_found_and_nothing_outside_of_it(push, pull, 
     for missing in ("srv/ww", "srv/www/index", "etc", "loop", "n" * 300):
         with pytest.raises(NotFound, match="it has no directory"):
             store.path(tree, missing)
+
+
+# As systemd has it under RestrictSUIDSGID, since a mode in memory cannot be judged.
+WITHOUT_OPENAT2 = """
+import sys
+from pathlib import Path
+from virtshim.domain.ids import ImageDigest
+from virtshim.images.trees.store import Trees
+from vmwrapper.confine import kernel, seccomp
+kernel.forbid_new_privileges()
+seccomp.install(seccomp.program([], {}, absent=[437]))
+print(Trees(Path(sys.argv[1]), Path(sys.argv[1])).path(ImageDigest(sys.argv[2]), sys.argv[3]))
+"""
+
+
+def test_a_directory_is_found_by_calls_that_the_unit_leaves(push, pull, store, tmp_path: Path) -> None:
+    tree = pull(push(layer(entry("srv/www/index", b"1"), symlink("latest", "/srv/x/../www"), folder("srv/x")))).tree
+    command = [sys.executable, "-c", WITHOUT_OPENAT2, str(tmp_path / "images" / "trees"), str(tree), "latest"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (f"{store.path(tree, '')}/srv/www", "")
 
 
 def test_a_known_image_is_not_unpacked_again_and_a_removed_one_is(push, pull, store, web) -> None:

@@ -8,13 +8,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import os
 import re
 import secrets
-import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +31,9 @@ log = structlog.get_logger(__name__)
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _USE = "use"
-# linux/openat2.h, asm/unistd_64.h
-_OPENAT2, _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 437, 0x02, 0x10
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# As many as the kernel follows.
+_MOST_LINKS = 40
 
 
 def tree_of(manifest: str) -> ImageDigest:
@@ -115,11 +114,11 @@ class Trees:
         NotFound, InternalError."""
         root = self._place(tree) / ROOT
         try:
-            directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(root, _DIRECTORY)
         except OSError as exc:
             raise NotFound("its files are not on this node any more; pull it again") from exc
         try:
-            inside = _open_in(directory, below or ".")
+            inside = os.open(_followed(directory, below), _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
                 raise InternalError(f"its files cannot be looked at: {exc.strerror}") from exc
@@ -142,13 +141,31 @@ class Trees:
         return size, inodes
 
 
-def _open_in(root: int, path: str) -> int:
-    """A directory, `root` being what absolute links and `..` lead to (Linux 5.6). Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    name = os.fsencode(path)
-    done = libc.syscall(ctypes.c_long(_OPENAT2), ctypes.c_int(root), name, how, ctypes.c_size_t(len(how)))
-    if done < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(done)
+def _followed(root: int, path: str) -> str:
+    """Where `path` leads, with no link in it, `root` being what absolute links and `..` lead to. Nobody changes what is there, so
+    it can be found out step by step: openat2 would do it at once, but RestrictSUIDSGID of the unit takes that away. Raises
+    OSError."""
+    found: list[str] = []
+    left, links = path.split("/")[::-1], 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            del found[-1:]
+        if part in ("", ".", ".."):
+            continue
+        here = "/".join((*found, part))
+        try:
+            target = os.readlink(here, dir_fd=root)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:  # of what is no link
+                raise
+            os.close(os.open(here, _DIRECTORY | os.O_NOFOLLOW, dir_fd=root))
+            found.append(part)
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if target.startswith("/"):
+            found.clear()
+        left += target.split("/")[::-1]
+    return "/".join(found) or "."
