@@ -257,6 +257,14 @@ def test_a_name_may_have_any_bytes(unpacked) -> None:
     assert os.listdir(os.fsencode(root)) == [name.encode(errors="surrogateescape")]
 
 
+def test_files_lie_as_deep_as_can_be_counted_and_removed(push, pull, store, incoming) -> None:
+    found = pull(push(layer(entry("d/" * 255 + "f", b"1"))))
+    assert store.path(found.tree, "d/" * 255).endswith("/d")
+    store.delete(found.tree)
+    eventually(lambda: incoming() == [])
+    assert store.use().inodes_used
+
+
 def test_zeros_take_no_room(push, pull, store) -> None:
     found = pull(push(layer(entry("a", bytes(16 << 20)))))
     file = (Path(store.path(found.tree, "")) / "a").stat()
@@ -301,6 +309,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "a hard link behind a link": ([layer(entry("f", b"1"), symlink("a", "/etc"), link("a/x", "f"))], "which is no directory"),
     "a root that is a link": ([layer(symlink("./", "/etc"), entry("passwd", b"1"))], "its root is no directory"),
     "a name that is too long": ([layer(entry("n" * 256, b"1"))], "a name that is too long"),
+    "directories that are too deep": ([layer(entry("d/" * 256 + "f", b"1"))], "more than 256 directories one in the other"),
     "a path that is too long": ([layer(entry("n/" * 2010 + "n", b"1"))], "a name that is too long"),
 }  # fmt: skip
 
@@ -414,6 +423,13 @@ def test_a_hard_link_names_the_link_and_not_what_it_leads_to(writer: TreeWriter,
 def test_nonsense_is_an_error_of_who_tells_it(writer: TreeWriter, nonsense: bytes) -> None:
     with pytest.raises(InternalError, match="nonsense"):
         writer.tell(nonsense)
+
+
+def test_directories_that_are_too_deep_are_not_made(writer: TreeWriter, tmp_path: Path) -> None:
+    for depth in range(1, 258):
+        writer.tell(said("d", "root" + "/d" * depth))
+    assert writer.refused
+    assert not (tmp_path / "tree/root").exists()
 
 
 def test_more_bytes_than_were_told_are_nonsense(writer: TreeWriter) -> None:

@@ -39,6 +39,9 @@ ROOT, ASIDE = "root", "aside"
 MOST_ENTRIES = 400_000
 """In the layers of an image, if its files are to be a volume."""
 
+MOST_DEPTH = 256
+"""Directories one in the other, for the same. What looks into all of them, to count or to remove them, calls itself for each."""
+
 MOST = 1 << 20
 """Bytes that follow a head."""
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from virtshim.images.confined import frames
-from virtshim.images.confined.frames import ASIDE, MOST_ENTRIES, ROOT
+from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROOT
 from virtshim.images.confined.layer_tar import EntryKind, TarEntry
 
 _MOST_NAME_CHARS = 48 << 20
@@ -118,8 +118,10 @@ class ImageTree:
             )
         if ".." in parts:
             raise _Unfit(f"it holds the name {_shown(name)}, which leads up")
-        if len(path) > _LONGEST_PATH or any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in parts):
+        if _length(path) > _LONGEST_PATH or any(_length(part) > _LONGEST_NAME for part in parts):
             raise _Unfit(f"it holds a name that is too long: {_shown(name)}")
+        if len(parts) > MOST_DEPTH:
+            raise _Unfit(f"it holds more than {MOST_DEPTH} directories one in the other: {_shown(name)}")
         return path
 
     def _white_out(self, parent: str, name: str) -> None:
@@ -225,6 +227,11 @@ class ImageTree:
     def _tell(self, kind: str, path: str, entry: TarEntry, more: str) -> None:
         numbers = (entry.mode, entry.uid, entry.gid, entry.mtime)
         self._send(frames.ENTRY, frames.names(kind, path, *map(str, numbers), more))
+
+
+def _length(name: str) -> int:
+    """In bytes, as the kernel counts them."""
+    return len(name.encode(errors="replace"))
 
 
 def _shown(name: str) -> str:

@@ -20,14 +20,13 @@ from typing import Self
 from virtshim.domain.errors import InternalError, ResourceExhausted, ShimError
 from virtshim.domain.printable import escaped
 from virtshim.images.confined import frames
-from virtshim.images.confined.frames import ASIDE, MOST_ENTRIES, ROOT
+from virtshim.images.confined.frames import ASIDE, MOST_DEPTH, MOST_ENTRIES, ROOT
 from virtshim.images.disk_writer import OUT_OF_SPACE
 from virtshim.removal import remove_tree
 
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
-_MOST_DEPTH = 2002
 # Directories that layers do not tell of, and second names.
 _MOST_TOLD = 8 * MOST_ENTRIES
 _ZEROS = bytes(1 << 20)
@@ -95,7 +94,7 @@ class TreeWriter:
         if self._left:
             raise self._nonsense()
         self.entries += 1
-        if self.entries > _MOST_TOLD or len(told.parts) > _MOST_DEPTH:
+        if self.entries > _MOST_TOLD or len(told.parts) > MOST_DEPTH + 1:
             self.refuse("it holds too many files")
         if self.refused:
             return
