@@ -147,10 +147,10 @@ class ImageFileStore:
                 digest = pulled.tree
                 self._publish_files(landing, name, pulled.tree, "")
             else:
-                digest = self._publish_disk(landing, name, cancelled, pulled)
-                boot = self._publish_boot(pulled.boot)
+                digest, boot = self._publish_disk(landing, name, cancelled, pulled), self._publish_boot(pulled.boot)
+            tree = pulled.tree if self._trees.has(pulled.tree) else None
             if pulled.identity and pulled.known is None:
-                self._memory.remember(pulled.identity, digest, boot)
+                self._memory.remember(pulled.identity, digest, boot, tree)
             with self._not_removed(name):
                 found, virtual_size, size = self._judged_before(digest)
         return FetchedImage(
@@ -163,7 +163,7 @@ class ImageFileStore:
             format=found,
             config=pulled.config,
             boot=boot,
-            tree=pulled.tree if self._trees.has(pulled.tree) else None,
+            tree=tree,
         )
 
     def _publish_disk(
@@ -326,11 +326,11 @@ class ImageFileStore:
 
     def _stored_before(self, identity: str) -> ImageDigest | None:
         """With all that came with it."""
-        digest = self._memory.digest(identity)
+        digest, tree = self._memory.digest(identity), self._memory.tree(identity)
         if digest is None or not (Path(self.path(digest)).is_file() or self._trees.has(digest)):
             return None
         is_whole = all(Path(self.boot.path(one.digest)).is_file() for one in self._memory.boot(identity))
-        return digest if is_whole else None
+        return digest if is_whole and (tree is None or self._trees.has(tree)) else None
 
     def _publish(self, path: Path, digest: ImageDigest, size: int) -> None:
         """A file of this content that is there already stays: running VMs have it open, and it is the same."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtshim.domain.errors import InternalError, InvalidRequest
-from virtshim.domain.ids import ImageId
+from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import NO_DISK_BYTES, BootFile
 from virtshim.images.confined.frames import BOOT_PLACE, DEFAULT_PLACE
 from virtshim.images.downloads.landing import Landing
@@ -123,7 +123,7 @@ class _Artifact:
             self._unpacking.run(self._image, layers, writer, disk.size)
             if len(self._manifest.layers) == 1 and writer.digest().value == disk.digest:
                 artifact_files.add_disk(self._landing.tree(), disk)
-        return Pulled(self._chosen, stored, self._listed, tree=tree_of(self._chosen), may_be_file=not is_called_so)
+        return Pulled(self._chosen, stored, self._listed, tree=self._tree, may_be_file=not is_called_so)
 
     def files(self) -> Pulled:
         stored = self._landing.claim(self._chosen, self._watch.progressed, self._repository.name)
@@ -140,7 +140,13 @@ class _Artifact:
                 packed = sum(layer.size for layer, _ in archives)
                 from_top = _layers(self._image, archives, self._repository, self._landing)
                 self._unpacking.run(self._image, from_top, self._landing.disk(), packed, "", tree=tree)
-        return Pulled(self._chosen, stored, self._listed, tree=tree_of(self._chosen), has_disk=False)
+        return Pulled(self._chosen, stored, self._listed, tree=self._tree, has_disk=False)
+
+    @property
+    def _tree(self) -> ImageDigest:
+        """One file that is pushed again has another manifest, and as a disk it is the same image."""
+        only, *others = self._manifest.layers
+        return tree_of(self._chosen if others or is_archive(only) else f"{only.digest} {only.title}")
 
 
 def _id(config: Descriptor, place: str) -> ImageId:

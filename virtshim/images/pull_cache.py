@@ -19,7 +19,7 @@ from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.ids import ImageDigest, ImageId
 from virtshim.domain.image import BootFile, ImageConfig
 
-# A digest, and what came with the disk: a line each.
+# The disk's digest and that of the files beside it, if they can be a volume; what else came with the disk, a line each.
 _MAX_BYTES = 16 << 10
 
 
@@ -55,9 +55,17 @@ class PullCache:
 
     def digest(self, identity: str) -> ImageDigest | None:
         try:
-            return ImageDigest(_lines(self._file(identity))[0])
+            return _digests(self._file(identity))[0]
         except (OSError, InvalidRequest):
             return None
+
+    def tree(self, identity: str) -> ImageDigest | None:
+        """The files that came with that disk; None if there were none, or none that a volume can have."""
+        try:
+            _, *trees = _digests(self._file(identity))
+        except (OSError, InvalidRequest):
+            return None
+        return trees[0] if trees else None
 
     def boot(self, identity: str) -> tuple[BootFile, ...]:
         """What came with that disk."""
@@ -67,12 +75,15 @@ class PullCache:
         except (OSError, ValueError, InvalidRequest):
             return ()
 
-    def remember(self, identity: str, digest: ImageDigest, boot: Sequence[BootFile] = ()) -> None:
+    def remember(
+        self, identity: str, digest: ImageDigest, boot: Sequence[BootFile] = (), tree: ImageDigest | None = None
+    ) -> None:
         """Not synced: a lost or torn file is read as unknown."""
         final = self._file(identity)
         half = final.with_name(f".{final.name}.{os.urandom(4).hex()}")
         try:
-            half.write_text("\n".join([str(digest), *(f"{one.digest} {one.size} {one.path}" for one in boot)]) + "\n")
+            first = f"{digest} {tree}" if tree else str(digest)
+            half.write_text("\n".join([first, *(f"{one.digest} {one.size} {one.path}" for one in boot)]) + "\n")
             half.replace(final)
         except OSError:
             half.unlink(missing_ok=True)
@@ -82,7 +93,7 @@ class PullCache:
         with contextlib.suppress(FileNotFoundError):
             for entry in list(self._directory.iterdir()):
                 try:
-                    is_stored = ImageDigest(_lines(entry)[0]) in digests
+                    is_stored = _digests(entry)[0] in digests
                 except (OSError, InvalidRequest):
                     is_stored = False
                 if not is_stored or entry.name.startswith("."):
@@ -90,6 +101,11 @@ class PullCache:
 
     def _file(self, identity: str) -> Path:
         return self._directory / hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _digests(file: Path) -> list[ImageDigest]:
+    """At least one. Raises OSError, InvalidRequest."""
+    return [ImageDigest(word) for word in _lines(file)[0].split(" ")]
 
 
 def _lines(file: Path) -> list[str]:

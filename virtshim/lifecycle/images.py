@@ -103,7 +103,7 @@ class ImageService:
             pulled_at=self._clock.now_ns(),
             config=fetched.config,
             boot=fetched.boot,
-            tree=fetched.tree,
+            tree=fetched.tree or (old.tree if old else None),  # a source that brings the disk alone takes nothing away
         )
         self._put(image)
         for other in self._records.images.all():

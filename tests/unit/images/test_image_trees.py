@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -491,6 +492,15 @@ def test_a_known_image_is_not_unpacked_again_and_a_removed_one_is(push, pull, st
     assert pull(name) == first
 
 
+def test_files_that_went_while_the_disk_was_needed_come_again(push, pull, store, qcow2: bytes) -> None:
+    name = push(layer(entry("etc/motd", b"hello"), entry("disk/vm", qcow2)))
+    first = pull(name)
+    store.delete(first.tree)
+    assert store.stored() == {first.digest}
+    assert pull(name) == first
+    assert (Path(store.path(first.tree, "")) / "disk/vm").samefile(store.path(first.digest))
+
+
 def test_a_lost_database_knows_them_again(push, store, qcow2: bytes, tmp_path: Path) -> None:
     notes = ImageNoteFiles(str(tmp_path / "notes"))
     names = (push(layer(entry("a", b"1")), name="files"), push(layer(entry("disk/vm", qcow2)), name="both"))
@@ -568,6 +578,27 @@ def test_an_artifacts_only_file_is_a_disk_or_a_file_as_it_proves_to_be(artifact,
     assert text.digest == text.tree
     assert (Path(store.path(text.tree, "")) / "chart.txt").read_text() == "text"
     assert pull(artifact(**{"chart.txt": b"text"})) == text
+
+
+def test_a_disk_that_comes_from_elsewhere_too_keeps_its_files(
+    fake_registry: FakeRegistry, store, web, qcow2: bytes, tmp_path: Path
+) -> None:
+    def pushed(name: str) -> str:
+        title = {"annotations": {"org.opencontainers.image.title": "vm.qcow2"}}
+        disk = {**fake_registry.blob(name, qcow2), "mediaType": "application/octet-stream", **title}
+        config = fake_registry.blob(name, b"{}")
+        made = {"schemaVersion": 2, "config": config, "layers": [disk], "annotations": {"when": f"{name} was pushed"}}
+        fake_registry.document(name, "latest", made)
+        return fake_registry.name(name)
+
+    with contextlib.closing(SqliteRecords(str(tmp_path / "state.db"))) as records:
+        images = ImageService(records, store, ImageNoteFiles(str(tmp_path / "notes")), FakeClock())
+        first = images.pull(pushed("a"), None, NEVER)
+        assert first.tree is not None
+        for again in (pushed("b"), web.serve("/vm.qcow2", qcow2), pushed("a")):
+            found = images.pull(again, None, NEVER)
+            assert (found.id, found.tree) == (first.id, first.tree)
+        assert store.stored() == {first.digest, first.tree}
 
 
 def test_a_layer_without_a_title_is_named_by_its_digest(artifact, pull, store) -> None:

@@ -1,4 +1,5 @@
-"""The files of images that pods may have as volumes: a directory each, by a digest of the manifest that they come from.
+"""The files of images that pods may have as volumes: a directory each, by a digest of the manifest that they come from, or of
+the one file's own digest and name.
 
 <directory>/          0700: set-user-ID or not, nobody on the node runs what is in there
   <hex>/root          what is at the top of the image
@@ -36,9 +37,9 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _MOST_LINKS = 40
 
 
-def tree_of(manifest: str) -> ImageDigest:
-    """The name of the files that the image of this manifest has."""
-    return ImageDigest(f"sha256:{hashlib.sha256(f'files of {manifest}'.encode()).hexdigest()}")
+def tree_of(origin: str) -> ImageDigest:
+    """The name of the files that an image has: `origin` is its manifest's digest, or that of the one file, and its title."""
+    return ImageDigest(f"sha256:{hashlib.sha256(f'files of {origin}'.encode(errors='replace')).hexdigest()}")
 
 
 class Trees:
