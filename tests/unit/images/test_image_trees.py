@@ -601,6 +601,12 @@ def test_a_disk_that_comes_from_elsewhere_too_keeps_its_files(
         assert store.stored() == {first.digest, first.tree}
 
 
+def test_what_an_artifacts_archive_has_in_boot_is_a_file_as_others(artifact, pull, store) -> None:
+    found = pull(artifact(**{"system.tar": layer(entry("boot/vmlinuz", b"kernel"), entry("etc/motd", b"hello"))}))
+    assert (found.digest, found.boot) == (found.tree, ())
+    assert (Path(store.path(found.tree, "")) / "boot/vmlinuz").read_text() == "kernel"
+
+
 def test_a_layer_without_a_title_is_named_by_its_digest(artifact, pull, store) -> None:
     found = pull(artifact(**{"": b"text", "a": b"1"}))
     assert set(os.listdir(store.path(found.tree, ""))) == {"a", hashlib.sha256(b"text").hexdigest()}

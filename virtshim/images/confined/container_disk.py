@@ -67,9 +67,11 @@ class BootSearch:
     """As DiskSearch, for what lies directly in /boot. Links and files that are too large are none of it: a pod that asks for one
     hears what there is. An image need not have any."""
 
-    def __init__(self, image: str) -> None:
+    def __init__(self, image: str, place: str = BOOT_PLACE) -> None:
+        """`place`: "" finds none."""
         self._image = image
-        self._overlay = Overlay(image, BOOT_PLACE, is_deep=False, wanted="kernels")
+        self._place = place
+        self._overlay = Overlay(image, place, is_deep=False, wanted="kernels")
         self._found: set[str] = set()
         self._bytes = 0
 
@@ -79,7 +81,7 @@ class BootSearch:
 
     def shown(self, entry: TarEntry) -> str:
         """For every entry, whether it is taken or not: its path, or ""."""
-        path = self._overlay.shows(entry)
+        path = self._overlay.shows(entry) if self._place else ""
         return f"/{path}" if path else ""
 
     def takes(self, path: str, entry: TarEntry) -> bool:

@@ -1,10 +1,11 @@
 """What virtshim and the child that unpacks layers tell each other: a letter, a length, that many bytes.
 
-To the child: BEGIN (words: image, max_bytes, place of its disk, "" if none is looked for), then for each layer, from the top one
-down, LAYER (words: what, digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END; at last DONE. From it:
-SIZE (the disk's, in digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why. Behind a FILE (words: path, size) so
-many bytes of DATA are that file's, and not the disk's. Beside that the files of the image, for who mounts it as a volume: ENTRY
-(words, see `image_tree`) and PIECE (of a file's data), or NO_TREE and why; NO_DISK before DONE: they are all there is.
+To the child: BEGIN (words: image, max_bytes, place of its disk, "" if neither it nor kernels are looked for), then for each
+layer, from the top one down, LAYER (words: what, digest, diff, whether it is a tar or the disk itself), DATA as it comes in, END;
+at last DONE. From it: SIZE (the disk's, in digits), DATA (the disk), END (of a layer), DONE, or REFUSED and why. Behind a FILE
+(words: path, size) so many bytes of DATA are that file's, and not the disk's. Beside that the files of the image, for who
+mounts it as a volume: ENTRY (words, see `image_tree`) and PIECE (of a file's data), or NO_TREE and why; NO_DISK before DONE: they
+are all there is.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ def serve(source: int, target: int) -> None:
     frame_source, answers = _Source(source), _Answers(target)
     image, max_bytes, place = frames.parse_words(frame_source.expect(frames.BEGIN))
     try:
-        search, boot, inflation = DiskSearch(image, place), BootSearch(image), Inflation()
+        search, inflation = DiskSearch(image, place), Inflation()
+        boot = BootSearch(image, frames.BOOT_PLACE if place else "")
         tree = ImageTree(answers.send)
         while (layer := frame_source.layer()) is not None:
             what, digest, diff, kind = frames.parse_words(layer)
