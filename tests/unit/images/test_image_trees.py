@@ -258,6 +258,34 @@ def test_a_name_may_have_any_bytes(unpacked) -> None:
     assert os.listdir(os.fsencode(root)) == [name.encode(errors="surrogateescape")]
 
 
+def test_what_layers_above_replace_or_remove_is_not_counted(push, pull, store) -> None:
+    below = layer(entry("a", b"old" * 1000), entry("b", b"gone"), entry("c", b"kept"), link("d", "c"))
+    found = pull(push(below, layer(entry("a", b"new"), entry(".wh.b"), entry(".wh.c"))))
+    assert found.size == len(b"new" + b"kept")
+    assert seen(Path(store.path(found.tree, ""))) == {"a": "new", "d": "kept"}
+
+
+def test_hidden_files_are_gone_at_their_layers_end() -> None:
+    told: list[list[str]] = []
+    tree = ImageTree(lambda _, payload: told.append(frames.parse_names(payload)))
+    for name in ("a", "b"):
+        tree.take(TarEntry(name, EntryKind.FILE), iter(()))
+    tree.layer_done()
+    for name in ("a", "b"):
+        tree.take(TarEntry(name, EntryKind.FILE), iter(()))
+    tree.layer_done()
+    tree.layer_done()
+    assert [(kind, path) for kind, path, *_ in told[2:]] == [
+        ("f", "aside/0"), ("f", "aside/1"), ("u", "aside/0"), ("u", "aside/1"),
+    ]  # fmt: skip
+
+
+def test_a_name_of_the_disk_may_be_told_twice(push, pull, store, qcow2: bytes) -> None:
+    found = pull(push(layer(entry("disk/vm", qcow2), link("a", "disk/vm"), link("a", "disk/vm"), link("b", "a"))))
+    root = Path(store.path(found.tree, ""))
+    assert [(root / name).samefile(store.path(found.digest)) for name in ("disk/vm", "a", "b")] == [True] * 3
+
+
 def test_files_lie_as_deep_as_can_be_counted_and_removed(push, pull, store, incoming) -> None:
     found = pull(push(layer(entry("d/" * 255 + "f", b"1"))))
     assert store.path(found.tree, "d/" * 255).endswith("/d")
@@ -418,7 +446,8 @@ def test_a_hard_link_names_the_link_and_not_what_it_leads_to(writer: TreeWriter,
     [
         b"", b"f", said("q", "root/a"), said("f", "a", "1"), said("f", "root/../a", "1"), said("f", "root//a", "1"),
         said("f", "/root/a", "1"), said("f", "aside", "1"), said("f", "use", "1"), said("f", "root/a", "-"),
-        frames.names("d", "root/a", "-1", "0", "0", "0", ""),
+        frames.names("d", "root/a", "-1", "0", "0", "0", ""), frames.names("d", "root/a", "0", str(1 << 32), "0", "0", ""),
+        frames.names("d", "root/a", "0", "0", "0", str(1 << 70), ""), said("h", "root/a", "/etc/shadow"),
     ],
 )  # fmt: skip
 def test_nonsense_is_an_error_of_who_tells_it(writer: TreeWriter, nonsense: bytes) -> None:

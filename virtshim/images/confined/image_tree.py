@@ -11,7 +11,7 @@ What is said of each, as words: kind, path, mode, owner, group, time, and, by ki
     l  a symbolic link; where it leads
     h  another name; the path of what it names
     x  the disk, whose data goes another way
-    u  is not there after all
+    u  is not there after all; of what was kept aside, is not needed any more
 
 Paths begin with `root/`, or with `aside/` for what is kept aside. Device nodes, FIFOs and sockets are left out.
 """
@@ -30,6 +30,7 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4000
 _WHITEOUT, _AUFS, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _IMPLICIT_MODE = 0o755
 _KINDS = {EntryKind.FILE: "f", EntryKind.SYMLINK: "l"}
+_GONE = TarEntry("", EntryKind.OTHER)
 # What is known of a path: a directory that an entry told, one that only something below it did, or neither.
 _TOLD, _IMPLIED, _NO_DIRECTORY = 2, 1, 0
 
@@ -55,7 +56,7 @@ class ImageTree:
         self._next_hidden_below: set[str] = set()
         # Of this layer: what hard links to these paths are made of.
         self._sources: dict[str, str] = {}
-        self._kept_aside = 0
+        self._kept_aside = self._freed_aside = 0
         # Names of what is further down, by its path there.
         self._awaiting: dict[str, list[str]] = {}
 
@@ -74,6 +75,9 @@ class ImageTree:
         self._hidden_below |= self._next_hidden_below
         for one in (self._next_hidden, self._next_hidden_below, self._sources):
             one.clear()
+        for number in range(self._freed_aside, self._kept_aside):  # their other names, if they have some, stay
+            self._tell("u", f"{ASIDE}/{number}", _GONE, "")
+        self._freed_aside = self._kept_aside
 
     def finish(self) -> None:
         if not self.refused and self._awaiting:
@@ -81,6 +85,7 @@ class ImageTree:
 
     def _refuse(self, why: str) -> None:
         self.refused = why
+        self._freed_aside = self._kept_aside  # it is gone with all others
         for one in (self._made, self._hidden, self._hidden_below, self._awaiting):
             one.clear()
         self.layer_done()

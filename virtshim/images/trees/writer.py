@@ -27,6 +27,7 @@ from virtshim.removal import remove_tree
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
+_MOST_OWNER, _LATEST = (1 << 32) - 2, (1 << 33) - 1
 # Directories that layers do not tell of, and second names.
 _MOST_TOLD = 8 * MOST_ENTRIES
 _ZEROS = bytes(1 << 20)
@@ -74,7 +75,8 @@ class TreeWriter:
         # The file that is being written, what is left of it, when it was changed, the last byte that was written.
         self._file = -1
         self._left = self._mtime = self._at = 0
-        self._disks: list[str] = []
+        # Paths, in their order.
+        self._disks: dict[str, None] = {}
         self._times: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -160,7 +162,7 @@ class TreeWriter:
 
     def add_disk(self, path: str) -> None:
         """An artifact's."""
-        self._disks.append(path)
+        self._disks[path] = None
 
     def _make(self, told: _Told) -> None:
         directory, name = self._open_parent(told.parts)
@@ -180,10 +182,18 @@ class TreeWriter:
         elif told.kind == "h":
             self._name_too(directory, name, "/".join(told.parts), told.more)
         elif told.kind == "x":
-            self._disks.append("/".join(told.parts))
+            self._disks["/".join(told.parts)] = None
+        elif "/".join(told.parts) in self._disks:
+            del self._disks["/".join(told.parts)]
         else:
-            with contextlib.suppress(FileNotFoundError):  # it is still awaited
-                os.unlink(name, dir_fd=directory)
+            self._unmake(directory, name)
+
+    def _unmake(self, directory: int, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it is still awaited
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            os.unlink(name, dir_fd=directory)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                self.size -= found.st_size
 
     def _make_directory(self, directory: int, name: str, told: _Told) -> None:
         with contextlib.suppress(FileExistsError):  # told before, by what is in it; what is no directory is not opened
@@ -197,7 +207,7 @@ class TreeWriter:
 
     def _name_too(self, directory: int, name: str, path: str, named: str) -> None:
         if named in self._disks:
-            self._disks.append(path)
+            self._disks[path] = None
             return
         held = os.dup(directory)
         try:
@@ -254,6 +264,10 @@ def _parse(payload: bytes) -> _Told:
     size = int(more) if kind == "f" else 0
     if kind not in ("d", "f", "l", "h", "x", "u") or min(mode, owner, group, mtime, size) < 0:
         raise ValueError(kind)
+    if max(owner, group) > _MOST_OWNER or mtime > _LATEST:
+        raise ValueError("a number that no file has")
+    if kind == "h":
+        _parts(more)
     return _Told(kind, _parts(path), mode & _KEPT_MODE, owner, group, mtime, more, size)
 
 
