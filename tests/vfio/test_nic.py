@@ -10,7 +10,7 @@ import outer
 import pytest
 from chapter_nic import ADDRESSES, MACS, MTU, VLAN
 
-pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import chapter_unplug
 import hardware
 import pytest
 
-pytestmark = [pytest.mark.devices, pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.devices, pytest.mark.timeout(2800)]
 
 FIRST = hardware.VFS[0]
 AT_VFIO = dict.fromkeys((FIRST, hardware.EDU), "vfio-pci")
