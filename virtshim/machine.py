@@ -32,11 +32,12 @@ def memory_nodes(folder: str = _NODES) -> int:
 
 
 def numa_nodes(folder: str = _NODES) -> dict[int, frozenset[int]]:
-    """The CPUs of each memory node, by its number; none on a kernel without NUMA."""
-    found = {}
-    for path in Path(folder).glob("node[0-9]*/cpulist"):
-        with contextlib.suppress(OSError, ValueError):
-            found[int(path.parent.name.removeprefix("node"))] = numbers_in(path.read_text(encoding="ascii").strip())
+    """The CPUs of each node that has memory, by its number; none on a kernel without NUMA. The kernel refuses other nodes as
+    places for memory."""
+    found: dict[int, frozenset[int]] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for node in numbers_in(Path(folder, "has_memory").read_text(encoding="ascii").strip()):
+            found[node] = numbers_in(Path(folder, f"node{node}/cpulist").read_text(encoding="ascii").strip())
     return found
 
 

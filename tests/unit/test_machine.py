@@ -25,11 +25,12 @@ def test_this_machine_has_cpus_and_memory() -> None:
     assert machine.memory_nodes() >= 1
 
 
-def test_the_cpus_of_each_memory_node_are_told_also_of_one_that_has_none(tmp_path: Path) -> None:
-    for node, cpus in ((0, "0-1,4\n"), (1, "2-3\n"), (5, "\n")):
+def test_the_cpus_of_each_node_with_memory_are_told_also_of_one_that_has_none(tmp_path: Path) -> None:
+    for node, cpus in ((0, "0-1,4\n"), (1, "2-3\n"), (5, "\n"), (6, "5\n")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}/cpulist").write_text(cpus)
-    (tmp_path / "online").write_text("0-1,5\n")
+    (tmp_path / "online").write_text("0-1,5-6\n")
+    (tmp_path / "has_memory").write_text("0-1,5\n")
     assert machine.numa_nodes(str(tmp_path)) == {0: {0, 1, 4}, 1: {2, 3}, 5: set()}
     assert machine.numa_nodes(str(tmp_path / "absent")) == {}
 

@@ -151,8 +151,7 @@ def _limits(domain: etree._Element, spec: VmSpec, cgroups: cpu.Cgroups) -> None:
     for element in (
         cpu.memory_tuning(limits, cgroups),
         numa.pinned(cpu.tuning(limits, cgroups), spec.cells),
-        # Without a word of kubelet's memory manager nobody has made sure that each node has as much to give.
-        numa.bound(cpu.memory_nodes(limits, cgroups), spec.cells, strict=limits.cpuset_mems != ""),
+        numa.bound(cpu.memory_nodes(limits, cgroups), spec.cells),
         cpu.partition(spec.cgroup_parent, cgroups),
     ):
         if element is not None:

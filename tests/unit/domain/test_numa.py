@@ -63,7 +63,7 @@ def test_it_is_so_for_all_that_a_kubelet_says_of_exclusive_cpus(resources: Resou
         pytest.param({"cpuset_cpus": ""}, FOUR, id="no CPUs of its own"),
         pytest.param({"cpu_quota": 200_000}, FOUR, id="CPUs that others have, too"),
         pytest.param({"cpu_quota": 0}, FOUR, id="CPUs without a word of a limit"),
-        pytest.param({"cpuset_cpus": "2-5,99"}, FOUR, id="a CPU that is on no node"),
+        pytest.param({"cpuset_cpus": "2-5,99"}, FOUR, id="a CPU that is on no node with memory"),
         pytest.param({"cpuset_mems": "0"}, FOUR, id="memory on one node"),
         pytest.param({}, dataclasses.replace(FOUR, vcpus=1), id="less than a vCPU for each"),
         pytest.param({}, dataclasses.replace(FOUR, page_bytes=GIB), id="less than a page for each"),

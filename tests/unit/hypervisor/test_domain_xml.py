@@ -438,6 +438,13 @@ def test_where_libvirt_manages_no_cgroups_it_is_told_of_no_limits() -> None:
     assert [tag for tag in ("cputune", "memtune", "numatune", "resource") if document.find(tag) is not None] == []
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("two_nodes")])
+def test_memory_that_a_node_of_the_guests_has_no_more_of_comes_from_another_of_its_pods(name: str) -> None:
+    """kubelet's memory manager counts what they have together: a guest that is bound to each is killed before that is used."""
+    domain = etree.fromstring(domain_xml.build(*CASES[name]).encode())
+    assert [node.get("mode") for node in domain.iterfind("numatune/memnode")] == ["preferred", "preferred"]
+
+
 def test_a_limit_that_libvirt_has_no_name_for_is_refused() -> None:
     spec = dataclasses.replace(PLAIN, limits=CgroupLimits(unified={"memory.min": "1"}))
     with pytest.raises(InvalidRequest, match=r"unified\[memory\.min\]"):

@@ -14,7 +14,7 @@ from virtshim.domain.hardware.options import Topology
 from virtshim.domain.sizing import are_exclusive, numbers_in
 from virtshim.domain.vm import NumaCell, VmSize
 
-# The CPUs of each node of the host.
+# The CPUs of each node of the host that has memory.
 HostNodes = Mapping[int, frozenset[int]]
 
 # Cells of other memory than huge pages are of whole pages of that size, so that the kernel can give them such.

@@ -34,14 +34,14 @@ def pinned(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._
     return element
 
 
-def bound(tuning: etree._Element | None, wanted: Sequence[NumaCell], *, strict: bool) -> etree._Element | None:
-    """`<numatune>` with the host's node of each cell. `strict`: its memory is there and nowhere else."""
+def bound(tuning: etree._Element | None, wanted: Sequence[NumaCell]) -> etree._Element | None:
+    """`<numatune>` with the host's node of each cell, where its memory is as long as there is some. Nobody has made sure that
+    each has as much to give: kubelet's memory manager counts what all nodes of a pod have together."""
     if not wanted:
         return tuning
     element = etree.Element("numatune") if tuning is None else tuning
     for number, one in enumerate(wanted):
-        mode = "strict" if strict else "preferred"
-        etree.SubElement(element, "memnode", cellid=str(number), mode=mode, nodeset=str(one.node))
+        etree.SubElement(element, "memnode", cellid=str(number), mode="preferred", nodeset=str(one.node))
     return element
 
 
