@@ -106,12 +106,17 @@ class LibvirtResizing:
 
     def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         """See the port."""
-        if self._profile.cgroups is not Cgroups.OFF:
+        if self._profile.cgroups is not Cgroups.OFF or limits.cpuset_cpus:
             self._changing.call(domain, lambda: self._set_limits(domain, limits), _ANSWER_TIMEOUT)
 
     def _set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
         with self._connection.using(f"change the limits of VM {domain}") as conn:
             found = ownership.find(conn, domain, self._profile.node)
+            if self._profile.cgroups is Cgroups.OFF:
+                # The kernel gives a thread that is held to some CPUs of its group none of the others.
+                if "<vcpupin" in found.XMLDesc():
+                    self._pin(conn, found, limits.cpuset_cpus)
+                return
             for scope in _scopes(found):
                 found.setSchedulerParametersFlags(live_cpu(limits, self._profile.cgroups), scope)
                 found.setMemoryParameters(live_memory(limits, self._profile.cgroups), scope)
@@ -123,12 +128,12 @@ class LibvirtResizing:
         node = cast("list[int]", conn.getInfo())  # annotated as str, and the maps below as bytes
         online = cast("bytes", tuple(number in chosen for number in range(node[2])))
         for scope in _scopes(found):
-            if (
-                _pinned_to(found, scope) != chosen
-            ):  # the same ones again, kubelet says after its restart: cells keep theirs
-                for vcpu in range(found.vcpusFlags(scope)):
+            # The same ones again, kubelet says after its restart: cells keep theirs.
+            if _pinned_to(found, scope) != chosen:
+                for vcpu in range(found.vcpusFlags(scope | libvirt.VIR_DOMAIN_VCPU_MAXIMUM)):  # also those to come
                     found.pinVcpuFlags(vcpu, online, scope)
-            found.pinEmulator(online, scope)
+            if self._profile.cgroups is not Cgroups.OFF:
+                found.pinEmulator(online, scope)
 
 
 def _scopes(domain: libvirt.virDomain) -> tuple[int, ...]:

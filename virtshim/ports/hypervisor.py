@@ -83,7 +83,8 @@ class VmResizing(Protocol):
         """Bytes that the guest cannot give back; None if it does not say (off, or no balloon driver)."""
 
     def set_limits(self, domain: uuid.UUID, limits: CgroupLimits) -> None:
-        """Changes the limits where libvirt manages the VM's cgroup; nothing elsewhere."""
+        """Changes the limits where libvirt manages the VM's cgroup; elsewhere the CPUs of vCPUs that a NUMA node of the guest's
+        holds to some, and nothing else."""
 
 
 class VmPlugging(Protocol):

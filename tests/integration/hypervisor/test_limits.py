@@ -118,6 +118,41 @@ hypervisor.destroy(SPEC.uuid, SPEC.container_id)
     assert said == [["0", "1", "0", "1"], ["1", "1", "1", "1"]]
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
+def test_other_cpus_are_those_of_a_guests_nodes_too_where_its_group_is_not_libvirts(place):
+    """The kernel lets what was held to some CPUs of a group go to no others that the group gets."""
+    said = place.run(
+        TWO_NODES
+        + """
+boot_on_two()
+for cpus in ("0-1", "1"):
+    resizing.set_limits(SPEC.uuid, CgroupLimits(cpuset_cpus=cpus))
+    say(list(runs_on().values()))
+resizing.add_vcpus(SPEC.uuid, 4)
+say(list(runs_on().values()))
+hypervisor.destroy(SPEC.uuid, SPEC.container_id)
+"""
+    )
+    assert said == [["0", "1"], ["1", "1"], ["1", "1", "1", "1"]]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="NOT TO BE HAD HERE: one CPU")
+def test_a_guest_without_nodes_of_its_own_is_left_to_its_group_where_that_is_not_libvirts(place):
+    said = place.run(
+        TWO_NODES
+        + """
+boot()
+resizing.set_limits(SPEC.uuid, CgroupLimits(cpuset_cpus="1"))
+say(list(runs_on().values()))
+with connection.using("look") as conn:
+    say("vcpupin" in conn.lookupByUUID(SPEC.uuid.bytes).XMLDesc())
+hypervisor.destroy(SPEC.uuid, SPEC.container_id)
+"""
+    )
+    assert said[0] != ["1"]
+    assert said[1] is False
+
+
 @pytest.mark.usefixtures("huge_pages")
 def test_each_of_a_guests_nodes_is_of_huge_pages_and_shared(place):
     free = number("free_hugepages")
