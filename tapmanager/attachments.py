@@ -35,7 +35,7 @@ from tapmanager.dhcp.server import DhcpServer
 from tapmanager.errors import TapmanagerError, internal
 from tapmanager.fields import BadField
 from tapmanager.keyed_locks import KeyedLocks
-from tapmanager.ledger import Entry, Ledger, NoRecord, Phase
+from tapmanager.ledger import Entry, Ledger, Phase
 from tapmanager.links import counters, netns, network_plan, nic_plan, packet_rules, pod_links
 from tapmanager.links.counters import Counters
 from tapmanager.links.vhost import VhostNet
@@ -117,7 +117,7 @@ class Attachments:
                 unforeseen = not isinstance(exc, TapmanagerError | OSError)
                 log.warning("pod.not_recovered sandbox=%s error=%s", sandbox, why, exc_info=unforeseen)
             self._not_served[sandbox] = why
-            is_the_nodes = isinstance(exc, OSError) or getattr(exc, "kind", "") == "unavailable"
+            is_the_nodes = isinstance(exc, OSError | MemoryError) or getattr(exc, "kind", "") == "unavailable"
             return f"its guest cannot be served: {why}" if entry and not is_the_nodes else ""
         return ""
 
@@ -181,9 +181,7 @@ class Attachments:
             if not netns.exists(entry.netns):
                 return f"the network namespace {entry.netns}"
             there = netns.run_inside(entry.netns, lambda: {name for _, name in socket.if_nameindex()})
-        except NoRecord as exc:
-            return str(exc)
-        except (TapmanagerError, OSError) as exc:  # unreadable is not gone: it may be a newer version's
+        except (TapmanagerError, OSError) as exc:  # unreadable is not gone; and could not be released either
             log.warning("pod.not_looked_at sandbox=%s error=%s", sandbox, exc)
             return ""
         gone = [nic.tap for nic in entry.nics if nic.tap not in there]

@@ -43,10 +43,6 @@ _FIELDS = (
 )
 
 
-class NoRecord(TapmanagerError):
-    """What is in the file no version of this program wrote; a record with fields or values unknown here may be a newer one's."""
-
-
 class Phase(enum.Enum):
     """ATTACHING: anything from nothing to everything may exist. ATTACHED: all of it does. RELEASING: as ATTACHING."""
 
@@ -188,14 +184,14 @@ class Ledger:
         return sorted(found)
 
     def read(self, sandbox: str) -> Entry | None:
-        """None only if there is no file. Raises TapmanagerError (internal) naming the file if it cannot be read, NoRecord."""
+        """None only if there is no file. Raises TapmanagerError (internal) naming the file if it cannot be read."""
         path = self.path(sandbox)
         try:
             with open(path, "rb") as file:
-                entry = from_json(_parsed(path, file.read()))
+                entry = from_json(as_object(json.loads(file.read()), "ledger"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise _unreadable(path, exc) from exc
         if entry.pod.sandbox != sandbox:
             raise _unreadable(path, BadField("ledger.pod.sandbox: not the sandbox that the file's name says"))
@@ -270,13 +266,6 @@ def _head(phase: Phase) -> bytes:
     longest = max(len(one.value) for one in Phase)
     padding = " " * (longest - len(phase.value))
     return json.dumps({"version": _VERSION, "phase": phase.value})[:-1].encode() + b"," + padding.encode()
-
-
-def _parsed(path: str, data: bytes) -> Json:
-    try:
-        return as_object(json.loads(data), "ledger")
-    except (ValueError, RecursionError) as exc:
-        raise NoRecord("internal", str(_unreadable(path, exc))) from exc
 
 
 def _unreadable(path: str, why: Exception) -> TapmanagerError:

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from tapmanager.errors import TapmanagerError, internal
+from tapmanager.errors import TapmanagerError, internal, unavailable
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -137,7 +137,8 @@ def delete(path: str) -> None:
 
 
 def run_inside(path: str, work: Callable[[], T]) -> T:
-    """`work()` in the namespace at `path`; its result or exception. Raises TapmanagerError if there is no namespace."""
+    """`work()` in the namespace at `path`; its result or exception. Raises TapmanagerError if there is no namespace, or no thread
+    to be had."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as exc:
@@ -211,7 +212,12 @@ def _in_thread(work: Callable[[], T]) -> T:
             failed.append(exc)
 
     thread = threading.Thread(target=run, name="in-netns")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as exc:
+        raise unavailable(
+            f"the kernel gives no thread: {exc}; the node, or the service, has too many, or no memory"
+        ) from exc
     thread.join()
     if failed:
         raise failed[0]

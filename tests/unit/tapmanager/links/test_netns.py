@@ -1,0 +1,20 @@
+"""Work in a pod's namespace, where there is nothing to do it with; what it does there is in the integration tests."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tapmanager.errors import TapmanagerError
+from tapmanager.links import netns
+
+
+def test_a_thread_that_cannot_be_had_is_the_nodes_matter_and_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    with pytest.raises(TapmanagerError, match="can't start new thread") as caught:
+        netns.run_inside("/proc/self/ns/net", lambda: None)
+    assert caught.value.kind == "unavailable"
