@@ -53,7 +53,7 @@ def findings(kubeconfig: str, wanted: Sequence[Named]) -> list[Finding]:
         return [_trouble(f"kubernetes.kubeconfig {kubeconfig}: {_line(exc)}", "correct that file, or the setting")]
     where = f"{at.host}:{at.port}"
     try:
-        return [_asked(at, where, wanted[:_MOST]) if wanted else _at_large(at, where)]
+        return [_asked(at, where, wanted) if wanted else _at_large(at, where)]
     except ShimError as exc:
         text, _, remedy = str(exc).partition("; ")
         return [_trouble(f"{where}: {text}", remedy)]
@@ -63,14 +63,18 @@ def findings(kubeconfig: str, wanted: Sequence[Named]) -> list[Finding]:
 
 
 def _asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
-    missing = [str(one) for one in wanted if not may_get(at, PLURAL[one.source.kind], one.namespace, one.source.name)]
+    tried, left_out = wanted[:_MOST], len(wanted[_MOST:])
+    missing = [str(one) for one in tried if not may_get(at, PLURAL[one.source.kind], one.namespace, one.source.name)]
+    rest = f"; {left_out} more were not tried" if left_out else ""
     if missing:
         remedy = (
             "name it in the spec of its pod as well, by a volume, or have this node's right to get it granted by a Role: "
             f"{GUIDE}"
         )
-        return warning(_SUBJECT, f"{where}: this node may not get what pods here name: {', '.join(missing)}", remedy)
-    return ok(_SUBJECT, f"{where}: this node may get what pods here name ({len(wanted)})")
+        return warning(
+            _SUBJECT, f"{where}: this node may not get what pods here name: {', '.join(missing)}{rest}", remedy
+        )
+    return ok(_SUBJECT, f"{where}: this node may get what pods here name ({len(tried)}){rest}")
 
 
 def _at_large(at: Access, where: str) -> Finding:

@@ -98,6 +98,15 @@ def test_what_all_pods_here_name_may_be_got(api: Api, tmp_path: Path) -> None:
     assert len(api.asked) == 2
 
 
+def test_what_is_not_tried_is_not_said_to_be_had(api: Api, tmp_path: Path) -> None:
+    names = [f"s{number}" for number in range(10)]
+    api.answers[REVIEWS] = reviews(*(f"secrets team/{name}" for name in names[:8]))
+    pods = [pod(name, {"VirtletSSHKeySource": f"secret/{name}"}) for name in names]
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, *pods)
+    assert found.text.endswith("what pods here name (8); 2 more were not tried")
+    assert len(api.asked) == 8
+
+
 @pytest.mark.parametrize(
     ("allowed", "said"),
     [
