@@ -47,6 +47,7 @@ from virtshim.config import Paths, Settings
 from virtshim.domain.container import Container, ContainerConfig, ContainerName
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.hardware.of_node import NodeHardware
+from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.ids import ContainerId, ImageDigest, SandboxId
 from virtshim.domain.pod_disk import pod_hash
 from virtshim.domain.sandbox import PodKey, Sandbox, SandboxConfig
@@ -114,7 +115,6 @@ class Outside:
 
     def __post_init__(self) -> None:
         self.vms = FakeVms(self.clock)
-        self.firmware_of = self.vms.firmware_of  # of the node, also where libvirt's VMs take the place of these
         self.readings = FakeReadings(self.vms, self.clock.now_ns)
         self.resizing = FakeResizing(self.vms)
         self.seeds = FakeGuestSeeds(self.disks)
@@ -139,6 +139,10 @@ class World:
         self.images = self.app.images
         self.outside.vms.on_power_event(self.app.events.changed)
 
+    def _firmware_of(self, kind: Firmware) -> FirmwareFiles | None:
+        """Asked when it is needed: libvirt's VMs, where they take the place of the fake ones, have none to say."""
+        return self.outside.vms.firmware_of(kind)
+
     def _adapters(self) -> Adapters:
         out, journal = self.outside, self.journal
         return Adapters(
@@ -161,7 +165,7 @@ class World:
             empty_disks=watched("empty_disks", FakeEmptyDisks(out.disks), journal),
             disk_places=watched("disk_places", FakeDiskPlaces(out.disks), journal, ("read", "firmware", "tpm_owners")),
             kernels=watched("kernels", out.kernels, journal, ("is_there",)),
-            node_hardware=NodeHardware(lambda: out.vms.machine_type, out.firmware_of, lambda: out.vms.host_nodes),
+            node_hardware=NodeHardware(lambda: out.vms.machine_type, self._firmware_of, lambda: out.vms.host_nodes),
             root_volumes=watched("root_volumes", out.root_volumes, journal, ("look",)),
             copies=watched("copies", out.copies, journal),
             devices=watched("devices", out.devices, journal),
