@@ -81,7 +81,7 @@ def pods_rounds(node: Node, image: str, directory: str, rounds: int, figures: Fi
     to the last one's container runs), each with both sides' own milliseconds beside it."""
     with (
         a_cgroup() as cgroup,
-        Containerd(directory, f"{node.directory}/cni/net.d") as containerd,
+        Containerd(f"{directory}/pods", f"{node.directory}/cni/net.d") as containerd,
         PodClient(node.socket) as ours,
         PodClient(containerd.socket) as theirs,
     ):

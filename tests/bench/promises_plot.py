@@ -51,6 +51,7 @@ PROMISES = (
     Promise("recover_200_s", 3),
     Promise("proxy_added_ms", 0.7),
     Promise("proxy_list_500_ratio", 1.1),
+    Promise("proxy_list_500_one_ratio", 1.1),
 )
 
 _WIDTH, _LEFT, _RIGHT, _STEP, _TOP = 860, 200, 300, 24, 56

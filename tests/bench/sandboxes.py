@@ -51,7 +51,7 @@ def sandbox_rounds(node: Node, directory: str, rounds: int, figures: Figures) ->
     Both with containerd's RunPodSandbox beside them (`containerd_sandbox_ms`, `containerd_attach_50_ms`), whose pods are of the
     same CNI configuration; there its plugins' time is within the number, for it does not tell it."""
     with (
-        Containerd(directory, f"{node.directory}/cni/net.d") as containerd,
+        Containerd(f"{directory}/sandboxes", f"{node.directory}/cni/net.d") as containerd,
         PodClient(node.socket) as ours,
         PodClient(containerd.socket) as theirs,
     ):

@@ -1,5 +1,6 @@
 """What is told of the benchmark's samples: plots, and two revisions beside each other."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -72,6 +73,17 @@ def test_a_value_far_beyond_its_goal_stays_on_the_plot() -> None:
 def test_each_promise_that_is_plotted_is_in_the_list_of_promises() -> None:
     listed = set(re.findall(r"`([a-z0-9_]+)`", (DOCS / "PROMISES.md").read_text()))
     assert {one.key for one in promises_plot.PROMISES} <= listed
+
+
+def test_the_published_plots_are_of_the_published_figures() -> None:
+    figures = json.loads((DOCS / "promises.json").read_text())["figures"]
+    assert (DOCS / "promises.svg").read_text() == promises_plot.draw(figures)
+    assert (DOCS / "beside-containerd.svg").read_text() == beside_plot.draw(figures)
+
+
+def test_each_promise_that_is_plotted_has_a_published_figure() -> None:
+    figures = json.loads((DOCS / "promises.json").read_text())["figures"]
+    assert {one.key for one in promises_plot.PROMISES} <= figures.keys()
 
 
 def test_pods_beside_containers_are_drawn_by_call_and_by_memory() -> None:
