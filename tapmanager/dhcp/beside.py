@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,22 +24,35 @@ class Beside:
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def begin(self, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
-        """`then` is called with what `work` said (False if it failed) by a later `finish`."""
-        self._threads.submit(self._run, work, then)
+        """`then` is called with what `work` said (False if it failed, or could not be begun) by a later `finish`."""
+        once = threading.Lock()
+        try:
+            self._threads.submit(self._run, once, work, then)
+        except RuntimeError as exc:  # no thread can be started now; other guests are answered without
+            # It may have been put into the queue all the same, for the next thread that comes.
+            if once.acquire(blocking=False):
+                log.warning("dhcp.work_not_begun error=%s", exc)
+                self._end(then, succeeded=False)
 
     def finish(self) -> None:
-        while not self._done.empty():  # nobody else takes from it
+        for _ in range(self._done.qsize()):  # nobody else takes from it; what comes meanwhile wakes again
             self._done.get_nowait()()
 
     def close(self) -> None:
         """Waits for what runs; what has not begun is left out."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _run(self, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
+    def _run(self, once: threading.Lock, work: Callable[[], bool], then: Callable[[bool], None]) -> None:
+        """`once`: is taken by who does it, or says that it was not done."""
+        if not once.acquire(blocking=False):
+            return
         succeeded = False
         try:
             succeeded = work()
         except Exception:  # whatever it is, the guest must be told without it
             log.exception("dhcp.work_failed")
+        self._end(then, succeeded=succeeded)
+
+    def _end(self, then: Callable[[bool], None], *, succeeded: bool) -> None:
         self._done.put(functools.partial(then, succeeded))
         self._wake()

@@ -122,6 +122,33 @@ def test_work_that_fails_in_a_way_that_nobody_foresaw_is_work_that_did_not_succe
     assert guest.hears() == STAND_IN, "it is tried again"
 
 
+def test_a_time_without_threads_ends_nobodys_answers_and_what_was_to_be_done_is_done_once_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, threading.Event()
+    done: list[None] = []
+
+    def starts_none(thread: threading.Thread) -> None:
+        if thread.name.startswith("beside-dhcp"):
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def work() -> bool:
+        done.append(None)
+        return True
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", starts_none)
+        waiting = node.guest("waiting", BEHIND, work)
+        assert refused.wait(60)
+        other = node.guest("other", ITSELF)
+        assert other.hears() == ITSELF.address, "it is answered all the same"
+        assert node.dhcp.is_alive()
+    assert waiting.hears() == STAND_IN, "it is tried again"
+    assert done == [None]
+
+
 def test_who_is_released_while_his_router_is_made_is_not_told_of_it(node: Node) -> None:
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
