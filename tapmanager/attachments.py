@@ -286,6 +286,8 @@ class Attachments:
         functions = self._functions.planned(networks, there)
         nics = network_plan.nics_of(networks, there, pod_links.random_mac, {function.link for function in functions})
         nics, functions = network_plan.with_one_default(networks, nics, functions)
+        if not entry.pod.policy_routes:
+            network_plan.refuse_policies((*nics, *functions))
         wanted = entry.pod.filter or self._limits.filter
         many = entry.pod.multi_queue
         nics = tuple(

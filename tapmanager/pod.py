@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tapmanager.fields import HEX64, MAC, BadField, Json, as_object, number, objects, refuse_unknown, text, texts
+from tapmanager.links.policy_routes import PolicyRule, TableRoute
 from tapmanager.sriov.vf_settings import VfSettings
 
 # What may stand in CNI_ARGS, whose separators are ";" and "=". Kubernetes names are narrower than this.
@@ -134,7 +135,7 @@ class Bandwidth:
 class Pod:
     """What attach is asked for. `namespace`, `name` and `uid` are safe in CNI_ARGS. `hostname`: the guest's, by DHCP; "" for one
     that is made of the pod's name. `filter`: one of FILTERS, "" for the node's. `multi_queue`: its VMs may want several queues a
-    NIC."""
+    NIC. `policy_routes`: who asks has them given to the guest; one of an earlier version has not."""
 
     sandbox: str
     namespace: str
@@ -146,11 +147,12 @@ class Pod:
     filter: str = ""
     bandwidth: Bandwidth = Bandwidth()
     multi_queue: bool = False
+    policy_routes: bool = False
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> Pod:
-        names = ("sandbox", "pod", "dns", "port_mappings", "hostname", "filter", "bandwidth", "multi_queue")
-        refuse_unknown(obj, names, where)
+        plain = ("hostname", "filter", "bandwidth", "multi_queue", "policy_routes")
+        refuse_unknown(obj, ("sandbox", "pod", "dns", "port_mappings", *plain), where)
         pod, asked = as_object(obj.get("pod"), f"{where}.pod"), text(obj, "filter", where, "")
         refuse_unknown(pod, ("namespace", "name", "uid"), f"{where}.pod")
         for name in ("namespace", "name", "uid"):
@@ -170,6 +172,7 @@ class Pod:
             filter_name(asked, f"{where}.filter") if asked else "",
             Bandwidth.from_json(as_object(obj.get("bandwidth") or {}, f"{where}.bandwidth"), f"{where}.bandwidth"),
             obj.get("multi_queue") is True,
+            obj.get("policy_routes") is True,
         )
 
     def to_json(self) -> Json:
@@ -182,6 +185,7 @@ class Pod:
             "filter": self.filter,
             "bandwidth": dataclasses.asdict(self.bandwidth),
             "multi_queue": self.multi_queue,
+            "policy_routes": self.policy_routes,
         }
 
 
@@ -226,7 +230,8 @@ class Nic:
     `bridge`, the guest's by `tap`. `addresses` and `routes` are what the guest must carry; `link_addresses` and
     `link_routes` what was taken off the link, put back before CNI DEL. `mtu` is in bytes; `route_mtu` that of the link's routes
     where it is smaller, else 0. `neighbours`: for whom `bridge` answers the guest. `filter`: one of FILTERS. `multi_queue`: how
-    the tap was made.
+    the tap was made. `rules` choose other tables than the main one, whose routes by this NIC are `table_routes`; they stay in the
+    namespace, too, where plugins look for them at DEL.
     """
 
     link: str
@@ -244,6 +249,8 @@ class Nic:
     neighbours: tuple[Neighbour, ...] = ()
     filter: str = OFF
     multi_queue: bool = False
+    rules: tuple[PolicyRule, ...] = ()
+    table_routes: tuple[TableRoute, ...] = ()
 
     @property
     def guest_mtu(self) -> int:
@@ -285,6 +292,8 @@ class Nic:
             ),
             filter=filter_name(text(obj, "filter", where, OFF), f"{where}.filter"),
             multi_queue=obj.get("multi_queue") is True,  # earlier versions' were made for one
+            rules=_rules(obj, where),
+            table_routes=_table_routes(obj, where),
         )
 
     def to_json(self) -> Json:
@@ -299,7 +308,7 @@ class NicFunction:
     link there. A plugin that found it at VFIO already made no link: then `driver` is "", and the plugin's result told the rest.
     `settings`: what was set for it from the card's side (None: unknown). `addresses` and `routes` are the guest's;
     `link_addresses` and `alias` are put back on the link before CNI DEL, where plugins look for them. `is_back`: that was done,
-    and it may be another pod's by now.
+    and it may be another pod's by now. `rules` and `table_routes` as those of a `Nic`.
     """
 
     link: str
@@ -313,6 +322,8 @@ class NicFunction:
     settings: VfSettings | None = None
     is_back: bool = False
     alias: str = ""
+    rules: tuple[PolicyRule, ...] = ()
+    table_routes: tuple[TableRoute, ...] = ()
 
     @classmethod
     def from_json(cls, obj: Json, where: str) -> NicFunction:
@@ -333,8 +344,20 @@ class NicFunction:
             else VfSettings.from_json(as_object(settings, f"{where}.settings"), f"{where}.settings"),
             is_back=obj.get("is_back") is True,
             alias=text(obj, "alias", where, ""),
+            rules=_rules(obj, where),
+            table_routes=_table_routes(obj, where),
         )
 
     def to_json(self) -> Json:
         told = None if self.settings is None else self.settings.to_json()
         return {**dataclasses.asdict(self), "settings": told}
+
+
+def _rules(obj: Json, where: str) -> tuple[PolicyRule, ...]:
+    found = enumerate(objects(obj, "rules", where))  # records of earlier versions have none
+    return tuple(PolicyRule.from_json(item, f"{where}.rules[{at}]") for at, item in found)
+
+
+def _table_routes(obj: Json, where: str) -> tuple[TableRoute, ...]:
+    found = enumerate(objects(obj, "table_routes", where))
+    return tuple(TableRoute.from_json(item, f"{where}.table_routes[{at}]") for at, item in found)

@@ -1,7 +1,8 @@
 """What tapmanager can be asked: a closed table of verbs, who may use each, and their typed arguments.
 
 attach   {"sandbox", "pod": {"namespace", "name", "uid"}, "dns": {...}, "port_mappings": [...], "hostname"}  -> the network   root
-         "multi_queue": its VMs may want several queues a NIC; a tap is made for one, or for any number.
+         "multi_queue": its VMs may want several queues a NIC; a tap is made for one, or for any number. "policy_routes": the
+         caller gives the guest what the answer's interfaces have under "rules" and "table_routes"; else such pods are refused.
 release  {"sandbox"}         -> {}                                                                             root
 fetch    {"sandbox", "key"}  -> {"interfaces": [{"mac", "mtu", "queues", "vhost"}]} + descriptors               root, QEMU
          Only after `group`, and by one process, which becomes QEMU and enters that cgroup. For each interface in turn a tap's
@@ -127,6 +128,8 @@ def _network(entry: Entry) -> Json:
 
 def _interface(one: Nic | NicFunction) -> Json:
     """`taken`: the function was the pod's by a link in its namespace. Of another one only kubelet's grant says whose it is."""
+    rules = {"rules": [dataclasses.asdict(rule) for rule in one.rules]} if one.rules else {}
+    tables = {"table_routes": [dataclasses.asdict(route) for route in one.table_routes]} if one.table_routes else {}
     function = {"function": one.pci, "taken": bool(one.driver)} if isinstance(one, NicFunction) else {}
     return {
         "name": one.link,
@@ -134,6 +137,8 @@ def _interface(one: Nic | NicFunction) -> Json:
         "mtu": one.guest_mtu if isinstance(one, Nic) else one.mtu,
         "addresses": list(one.addresses),
         "routes": [dataclasses.asdict(route) for route in one.routes],
+        **rules,
+        **tables,
         **function,
     }
 

@@ -1,7 +1,7 @@
 """What the kernel shows in a pod's namespace, read after CNI ADD while the pod waits: five lists, by netlink itself, for pyroute2
 takes ten times as long to make objects of them. Must run inside the namespace.
 
-Numbers and structures are from linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h, linux/neighbour.h and linux/fib_rules.h.
+Numbers and structures are from linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h and linux/neighbour.h.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from tapmanager.links import netlink
+from tapmanager.links import kernel_policies, netlink
 from tapmanager.links.netlink import Attributes
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
 from tapmanager.pod import Neighbour
 
-_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH, _GETRULE = 18, 22, 26, 30, 34
+_GETLINK, _GETADDR, _GETROUTE, _GETNEIGH = 18, 22, 26, 30
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_IFALIAS = 1, 3, 4, 18, 20
@@ -27,7 +27,6 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_TABLE = 1, 4, 5, 6, 8, 15
 _RTAX_MTU = 2
 _NDA_DST, _NDA_LLADDR = 1, 2
-_FRA_SRC, _FRA_FWMARK, _FRA_TABLE = 2, 10, 15
 
 _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _IFF_NOARP = 0x80
@@ -36,7 +35,6 @@ _UNICAST = 1
 _CLONED = 0x200
 _NUD_PERMANENT = 0x80
 _TABLE_MAIN = 254
-_USUAL_TABLES = frozenset({253, 254, 255})  # default, main, local: each namespace has rules for them
 _ETHERNET_ADDRESS = 6  # bytes
 
 
@@ -50,10 +48,10 @@ class _Route:
 
 
 def read(ours: Sequence[str] = ()) -> list[KernelLink]:
-    """All links here, with their addresses and main-table routes; not loopback, nor other devices' than Ethernet cards, nor
+    """All links here, with their addresses and routes; not loopback, nor other devices' than Ethernet cards, nor
     `ours`. Raises OSError."""
     addresses, routes = list(_addresses()), list(_routes())
-    neighbours, rules = list(_permanent_neighbours()), list(_rules(routes))
+    neighbours, policies = list(_permanent_neighbours()), kernel_policies.read()
     return [
         KernelLink(
             name=name,
@@ -68,7 +66,7 @@ def read(ours: Sequence[str] = ()) -> list[KernelLink]:
             alias=_text(of, _IFLA_IFALIAS),
             frames=_carries_frames(kind, flags, of),
             neighbours=tuple(neighbour for link, neighbour in neighbours if link == index),
-            rules=tuple(words for link, words in rules if link == index),
+            policies=kernel_policies.of_link(policies, index),
         )
         for index, kind, flags, of in _links()
         if _counts(kind, of) and (name := _text(of, _IFLA_IFNAME)) not in ours
@@ -149,27 +147,6 @@ def _permanent_neighbours() -> Iterator[tuple[int, Neighbour]]:
 
 def _is_unicast(mac: bytes) -> bool:
     return len(mac) == _ETHERNET_ADDRESS and not mac[0] & 1
-
-
-def _rules(routes: Sequence[_Route]) -> Iterator[tuple[int, str]]:
-    """Rules that choose another table than the main one (source-based routing: CNI's sbr), in `ip rule`'s words, by each link
-    that routes of that table lead to. A guest is given the main table alone."""
-    for data in netlink.dump(_GETRULE, struct.pack("=12x")):
-        family, source_length, table = struct.unpack_from("=BxBxB", data)
-        of = netlink.attributes(data, 12)
-        table = _number(of, _FRA_TABLE) or table
-        if table and table not in _USUAL_TABLES:
-            for link in {one.link for one in routes if (one.family, one.table) == (family, table) and one.link}:
-                yield link, _words(of, source_length, table)
-
-
-def _words(of: Attributes, source_length: int, table: int) -> str:
-    source, mark = of.get(_FRA_SRC), _number(of, _FRA_FWMARK)
-    whence = "all"
-    if source:
-        address = ipaddress.ip_address(source)
-        whence = str(address) if source_length == address.max_prefixlen else f"{address}/{source_length}"
-    return f"from {whence}{f' fwmark {mark:#x}' if mark else ''} lookup {table}"
 
 
 def _number(of: Attributes, kind: int) -> int:

@@ -120,12 +120,15 @@ def nics_of(
     by_name = {link.name: link for link in links}
     taken = set(by_name)
     nics: list[Nic] = []
+    given = {name for network in networks for name in network.interfaces}
+    not_ours = [link for link in links if link.name not in given]
     if not networks[0].result.ips:
         raise internal("the CNI result has no IP address; configure an IPAM plugin in the network's CNI config")
     for network in networks:
         for name in network.interfaces:
             link = by_name.get(name)
-            _refuse_rules(network, link)
+            if link is not None:
+                _refuse_policies(network, link, not_ours)
             if name in functions:
                 continue
             if (link is None or not link.frames) and network.pci_of(name) and network is not networks[0]:
@@ -186,13 +189,29 @@ def refuse_packet_rules(network: str, found: str) -> None:
         raise TapmanagerError("unimplemented", message)
 
 
-def _refuse_rules(network: Network, link: KernelLink | None) -> None:
-    if link is not None and link.rules:
-        message = (
-            f"{network.label(link.name)} has routes in another table than the main one (rule: {link.rules[0]}), which a virtual "
-            "machine is not given; leave plugins for it (sbr) out of the network, and set such rules in the guest by user-data"
+def _refuse_policies(network: Network, link: KernelLink, not_ours: Sequence[KernelLink]) -> None:
+    """`not_ours`: links that the guest has nothing of; of a table that leads to one of these it would have a part."""
+    wrong = link.policies.refused
+    for rule in link.policies.rules:
+        beside = [other.name for other in not_ours if rule in other.policies.rules]
+        wrong += tuple(f"{rule.priority}: lookup {rule.table}: dev {name}" for name in beside)
+    if wrong:
+        raise _no_policies(
+            network.label(link.name), wrong[0], "leave it, or the plugin that makes it, out of the network"
         )
-        raise TapmanagerError("unimplemented", message)
+
+
+def refuse_policies(given: Sequence[Nic | NicFunction]) -> None:
+    """For a caller that gives them to no guest. Raises TapmanagerError."""
+    for one in given:
+        for rule in one.rules:
+            label, what = f'CNI interface "{one.link}"', f"{rule.priority}: lookup {rule.table}"
+            raise _no_policies(label, what, "restart virtshim, which is of an earlier version")
+
+
+def _no_policies(label: str, rule: str, remedy: str) -> TapmanagerError:
+    what = f"{label} has routes in another table than the main one that a virtual machine cannot be given"
+    return TapmanagerError("unimplemented", f"{what} (rule {rule}); {remedy}")
 
 
 def _free_number(taken: set[str], at_least: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tapmanager.cni.result import CniInterface, CniResult
+from tapmanager.links.policy_routes import Policies
 from tapmanager.pod import Dns, Neighbour, Nic, NicFunction, Route
 
 
@@ -30,8 +31,8 @@ class KernelLink:
     """`kind` is rtnetlink's ("veth", "macvlan"), "" for a device that has none; link-local addresses are left out. `parent`: the
     PCI address of the device that it is an interface of, "" for none. `leads_out`: a device's own, or its other end, or what is
     beneath it, is in another namespace. `alias`: a note on it; host-device keeps the name there that it had on the host.
-    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones. `rules`: those that
-    choose another table with routes through it, as `ip rule` shows them."""
+    `frames`: it carries Ethernet frames. `neighbours`: the permanent ones. `policies`: rules
+    that choose other tables with routes through it, and these."""
 
     name: str
     kind: str
@@ -44,7 +45,7 @@ class KernelLink:
     alias: str = ""
     frames: bool = True
     neighbours: tuple[Neighbour, ...] = ()
-    rules: tuple[str, ...] = ()
+    policies: Policies = Policies()
 
 
 def ips_of(result: CniResult) -> tuple[str, ...]:
@@ -88,6 +89,8 @@ def nic_of(result: CniResult, link: KernelLink, number: int, random_mac: Callabl
         link_routes=tuple(Route(route.destination, route.gateway) for route in _sorted(link.routes)),
         route_mtu=_route_mtu(link),
         neighbours=link.neighbours,
+        rules=link.policies.rules,
+        table_routes=link.policies.routes,
     )
 
 
@@ -114,6 +117,8 @@ def function_of(result: CniResult, link: KernelLink, pci: str, driver: str) -> N
         routes=_routes(result, link if link.addresses else dataclasses.replace(link, addresses=addresses), addresses),
         link_addresses=link.addresses if driver else (),
         alias=link.alias,
+        rules=link.policies.rules,
+        table_routes=link.policies.routes,
     )
 
 
@@ -177,8 +182,8 @@ def _routes(result: CniResult, link: KernelLink, addresses: Sequence[str]) -> tu
 
 
 def _extra(result: CniResult, link: KernelLink) -> list[KernelRoute]:
-    """Routes of the result that the kernel does not have, if one of this link's addresses has a gateway for them."""
-    have = {route.destination for route in link.routes}
+    """Routes of the result that the kernel has in no table, if one of this link's addresses has a gateway for them."""
+    have = {route.destination for route in link.routes} | {route.destination for route in link.policies.routes}
     mine = {address.partition("/")[0] for address in link.addresses}
     gateways: dict[int, str] = {}
     for ip in result.ips:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from fakes import calico_plugin, meta_plugin
+from fakes import calico_plugin, chain_plugin, meta_plugin
 from node import Node
 
 Conf = dict[str, object]
@@ -20,6 +20,7 @@ def networks(node: Node, folder: Path, *delegates: Conf) -> Iterator[None]:
     """All of them, by a meta plugin that keeps its records below `folder`."""
     _install(node, "meta", meta_plugin)
     _install(node, "calico", calico_plugin)
+    _install(node, "chain", chain_plugin)
     meta = {"type": "meta", "cniDir": str(folder / "multus"), "delegates": delegates}
     first = Path(node.directory, "cni/net.d/00-first.conflist")
     first.write_text(json.dumps({"cniVersion": "1.0.0", "name": "first", "plugins": [meta]}))

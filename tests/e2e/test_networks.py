@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from cluster_networks import leases, networks, own_network
+from far_subnet import POD, POD6, beyond, second_network
 from guest import boot, console_of_pod, ping
 from node import Node
 from podclient import log_lines, wait_for_log
+from tap_node import until
 
 from criproto.runtime_v1 import api_pb2 as pb
 
@@ -42,3 +45,21 @@ def test_a_guest_is_on_both_networks_of_its_pod(cri, node: Node, image_url: str,
     cri.remove_pod(pod)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name.startswith((SECOND, "blue"))]
     subprocess.run(["ip", "link", "del", BRIDGE], check=True)
+
+
+def test_a_guest_answers_by_the_network_that_it_was_asked_on(cri, node: Node, image_url: str, tmp_path: Path):
+    """Its agent sets the rules and tables that CNI's sbr has made; without these its answers would leave by the first network."""
+    bridge = "vst-e2e-sbr"
+    with beyond(bridge) as far:
+        with networks(node, tmp_path, own_network(node), second_network("blue", bridge, tmp_path / "leases")):
+            pod, *_ = boot(cri, node, f"{image_url}/guest.qcow2", "routed")
+        for address in (POD, POD6):
+            until(lambda address=address: far.pings(address), 120, f"an answer of {address}")
+        with far.socket(POD, socket.SOCK_STREAM) as web:
+            web.settimeout(60)
+            web.connect((POD, 80))
+            web.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert web.recv(4096).startswith(b"HTTP/1.")
+        assert ping(cri.pod_ip(pod)), "the first network is as ever"
+        cri.remove_pod(pod)
+    assert not [path for path in (tmp_path / "leases").rglob("*") if path.is_file() and path.name[0].isdigit()]

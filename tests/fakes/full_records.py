@@ -33,7 +33,7 @@ from virtshim.domain.devices.granted import (
 )
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId, SandboxId
 from virtshim.domain.image import BootFile, DiskFormat, Image, ImageConfig
-from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
 from virtshim.domain.sandbox import (
     Namespaces,
     NamespaceScope,
@@ -71,7 +71,17 @@ SANDBOX = Sandbox(
     phase=SandboxPhase.NOT_READY,
     network=PodNetwork(
         netns="/run/netns/x",
-        interfaces=(Interface("eth0", "52:54:00:00:00:01", 1450, ("10.0.0.2/24",), (Route("::/0", "fe80::1"),)),),
+        interfaces=(
+            Interface(
+                "eth0",
+                "52:54:00:00:00:01",
+                1450,
+                ("10.0.0.2/24",),
+                (Route("::/0", "fe80::1"),),
+                rules=(PolicyRule(4, 32765, 100, "10.0.0.2/32", "10.9.0.0/16"),),
+                table_routes=(TableRoute(100, "0.0.0.0/0", "10.0.0.1", "10.0.0.2", 5, 1400),),
+            ),
+        ),
         ips=("10.0.0.2", "fd00::2"),
         dns=Dns(("1.1.1.1",)),
         fetch_key="secret",

@@ -16,11 +16,37 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyRule:
+    """Packets of that `family` (4, 6) from `source` to `target`, networks or "" for all, follow the routing table `table`. Rules
+    are asked by `priority`, the lowest first."""
+
+    family: int
+    priority: int
+    table: int
+    source: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRoute:
+    """A route of another table than the main one, by the NIC that has it. `gateway` "": on-link; `source`: the sender's address,
+    "" for any; `metric` and `mtu` 0: the guest's choice."""
+
+    table: int
+    destination: str
+    gateway: str = ""
+    source: str = ""
+    metric: int = 0
+    mtu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Interface:
     """One guest NIC. `name` is the CNI interface's name in the netns, `mac` the one the guest must use,
     `addresses` CIDRs (`10.88.0.5/16`) the guest must carry. `function`: the host's PCI address (`0000:3b:00.1`) of the network
     card's function that is this NIC, at VFIO; "" for a NIC that vmwrapper makes. `taken`: tapmanager took the function from the
-    pod's namespace, so it is the pod's; of one that was at VFIO before, a network's configuration says so and no more."""
+    pod's namespace, so it is the pod's; of one that was at VFIO before, a network's configuration says so and no more.
+    `rules` choose other tables than the main one, of which `table_routes` lead to this NIC."""
 
     name: str
     mac: str
@@ -29,6 +55,8 @@ class Interface:
     routes: tuple[Route, ...] = ()
     function: str = ""
     taken: bool = True
+    rules: tuple[PolicyRule, ...] = ()
+    table_routes: tuple[TableRoute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

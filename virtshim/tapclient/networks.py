@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tapmanager.fields import BadField, Json, as_object, number, objects, require, text, texts
+from tapmanager.links import policy_routes
 from virtshim.domain.deadline import Deadline
 from virtshim.domain.errors import NotFound, ShimError, Unavailable
 from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Bandwidth, Dns, Interface, PluginRuns, PodNetwork, Route
+from virtshim.domain.network import Bandwidth, Dns, Interface, PluginRuns, PodNetwork, PolicyRule, Route, TableRoute
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports.clock import Clock
@@ -69,9 +70,10 @@ class PodNetworkClient:
             **({"filter": request.filter} if request.filter else {}),  # an earlier version of tapmanager knows none
             **({"bandwidth": dataclasses.asdict(limits)} if limits != Bandwidth() else {}),
             **({"multi_queue": True} if request.multi_queue else {}),
+            "policy_routes": True,
         }
         doing = f"attaching the network of pod {pod.namespace}/{pod.name}"
-        return self._tapmanager.ask("attach", args, timeout, doing, _network, newer=("multi_queue",))
+        return self._tapmanager.ask("attach", args, timeout, doing, _network, newer=("multi_queue", "policy_routes"))
 
     def release(self, sandbox: SandboxId, timeout: float) -> None:
         """See the port."""
@@ -150,7 +152,17 @@ def _interface(item: Json) -> Interface:
         tuple(routes),
         text(item, "function", where, ""),
         item.get("taken") is not False,
+        tuple(_rule(rule) for rule in objects(item, "rules", where)),
+        tuple(_table_route(route) for route in objects(item, "table_routes", where)),
     )
+
+
+def _rule(item: Json) -> PolicyRule:
+    return PolicyRule(**dataclasses.asdict(policy_routes.PolicyRule.from_json(item, "answer.interfaces.rules")))
+
+
+def _table_route(item: Json) -> TableRoute:
+    return TableRoute(**dataclasses.asdict(policy_routes.TableRoute.from_json(item, "answer.interfaces.table_routes")))
 
 
 def _sandboxes(answer: Json) -> frozenset[SandboxId]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakes import calico_plugin, meta_plugin, weave_plugin
+from fakes import calico_plugin, chain_plugin, meta_plugin, weave_plugin
 from tap_node import PLUGINS, TapNode
 
 Plugin = dict[str, object]
@@ -29,7 +29,8 @@ class Shape:
 
 def install(node: TapNode) -> None:
     """The plugins of the tests."""
-    for name, program in (("meta", meta_plugin), ("calico", calico_plugin), ("weave", weave_plugin)):
+    programs = {"meta": meta_plugin, "chain": chain_plugin, "calico": calico_plugin, "weave": weave_plugin}
+    for name, program in programs.items():
         node.plugin(name, f"exec {sys.executable} {program.__file__}\n")
     # One of CNI 1.1: the distribution's speak 1.0.0 at most.
     node.plugin("newer", f"""

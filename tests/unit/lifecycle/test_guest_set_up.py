@@ -4,8 +4,10 @@ be is told."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,13 @@ from virtshim.domain.container import ExitReason
 from virtshim.domain.devices import guest_links
 from virtshim.domain.devices.granted import BlockDevice, CriDevice
 from virtshim.domain.errors import InvalidRequest, Unavailable, WrongState
+from virtshim.domain.guest import policy_routes
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.guest.streaming import ExecRequest, Streams
 from virtshim.domain.guest.sysctls import NOT_SET, command
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.network import Interface, PodNetwork, PolicyRule, TableRoute
+from virtshim.ports.network import AttachRequest
 
 SYSCTLS = {"net.core.somaxconn": "321"}
 SCRIPT = command(SYSCTLS)
@@ -208,6 +213,102 @@ def test_a_guest_whose_agent_may_not_run_commands_is_left_to_cloud_init(world: W
     eventually(settled)
     world.app.watch.look()
     assert world.container(made).status.trouble == ""
+
+
+# --- policy routes
+
+
+ROUTED = Interface(
+    "net1",
+    "0a:58:00:00:00:02",
+    1500,
+    ("10.90.9.2/32",),
+    rules=(PolicyRule(4, 32765, 100, "10.90.9.2/32"),),
+    table_routes=(TableRoute(100, "0.0.0.0/0", "10.90.9.1"),),
+)
+ROUTES = policy_routes.command((ROUTED,))
+
+
+def routed(world: World, *command: str) -> ContainerId:
+    """One of a pod whose second network has rules."""
+    attach = world.outside.networks.attach
+
+    def with_second(request: AttachRequest, timeout: float) -> PodNetwork:
+        network = attach(request, timeout)
+        return dataclasses.replace(network, interfaces=(*network.interfaces, ROUTED))
+
+    world.outside.networks.attach = with_second  # type: ignore[method-assign]
+    made = world.create(world.run(), config=container_config(command=command))
+    world.start(made)
+    return made
+
+
+def ends_with(code: int, said: bytes, times: int = 1_000_000) -> Callable[..., CommandResult]:
+    """Of the routes' script, so often; all else succeeds."""
+    ended = itertools.count()
+
+    def do(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        fails = command.argv == ROUTES and next(ended) < times
+        return CommandResult(code, b"", said) if fails else CommandResult(0, b"", b"")
+
+    return do
+
+
+def test_rules_and_tables_are_set_by_the_agent_and_again_after_the_guest_was_restarted(world: World) -> None:
+    made = routed(world)
+    eventually(lambda: ran(world) == [ROUTES] and settled())
+    world.app.guest_set_up.changed(world.domain(made))
+    eventually(lambda: ran(world) == [ROUTES, ROUTES])
+
+
+def test_rules_are_tried_again_until_the_guests_network_is_there_and_its_command_begins_then(world: World) -> None:
+    world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"eth1 does not have the address 10.90.9.2\n", times=3)
+    made = routed(world, "serve")
+    eventually(lambda: world.container(made).status.command_begun)
+    assert ran(world) == [ROUTES] * 4
+
+
+def test_who_looks_into_a_guest_whose_network_is_not_there_does_not_wait_for_it(world: World) -> None:
+    world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
+    made = routed(world, "serve")
+    eventually(lambda: ran(world))
+    assert exec_sync(world, made).code == 0
+    exec_streams(world, made)
+    assert not world.container(made).status.command_begun
+
+
+def test_a_network_that_never_comes_up_is_told_in_the_message(world: World) -> None:
+    world.outside.guests.do = ends_with(policy_routes.NOT_YET, b"no interface has the MAC 0a:58:00:00:00:02\n")
+    made = routed(world)
+    eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
+    assert world.container(made).status.trouble == (
+        "policy routes (CNI's sbr) cannot be set in the guest: no interface has the MAC 0a:58:00:00:00:02; see whether the guest "
+        "has configured its NICs"
+    )
+
+
+def test_an_image_without_the_command_ends_the_start_of_the_containers_command(world: World) -> None:
+    world.outside.guests.do = ends_with(policy_routes.NO_COMMAND, b"the image has no command ip\n")
+    made = routed(world, "serve")
+    eventually(lambda: world.container(made).status.ending is not None or world.container(made).exit is not None)
+    how = world.container(made).exit or world.container(made).status.ending
+    assert how is not None
+    assert how.reason is ExitReason.START_ERROR
+    assert "the image has no command ip; use an image with iproute2" in how.message
+    assert made not in world.outside.guests.begun
+
+
+def test_an_agent_that_may_not_run_commands_leaves_rules_unset_and_that_is_told(world: World) -> None:
+    def refuses(command: GuestCommand, timeout: float, cancelled: threading.Event) -> CommandResult:
+        raise WrongState("the agent may not run commands")
+
+    world.outside.guests.do = refuses
+    made = routed(world)
+    eventually(lambda: world.app.watch.look() or world.container(made).status.trouble)
+    assert world.container(made).status.trouble == (
+        "policy routes (CNI's sbr) are not set in the guest: the agent may not run commands; use an image whose guest agent may "
+        "run commands"
+    )
 
 
 def test_block_volumes_are_linked_to_their_paths_by_cloud_init_and_by_the_agent(world: World) -> None:

@@ -393,6 +393,8 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert pod.pop("sole_container") == "vm"  # came later: not sure yet
     assert pod.pop("profile")  # came later: read as none
     assert pod["config"].pop("sysctls")  # came later: read as none
+    for name in ("rules", "table_routes"):
+        assert [len(nic.pop(name)) for nic in pod["network"]["interfaces"]] == [1]  # came later: read as none
     assert vm.pop("uid") == CONTAINER.spec.uid  # came later: read as the user that all VMs had in common
     assert len(vm.pop("volumes")) == 1  # came later: read as none
     assert len(vm.pop("copies")) == 1  # came later: read as none
@@ -415,7 +417,9 @@ def test_a_vm_carries_its_pod_as_it_did_before_container_was_split_and_both_are_
     assert [block.pop("is_file") for block in vm["granted"]["blocks"]] == [True]  # came later: read as a device
     assert [block.pop("identity") for block in vm["granted"]["blocks"]] == ["7:0"]  # came later: read as not known
     assert [pod, vm] == json.loads(before)
-    network = dataclasses.replace(SANDBOX.network, fetch_key="")
+    (nic,) = SANDBOX.network.interfaces
+    nic = dataclasses.replace(nic, rules=(), table_routes=())
+    network = dataclasses.replace(SANDBOX.network, fetch_key="", interfaces=(nic,))
     config = dataclasses.replace(SANDBOX.config, sysctls={})
     mounts = tuple(
         dataclasses.replace(mount, recursive_read_only=False, image="", image_sub_path="")

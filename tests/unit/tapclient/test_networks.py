@@ -16,7 +16,7 @@ from tapmanager.protocol import KINDS
 from tapmanager.verbs import Answer
 from virtshim.domain.errors import DeadlineExceeded, InternalError, Kind, Unavailable
 from virtshim.domain.ids import SandboxId
-from virtshim.domain.network import Dns, Interface, PodNetwork, Route
+from virtshim.domain.network import Dns, Interface, PodNetwork, PolicyRule, Route, TableRoute
 from virtshim.domain.sandbox import PodKey, PortMapping
 from virtshim.domain.usage import InterfaceUsage
 from virtshim.ports.network import AttachRequest, PodNetworks
@@ -105,7 +105,26 @@ def test_an_attached_network_comes_back_as_a_value(wire: Wire) -> None:
         "dns": {"servers": ["10.96.0.10"], "searches": ["a.b"], "options": []},
         "port_mappings": [{"protocol": "tcp", "container_port": 80, "host_port": 8080, "host_ip": ""}],
         "hostname": "web-0",
+        "policy_routes": True,
     }
+
+
+def test_rules_and_tables_come_with_their_interface(wire: Wire) -> None:
+    rules = [{"family": 4, "priority": 9, "table": 100, "source": "10.88.0.5/32", "target": ""}]
+    routes = [
+        {"table": 100, "destination": "0.0.0.0/0", "gateway": "10.88.0.1", "source": "", "metric": 0, "mtu": 1400}
+    ]
+    interface = {**NETWORK["interfaces"][0], "rules": rules, "table_routes": routes}
+    wire.answer = lambda: {**NETWORK, "interfaces": [interface]}
+    (nic,) = wire.client.attach(REQUEST, 5.0).interfaces
+    assert nic.rules == (PolicyRule(4, 9, 100, "10.88.0.5/32"),)
+    assert nic.table_routes == (TableRoute(100, "0.0.0.0/0", "10.88.0.1", mtu=1400),)
+    wire.answer = lambda: {
+        **NETWORK,
+        "interfaces": [{**interface, "rules": [{**rules[0], "source": "10.88.0.5; reboot"}]}],
+    }
+    with pytest.raises(InternalError, match=r"answer\.interfaces\.rules\.source"):
+        wire.client.attach(REQUEST, 5.0)
 
 
 def test_release_and_list_speak_of_sandbox_ids(wire: Wire) -> None:

@@ -17,6 +17,7 @@ from tapmanager.cni.conf import NetworkConf
 from tapmanager.errors import TapmanagerError
 from tapmanager.fields import BadField
 from tapmanager.ledger import Entry, Ledger, Phase, Placement, from_json, to_json
+from tapmanager.links.policy_routes import PolicyRule, TableRoute
 from tapmanager.pod import Dns, Nic, NicFunction, Pod, PortMapping, Route
 from tapmanager.sriov.vf_settings import VfSettings
 
@@ -88,6 +89,24 @@ def test_queues_are_read_as_they_were_written_and_earlier_records_have_none(ledg
     for where in (earlier["pod"], earlier["nics"][0]):
         del where["multi_queue"]
     del earlier["placement"]["queues"]
+    assert from_json(earlier) == ENTRY
+
+
+def test_rules_and_tables_are_read_as_they_were_written_and_earlier_records_have_none(ledger: Ledger) -> None:
+    rules, routes = (PolicyRule(4, 9, 100, "10.88.0.5/32"),), (TableRoute(100, "0.0.0.0/0", "10.88.0.1"),)
+    routed = dataclasses.replace(
+        ENTRY,
+        pod=dataclasses.replace(ENTRY.pod, policy_routes=True),
+        nics=(dataclasses.replace(ENTRY.nics[0], rules=rules, table_routes=routes),),
+    )
+    ledger.write(routed)
+    assert ledger.read(SANDBOX) == routed
+    earlier = json.loads(json.dumps(to_json(routed)))
+    for where, name in (
+        (earlier["pod"], "policy_routes"),
+        *((earlier["nics"][0], one) for one in ("rules", "table_routes")),
+    ):
+        del where[name]
     assert from_json(earlier) == ENTRY
 
 

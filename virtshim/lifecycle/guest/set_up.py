@@ -1,8 +1,8 @@
-"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, and its volumes in their
-places.
+"""What is set up in a guest before anything runs in it for its container: the pod's sysctls, its volumes in their places, and
+policy routes.
 
 cloud-init does it while the guest boots; by way of the guest agent it is done where cloud-init has not, and copies of volumes
-become what kubelet has written last.
+become what kubelet has written last. Policy routes are for the agent alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import structlog
 from virtshim.domain.container import Container
 from virtshim.domain.devices import guest_links
 from virtshim.domain.errors import Aborted, DeadlineExceeded, ShimError, Unavailable, WrongState
-from virtshim.domain.guest import sysctls
+from virtshim.domain.guest import policy_routes, sysctls
 from virtshim.domain.guest.command import CommandResult, GuestCommand
 from virtshim.domain.ids import ContainerId
+from virtshim.domain.network import nics_of
 from virtshim.domain.printable import escaped
 from virtshim.domain.volumes import empty_disks, guest_script
 from virtshim.domain.volumes.confirmed import with_told
@@ -54,14 +55,24 @@ _UNHEARD: Final = (
 )
 
 
+_UNROUTED: Final = (
+    "policy routes (CNI's sbr) are not set in the guest: {why}; use an image whose guest agent may run commands"
+)
+
+
 class NotSetUp(WrongState):
     """The guest cannot have it, and says why."""
+
+
+class _NotYet(Unavailable):
+    """The guest's own network is not there yet; all else is set up."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     """`remedies`: by the code that its script ends with, for causes that it knows. `copies`: it tells which it has found.
-    `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes."""
+    `optional`: if it fails, the guest is as good without. `mounts`: it is the volumes. `not_yet`: the code that says that it is
+    to be tried again later."""
 
     what: str
     argv: tuple[str, ...]
@@ -69,6 +80,7 @@ class _Part:
     copies: bool = False
     optional: bool = False
     mounts: bool = False
+    not_yet: int = 0
 
 
 @dataclass(slots=True)
@@ -93,7 +105,7 @@ class GuestSetUp:
         """All of it is there, copies as they are on the node now; what is known to be there, and does not change, is not made
         again. `timeout` and `within` as those of `GuestAgents.run`. DeadlineExceeded, Unavailable and Aborted: to be tried
         again; NotSetUp; another ShimError: it cannot be known."""
-        faults = []
+        faults, waiting = [], ""
         copied: tuple[str, ...] = ()
         unmounted = False
         with self._lock:
@@ -111,16 +123,19 @@ class GuestSetUp:
             if part.copies and not done.code:
                 copied = paths_of(container.spec.copies, guest_script.had(done.stdout))
             unmounted |= part.mounts and done.code != 0
-            if done.code and not part.optional:
-                said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
-                remedy = part.remedies.get(done.code, "")
-                faults.append(
-                    f"{part.what} in the guest: {said or f'the script ended with {done.code}'}"
-                    + (remedy and f"; {remedy}")
-                )
+            if done.code and done.code == part.not_yet:
+                waiting = _told(part, done)
+            elif done.code and not part.optional:
+                faults.append(_told(part, done))
         self._tell(container.id, copied, unmounted=unmounted)
         if faults:
             raise NotSetUp("; ".join(faults))
+        if waiting:
+            raise _NotYet(waiting)
+        self._made_all(container, restarts)
+
+    def _made_all(self, container: Container, restarts: int) -> None:
+        """`restarts`: how often its guest had been restarted when that began."""
         self.volumes.note(container, "")
         running = {one.id for one in self.records.containers.all() if one.is_running}
         with self._lock:
@@ -153,7 +168,9 @@ class GuestSetUp:
         if container.id in self._made or not self._parts(container):
             return timeout
         began = self.clock.monotonic()
-        with contextlib.suppress(NotSetUp):  # told where the container's state is, and commands may look into it
+        with contextlib.suppress(
+            NotSetUp, _NotYet
+        ):  # told where the container's state is, and commands may look into it
             self.make(container, timeout, cancelled, within)
         return max(0.001, timeout - (self.clock.monotonic() - began)) if timeout else timeout
 
@@ -234,6 +251,19 @@ class GuestSetUp:
                 not container.spec.volumes and not _mounted_copies(container),
                 mounts=True,
             )
+        # Last: it may have to wait for the guest's network, for which nothing else waits.
+        if sandbox is not None and (routes := policy_routes.command(nics_of(sandbox.network, container.granted))):
+            unfit = "use an image with iproute2, whose kernel has policy routing"
+            yield _Part(
+                "policy routes (CNI's sbr) cannot be set",
+                routes,
+                {
+                    policy_routes.NO_COMMAND: unfit,
+                    policy_routes.NOT_SET: unfit,
+                    policy_routes.NOT_YET: "see whether the guest has configured its NICs",
+                },
+                not_yet=policy_routes.NOT_YET,
+            )
 
     # --- below: a thread of each container
 
@@ -266,7 +296,7 @@ class GuestSetUp:
                     if wanted in self._made:
                         self.volumes.note(container, f"{_COPIED} are in the guest, and are not renewed: {exc}")
                     else:
-                        self.volumes.note(container, _unconfirmed(container, exc))
+                        self.volumes.note(container, self._unconfirmed(container, exc))
                         self._tell(wanted, ())
                     self._give_up(container)
                     return
@@ -277,6 +307,14 @@ class GuestSetUp:
                 volumes = len(container.spec.volumes) + len(container.spec.copies)
                 log.info("guest.set_up", container=wanted.short, volumes=volumes)
                 return
+
+    def _unconfirmed(self, container: Container, why: ShimError) -> str:
+        """For the container's message: what nobody knows to be in the guest; "" if it is as good as there."""
+        if isinstance(why, _NotYet):
+            return str(why)
+        routes = any(part.not_yet for part in self._parts(container))
+        told = (_unconfirmed(container, why), _UNROUTED.format(why=why) if routes else "")
+        return "; ".join(filter(None, told))
 
     def _give_up(self, container: Container) -> None:
         """On copies, until kubelet has written anew or the guest was restarted."""
@@ -296,8 +334,14 @@ class GuestSetUp:
         return found if found is not None and found.is_running else None
 
 
+def _told(part: _Part, done: CommandResult) -> str:
+    said = escaped(done.stderr.decode(errors="replace").strip().replace("\n", "; "), _MOST_TOLD)
+    remedy = part.remedies.get(done.code, "")
+    return f"{part.what} in the guest: {said or f'the script ended with {done.code}'}" + (remedy and f"; {remedy}")
+
+
 def _unconfirmed(container: Container, why: ShimError) -> str:
-    """For the container's message: what nobody knows to be in the guest; "" if it is as good as there."""
+    """Of its volumes; "" if they are as good as there."""
     spec = container.spec
     copies = _mounted_copies(container)
     if isinstance(why, WrongState):  # an agent that refuses: of what does not change, cloud-init's word is enough

@@ -12,6 +12,7 @@ from tapmanager.cni.result import CniResult, parse_result
 from tapmanager.errors import TapmanagerError
 from tapmanager.links import network_plan, nic_plan
 from tapmanager.links.nic_plan import KernelLink, KernelRoute
+from tapmanager.links.policy_routes import Policies, PolicyRule, TableRoute
 from tapmanager.pod import Dns, Nic, NicFunction, Route
 
 SANDBOX = "/run/netns/x"
@@ -57,6 +58,13 @@ BRIDGE_LINK = link(
 )
 
 
+# As the plugin leaves it: all routes are the table's.
+SBR = Policies(
+    (PolicyRule(4, 32765, 100, "10.88.0.5/32"),),
+    (TableRoute(100, "0.0.0.0/0", "10.88.0.1"), TableRoute(100, "10.88.0.0/16", source="10.88.0.5")),
+)
+
+
 def test_the_guest_takes_over_mac_mtu_and_address_of_a_bridged_veth() -> None:
     (nic,) = planned(BRIDGE, BRIDGE_LINK)
     assert (nic.link, nic.mac, nic.mtu) == ("eth0", "0a:58:0a:58:00:05", 1450)
@@ -84,6 +92,21 @@ def test_calico_s_gateway_off_the_subnet_is_reached_by_an_on_link_route() -> Non
     (nic,) = planned(calico, on)
     assert nic.addresses == ("192.168.4.7/32",)
     assert nic.routes == (Route("169.254.1.1/32"), Route("0.0.0.0/0", "169.254.1.1"))
+
+
+def test_routes_that_are_another_tables_are_the_guests_there_and_not_in_its_main_table() -> None:
+    (nic,) = planned(BRIDGE, link(addresses=("10.88.0.5/16",), policies=SBR))
+    assert (nic.rules, nic.table_routes) == (SBR.rules, SBR.routes)
+    assert nic.routes == ()
+    assert nic.addresses == ("10.88.0.5/32",), "its network is not on the main table's link"
+    assert Nic.from_json(json.loads(json.dumps(nic.to_json())), "nic") == nic
+
+
+def test_pods_of_a_virtshim_that_gives_guests_no_rules_are_refused_those_that_need_them() -> None:
+    network_plan.refuse_policies(planned(BRIDGE, BRIDGE_LINK))
+    with pytest.raises(TapmanagerError, match=r"eth0.*32765: lookup 100.*restart virtshim") as caught:
+        network_plan.refuse_policies(planned(BRIDGE, link(addresses=("10.88.0.5/16",), policies=SBR)))
+    assert caught.value.kind == "unimplemented"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +247,18 @@ def test_the_results_address_serves_where_the_kernel_shows_none() -> None:
         (result(interfaces=[{"name": "eth0", "sandbox": SANDBOX}]), [link()], "internal", "no IP address"),
         (BRIDGE, [link("other")], "internal", 'interface "eth0" is not in'),
         (BRIDGE, [link(kind="macvlan")], "unimplemented", "macvlan"),
-        (BRIDGE, [link(rules=("from 10.88.0.5 lookup 100",))], "unimplemented", "eth0.*from 10.88.0.5 lookup 100.*sbr"),
+        (
+            BRIDGE,
+            [link(policies=Policies(refused=("9: from all lookup 100: fwmark",)))],
+            "unimplemented",
+            "eth0.*from all lookup 100: fwmark.*leave it",
+        ),
+        (
+            BRIDGE,
+            [link(policies=SBR), link("tunl0", kind="ipip", frames=False, policies=SBR)],
+            "unimplemented",
+            "eth0.*32765: lookup 100: dev tunl0",
+        ),
         (BRIDGE, [link(kind="netkit", frames=False)], "unimplemented", "of kind netkit, .*bpf.datapathMode=veth"),
         (BRIDGE, [link(kind="wireguard", frames=False)], "unimplemented", "of kind wireguard, .*a veth pair"),
         (result(ips=[{"address": "10.1.1.1/24"}]), [link()], "internal", "no interface in the pod"),
@@ -260,6 +294,7 @@ VF_LINK = link(
     parent=VF,
     leads_out=True,
     alias="enp59s0v1",
+    policies=SBR,
 )
 
 
@@ -272,6 +307,7 @@ def test_a_function_goes_into_the_vm_with_what_its_link_had() -> None:
     assert (function.link, function.pci, function.driver) == ("net1", VF, "iavf")
     assert (function.mac, function.mtu, function.addresses) == ("0a:58:0a:58:00:05", 1450, ("10.1.0.7/24",))
     assert function.routes == (Route("10.0.0.0/8", "10.1.0.1"),)
+    assert (function.rules, function.table_routes) == (SBR.rules, SBR.routes)
     assert beside(found, VF_LINK, among={"net1": VF}) == ()
     assert function.alias == "enp59s0v1", "where host-device looks for the name that the link had on the host"
     assert NicFunction.from_json(json.loads(json.dumps(function.to_json())), "function") == function
