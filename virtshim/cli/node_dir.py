@@ -12,10 +12,12 @@ DIR/containerd           with --with-containerd; see virtshim.cli.containerd
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Iterable
@@ -31,6 +33,7 @@ from virtshim.files import replace_text
 # Settings as the environment names them; a whole table may be given as JSON.
 _OWN_TABLES = ("PATHS", "PROXY", "SHARES", "TAPMANAGER")
 _OWN_KEYS = ("CRI", "CRI__SOCKET", "LIBVIRT", "LIBVIRT__URI", "LIBVIRT__VMWRAPPER")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,19 +282,32 @@ def to_toml(values: dict[str, Any]) -> str:
     for table, content in values.items():
         if not isinstance(content, dict):
             raise InvalidRequest(f"--config: {table} must be a table, such as [{table}]")
-        lines.append(f"[{table}]")
-        lines.extend(f"{key} = {toml_value(value)}" for key, value in content.items())
+        lines.append(f"[{_toml_key(table)}]")
+        lines.extend(f"{_toml_key(key)} = {toml_value(value)}" for key, value in content.items())
         lines.append("")
     return "\n".join(lines)
 
 
 def toml_value(value: Any) -> str:
-    """JSON's strings, numbers and booleans are TOML's too."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {toml_value(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value)
+    """JSON's integers and booleans are TOML's too, and its strings, but for characters that it writes as two halves."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(one)}" for key, one in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(toml_value, value)) + "]"
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case float():
+            return repr(value)
+        case datetime.date() | datetime.time():
+            return value.isoformat()
+        case _:
+            return json.dumps(value)
+
+
+def _toml_key(name: str) -> str:
+    """Names of annotations have dots and slashes, which no bare key has."""
+    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 
 def _network_file(conf_dir: str) -> str:

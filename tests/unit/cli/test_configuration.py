@@ -70,7 +70,7 @@ def test_secrets_are_hidden_by_their_type_and_passwords_in_addresses() -> None:
 @pytest.mark.parametrize("form", ["--changed", "--json"])
 def test_what_annotations_of_profiles_say_is_hidden_but_for_numbers_and_words(file: Path, form: str) -> None:
     file.write_text(
-        '[[vm.profiles]]\nname = "big"\n[vm.profiles.annotations]\nVirtletVCPUCount = "4"\n'
+        '[[vm.profiles]]\nname = "big"\n[vm.profiles.annotations]\nVirtletVCPUCount = "4"\n"virtshim.io/firmware" = "uefi"\n'
         'VirtletCloudInitUserData = "password: planted"\nVirtletCloudInitMetaData = "hint: planted"\n'
     )
     text = ran("show", form, "--config", file)
@@ -78,6 +78,7 @@ def test_what_annotations_of_profiles_say_is_hidden_but_for_numbers_and_words(fi
     [big] = json.loads(text)["vm.profiles"]["value"] if form == "--json" else tomllib.loads(text)["vm"]["profiles"]
     assert big["annotations"] == {
         "VirtletVCPUCount": "4",
+        "virtshim.io/firmware": "uefi",
         "VirtletCloudInitUserData": "(hidden, 17 characters)",
         "VirtletCloudInitMetaData": "(hidden, 13 characters)",
     }

@@ -1,11 +1,13 @@
 """What `up` writes below its directory, and who holds it."""
 
 import json
+import math
 import os
 import re
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -93,10 +95,28 @@ def test_the_lock_names_its_holder_and_is_free_after_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["/a b", 'q"uote', "back\\slash", "ünï", 3, True, ["a", "b"], [], 1.5, {"a": {"b": ["c"]}}, [{"a": 1}]]
-)
+    "value",
+    [
+        "/a b", 'q"uote', "back\\slash", "ünï", "😀\x7f\n", 3, True, ["a", "b"], [], 1.5, 1e300, math.inf, date(2026, 1, 31),
+        {"a": {"b": ["c"]}}, [{"a": 1}], {"virtshim.io/firmware": "uefi", "": 1, 'q"': 2},
+    ],
+)  # fmt: skip
 def test_plain_values_survive_their_way_into_toml(value: object) -> None:
     assert tomllib.loads(to_toml({"t": {"k": value}})) == {"t": {"k": value}}
+
+
+def test_a_profile_of_an_overlay_may_have_virtshims_own_annotations(short: Path) -> None:
+    overlay = short / "overlay.toml"
+    overlay.write_text('[[vm.profiles]]\nname = "u"\nannotations = { "virtshim.io/firmware" = "uefi" }\n')
+    settings = write_node(absolute(short / "n"), NodeOptions(str(short / "n"), config=str(overlay)))
+    assert dict(settings.vm.profiles[0].annotations) == {"virtshim.io/firmware": "uefi"}
+
+
+def test_a_setting_that_there_is_not_is_told_by_its_name_whatever_it_is(short: Path) -> None:
+    overlay = short / "overlay.toml"
+    overlay.write_text('[vm]\n"odd/name" = 2026-01-31\n')
+    with pytest.raises(InvalidRequest, match="vm.odd/name: there is no such setting"):
+        write_node(absolute(short / "n"), NodeOptions(str(short / "n"), config=str(overlay)))
 
 
 def test_a_value_outside_a_table_is_refused() -> None:
