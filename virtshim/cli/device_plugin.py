@@ -17,7 +17,7 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.devices.pools import HostFunction, Pool
-from virtshim.domain.errors import InvalidRequest, WrongState
+from virtshim.domain.errors import InvalidRequest, PermissionRefused, WrongState
 from virtshim.grpc_socket import SocketLock
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
@@ -54,8 +54,10 @@ def device_plugin_command(file: str | None) -> None:
         os.makedirs(run_dir, mode=0o711, exist_ok=True)
         # Not in kubelet's directory, which kubelet empties when it starts.
         lock = SocketLock(f"{run_dir}/device-plugin")
+    except PermissionError as exc:
+        raise PermissionRefused(f"{run_dir} cannot be used: {exc.strerror}; run this as root") from exc
     except OSError as exc:
-        raise WrongState(f"{run_dir} cannot be used: {exc.strerror}; run this as root") from exc
+        raise WrongState(f"{run_dir} cannot be used: {exc.strerror}; correct paths.run_dir") from exc
     try:
         Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
         sdnotify.notify("READY=1")

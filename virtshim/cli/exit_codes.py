@@ -23,6 +23,7 @@ OF_KIND: Final[Mapping[Kind, int]] = {
     Kind.INVALID: 78,
 }
 
+UNREAD: Final = 1
 INTERRUPTED: Final = 130
 
 MEANINGS: Final[Mapping[int, str]] = {

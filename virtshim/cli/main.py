@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,7 +15,8 @@ from virtshim.cli.configuration.commands import config_app
 from virtshim.cli.operating.commands import cri_socket as _cri_socket
 from virtshim.cli.operating.commands import operating_app
 from virtshim.cli.operating.names import pod_names
-from virtshim.domain.errors import ShimError
+from virtshim.cli.terminal import open_closed_streams, write_out
+from virtshim.domain.errors import InvalidRequest, Kind, ShimError
 
 app = typer.Typer(
     help="A Kubernetes CRI runtime: each pod is a virtual machine.",
@@ -226,12 +229,33 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point. A ShimError is one line on standard error, never a traceback."""
+    """Entry point. A ShimError is one line on standard error, never a traceback, and so is output that cannot be written."""
     # The embedded libvirt driver forks to start QEMU; gRPC's own fork handlers would abort the child. grpc reads this
     # when it is first imported, which is later.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    open_closed_streams()
     try:
-        app()
+        _refuse_other_bytes(sys.argv[1:])
+        try:
+            app()
+        finally:
+            write_out()
     except ShimError as exc:
         print(f"virtshim: {exc}", file=sys.stderr)
         sys.exit(exit_codes.OF_KIND[exc.kind])
+    except OSError as exc:
+        if exc.errno == errno.EPIPE:
+            sys.exit(exit_codes.UNREAD)
+        if exc.errno != errno.ENOSPC:
+            raise
+        print(f"virtshim: {exc.filename or 'the output'} could not be written: {exc.strerror}; make room", file=sys.stderr)
+        sys.exit(exit_codes.OF_KIND[Kind.EXHAUSTED])
+
+
+def _refuse_other_bytes(words: Sequence[str]) -> None:
+    """CRI's texts are UTF-8, and so are the files that settings are in."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidRequest(f"the argument {word!r} is not UTF-8; write it in that") from exc

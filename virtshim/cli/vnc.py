@@ -16,6 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from virtshim.cli import terminal
 from virtshim.cli.vm_lookup import running_vm
 from virtshim.cri.client import VmSummary, connected
 from virtshim.cri.operator.client import operating
@@ -67,16 +68,18 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
             raise WrongState(f'{vm.name} has no screen; set the annotation {VNC_ANNOTATION}: "true" on its pod')
     with _listener(place) as listener:
         shown = place.path or "{}:{}".format(*listener.getsockname()[:2])
-        print(f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends", file=sys.stderr, flush=True)
         try:
-            while True:
-                local, _ = listener.accept()
-                threading.Thread(target=_serve, args=(admin, vm, local), daemon=True).start()
+            with terminal.ended_by_signals():
+                print(f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends", file=sys.stderr, flush=True)
+                while True:
+                    local, _ = listener.accept()
+                    threading.Thread(target=_serve, args=(admin, vm, local), daemon=True).start()
         except KeyboardInterrupt:
             return
         finally:
             if place.path:
-                os.unlink(place.path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place.path)
 
 
 def _listener(place: ListenAddress) -> socket.socket:
@@ -90,7 +93,8 @@ def _listener(place: ListenAddress) -> socket.socket:
     except OSError as exc:
         listener.close()
         where = place.path or f"{place.host} port {place.port}"
-        raise WrongState(f"cannot listen on {where}: {exc.strerror}; choose another with --listen or --unix") from exc
+        why = exc.strerror or exc  # a path that is too long has no number
+        raise WrongState(f"cannot listen on {where}: {why}; choose another with --listen or --unix") from exc
     finally:
         os.umask(before)
     return listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +16,7 @@ from criproto.runtime_v1 import api_pb2_grpc
 from virtshim.cri.error_codes import kind_of
 from virtshim.domain import errors
 from virtshim.domain.annotations.parse import VNC_ANNOTATION
-from virtshim.domain.errors import NotFound, ShimError, Unavailable
+from virtshim.domain.errors import NotFound, PermissionRefused, ShimError, Unavailable
 from virtshim.domain.guest.streaming import Streams
 
 _SECONDS: Final = 30.0
@@ -137,10 +138,18 @@ class NodeClient:
 
 @contextlib.contextmanager
 def connected(socket: str) -> Iterator[NodeClient]:
-    """A client of the node that serves CRI on this Unix socket; an unreachable one shows at the first call."""
+    """A client of the node that serves CRI on this Unix socket; an unreachable one shows at the first call. Raises PermissionRefused
+    for one that is somebody else's."""
+    refuse_others_socket(socket)
     options = [("grpc.max_receive_message_length", _MESSAGE_BYTES)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         yield NodeClient(channel)
+
+
+def refuse_others_socket(path: str) -> None:
+    """Who may not write a socket may not connect to it, unix(7); gRPC calls that unreachable. Raises PermissionRefused."""
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise PermissionRefused(f"{path} may not be asked by this user; run it as root, with sudo")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,62 @@ def test_every_command_that_asks_the_node_ends_with_69_where_there_is_none(
     said = capsys.readouterr().err
     assert said.startswith("virtshim: ")
     assert f"{tmp_path}/none.sock" in said
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+def test_every_command_that_asks_the_node_ends_with_77_where_the_socket_is_roots(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.sock").touch()
+    monkeypatch.setattr("virtshim.cri.client.os.access", lambda *_: False)
+    assert ended(monkeypatch, *words, *required(words), "--socket", f"{tmp_path}/one.sock") == 77
+    assert f"virtshim: {tmp_path}/one.sock may not be asked by this user; run it as root" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("up", "--dir"), ("down", "--dir"), ("diag",), ("setup", "--root")], ids=" ".join)
+def test_what_only_root_can_do_ends_with_77_for_others(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert ended(monkeypatch, *words, str(tmp_path)) == 77
+    assert re.match(r"virtshim: .*(root|sudo)", capsys.readouterr().err)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("words", [("ps", "--socket"), ("pull",), ("exec", "web", "--"), ("diag",)], ids=" ".join)
+def test_a_word_that_is_not_utf_8_is_told_with_78(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(monkeypatch, *words, os.fsdecode(b"\xff")) == 78
+    assert capsys.readouterr().err == "virtshim: the argument '\\udcff' is not UTF-8; write it in that\n"
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "says"),
+    [
+        (">/dev/full", 71, "virtshim: the output could not be written: No space left on device; make room\n"),
+        ("| exec true", 0, ""),
+        (">&-", 0, ""),
+        ("<&- >&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_is_a_line_at_most(streams: str, code: int, says: str) -> None:
+    """`config schema` prints more than a pipe's reader has taken; `version` less than a buffer holds."""
+    for words in (["config", "schema"], ["version"]):
+        line = ["sh", "-c", f'"$@" {streams}', "sh", sys.executable, "-m", "virtshim", *words]
+        found = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert (found.returncode, found.stderr) == (code, says)
+
+
+def test_output_into_a_pipe_without_a_reader_is_1_in_silence() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    found = subprocess.run(
+        [sys.executable, "-m", "virtshim", "version"], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (found.returncode, found.stderr) == (exit_codes.UNREAD, b"")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

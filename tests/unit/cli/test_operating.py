@@ -53,7 +53,7 @@ def test_a_log_is_read_line_by_line_however_it_is_cut() -> None:
 
 @pytest.mark.parametrize(
     ("count", "kept"),
-    [(0, []), (1, [b"third"]), (2, [b"sec", b"ond", b"third"]), (9, [b"first", b"sec", b"ond", b"third"])],
+    [(0, []), (1, [b"third"]), (2, [b"sec", b"ond", b"third"]), (9, [b"first", b"sec", b"ond", b"third"]), (10**30, [b"first", b"sec", b"ond", b"third"])],
 )
 def test_the_last_lines_are_whole_ones(count: int, kept: list[bytes]) -> None:
     assert pieces(logs.last(lines_of([LOG]), count)) == kept
@@ -149,7 +149,15 @@ def test_rates_are_between_two_looks_and_never_negative() -> None:
     assert top.cells(rows[0]) == ("default/a", "150%", "100B", "10B", "1000B", "0B")
 
 
-@pytest.mark.parametrize(("sort", "interval", "says"), [("colour", 1, "--sort"), ("cpu", 0.01, "--interval")])
+@pytest.mark.parametrize(
+    ("sort", "interval", "says"),
+    [
+        ("colour", 1, "--sort"),
+        ("cpu", 0.01, "--interval"),
+        ("cpu", math.nan, "--interval nan"),
+        ("cpu", math.inf, "--interval inf"),
+    ],
+)
 def test_what_top_cannot_do_is_refused_before_anybody_is_asked(sort: str, interval: float, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         top.top("/nowhere", sort=sort, interval=interval, once=True, as_json=False)

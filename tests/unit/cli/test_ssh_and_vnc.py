@@ -9,7 +9,7 @@ import pytest
 from virtshim.cli import ssh, vnc
 from virtshim.cli.ssh import SshOptions
 from virtshim.cri.client import VmSummary
-from virtshim.domain.errors import InvalidRequest
+from virtshim.domain.errors import InvalidRequest, WrongState
 
 pytestmark = pytest.mark.operator
 
@@ -56,3 +56,9 @@ def test_a_screen_is_shown_to_no_other_machine(listen: str) -> None:
 def test_a_place_that_is_none_is_refused(listen: str) -> None:
     with pytest.raises(InvalidRequest, match="ADDRESS:PORT"):
         vnc.parse_listen_address(listen, "")
+
+
+def test_a_socket_whose_path_is_too_long_is_told_so(tmp_path: Path) -> None:
+    place = vnc.parse_listen_address("", f"{tmp_path}/{'x' * 120}")
+    with pytest.raises(WrongState, match=r"AF_UNIX path too long; choose another with --listen or --unix"):
+        vnc._listener(place)

@@ -17,7 +17,7 @@ from virtshim import config as settings_table
 from virtshim.cli.diag import archive, daemons, machine, network, records, vms
 from virtshim.cli.diag.gather import LIMIT, Collector, Gathered, Node, gather
 from virtshim.cli.diag.secrets import Secrets
-from virtshim.domain.errors import InvalidRequest, ShimError, WrongState
+from virtshim.domain.errors import InvalidRequest, PermissionRefused, ShimError
 
 COLLECTORS: Final[Mapping[str, Collector]] = {
     "versions": machine.versions,
@@ -69,7 +69,7 @@ def diag_command(
 ) -> int:
     """0 also if parts could not be had: their files say why. Raises ShimError if there can be no archive."""
     if os.geteuid() != 0:
-        raise WrongState("what is wrong with a node only root can see; run it with sudo")
+        raise PermissionRefused("what is wrong with a node only root can see; run it with sudo")
     if not directory:
         raise InvalidRequest("DIR is empty; name a directory for the archive")
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=as_json)

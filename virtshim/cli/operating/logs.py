@@ -26,6 +26,8 @@ _LOOK: Final = 0.2
 _READ: Final = 1 << 16
 # No line of a CRI log is that long.
 _LONGEST: Final = 1 << 20
+# More lines than any log has.
+_MOST: Final = 1 << 40
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -103,7 +105,7 @@ def _print(path: str, since: str, options: LogOptions, is_over: Callable[[], boo
 
 def last(found: Iterable[Line], count: int) -> Iterator[Line]:
     """The pieces of the last `count` whole lines."""
-    kept: deque[list[Line]] = deque([[]], maxlen=count + 1)
+    kept: deque[list[Line]] = deque([[]], maxlen=min(count, _MOST) + 1)
     for line in found:
         kept[-1].append(line)
         if not line.partial:

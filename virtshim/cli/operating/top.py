@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
+from virtshim.cli import terminal
 from virtshim.cli.operating.tables import show, show_json, size, table
 from virtshim.cri.client import PodSummary, connected
 from virtshim.cri.operator.node_work import NodeWork, PodUsage, working
@@ -20,7 +21,7 @@ from virtshim.domain.errors import InvalidRequest
 _HEAD: Final = ("POD", "CPU", "MEMORY", "DISK", "RX/s", "TX/s")
 # Of what the rows are sorted by: the largest first, but for names.
 SORTS: Final = ("cpu", "memory", "disk", "network", "name")
-_SOONEST: Final = 0.2
+_SOONEST, _LATEST = 0.2, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -
     """Until ctrl-c. Raises ShimError."""
     if sort not in SORTS:
         raise InvalidRequest(f"--sort {sort[:40]!r}: must be one of {', '.join(SORTS)}")
-    if interval < _SOONEST:
-        raise InvalidRequest(f"--interval {interval:g}: must be {_SOONEST:g} seconds or more")
+    if not _SOONEST <= interval <= _LATEST:
+        raise InvalidRequest(f"--interval {interval:g}: must be {_SOONEST:g} to {_LATEST:g} seconds")
     pause = threading.Event()
     with connected(socket) as node, working(socket) as work, contextlib.suppress(KeyboardInterrupt):
         before = _read(work)
@@ -52,7 +53,8 @@ def top(socket: str, *, sort: str, interval: float, once: bool, as_json: bool) -
         elif once or not sys.stdout.isatty():
             show(_HEAD, map(cells, rows))
         else:
-            with Live(table(_HEAD, map(cells, rows)), console=Console(highlight=False), screen=True) as live:
+            shown = Live(table(_HEAD, map(cells, rows)), console=Console(highlight=False), screen=True)
+            with terminal.ended_by_signals(), shown as live:
                 while not pause.wait(interval):
                     rows, before = _next(node.pods(), before, work, sort)
                     live.update(table(_HEAD, map(cells, rows)), refresh=True)

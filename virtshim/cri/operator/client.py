@@ -13,7 +13,7 @@ import grpc
 
 from criproto.operator_v1 import operator_pb2 as pb
 from criproto.operator_v1 import operator_pb2_grpc
-from virtshim.cri.client import as_shim_errors
+from virtshim.cri.client import as_shim_errors, refuse_others_socket
 from virtshim.domain.errors import InvalidRequest, Unavailable
 from virtshim.domain.guest.operation import Action
 
@@ -96,12 +96,13 @@ class OperatorClient:
 
 @contextlib.contextmanager
 def operating(path: str) -> Iterator[OperatorClient]:
-    """A client of the node whose admin socket this is. Raises Unavailable if there is none."""
+    """A client of the node whose admin socket this is. Raises Unavailable if there is none, PermissionRefused if it is another's."""
     if not os.path.exists(path):
         raise Unavailable(
             f"there is no admin socket {path}: is virtshim running there? It lies in paths.run_dir, or beside the socket that "
             "--socket names"
         )
+    refuse_others_socket(path)
     options = [("grpc.max_receive_message_length", _MESSAGE_BYTES)]
     with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
         yield OperatorClient(channel)

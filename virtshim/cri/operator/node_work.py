@@ -12,7 +12,7 @@ import grpc
 
 from criproto.runtime_v1 import api_pb2 as pb
 from criproto.runtime_v1 import api_pb2_grpc
-from virtshim.cri.client import as_shim_errors
+from virtshim.cri.client import as_shim_errors, refuse_others_socket
 
 _SECONDS: Final = 30.0
 # A pull has its own limits on the node.
@@ -230,7 +230,8 @@ def _usage(one: pb.PodSandboxStats) -> PodUsage:
 
 @contextlib.contextmanager
 def working(socket: str) -> Iterator[NodeWork]:
-    """On the node that serves CRI on this Unix socket."""
+    """On the node that serves CRI on this Unix socket. Raises PermissionRefused for one that is somebody else's."""
+    refuse_others_socket(socket)
     options = [("grpc.max_receive_message_length", _MESSAGE_BYTES)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         yield NodeWork(channel)
