@@ -20,7 +20,7 @@ from wsproto.events import (
 )
 from wsproto.utilities import RemoteProtocolError
 
-from virtshim.domain.errors import InternalError, Unavailable
+from virtshim.domain.errors import InternalError, ResourceExhausted, Unavailable
 from virtshim.streaming.channel_messages import ChannelReader, Piece, encode
 from virtshim.streaming.websocket import Fragment
 
@@ -29,6 +29,8 @@ FORWARD: Final = "v4.channel.k8s.io"
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 _CLOSE: Final = 255
 
+# Of a session beyond a limit, which the node's words name.
+_TOO_MANY: Final = 429
 _CONNECTING: Final = 30.0
 _READ: Final = 64 << 10
 
@@ -117,7 +119,7 @@ class StreamClient:
 
 
 def connect(url: str, protocol: str = PROTOCOL) -> StreamClient:
-    """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, InternalError."""
+    """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, ResourceExhausted, InternalError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
     try:
@@ -156,6 +158,7 @@ def _handshake(sock: socket.socket, host: str, path: str, protocol: str) -> WSCo
         except RemoteProtocolError as exc:
             raise InternalError(f"the node's answer is not WebSocket: {exc}") from exc
         if not data:
-            raise InternalError(
-                f"the node refused the stream (HTTP {rejected}): {why.decode(errors='replace').strip()}"
-            )
+            said = why.decode(errors="replace").strip()
+            if rejected == _TOO_MANY:
+                raise ResourceExhausted(said)
+            raise InternalError(f"the node refused the stream (HTTP {rejected}): {said}")

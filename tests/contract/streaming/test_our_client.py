@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -14,10 +15,13 @@ from collections.abc import Iterator
 
 import pytest
 from fakes.sessions import FakeSession
-from fakes.streamnode import StreamNode
+from fakes.streamnode import CONTAINER, StreamNode
 
-from virtshim.domain.errors import Unavailable
+from virtshim.domain.errors import ResourceExhausted, Unavailable
+from virtshim.domain.guest.streaming import AttachStreams, Streams
+from virtshim.streaming.client import connect
 from virtshim.streaming.connection import StreamTimeouts
+from virtshim.streaming.room import StreamLimits
 
 LIMIT = 20.0
 
@@ -77,6 +81,18 @@ def test_a_url_that_was_used_is_refused_in_words(node: StreamNode) -> None:
     url = node.exec("any", stdin=True, stdout=True)
     assert ran(url, "i").returncode == 0
     assert b"refused the stream (HTTP 404)" in ran(url, "i").stderr
+
+
+def test_a_session_beyond_a_limit_is_no_room_in_the_nodes_words() -> None:
+    node = StreamNode(StreamTimeouts(), StreamLimits(sessions=100, pod_sessions=1))
+    node.start()
+    wanted = AttachStreams(CONTAINER, Streams(stdin=True, stdout=True), pod="default/web")
+    try:
+        with contextlib.closing(connect(node.server.offer(wanted))):
+            with pytest.raises(ResourceExhausted, match="^pod default/web has 1 .* streaming.pod_sessions$"):
+                connect(node.server.offer(wanted))
+    finally:
+        node.server.stop()
 
 
 def test_a_server_that_goes_is_no_success(node: StreamNode) -> None:
