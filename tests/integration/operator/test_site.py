@@ -131,20 +131,26 @@ def typed(text: str, program: str) -> Iterator[list[str]]:
             yield words[1:end]
 
 
+def options_of(command: Any) -> set[str]:
+    return {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+
+
 def unknown(words: list[str]) -> str:
     """What of a `virtshim ...` line the program does not know, "" if all is known."""
     command: Any = typer.main.get_command(app)
     path = ["virtshim"]
     while words and hasattr(command, "commands"):
         name, *words = words
-        if name in ("...", "…") or name.startswith("--"):
+        if name in ("...", "…"):
             return ""
+        if name.startswith("--"):
+            return "" if name in options_of(command) else f"{' '.join(path)} has no {name}"
         for one in name.split("|"):
             if one not in command.commands:
                 return f"{' '.join(path)} has no {one}"
         command = command.commands[name.split("|")[0]]
         path.append(name)
-    options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+    options = options_of(command)
     for word in words:
         if word == "--":
             break
@@ -163,7 +169,14 @@ def test_every_virtshim_command_in_a_page_exists_with_its_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["virtshim chek", "virtshim check --jsn", "virtshim exec -q NAME -- sh", "virtshim config shew"]
+    "line",
+    [
+        "virtshim chek",
+        "virtshim --vershun",
+        "virtshim check --jsn",
+        "virtshim exec -q NAME -- sh",
+        "virtshim config shew",
+    ],
 )
 def test_a_command_that_is_not_there_is_seen(line: str) -> None:
     (words,) = typed(f"text\n\n    {line}\n", "virtshim")
