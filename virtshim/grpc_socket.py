@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Protocol
 
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import PermissionRefused, WrongState
 from virtshim.files import FileLocked, lock_file
 
 
@@ -21,13 +21,21 @@ class SocketLock:
     so the lock comes first."""
 
     def __init__(self, socket_path: str) -> None:
-        """Raises WrongState if another process holds it."""
+        """Makes its directory. Raises WrongState if another process holds it, or it cannot be there; PermissionRefused for who is not
+        root."""
+        directory = os.path.dirname(socket_path)
         try:
+            os.makedirs(directory, mode=0o711, exist_ok=True)
             self._descriptor = lock_file(f"{socket_path}.lock")
         except FileLocked as exc:
             raise WrongState(
                 f"another virtshim (pid {exc.holder or 'unknown'}) serves {socket_path}; stop it first"
             ) from exc
+        except OSError as exc:
+            found = f"{exc.filename or directory} cannot be used: {exc.strerror}"
+            if isinstance(exc, PermissionError) and os.geteuid() != 0:
+                raise PermissionRefused(f"{found}; run this as root") from exc
+            raise WrongState(f"{found}; move it away, or choose another place in the settings") from exc
 
     def release(self) -> None:
         os.close(self._descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 
 import structlog
@@ -33,7 +32,6 @@ OWN = (
 def serve(settings: Settings, file: str | None = None) -> None:
     """Runs until SIGTERM or SIGINT; SIGHUP reads `file` again. Raises ShimError if it cannot start."""
     stopping, reloads = stop_event(), reload_requests()
-    os.makedirs(os.path.dirname(settings.cri_socket), mode=0o711, exist_ok=True)
     lock = SocketLock(settings.cri_socket)
     thread_dump.write_when_asked(settings.cri_socket)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -17,7 +16,7 @@ from virtshim.devices.host_files import HostFiles
 from virtshim.devices.pci import PciBus
 from virtshim.domain.devices.granted import PciAddress
 from virtshim.domain.devices.pools import HostFunction, Pool
-from virtshim.domain.errors import InvalidRequest, PermissionRefused, WrongState
+from virtshim.domain.errors import InvalidRequest
 from virtshim.grpc_socket import SocketLock
 from virtshim.kubelet import cdi_file
 from virtshim.kubelet.device_plugin import DevicePlugin, KubeletPlugins, ResourcePlugin
@@ -49,15 +48,8 @@ def device_plugin_command(file: str | None) -> None:
 
     plugins = {pool.resource: ResourcePlugin(pool, directory, ResourceServer(pool, name_of(pool))) for pool in pools}
     publish = partial(cdi_file.write, wanted.cdi_dir) if with_cdi else _publish_nothing
-    run_dir = settings.paths.run_dir
-    try:
-        os.makedirs(run_dir, mode=0o711, exist_ok=True)
-        # Not in kubelet's directory, which kubelet empties when it starts.
-        lock = SocketLock(f"{run_dir}/device-plugin")
-    except PermissionError as exc:
-        raise PermissionRefused(f"{run_dir} cannot be used: {exc.strerror}; run this as root") from exc
-    except OSError as exc:
-        raise WrongState(f"{run_dir} cannot be used: {exc.strerror}; correct paths.run_dir") from exc
+    # Not in kubelet's directory, which kubelet empties when it starts.
+    lock = SocketLock(f"{settings.paths.run_dir}/device-plugin")
     try:
         Reload(file, settings, _use_nothing, ("paths", "device_plugin", "devices", "log")).start(reload_requests())
         sdnotify.notify("READY=1")

@@ -60,9 +60,8 @@ class Plan:
 
 def serve(plan: Plan, reload: Callable[[], None]) -> None:
     """Runs until SIGTERM or SIGINT; SIGHUP calls `reload`. Raises ShimError if it cannot start."""
-    os.makedirs(os.path.dirname(plan.socket), mode=0o711, exist_ok=True)
-    os.makedirs(plan.directory, mode=0o700, exist_ok=True)
     lock = SocketLock(plan.socket)
+    os.makedirs(plan.directory, mode=0o700, exist_ok=True)
     thread_dump.write_when_asked(plan.socket)
     try:
         asyncio.run(_serve(plan, reload))

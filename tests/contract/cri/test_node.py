@@ -1,5 +1,6 @@
 """The node itself: version, conditions, what is not implemented, the socket."""
 
+import errno
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from fakes.world import World
 
 from criproto.runtime_v1 import api_pb2 as pb
 from virtshim.config import Cri
-from virtshim.domain.errors import WrongState
+from virtshim.domain.errors import PermissionRefused, WrongState
 from virtshim.grpc_socket import SocketLock
 
 pytestmark = pytest.mark.cri
@@ -202,6 +203,25 @@ def test_a_second_server_is_refused_by_the_lock_and_told_who_holds_it(tmp_path: 
         SocketLock(path)
     lock.release()
     SocketLock(path).release()
+
+
+def test_a_lock_that_cannot_be_there_is_told_with_what_stands_in_its_way(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WrongState, match=r"/file/run cannot be used: Not a directory; .*choose another place"):
+        SocketLock(f"{tmp_path}/file/run/s")
+    (tmp_path / "s.lock").mkdir()
+    with pytest.raises(WrongState, match=r"/s\.lock cannot be used: Is a directory; move it away"):
+        SocketLock(f"{tmp_path}/s")
+
+
+def test_a_daemon_that_does_not_run_as_root_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: str) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("virtshim.grpc_socket.lock_file", denied)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(PermissionRefused, match=r"/s\.lock cannot be used: Permission denied; run this as root"):
+        SocketLock(f"{tmp_path}/s")
 
 
 def test_the_lock_is_private(tmp_path: Path) -> None:
