@@ -78,7 +78,10 @@ def _received(client: StreamClient) -> bytes:
 def _write(fd: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(fd, rest) :]
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # it does not block for somebody who has it, too
+            select.select([], [fd], [])
 
 
 def _send_size(client: StreamClient) -> None:

@@ -78,7 +78,7 @@ def open_closed_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free is this one
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, closefd=False))  # for the program's life
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  for the program's life
 
 
 def write_out() -> None:

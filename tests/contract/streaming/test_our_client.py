@@ -70,6 +70,29 @@ def test_much_input_and_output_at_once_pass_whole_and_neither_stops_the_other(no
     assert done.stdout == data
 
 
+def test_an_output_that_does_not_block_gets_all_of_it(node: StreamNode) -> None:
+    """As a shell or an editor makes a pipe that it reads itself; the flag is that of everybody who has the pipe."""
+
+    async def guest(session: FakeSession) -> int:
+        await session.out(b"x" * 1_000_000)
+        return 0
+
+    node.sessions.script = guest
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    process = subprocess.Popen([sys.executable, "-c", OURS, "-", node.exec("any", stdout=True)], stdout=writing)
+    try:
+        while select.select([], [writing], [], 0)[1] and process.poll() is None:  # until it is full
+            select.select([reading], [], [], 0.1)
+        os.close(writing)
+        with open(reading, "rb") as file:
+            assert len(file.read()) == 1_000_000
+        assert process.wait(LIMIT) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_session_that_fails_says_why(node: StreamNode) -> None:
     node.sessions.refuse = Unavailable("the guest has no agent")
     done = ran(node.exec("any", stdout=True), "-")
