@@ -186,6 +186,7 @@ def test_a_vm_by_hand_is_what_its_options_say() -> None:
     assert (wanted.name, wanted.memory, wanted.cpus) == ("web", 3 << 29, 2)
     assert (wanted.annotations, wanted.env) == ({"virtshim.io/vnc": "true"}, (("A", "b=c"),))
     assert wanted_vm("i", "", "", 0, (), ()).name.startswith("run-")
+    assert wanted_vm("i", "", "512M", 0, (), ()).memory == 512_000_000, "as in a pod's limits"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import secrets
 import signal
@@ -17,14 +16,11 @@ from virtshim.cli.operating.pulling import pull
 from virtshim.cli.relay import Detached, relay
 from virtshim.cri.client import connected
 from virtshim.cri.operator.node_work import NodeWork, WantedVm, working
+from virtshim.domain.annotations.quantity import parse_bytes
 from virtshim.domain.errors import InvalidRequest, ShimError
 from virtshim.streaming import client as streaming
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)i?")
-_FACTORS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# What CRI's field for it does not hold.
-_TOO_MUCH: Final = 1 << 63
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # Seconds between two looks whether the VM's end is recorded, and how long that may take.
 _LOOK, _RECORDED = 0.2, 60.0
@@ -58,13 +54,11 @@ def _pairs(option: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _bytes(text: str) -> int:
-    if not text:
-        return 0
-    found = _SIZE.fullmatch(text)
-    size = float(found[1]) * _FACTORS[found[2]] if found else math.inf
-    if size >= _TOO_MUCH:
-        raise InvalidRequest(f"--memory {text[:40]!r}: must be a size such as 512Mi or 2Gi")
-    return int(size)
+    """As a pod's limit says it."""
+    try:
+        return parse_bytes(text) if text else 0
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"--memory: {exc}") from exc
 
 
 class _Signals:
