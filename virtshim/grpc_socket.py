@@ -21,8 +21,8 @@ class SocketLock:
     so the lock comes first."""
 
     def __init__(self, socket_path: str) -> None:
-        """Makes its directory. Raises WrongState if another process holds it, or it cannot be there; PermissionRefused for who is not
-        root."""
+        """Makes its directory. Raises WrongState if another process holds it, or it cannot be there; PermissionRefused for who
+        is not root."""
         directory = os.path.dirname(socket_path)
         try:
             os.makedirs(directory, mode=0o711, exist_ok=True)

@@ -248,7 +248,9 @@ def main() -> None:
             sys.exit(exit_codes.UNREAD)
         if exc.errno != errno.ENOSPC:
             raise
-        print(f"virtshim: {exc.filename or 'the output'} could not be written: {exc.strerror}; make room", file=sys.stderr)
+        print(
+            f"virtshim: {exc.filename or 'the output'} could not be written: {exc.strerror}; make room", file=sys.stderr
+        )
         sys.exit(exit_codes.OF_KIND[Kind.EXHAUSTED])
 
 

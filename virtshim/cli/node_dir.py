@@ -12,7 +12,7 @@ DIR/containerd           with --with-containerd; see virtshim.cli.containerd
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import hashlib
 import ipaddress
 import json
@@ -299,7 +299,7 @@ def toml_value(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case float():
             return repr(value)
-        case datetime.date() | datetime.time():
+        case dt.date() | dt.time():
             return value.isoformat()
         case _:
             return json.dumps(value)

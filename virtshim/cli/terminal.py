@@ -1,5 +1,5 @@
-"""What this program reads from and writes to: the person's terminal, raw while a guest has it and as it was afterwards, or whatever a
-shell has put in its place."""
+"""What this program reads from and writes to: the person's terminal, raw while a guest has it and as it was afterwards, or
+whatever a shell has put in its place."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def open_closed_streams() -> None:
 
 
 def write_out() -> None:
-    """Standard output is written out now: when the interpreter ends nobody could tell what is wrong. Raises OSError, and what was not
-    written is lost."""
+    """Standard output is written out now: when the interpreter ends nobody could tell what is wrong. Raises OSError, and what
+    was not written is lost."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -70,7 +70,11 @@ def vnc(cri_socket: str, admin: str, wanted: str, place: ListenAddress) -> None:
         shown = place.path or "{}:{}".format(*listener.getsockname()[:2])
         try:
             with terminal.ended_by_signals():
-                print(f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends", file=sys.stderr, flush=True)
+                print(
+                    f"vnc: the screen of {vm.name} ({vm.id[:12]}) is at {shown}; ctrl-c ends",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 while True:
                     local, _ = listener.accept()
                     threading.Thread(target=_serve, args=(admin, vm, local), daemon=True).start()

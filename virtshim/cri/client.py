@@ -138,8 +138,8 @@ class NodeClient:
 
 @contextlib.contextmanager
 def connected(socket: str) -> Iterator[NodeClient]:
-    """A client of the node that serves CRI on this Unix socket; an unreachable one shows at the first call. Raises PermissionRefused
-    for one that is somebody else's."""
+    """A client of the node that serves CRI on this Unix socket; an unreachable one shows at the first call. Raises
+    PermissionRefused for one that is somebody else's."""
     refuse_others_socket(socket)
     options = [("grpc.max_receive_message_length", _MESSAGE_BYTES)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:

@@ -119,7 +119,8 @@ class StreamClient:
 
 
 def connect(url: str, protocol: str = PROTOCOL) -> StreamClient:
-    """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, ResourceExhausted, InternalError."""
+    """Dials a URL that Exec or Attach gave; one of PortForward with `FORWARD`. Raises Unavailable, ResourceExhausted,
+    InternalError."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
     try:

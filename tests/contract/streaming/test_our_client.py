@@ -111,9 +111,11 @@ def test_a_session_beyond_a_limit_is_no_room_in_the_nodes_words() -> None:
     node.start()
     wanted = AttachStreams(CONTAINER, Streams(stdin=True, stdout=True), pod="default/web")
     try:
-        with contextlib.closing(connect(node.server.offer(wanted))):
-            with pytest.raises(ResourceExhausted, match="^pod default/web has 1 .* streaming.pod_sessions$"):
-                connect(node.server.offer(wanted))
+        with (
+            contextlib.closing(connect(node.server.offer(wanted))),
+            pytest.raises(ResourceExhausted, match=r"^pod default/web has 1 .* streaming\.pod_sessions$"),
+        ):
+            connect(node.server.offer(wanted))
     finally:
         node.server.stop()
 

@@ -115,7 +115,7 @@ def test_a_profile_of_an_overlay_may_have_virtshims_own_annotations(short: Path)
 def test_a_setting_that_there_is_not_is_told_by_its_name_whatever_it_is(short: Path) -> None:
     overlay = short / "overlay.toml"
     overlay.write_text('[vm]\n"odd/name" = 2026-01-31\n')
-    with pytest.raises(InvalidRequest, match="vm.odd/name: there is no such setting"):
+    with pytest.raises(InvalidRequest, match=r"vm\.odd/name: there is no such setting"):
         write_node(absolute(short / "n"), NodeOptions(str(short / "n"), config=str(overlay)))
 
 

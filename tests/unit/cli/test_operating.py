@@ -53,7 +53,13 @@ def test_a_log_is_read_line_by_line_however_it_is_cut() -> None:
 
 @pytest.mark.parametrize(
     ("count", "kept"),
-    [(0, []), (1, [b"third"]), (2, [b"sec", b"ond", b"third"]), (9, [b"first", b"sec", b"ond", b"third"]), (10**30, [b"first", b"sec", b"ond", b"third"])],
+    [
+        (0, []),
+        (1, [b"third"]),
+        (2, [b"sec", b"ond", b"third"]),
+        (9, [b"first", b"sec", b"ond", b"third"]),
+        (10**30, [b"first", b"sec", b"ond", b"third"]),
+    ],
 )
 def test_the_last_lines_are_whole_ones(count: int, kept: list[bytes]) -> None:
     assert pieces(logs.last(lines_of([LOG]), count)) == kept

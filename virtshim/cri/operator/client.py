@@ -96,7 +96,8 @@ class OperatorClient:
 
 @contextlib.contextmanager
 def operating(path: str) -> Iterator[OperatorClient]:
-    """A client of the node whose admin socket this is. Raises Unavailable if there is none, PermissionRefused if it is another's."""
+    """A client of the node whose admin socket this is. Raises Unavailable if there is none, PermissionRefused if it is
+    another's."""
     if not os.path.exists(path):
         raise Unavailable(
             f"there is no admin socket {path}: is virtshim running there? It lies in paths.run_dir, or beside the socket that "
