@@ -7,7 +7,9 @@ import json
 import math
 import os
 import pty
+import re
 import signal
+import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +183,16 @@ def test_without_a_terminal_tables_are_plain_columns_and_harmless(capsys) -> Non
     assert "\x1b" not in capsys.readouterr().out
     tables.show_json({"a": 1})
     assert json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+@pytest.mark.parametrize("columns", [1, 20, 80, 400])
+def test_on_a_narrow_terminal_a_table_leaves_nothing_out(columns: int, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    cells = ("default/web", "10.88.0.15", "/var/lib/" + "x" * 90, "host/" + "y" * 60)
+    tables.show(("POD", "IP", "DISK", "IMAGE"), [cells])
+    _, row = capsys.readouterr().out.splitlines()
+    assert tuple(re.sub(r"\x1b\[[0-9;]*m", "", row).split()) == cells
 
 
 def test_an_event_is_one_line() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,8 @@ _COLOURS: Final = {
     "not ready": "red",
     "unknown": "red",
 }
+# Of a line of a table.
+_WIDEST: Final = 10_000
 _UNITS: Final = ("B", "K", "M", "G", "T")
 
 
@@ -38,7 +41,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     if sys.stdout.isatty():
-        Console(highlight=False).print(table(head, rows))
+        made = table(head, rows)
+        console = Console(highlight=False)
+        # As wide as it is: a terminal breaks long lines, and a narrower table leaves out the ends of addresses and paths.
+        wide = Measurement.get(console, console.options.update(max_width=_WIDEST), made).maximum
+        Console(highlight=False, width=max(console.width, wide)).print(made)
     else:
         print("\n".join(columns([head, *rows])))
 
