@@ -327,6 +327,7 @@ class LibvirtHypervisor:
                 swtpm.remove_log(self._tpm_logs, domain.name())
             except OSError as exc:
                 log.warning("libvirt.log.not_removed", name=domain.name(), error=str(exc))
+        swtpm.forget(self._tpm_states, uuid.UUID(domain.UUIDString()), domain.XMLDesc())
         domain.undefineFlags(self._flags.undefine)
 
     def _is_on(self, domain: libvirt.virDomain) -> bool:

@@ -99,6 +99,51 @@ def test_what_a_tpm_remembers_comes_to_no_other_vm_by_its_uuid_alone(place):
     assert said[3] == "ran"
 
 
+def test_a_tpm_is_gone_with_its_vm_also_if_libvirt_is_killed_when_it_has_removed_the_definition(place):
+    """libvirt removes what it remembers after that, so the next VM of that UUID would be refused."""
+    if why := missing(Firmware.BIOS, tpm=True):
+        pytest.skip(why)
+    script = (
+        "from virtshim.domain.hardware.options import HardwareOptions\n"
+        "def runs(digit):\n"
+        "    other = ContainerId(digit * 64)\n"
+        "    spec = dataclasses.replace(SPEC, name='virtshim-' + digit, container_id=other, hardware=HardwareOptions(tpm=True))\n"
+        "    hypervisor.define(spec); hypervisor.start(spec.uuid); hypervisor.destroy(spec.uuid, other)\n"
+        "    return other\n"
+        "def remembered():\n"
+        "    return (PLACE / 'l/lib/swtpm' / str(SPEC.uuid)).exists()\n"
+    )
+    said = place.run(
+        script + "import libvirt\n"
+        "whole = libvirt.virDomain.undefineFlags\n"
+        "def half(domain, flags):\n"
+        "    whole(domain, flags | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_TPM)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "libvirt.virDomain.undefineFlags = half\n"
+        "other = runs('c'); say(remembered()); hypervisor.undefine(SPEC.uuid, other)\n",
+        expect=KILLED,
+    )
+    assert said == [True]
+    said = place.run(
+        script + "hypervisor.undefine(SPEC.uuid, ContainerId('c' * 64)); say(remembered())\n"
+        "other = runs('d'); hypervisor.undefine(SPEC.uuid, other); say(remembered())\n"
+    )
+    assert said == [False, False]
+
+
+def test_a_tpm_that_stays_is_still_there_when_its_definition_is_gone(place):
+    if why := missing(Firmware.BIOS, tpm=True):
+        pytest.skip(why)
+    said = place.run(
+        "from virtshim.domain.hardware.options import HardwareOptions\n"
+        "hypervisor.define(dataclasses.replace(SPEC, hardware=HardwareOptions(tpm=True), keeps_tpm=True))\n"
+        "hypervisor.start(SPEC.uuid); hypervisor.destroy(SPEC.uuid, SPEC.container_id)\n"
+        "hypervisor.undefine(SPEC.uuid, SPEC.container_id)\n"
+        "say((PLACE / 'l/lib/swtpm' / str(SPEC.uuid)).exists())\n"
+    )
+    assert said == [True]
+
+
 def missing(firmware, *, tpm):
     try:
         there.refuse_missing(HardwareOptions(firmware, tpm=tpm))

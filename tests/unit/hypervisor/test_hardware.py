@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from virtshim.domain.errors import AlreadyExists, InvalidRequest, Unimplemented, WrongState
+from virtshim.domain.errors import AlreadyExists, InternalError, InvalidRequest, Unimplemented, WrongState
 from virtshim.domain.hardware.options import Cache, Firmware, FirmwareFiles, HardwareOptions
 from virtshim.domain.image import DiskFormat
 from virtshim.domain.vm import Disk
@@ -153,6 +153,42 @@ def test_a_tpm_of_a_vm_that_is_gone_is_named_by_its_directory(tmp_path: Path) ->
         swtpm.refuse_left_behind(str(tmp_path), vm)
     swtpm.refuse_left_behind(str(tmp_path), other)
     swtpm.refuse_left_behind("", vm)
+
+
+@pytest.mark.parametrize(
+    ("devices", "stays"),
+    [
+        ("<tpm><backend type='emulator'/></tpm>", False),
+        ("<tpm><backend type='emulator' persistent_state='no'/></tpm>", False),
+        ("<tpm><backend type='emulator' persistent_state='yes'/></tpm>", True),
+        ("", True),
+    ],
+)
+def test_what_a_tpm_remembers_goes_unless_it_is_kept_or_another_vms(tmp_path: Path, devices: str, stays: bool) -> None:
+    """Of a VM without a TPM it is not: an operator has kept it."""
+    vm, other = uuid.uuid4(), uuid.uuid4()
+    for one in (vm, other):
+        (tmp_path / str(one) / "tpm2").mkdir(parents=True)
+        (tmp_path / str(one) / "tpm2/tpm2-00.permall").touch()
+    definition = f"<domain><devices>{devices}</devices></domain>"
+    for _ in range(2):
+        swtpm.forget(str(tmp_path), vm, definition)
+        assert (tmp_path / str(vm)).exists() == stays
+    assert (tmp_path / str(other) / "tpm2/tpm2-00.permall").exists()
+    swtpm.forget("", other, definition)
+    assert (tmp_path / str(other)).exists()
+
+
+def test_a_tpms_directory_that_cannot_be_removed_is_named_and_its_vm_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(parent: str, name: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(swtpm, "remove_tree", refuse)
+    definition = "<domain><devices><tpm><backend type='emulator'/></tpm></devices></domain>"
+    with pytest.raises(InternalError, match=f"cannot be removed from {tmp_path}: Read-only"):
+        swtpm.forget(str(tmp_path), uuid.uuid4(), definition)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="AREA guest NOT TESTED: needs root")

@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from typing import Final
 
 import structlog
+from lxml import etree
 
 from virtshim.domain.errors import AlreadyExists, InternalError
 from virtshim.hypervisor.file_owner import QemuIds
+from virtshim.removal import remove_tree
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +48,21 @@ def refuse_left_behind(directory: str, vm: uuid.UUID) -> None:
             f"VirtletSystemUUID {vm}: the TPM of an earlier VM of that UUID, which is none of this pod's, is still in {state}; "
             "choose another UUID, or have the node's operator remove that directory if nobody needs it"
         )
+
+
+def forget(directory: str, vm: uuid.UUID, definition: str) -> None:
+    """What the TPM of that VM remembers, unless it is to stay; before its definition goes. libvirt has the other order: killed in
+    between it would leave what nobody can tell from another's any more. The VM is off. `directory`: see `states`. Raises
+    InternalError; then the definition has to stay, too."""
+    backend = etree.fromstring(definition.encode()).find("devices/tpm/backend")
+    if not directory or backend is None or backend.get("persistent_state") == "yes":
+        return
+    try:
+        remove_tree(directory, str(vm))
+    except OSError as exc:
+        raise InternalError(
+            f"what the TPM of VM {vm} remembers cannot be removed from {directory}: {exc.strerror}"
+        ) from exc
 
 
 def logs(pid_directory: str) -> str:
