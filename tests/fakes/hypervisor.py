@@ -48,6 +48,8 @@ class FakeHypervisor:
         self.machine_type = "pc-q35-7.2"
         # The CPUs of each NUMA node of the host.
         self.host_nodes = {0: frozenset(range(4))}
+        # Those that libvirt is not through with when they have ended: if it is told to destroy one, that is how it ended.
+        self.lingering: set[uuid.UUID] = set()
         # What TPMs of VMs that are gone remember.
         self.left_tpms: set[uuid.UUID] = set()
         # What the node's packages have now.
@@ -106,6 +108,9 @@ class FakeHypervisor:
         self._reach("destroy")
         if self._is_of(domain, container):
             self._end(domain, OffReason.DESTROYED)
+            if domain in self.lingering:
+                self.lingering.discard(domain)
+                self._change(domain, PowerState(Power.OFF, OffReason.DESTROYED))
 
     def unplug(self, domain: uuid.UUID, container: ContainerId, timeout: float) -> Sequence[str]:
         """Implements `virtshim.ports.hypervisor.VmUnplugging`."""

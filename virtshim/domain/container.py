@@ -225,8 +225,8 @@ class ContainerStatus:
     user: ProcessUser | None = None
     # A caller wants it stopped, and gave its guest time to end by itself.
     stop_asked: bool = False
-    # Written before its VM is ended because its command has ended, or before its devices are taken from it: that is how the
-    # container ended then, and the VM ends whatever happens.
+    # Written before its VM is ended because its command has ended, or before its devices are taken from it, or when the VM has
+    # ended and others are still to be through with it: that is how the container ended then, and the VM ends whatever happens.
     ending: Exit | None = None
     # The guest was asked, or is about to be asked, to freeze its file systems, and has not confirmed the thaw.
     frozen: bool = False

@@ -15,7 +15,7 @@ from virtshim.domain.guest.operation import paused_by_operator
 from virtshim.domain.ids import ContainerId
 from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.lifecycle.container_logs import ContainerLogs
-from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
+from virtshim.lifecycle.volumes.pod_volumes import PodVolumes, end_takes_time
 from virtshim.passthrough.assembly import DeviceServices
 from virtshim.passthrough.health import with_devices
 from virtshim.ports.cgroups import VmCgroups
@@ -75,13 +75,14 @@ class ExitRecorder:
             found = paused_by_operator(found, paused=found.status.paused and state.power is Power.PAUSED)
             told = trouble_of(state, found.granted, by_operator=found.status.paused)
             return self._standing(found, with_devices(told, wrong))
+        message = message or self.kill_reasons.get(container, "")
+        now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
+        vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
+        found = self._noted(found, state, vm)
         if state.is_on:  # it panicked, and its QEMU waits
             self.hypervisor.destroy(domain, container)
         self.volumes.end(found)
         self.finish_log(found)
-        message = message or self.kill_reasons.get(container, "")
-        now, oom_killed = self.clock.now_ns(), self._oom_killed(found, state)
-        vm = exit_of(state, now, message, oom_killed=oom_killed, stop_asked=found.status.stop_asked)
         how = how_it_ended(found, vm)
         how = dataclasses.replace(how, message=with_devices(how.message, [self.devices.health.trouble(found)]))
         ended = found.exited(how)
@@ -100,6 +101,17 @@ class ExitRecorder:
         if ended.owes_devices:
             self.devices.releases.begin(container)
         return ended
+
+    def _noted(self, container: Container, state: PowerState, vm: Exit) -> Container:
+        """Before anybody else is waited for. libvirt says of what it is told to destroy that it was destroyed, also if that had
+        ended before, and the embedded one forgets why when we are killed. What is gone from libvirt may run elsewhere: that is no
+        end to hold on to."""
+        is_over = state.is_on or (state.power is Power.OFF and end_takes_time(container))
+        if not is_over or container.status.ending is not None:
+            return container
+        noted = container.with_ending(vm)
+        self.records.containers.replace(noted)
+        return noted
 
     def _oom_killed(self, container: Container, state: PowerState) -> bool:
         """Asked before the cgroup goes."""

@@ -10,6 +10,7 @@ from virtshim.domain.container import Container, Exit, ExitReason
 from virtshim.domain.errors import ShimError
 from virtshim.lifecycle.container_logs import ContainerLogs
 from virtshim.lifecycle.images import ImageService
+from virtshim.lifecycle.record_exit import how_it_ended
 from virtshim.lifecycle.volumes.image_volumes import collect_images_of
 from virtshim.lifecycle.volumes.pod_volumes import PodVolumes
 from virtshim.passthrough.assembly import DeviceServices
@@ -72,7 +73,7 @@ class RemoveContainer:
             log.warning("console.unfinished", container=container.id.short, error=str(exc))
         if container.is_running:  # whoever follows events learns that it ended
             how = Exit(137, ExitReason.ERROR, self.clock.now_ns(), "killed: it was removed while running")
-            self.records.containers.replace(container.removing(how))
+            self.records.containers.replace(container.removing(how_it_ended(container, how)))
         self.hypervisor.undefine(domain, container.id)
         self.cgroups.remove(container.id, container.spec.cgroup_parent, self.timeout)
         self.disks.delete(container.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 
@@ -152,6 +153,8 @@ class StopContainer:
     def kill(self, container: Container, message: str) -> None:
         """Ends its VM now, whoever else is stopping it. Waits for no other stop and for no devices, so it may be called with the
         pod's lock held; `stop` may not: what it joins needs that lock."""
+        with contextlib.suppress(ShimError):  # it is to end, whatever can be written
+            self._exits.record_if_ended(container.id)  # by itself, a moment ago: libvirt may call it destroyed by us
         self._unplug.before_kill(container, message)
         self._hypervisor.destroy(container.domain_uuid, container.id)
         self._settled(container, message)

@@ -1,9 +1,13 @@
 """How a container ended: the table, and the one place that writes it."""
 
+import itertools
 import uuid
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from fakes.world import World
+from fakes.journal import Crash, When
+from fakes.world import World, sandbox_config
 
 from virtshim.domain.container import ContainerPhase, ExitReason
 from virtshim.domain.devices.granted import GrantedDevices, PciAddress, PciFunction
@@ -13,6 +17,17 @@ from virtshim.domain.vm import OffReason, PauseReason, Power, PowerState
 from virtshim.lifecycle.record_exit import exit_of, trouble_of
 
 OFF = Power.OFF
+KEEP = {"virtshim.io/root-disk": "pod"}
+
+
+def goes_off(world: World, domain: uuid.UUID) -> None:
+    """libvirt has still to notice."""
+    world.outside.vms.lingering.add(domain)
+    world.outside.vms.end(domain, OffReason.SHUTDOWN)
+
+
+def panics(world: World, domain: uuid.UUID) -> None:
+    world.outside.vms.panic(domain)
 
 
 @pytest.mark.parametrize(
@@ -228,3 +243,54 @@ def test_a_second_event_does_not_change_the_recorded_end(world: World) -> None:
     world.outside.clock.advance(10)
     world.app.events.changed(world.domain(container))
     assert world.container(container) == first
+
+
+@pytest.mark.parametrize("when", list(When), ids=lambda when: when.value)
+@pytest.mark.parametrize("annotations", [{}, KEEP], ids=["own disk", "kept disk"])
+@pytest.mark.parametrize(("ends", "code"), [(goes_off, 0), (panics, 1)])
+def test_a_kill_while_an_end_is_recorded_does_not_change_how_it_ended(
+    tmp_path: Path, ends: Callable[[World, uuid.UUID], None], code: int, annotations: dict[str, str], when: When
+) -> None:
+    for step in itertools.count(1):
+        (tmp_path / str(step)).mkdir()
+        world = World(tmp_path / str(step))
+        world.pull()
+        container = world.create(world.run(config=sandbox_config(annotations=annotations)))
+        world.start(container)
+        ends(world, world.domain(container))
+        world.journal.crash(step, when)
+        try:
+            world.deliver()
+        except Crash:
+            where = f"died {when.value} {world.journal.calls[-1]}"
+            world = world.recovered()
+            ended = world.container(container).exit
+            assert ended is not None, where
+            assert ended.code == code, where
+            world.close()
+        else:  # that was all of it
+            assert step > 2
+            world.close()
+            return
+
+
+def test_an_end_that_could_not_be_recorded_at_once_is_recorded_as_it_was(world: World) -> None:
+    container = world.create(world.run(config=sandbox_config(annotations=KEEP)))
+    world.start(container)
+    goes_off(world, world.domain(container))
+    world.journal.fail("vms.destroy", Unavailable("libvirt is gone"), after=True)
+    world.deliver()
+    world.app.events.exits.record_if_ended(container)
+    assert world.journal.count("vms.destroy") > 1, "it was tried again"
+    ended = world.container(container).exit
+    assert ended is not None
+    assert (ended.code, ended.reason) == (0, ExitReason.COMPLETED)
+
+
+def test_a_vm_that_ended_just_before_its_pod_is_stopped_was_not_killed(world: World) -> None:
+    sandbox, container = world.running()
+    goes_off(world, world.domain(container))
+    world.stop_sandbox(sandbox)
+    ended = world.container(container).exit
+    assert ended is not None
+    assert (ended.code, ended.message) == (0, "")

@@ -95,9 +95,7 @@ class PodVolumes:
 
     def end(self, container: Container) -> None:
         """When its VM is off, and before anybody is told: kubelet unmounts them then."""
-        if (
-            container.granted.blocks or container.spec.pod_disk
-        ):  # libvirt has them in hand until it is through with the end
+        if awaits_libvirt(container):
             self.hypervisor.destroy(container.domain_uuid, container.id)
         if container.spec.volumes:
             self.shares.end(container.id.short, self.timeout)
@@ -123,3 +121,13 @@ class PodVolumes:
         name = container.id.short
         with self._lock:
             return _DAEMON_ENDED if name in self._unserved else self._in_guest.get(name, "")
+
+
+def awaits_libvirt(container: Container) -> bool:
+    """Whether its end waits for libvirt, which has them in hand until it is through with the VM. Pure."""
+    return container.granted.blocks != () or container.spec.pod_disk != ""
+
+
+def end_takes_time(container: Container) -> bool:
+    """Whether `end` asks others. Pure."""
+    return awaits_libvirt(container) or container.spec.volumes != ()
