@@ -31,6 +31,8 @@ class FakeRootDisks:
         self.notes: dict[str, bytes] = {}
         self.tpms: dict[str, set[uuid.UUID]] = {}
         self.firmware: dict[tuple[str, Firmware], FirmwareFiles] = {}
+        # The paths of UEFI's variables: of VMs that were started.
+        self.variables: set[str] = set()
 
     def create(self, container: ContainerId, base: Image, base_path: str, size_bytes: int) -> Disk:
         self.half_create(container, base, base_path, size_bytes)
@@ -60,6 +62,7 @@ class FakeRootDisks:
             self.notes.pop(name, None)
             self.tpms.pop(name, None)
             self.firmware = {key: files for key, files in self.firmware.items() if key[0] != name}
+            self.variables -= {path for path in self.variables if f"/{name}." in path}
             self.pod_sizes.pop(name, None)
 
     def pods_with_disks(self) -> frozenset[str]:
@@ -105,7 +108,9 @@ class FakeDiskPlaces:
         self._disks.notes[disk] = places.to_bytes()
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
-        return self._disks.firmware.get((disk, kind))
+        name = f"{disk}{'.secure' if kind is Firmware.SECURE else ''}.nvram"
+        began = any(path.endswith(f"/{name}") for path in self._disks.variables)
+        return self._disks.firmware.get((disk, kind)) if began else None
 
     def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
         self._disks.firmware[disk, kind] = files

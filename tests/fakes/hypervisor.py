@@ -54,6 +54,8 @@ class FakeHypervisor:
         self.left_tpms: set[uuid.UUID] = set()
         # What the node's packages have now.
         self.firmware = {kind: FirmwareFiles(f"/{kind.value}/code", f"/{kind.value}/vars") for kind in Firmware}
+        # The paths of UEFI's variables: the first start makes them.
+        self.variables: set[str] = set()
         self.agent_callbacks: list[Callable[[uuid.UUID], None]] = []
         self.unreadable: set[str] = set()
         # What definitions of earlier versions carry.
@@ -96,6 +98,7 @@ class FakeHypervisor:
                 raise WrongState(f"VM {domain} is running already")
             there.boots += 1
             if there.spec is not None:
+                self.variables |= {there.spec.nvram} - {""}
                 there.plugged = tuple(f"ua-host-pci{bus}" for bus, _ in buses(there.spec.granted.passthrough))
         self._change(domain, PowerState(Power.RUNNING))
 

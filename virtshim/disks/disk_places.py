@@ -10,7 +10,7 @@ from pathlib import Path
 from virtshim.domain.errors import InternalError
 from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import BYTES, Places, from_bytes
-from virtshim.domain.layout import Layout, kept_firmware
+from virtshim.domain.layout import Layout, kept_firmware, kept_variables
 from virtshim.files import replace_bytes, replace_text
 
 _TPM = ".tpm"
@@ -35,6 +35,8 @@ class DiskPlacesFiles:
             raise InternalError(f"pod disk {disk}: its devices cannot be noted in {path}: {exc.strerror}") from exc
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
+        if not os.path.exists(kept_variables(self._layout, disk, kind)):
+            return None
         with contextlib.suppress(OSError, ValueError):
             path = Path(kept_firmware(self._layout, disk, kind))
             code, variables = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -144,13 +144,18 @@ def nvram_of(layout: Layout, container: Container, firmware: Firmware) -> str:
     """Of its UEFI's variables: beside its root disk, and gone with it. Keys are variables: with those of a UEFI without them the
     other would start whatever is there."""
     if container.spec.pod_disk:
-        return f"{_beside_pod_disk(layout, container.spec.pod_disk, firmware)}.nvram"
+        return kept_variables(layout, container.spec.pod_disk, firmware)
     return f"{layout.container_dir(container.id)}/{NVRAM}"
 
 
 def kept_firmware(layout: Layout, disk: str, firmware: Firmware) -> str:
     """Whose variables those of the pod's disk of that name are: which files started it first."""
     return f"{_beside_pod_disk(layout, disk, firmware)}.firmware"
+
+
+def kept_variables(layout: Layout, disk: str, firmware: Firmware) -> str:
+    """Of the pod's disk of that name: made at the first start, whole or not at all."""
+    return f"{_beside_pod_disk(layout, disk, firmware)}.nvram"
 
 
 def _beside_pod_disk(layout: Layout, disk: str, firmware: Firmware) -> str:

@@ -63,10 +63,10 @@ class DiskPlaces(Protocol):
         """On disk when it returns."""
 
     def firmware(self, disk: str, kind: Firmware) -> FirmwareFiles | None:
-        """The files whose variables are beside the disk; None if nothing is there, or it cannot be read."""
+        """The files whose variables are beside the disk; None if none are there yet, whatever was noted, or it cannot be read."""
 
     def keep_firmware(self, disk: str, kind: Firmware, files: FirmwareFiles) -> None:
-        """On disk when it returns."""
+        """On disk when it returns. Before there are variables: which are theirs nobody could tell later."""
 
     def keep_tpm(self, disk: str, domain: uuid.UUID) -> None:
         """What the TPM of that VM remembers goes with the disk, too."""

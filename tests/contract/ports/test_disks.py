@@ -19,7 +19,7 @@ from virtshim.domain.hardware.options import Firmware, FirmwareFiles
 from virtshim.domain.hardware.places import Places
 from virtshim.domain.ids import ContainerId, ImageDigest, ImageId
 from virtshim.domain.image import DiskFormat, Image
-from virtshim.domain.layout import KERNELS, NVRAM, Layout
+from virtshim.domain.layout import KERNELS, NVRAM, Layout, kept_variables
 from virtshim.domain.pod_disk import disk_name, pod_hash
 from virtshim.domain.sandbox import PodKey
 from virtshim.domain.vm import Disk
@@ -50,6 +50,10 @@ class World:
         """What a guest sees."""
         raise NotImplementedError
 
+    def start(self, kind: Firmware) -> None:
+        """A VM of that kind on the pod's disk, which makes its variables."""
+        raise NotImplementedError
+
     def create(self, container: ContainerId, size: int = 0) -> Disk:
         return self.disks.create(container, self.base, self.base_path, size)
 
@@ -63,6 +67,9 @@ class InMemory(World):
         self.disks = self._fake = FakeRootDisks()
         self.room = FakeContainersRoom(self._fake)
         self.places = FakeDiskPlaces(self._fake)
+
+    def start(self, kind: Firmware) -> None:
+        self._fake.variables.add(f"/pods/{POD_DISK}{'.secure' if kind is Firmware.SECURE else ''}.nvram")
 
     def size(self, disk: Disk) -> int:
         name = disk.path.split("/")
@@ -79,6 +86,9 @@ class OnDisk(World):
         self.disks = RootDiskStore(layout)
         self.room = containers_room.ContainersRoom(layout)
         self.places = DiskPlacesFiles(layout)
+
+    def start(self, kind: Firmware) -> None:
+        Path(kept_variables(self.layout, POD_DISK, kind)).touch()
 
     def size(self, disk: Disk) -> int:
         command = ["qemu-img", "info", "--output=json", disk.path]
@@ -244,10 +254,26 @@ def test_whose_the_variables_are_is_kept_beside_the_pods_disk_and_goes_with_it(w
     assert world.places.firmware(POD_DISK, kind) is None
     files = FirmwareFiles("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd")
     world.places.keep_firmware(POD_DISK, kind, files)
+    world.start(kind)
     assert world.places.firmware(POD_DISK, kind) == files
     assert world.places.firmware(POD_DISK, other) is None
     world.disks.delete_pod_disks(pod_hash(WEB))
     assert world.places.firmware(POD_DISK, kind) is None
+
+
+@pytest.mark.parametrize("kind", [Firmware.UEFI, Firmware.SECURE])
+def test_a_note_of_firmware_counts_from_the_first_start_on_which_makes_variables_of_it(
+    world: World, kind: Firmware
+) -> None:
+    """A kill in between, or a package that is upgraded, leaves a note of nothing."""
+    world.create_pod_disk()
+    old, new = FirmwareFiles("/old/code", "/old/vars"), FirmwareFiles("/new/code", "/new/vars")
+    world.places.keep_firmware(POD_DISK, kind, old)
+    world.start(Firmware.UEFI if kind is Firmware.SECURE else Firmware.SECURE)
+    assert world.places.firmware(POD_DISK, kind) is None
+    world.places.keep_firmware(POD_DISK, kind, new)
+    world.start(kind)
+    assert world.places.firmware(POD_DISK, kind) == new
 
 
 def test_a_tpm_is_known_to_be_a_pods_until_the_disks_of_that_pod_go(world: World) -> None:

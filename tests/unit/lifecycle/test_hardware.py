@@ -141,6 +141,17 @@ def test_a_kept_disk_has_the_firmware_of_its_first_start_whatever_its_package_br
     assert world.outside.disks.firmware == {}
 
 
+def test_a_kept_disk_that_no_vm_has_started_from_has_the_firmware_that_the_node_has_by_then(world: World) -> None:
+    """The note is there before the variables: it alone must not keep a disk to files that have gone."""
+    sandbox = world.run(config=sandbox_config(annotations=SECURE | KEEP))
+    world.remove(world.create(sandbox))
+    world.outside.vms.firmware = {kind: FirmwareFiles("/new/code", "/new/vars") for kind in Firmware}
+    second = ended(world, sandbox, 1)
+    assert second.firmware_files == FirmwareFiles("/new/code", "/new/vars")
+    world.outside.vms.firmware = {kind: FirmwareFiles("/newer/code", "/newer/vars") for kind in Firmware}
+    assert ended(world, sandbox, 2).firmware_files == second.firmware_files, "its variables are there now"
+
+
 def test_libvirt_chooses_the_firmware_of_a_disk_that_goes_with_its_container_and_where_it_alone_can(
     world: World,
 ) -> None:

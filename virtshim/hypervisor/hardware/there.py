@@ -17,8 +17,8 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def refuse_missing(wanted: HardwareOptions, files: FirmwareFiles | None = None, nvram: str = "") -> None:
-    """Unimplemented, naming annotation and remedy. `files`: whose variables those at `nvram` are, if that is known; WrongState if
-    they are gone."""
+    """Unimplemented, naming annotation and remedy. `files`: whose variables those at `nvram` are, or will be, if that is known;
+    WrongState if they are gone."""
     if files is not None:
         uefi.refuse_gone(files, nvram)
     elif wanted.firmware.is_uefi and wanted.firmware not in uefi.kinds():

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
 from virtshim.domain.errors import WrongState
@@ -36,24 +36,35 @@ def first(wanted: Firmware, directories: Sequence[str] = DESCRIPTORS) -> Firmwar
 
 
 def refuse_gone(files: FirmwareFiles, nvram: str) -> None:
-    """WrongState, naming the file. `nvram`: the variables, which may not be there yet."""
-    there = os.path.exists(nvram)
-    for path in (files.code,) if there else (files.code, files.variables):
-        if not os.path.exists(path):
-            raise WrongState(f"annotation {FIRMWARE}: {path}, which started this disk first, is gone; {_remedy(nvram)}")
+    """WrongState, naming the file. `nvram`: the variables; while they are not there `files` are those that the node has now."""
+    if not os.path.exists(nvram):
+        _refuse_undelivered(files)
+        return
+    if not os.path.exists(files.code):
+        raise WrongState(
+            f"annotation {FIRMWARE}: {files.code}, which started this disk first, is gone; {_remedy(nvram)}"
+        )
     with contextlib.suppress(OSError):
-        if there and os.path.getsize(files.variables) != os.path.getsize(nvram):
+        if os.path.getsize(files.variables) != os.path.getsize(nvram):
             raise WrongState(
                 f"annotation {FIRMWARE}: {files.variables} has another size than this disk's variables, which were made of it: "
                 f"the firmware is another build; {_remedy(nvram)}"
             )
 
 
+def _refuse_undelivered(files: FirmwareFiles) -> None:
+    for path in (files.code, files.variables):
+        if not os.path.exists(path):
+            raise WrongState(
+                f"annotation {FIRMWARE}: {path}, which a descriptor of this node names (in {' or '.join(DESCRIPTORS)}), is not "
+                "there; install its package anew (ovmf), or remove that descriptor"
+            )
+
+
 def _remedy(nvram: str) -> str:
-    note = PurePath(nvram).with_suffix(".firmware")
     return (
         "install the version of its package again that this node had (ovmf), or give the guest new variables, of the firmware "
-        f"that is there now: remove {nvram} and {note} (keys that the guest has sealed to its TPM are lost to it then)"
+        f"that is there now: remove {nvram} (keys that the guest has sealed to its TPM are lost to it then)"
     )
 
 

@@ -59,7 +59,8 @@ class KeptPlaces:
 
     def firmware(self, draft: Draft) -> FirmwareFiles | None:
         """Which started the disk first, whatever its package has brought since: the variables are in that one's shape, and the
-        guest has measured it. None if there is nothing to keep, or libvirt alone knows which it would be."""
+        guest has measured it. It is noted before that start, so a note alone says nothing: until there are variables it is the
+        one that the node has now. None if there is nothing to keep, or libvirt alone knows which it would be."""
         kind, disk = draft.options.hardware.firmware, draft.container.spec.pod_disk
         if not kind.is_uefi or not disk:
             return None
