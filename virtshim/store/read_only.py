@@ -11,6 +11,7 @@ from typing import Any
 from virtshim.domain.container import Container
 from virtshim.domain.devices.condition import DeviceCondition
 from virtshim.domain.errors import ShimError, WrongState
+from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
 from virtshim.store import rows
 from virtshim.store.damage import reading
@@ -34,7 +35,7 @@ def read_conditions(path: str) -> dict[str, DeviceCondition]:
 
 
 def read_running(path: str) -> list[tuple[Sandbox, Container]]:
-    """The containers that run, with their sandboxes; as `read_claims`. None of which the record is damaged."""
+    """The containers that run, with their sandboxes; as `read_claims`. None of which the record is damaged: `read_unreadable`."""
     sandboxes = _sandboxes(path)
     found = []
     for key, document in _rows(path, "containers", "select sandbox_id, document from containers"):
@@ -48,6 +49,22 @@ def read_running(path: str) -> list[tuple[Sandbox, Container]]:
 def read_ready(path: str) -> list[Sandbox]:
     """The sandboxes that are ready; as `read_running`."""
     return [sandbox for sandbox in _sandboxes(path).values() if sandbox.is_ready]
+
+
+def read_unreadable(path: str) -> list[str]:
+    """The sandboxes and containers whose records are left out by the others, for people; as `read_claims`."""
+    found: list[str] = []
+    for key, namespace, name, document in _rows(
+        path, "sandboxes", "select id, namespace, name, document from sandboxes order by created_at"
+    ):
+        with _named(found, f"sandbox {key} ({_shown(namespace)}/{_shown(name)})"):
+            rows.sandbox_from(document)
+    for key, name, document in _rows(
+        path, "containers", "select id, name, document from containers order by created_at"
+    ):
+        with _named(found, f"container {key} ({_shown(name)})"):
+            rows.container_from(document)
+    return found
 
 
 def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -68,6 +85,18 @@ def read_tables(path: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         raise WrongState(f"the state database {path} cannot be read ({exc}); run this as root") from exc
 
 
+@contextlib.contextmanager
+def _named(found: list[str], what: str) -> Iterator[None]:
+    try:
+        yield
+    except ShimError:
+        found.append(what)
+
+
+def _shown(text: object) -> str:
+    return escaped(str(text), 100)
+
+
 def _sandboxes(path: str) -> dict[str, Sandbox]:
     found = {}
     for key, document in _rows(path, "sandboxes", "select id, document from sandboxes"):
@@ -76,7 +105,7 @@ def _sandboxes(path: str) -> dict[str, Sandbox]:
     return found
 
 
-def _rows(path: str, table: str, query: str) -> Sequence[tuple[str, str]]:
+def _rows(path: str, table: str, query: str) -> Sequence[tuple[Any, ...]]:
     if not os.path.exists(path):
         return ()
     try:

@@ -45,21 +45,25 @@ def named(sandboxes: Iterable[Sandbox]) -> list[Named]:
     return list(found.values())
 
 
-def findings(kubeconfig: str, wanted: Sequence[Named]) -> list[Finding]:
-    """Of a file that is set."""
+def findings(kubeconfig: str, wanted: Sequence[Named], unread: str = "", remedy: str = "") -> list[Finding]:
+    """Of a file that is set. `unread`: which records could not be read, whose pods may name more; and what to do about that."""
     try:
         at = access(kubeconfig, verified=True)
     except (OSError, ValueError, InvalidRequest) as exc:
         return [_trouble(f"kubernetes.kubeconfig {kubeconfig}: {_line(exc)}", "correct that file, or the setting")]
     where = f"{at.host}:{at.port}"
     try:
-        return [_asked(at, where, wanted) if wanted else _at_large(at, where)]
+        told = _asked(at, where, wanted) if wanted else _at_large(at, where, "" if unread else "no pod here names any")
     except ShimError as exc:
-        text, _, remedy = str(exc).partition("; ")
-        return [_trouble(f"{where}: {text}", remedy)]
+        text, _, own_remedy = str(exc).partition("; ")
+        return [_trouble(f"{where}: {text}", own_remedy)]
     except (OSError, HTTPException, ValueError) as exc:
-        remedy = f"see that it runs, that this node reaches it, and that {kubeconfig} is of this cluster"
-        return [_trouble(f"{where}: {_line(exc)}", remedy)]
+        own_remedy = f"see that it runs, that this node reaches it, and that {kubeconfig} is of this cluster"
+        return [_trouble(f"{where}: {_line(exc)}", own_remedy)]
+    if not unread:
+        return [told]
+    text = f"{told.text}; what else pods here name is not known: {unread}"
+    return [warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy))))]
 
 
 def _asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
@@ -77,13 +81,13 @@ def _asked(at: Access, where: str, wanted: Sequence[Named]) -> Finding:
     return ok(_SUBJECT, f"{where}: this node may get what pods here name ({len(tried)}){rest}")
 
 
-def _at_large(at: Access, where: str) -> Finding:
-    """Whether a pod that comes gets its own depends on its namespace and its spec."""
+def _at_large(at: Access, where: str, rest: str) -> Finding:
+    """Whether a pod that comes gets its own depends on its namespace and its spec. `rest`: what is said besides."""
     every = [resource for resource in PLURAL.values() if may_get(at, resource)]
     rights = (
         f"all {' and '.join(every)} of the cluster" if every else "what pods' specs and Roles of their namespaces allow"
     )
-    return ok(_SUBJECT, f"{where} answers, and gives this node {rights}; no pod here names any")
+    return ok(_SUBJECT, "; ".join(filter(None, (f"{where} answers, and gives this node {rights}", rest))))
 
 
 def _trouble(text: str, remedy: str) -> Finding:

@@ -73,12 +73,13 @@ def cluster_objects(settings: Settings) -> Sequence[Finding]:
     """Nothing where no API server is to be asked."""
     if not settings.kubernetes.kubeconfig:
         return []
-    return api_server.findings(settings.kubernetes.kubeconfig, api_server.named(facts.ready(settings)))
+    named = api_server.named(facts.ready(settings))
+    return api_server.findings(settings.kubernetes.kubeconfig, named, *facts.unread(settings))
 
 
 def qemu_overhead(settings: Settings) -> Sequence[Finding]:
     measured, trouble = facts.qemus(settings)
-    found = [overhead.running(measured, trouble)]
+    found = [overhead.running(measured, trouble, *facts.unread(settings))]
     if written := facts.runtime_class_of(RUNTIME_CLASS):
         found.append(overhead.declared(written, settings.cri.runtime_handlers, measured))
     return found

@@ -19,11 +19,13 @@ from virtshim.domain.errors import ShimError
 from virtshim.domain.sandbox import Sandbox
 from virtshim.hypervisor import qemu_process
 from virtshim.preflight.node.overhead import QemuMemory, RuntimeClass, runtime_class, taken
-from virtshim.store.read_only import read_ready, read_running
+from virtshim.store.read_only import read_ready, read_running, read_unreadable
 
 _ERROR: Final = 5  # adjtimex(2): TIME_ERROR
 _TIMEX: Final = 512  # bytes: more than struct timex has anywhere
 _CONNECT_LIMIT: Final = 2.0
+# Of names in one line.
+_FEW: Final = 5
 _GIVEN: Final = re.compile(rb"(?:size=)?(\d+)([kKmMgG]?)")
 _UNITS: Final = {b"k": 10, b"m": 20, b"g": 30, b"": 20}
 
@@ -71,8 +73,21 @@ def qemus(settings: Settings) -> tuple[list[QemuMemory], str]:
     return found, ""
 
 
+def unread(settings: Settings) -> tuple[str, str]:
+    """What of the records cannot be read, so that nothing is known of it; and the remedy. "" for nothing."""
+    try:
+        names = read_unreadable(settings.layout().database)
+    except ShimError as exc:
+        text, _, remedy = str(exc).partition("; ")
+        return text, remedy
+    if not names:
+        return "", ""
+    few = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+    return f"the records of {few} cannot be read", "delete their pods; crictl info says why (config.unreadable)"
+
+
 def ready(settings: Settings) -> list[Sandbox]:
-    """Of the records; none where they cannot be read, which the finding about QEMUs' memory tells."""
+    """Of the records; none where they cannot be read, which `unread` tells."""
     try:
         return read_ready(settings.layout().database)
     except ShimError:

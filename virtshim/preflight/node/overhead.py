@@ -49,12 +49,20 @@ def runtime_class(source: str, document: Any) -> RuntimeClass:
     return RuntimeClass(source, str(document.get("handler", "")), int(number) * _SUFFIXES[text[len(number) :]])
 
 
-def running(found: Sequence[QemuMemory], trouble: str = "") -> Finding:
-    """Of the VMs that run. `trouble`: why the records could not be read."""
+def running(found: Sequence[QemuMemory], trouble: str = "", unread: str = "", remedy: str = "") -> Finding:
+    """Of the VMs that run. `trouble`: why the records could not be read. `unread`: which of them, and the remedy."""
     if trouble:
         return warning(
             _SUBJECT, f"what VMs take cannot be compared: {trouble}", "run this as root, while virtshim runs"
         )
+    told = _of_known(found)
+    if not unread:
+        return told
+    text = f"{told.text}; {unread}: what their VMs take is not counted"
+    return warning(_SUBJECT, text, "; ".join(filter(None, (told.remedy, remedy))))
+
+
+def _of_known(found: Sequence[QemuMemory]) -> Finding:
     if not found:
         return ok(_SUBJECT, "no VM runs: nothing to measure")
     known = [one for one in found if one.taken is not None]

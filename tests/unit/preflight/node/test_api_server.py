@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,16 @@ def pod(name: str, annotations: Mapping[str, str], phase: SandboxPhase = Sandbox
     return dataclasses.replace(SANDBOX, key=key, config=config, profile={}, phase=phase)
 
 
-def told(path: str, place: Path, *pods: Sandbox) -> list[Finding]:
+def told(path: str, place: Path, *pods: Sandbox, damaged: Sequence[str] = ()) -> list[Finding]:
+    """`damaged`: names of pods whose records are."""
     state = place / "state"
     state.mkdir(exist_ok=True)
     with contextlib.closing(sqlite3.connect(state / "state.db")) as database:
-        database.execute("create table if not exists sandboxes (id text, document text)")
-        database.executemany(
-            "insert into sandboxes values (?, ?)", [(one.key.name, rows.sandbox_document(one)) for one in pods]
-        )
+        columns = "id text, namespace text, name text, created_at int, document text"
+        database.execute(f"create table if not exists sandboxes ({columns})")
+        made = [(one.key.name, one.key.namespace, one.key.name, rows.sandbox_document(one)) for one in pods]
+        database.executemany("insert into sandboxes values (?, ?, ?, 1, ?)", made)
+        database.executemany("insert into sandboxes values ('0123', 'team', ?, 2, 'damaged')", [(n,) for n in damaged])
         database.commit()
     settings = {"paths": {"state_dir": str(state)}, "kubernetes": {"kubeconfig": path}}
     return list(cluster_objects(Settings.model_validate(settings)))
@@ -121,6 +123,37 @@ def test_without_such_pods_it_is_told_what_the_node_may_get(
     (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path)
     assert found.level is Level.OK
     assert said in found.text
+
+
+def test_of_pods_whose_records_cannot_be_read_it_is_not_said_that_they_name_nothing(api: Api, tmp_path: Path) -> None:
+    api.answers[REVIEWS] = reviews("secrets", "configmaps")
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, damaged=["odd"])
+    assert found.level is Level.WARNING
+    assert "names any" not in found.text
+    assert found.text.endswith(
+        "of the cluster; what else pods here name is not known: the records of sandbox 0123 (team/odd) cannot be read"
+    )
+    assert "config.unreadable" in found.remedy
+
+
+def test_what_could_be_tried_is_told_beside_records_that_cannot_be_read(api: Api, tmp_path: Path) -> None:
+    api.answers[REVIEWS] = reviews("configmaps team/ud")
+    (found,) = told(kubeconfig(api, tmp_path, TOKEN), tmp_path, pod("web", ASKS), damaged=["odd"])
+    assert "this node may not get what pods here name: secret team/keys; what else" in found.text
+    assert "sandbox 0123 (team/odd)" in found.text
+    assert "by a volume" in found.remedy
+    assert "config.unreadable" in found.remedy
+
+
+def test_a_state_database_that_cannot_be_read_is_no_node_without_pods(api: Api, tmp_path: Path) -> None:
+    api.answers[REVIEWS] = reviews("secrets", "configmaps")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
+    settings = {"paths": {"state_dir": str(state)}, "kubernetes": {"kubeconfig": kubeconfig(api, tmp_path, TOKEN)}}
+    (found,) = cluster_objects(Settings.model_validate(settings))
+    assert (found.level, found.remedy) == (Level.WARNING, "run this as root")
+    assert f"is not known: the state database {state}/state.db cannot be read" in found.text
 
 
 @pytest.mark.parametrize(

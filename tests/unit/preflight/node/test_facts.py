@@ -11,6 +11,7 @@ from fakes.full_records import CONTAINER, SANDBOX
 
 from virtshim.config import Settings
 from virtshim.domain.container import ContainerPhase
+from virtshim.preflight.finding import Level
 from virtshim.preflight.node import checks, facts
 from virtshim.store import rows
 from virtshim.store.read_only import read_running
@@ -52,13 +53,31 @@ def test_the_records_of_containers_that_run_are_read(tmp_path: Path) -> None:
     running = dataclasses.replace(CONTAINER, status=dataclasses.replace(CONTAINER.status, phase=ContainerPhase.RUNNING))
     ended = dataclasses.replace(CONTAINER, status=dataclasses.replace(CONTAINER.status, phase=ContainerPhase.EXITED))
     with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
-        database.execute("create table sandboxes (id text, document text)")
-        database.execute("create table containers (sandbox_id text, document text)")
-        database.execute("insert into sandboxes values ('s', ?)", (rows.sandbox_document(SANDBOX),))
+        database.execute("create table sandboxes (id text, namespace text, name text, created_at int, document text)")
+        database.execute("create table containers (id text, sandbox_id text, name text, created_at int, document text)")
+        database.execute("insert into sandboxes values ('s', 'team', 'web', 1, ?)", (rows.sandbox_document(SANDBOX),))
         documents = [rows.container_document(running), rows.container_document(ended), "damaged"]
-        database.executemany("insert into containers values ('s', ?)", [(document,) for document in documents])
+        database.executemany("insert into containers values ('c', 's', 'vm', 1, ?)", [(one,) for one in documents])
         database.commit()
     assert read_running(str(tmp_path / "state.db")) == [(SANDBOX, running)]
+    settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
+    (found,) = checks.qemu_overhead(settings)
+    assert found.level is Level.WARNING
+    assert "no VM runs: nothing to measure; the records of container c (vm) cannot be read: what their" in found.text
+    assert "config.unreadable" in found.remedy
+
+
+def test_records_that_cannot_be_read_are_named_and_no_more_than_a_few(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"paths": {"state_dir": str(tmp_path)}})
+    assert facts.unread(settings) == ("", "")
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        database.execute("create table sandboxes (id text, namespace text, name text, created_at int, document text)")
+        database.executemany("insert into sandboxes values (?, 'team', 'a\nb', 1, 'damaged')", [(n,) for n in range(7)])
+        database.commit()
+    names = ", ".join(f"sandbox {number} (team/a\\nb)" for number in range(5))
+    assert facts.unread(settings)[0] == f"the records of {names} and 2 more cannot be read"
+    (tmp_path / "state.db").write_text("no database, but long enough to be taken for a damaged one" * 20)
+    assert facts.unread(settings)[1] == "run this as root"
 
 
 def test_every_check_of_a_nodes_surroundings_tells_something_or_nothing_on_any_machine(place: Path) -> None:
