@@ -25,6 +25,8 @@ class FakeDevices:
     def __init__(self) -> None:
         self.nodes: dict[str, tuple[Passthrough, ...]] = {}
         self.unfit: set[str] = set()
+        # Namespace, pod and container of those that kubelet lists.
+        self.listed: set[tuple[str, str, str]] = set()
 
     def add_function(self, node: str, address: str) -> PciFunction:
         function = PciFunction(PciAddress.parse(address), "example.com/vf")
@@ -50,6 +52,9 @@ class FakeDevices:
                     if hint and f"pci:{hint}" not in granted:
                         raise InvalidRequest(f"variable {key}: {hint} was not granted to this container")
         return GrantedDevices(tuple(dict.fromkeys(found)), tuple(blocks))
+
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        return (namespace, pod, container) in self.listed
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         assert guest_memory > 0

@@ -28,6 +28,10 @@ class NodeDevices:
         """See `virtshim.ports.devices.Devices`."""
         return self._resolver.resolve(request)
 
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        """See `virtshim.ports.devices.Devices`."""
+        return self._resolver.lists(namespace, pod, container)
+
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         """See `virtshim.ports.devices.Devices`."""
         faults = self._attachable.faults(devices, guest_memory)

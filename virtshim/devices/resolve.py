@@ -91,6 +91,16 @@ class Resolver:
             log.warning("devices.vfio_without_device", namespace=request.namespace, pod=request.pod)
         return GrantedDevices(in_order(devices), _blocks(nodes))
 
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        """See `virtshim.ports.devices.Devices`."""
+        if self._kubelet is None:
+            return False
+        try:
+            return self._kubelet.lists(namespace, pod, container)
+        except Unavailable as exc:
+            log.warning("devices.kubelet_not_asked", namespace=namespace, pod=pod, error=str(exc))
+            return False
+
     def _placed(self, device: Passthrough) -> Passthrough:
         bus = PciBus(self._files)
         facts = bus.function(device.address) if isinstance(device, PciFunction) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import grpc
@@ -38,6 +38,15 @@ class PodResourcesClient:
 
     def granted(self, namespace: str, pod: str, container: str) -> tuple[KubeletGrant, ...]:
         """See `virtshim.ports.devices.PodResources`."""
+        listed = self._containers(namespace, pod)
+        mine = [one for one in listed if one.name == container]
+        return _grants(mine or listed, of_pod=not mine)
+
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        """See `virtshim.ports.devices.PodResources`."""
+        return any(one.name == container for one in self._containers(namespace, pod))
+
+    def _containers(self, namespace: str, pod: str) -> Sequence[pb.ContainerResources]:
         # gRPC would wait for the socket to appear for as long as it is allowed to.
         if not os.path.exists(self._socket):
             raise Unavailable(self._message("it is not there"))
@@ -45,10 +54,7 @@ class PodResourcesClient:
             found = self._pod(namespace, pod)
         except grpc.RpcError as exc:
             raise Unavailable(self._message(f"{exc.code().name} {exc.details() or ''}".strip())) from exc
-        if found is None:
-            return ()
-        mine = [one for one in found.containers if one.name == container]
-        return _grants(mine or found.containers, of_pod=not mine)
+        return () if found is None else found.containers
 
     def _pod(self, namespace: str, pod: str) -> pb.PodResources | None:
         """Get is off before Kubernetes 1.34, or unknown to older ones, and says of an unknown pod what it says of any other

@@ -26,6 +26,10 @@ class PodResources(Protocol):
         """() if kubelet knows of none. kubelet lists no init containers, whose devices the others get after them: for one
         that it does not list, what all of the pod got. Raises Unavailable if kubelet cannot be asked."""
 
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        """Whether kubelet lists it, with devices or without: then it is no init container, or one that never ends. Raises
+        Unavailable if kubelet cannot be asked."""
+
 
 class Devices(Protocol):
     """The devices behind granted nodes and names, and whether a VM can have them."""
@@ -33,6 +37,10 @@ class Devices(Protocol):
     def resolve(self, request: DeviceRequest) -> GrantedDevices:
         """Raises InvalidRequest, with every fault in one message, for what no VM can have and for a hint at a device that
         was not granted; Unavailable if kubelet had to be asked and could not be."""
+
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        """Whether kubelet lists it among those that it grants devices to, which init containers are not. False also if kubelet is
+        not asked, or cannot be."""
 
     def check(self, devices: Sequence[Passthrough], *, guest_memory: int = 0) -> None:
         """Whether each can be attached now: IOMMU, driver, group, node, memory that QEMU may lock. Raises WrongState, with

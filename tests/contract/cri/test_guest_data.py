@@ -103,6 +103,41 @@ def test_one_without_an_answer_file_is_refused_before_anything_is_made(world: Wo
     assert world.outside.disks.directories == {}
 
 
+def test_a_pod_that_mounts_its_answers_nowhere_is_refused_with_the_mounts_it_has(world: World, client: Client) -> None:
+    """kubelet, which lists no init containers, is who says that it is that."""
+    world.outside.devices.listed = {("default", "web", "windows")}
+    world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
+    sandbox = client.run(annotations=SYSPREP)
+    with pytest.raises(grpc.RpcError) as refused:
+        client.create(sandbox, "windows", mounts=[pb.Mount(container_path="/sysprpe", host_path=ANSWERS)])
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "virtshim.io/sysprep: no container of the pod mounts anything at /sysprep" in str(refused.value.details())
+    assert "at /sysprpe; write one of these mountPaths" in str(refused.value.details())
+    assert client.containers() == []
+    client.create(sandbox, "prepare", mounts=[])
+    client.create(sandbox, "windows", mounts=[pb.Mount(container_path="/sysprep", host_path=ANSWERS)])
+
+
+@pytest.mark.parametrize("excuse", ["an init container had them", "it ran before", "its disk is a volume"])
+def test_a_container_that_may_have_been_set_up_already_needs_no_answers(
+    world: World, client: Client, excuse: str
+) -> None:
+    world.outside.devices.listed = {("default", "web", "windows")}
+    world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
+    sandbox = client.run(annotations=SYSPREP)
+    if excuse == "an init container had them":
+        mounts = [pb.Mount(container_path="/sysprep", host_path=ANSWERS)]
+        before = client.create(sandbox, "prepare", mounts=mounts)
+        client.start(before)
+        world.outside.vms.ask_to_shut_down(world.domain(ContainerId(before)))
+        world.outside.vms.settle()
+    attempt = 1 if excuse == "it ran before" else 0
+    devices = (
+        [pb.Device(container_path="/", host_path="/dev/block/pv", permissions="rwm")] if "volume" in excuse else []
+    )
+    client.create(sandbox, "windows", attempt, devices=devices)
+
+
 def test_an_init_container_need_not_mount_what_the_one_after_it_does(world: World, client: Client) -> None:
     world.outside.kubelet_volumes.write(ANSWERS, {"unattend.xml": b"<unattend/>"})
     sandbox = client.run(annotations=SYSPREP)

@@ -50,6 +50,9 @@ class Kubelet:
             raise Unavailable(self.trouble)
         return self.grants
 
+    def lists(self, namespace: str, pod: str, container: str) -> bool:
+        return bool(self.granted(namespace, pod, container))
+
 
 def grant(resource: str, *ids: str, of_pod: bool = False) -> KubeletGrant:
     return KubeletGrant(resource, ids, of_pod)
@@ -454,6 +457,14 @@ def test_two_volumes_at_one_place_are_the_first(host: FakeSysfs) -> None:
     devices = (CriDevice("/dev/sdb", "/data"), CriDevice("/dev/sdc", "/data"))
     granted = Resolver(files, CdiDirectories((), files), None).resolve(DeviceRequest("d", "p", "c", devices))
     assert granted.blocks == (BlockDevice("/dev/sdb", "/data"),)
+
+
+def test_whether_a_container_is_one_that_kubelet_lists_is_not_known_without_kubelet(host: FakeSysfs) -> None:
+    files = host.files()
+    there = Kubelet(grant("intel.com/vf", "a"))
+    asked = (there, Kubelet(), Kubelet(trouble="it is gone"), None)
+    answers = [Resolver(files, CdiDirectories((), files), one).lists("default", "vm", "c") for one in asked]
+    assert answers == [True, False, False, False]
 
 
 # --- whatever hints say

@@ -6,7 +6,7 @@ from virtshim.domain.annotations.parse import parse_vm_options
 from virtshim.domain.container import Mount
 from virtshim.domain.errors import InvalidRequest
 from virtshim.domain.volumes.copies import CopiedVolume, Entry, EntryKind
-from virtshim.domain.volumes.sysprep import ANNOTATION, files, parse, volume
+from virtshim.domain.volumes.sysprep import ANNOTATION, files, not_mounted, parse, volume
 
 SECRET = "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~secret/answers"
 MOUNTS = (Mount("/sysprep/", SECRET), Mount("/data", "/srv/data"))
@@ -41,6 +41,16 @@ def test_the_volume_is_the_one_at_that_path() -> None:
         volume(MOUNTS, {}, "uid", "/data")
     with pytest.raises(InvalidRequest, match="is no Secret or ConfigMap"):
         volume(MOUNTS, {}, "another-pods-uid", "/sysprep")
+
+
+def test_a_path_that_nothing_is_mounted_at_is_told_with_those_there_are() -> None:
+    token = Mount("/var/run/secrets/kubernetes.io/serviceaccount", SECRET.replace("secret/answers", "projected/token"))
+    assert not_mounted((*MOUNTS, token), {}, "uid", "/answers") == (
+        "annotation virtshim.io/sysprep: no container of the pod mounts anything at /answers; this one has Secrets "
+        "and ConfigMaps at /sysprep; write one of these mountPaths, or mount the volume with the answer file "
+        "there, or remove the annotation"
+    )
+    assert "mounts no Secret and no ConfigMap; let it mount the volume" in not_mounted((token,), {}, "uid", "/answers")
 
 
 def test_the_annotation_is_a_mount_path() -> None:

@@ -50,6 +50,17 @@ def test_devices_of_one_resource_on_several_numa_nodes_are_one_grant(socket: str
         assert client.granted("default", "vm", "vm") == (KubeletGrant("intel.com/vf", ("a", "b", "c")),)
 
 
+def test_the_pods_own_containers_are_listed_without_devices_too(socket: str, client: PodResourcesClient) -> None:
+    kubelet = FakePodResources()
+    kubelet.grant("default", "vm", "vm")
+    kubelet.grant("default", "other", "prepare")
+    with serving(kubelet, socket):
+        listed = [client.lists("default", *names) for names in (("vm", "vm"), ("vm", "prepare"), ("none", "vm"))]
+    assert listed == [True, False, False]
+    with pytest.raises(Unavailable, match="is not there"):
+        client.lists("default", "vm", "vm")
+
+
 def test_an_init_container_which_kubelet_does_not_list_has_what_the_pod_got(
     socket: str, client: PodResourcesClient
 ) -> None:

@@ -137,3 +137,12 @@ def test_a_name_and_a_handler_mean_one_profile() -> None:
 def test_a_handler_of_a_profile_is_one_of_the_nodes() -> None:
     with pytest.raises(ValueError, match=r"no pod has the handler old; list it in cri\.runtime_handlers too"):
         Settings(vm=Vm(profiles=(OLD,)))
+
+
+def test_a_mount_path_that_a_profile_names_binds_no_pod_that_mounts_nothing_there(
+    make_world: Callable[..., World],
+) -> None:
+    """It is for many pods, some of them installed already; the pod's own word would be."""
+    world = make_world(VmProfile(name="answers", annotations={"virtshim.io/sysprep": "/sysprep"}))
+    world.outside.devices.listed = {("default", "web", "vm")}
+    vm(world, {"virtshim.io/profile": "answers"})

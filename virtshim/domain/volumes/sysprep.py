@@ -19,6 +19,9 @@ ANNOTATION: Final = "virtshim.io/sysprep"
 # Of the CD-ROM; one of them must be there. Windows does not tell small letters from others.
 ANSWER_FILES: Final = ("autounattend.xml", "unattend.xml")
 
+# Where every pod has its service account.
+_TOKENS: Final = "/var/run/secrets/kubernetes.io/"
+
 # Of names on a CD-ROM that Windows reads: Joliet, whose characters are UCS-2.
 _LONGEST: Final = 64
 _FORBIDDEN: Final = "*/:;?\\"
@@ -44,6 +47,21 @@ def volume(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str
             )
         return CopiedVolume(path, mount.host_path)
     return None
+
+
+def not_mounted(mounts: Iterable[Mount], annotations: Mapping[str, str], pod_uid: str, path: str) -> str:
+    """What is wrong with a pod of which no container mounts it there; and the remedy. `mounts`: the last one's."""
+    places = [
+        escaped(normal(mount.container_path), 200)
+        for mount, origin in origins(mounts, annotations, pod_uid)
+        if origin is Origin.COPY and not normal(mount.container_path).startswith(_TOKENS)
+    ]
+    there = f"has Secrets and ConfigMaps at {', '.join(places)}" if places else "mounts no Secret and no ConfigMap"
+    remedy = "write one of these mountPaths, or" if places else "let it"
+    return (
+        f"annotation {ANNOTATION}: no container of the pod mounts anything at {escaped(path, 200)}; this one {there}; "
+        f"{remedy} mount the volume with the answer file there, or remove the annotation"
+    )
 
 
 def files(entries: Sequence[Entry]) -> dict[str, bytes]:

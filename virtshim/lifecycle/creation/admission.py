@@ -25,6 +25,7 @@ from virtshim.domain.printable import escaped
 from virtshim.domain.sandbox import Sandbox
 from virtshim.domain.sizing import NodeLimits, size_for
 from virtshim.domain.vm import VmSize
+from virtshim.domain.volumes import sysprep
 from virtshim.domain.volumes.copies import CopiedVolume
 from virtshim.domain.volumes.empty_disks import EmptyDisk, refuse_clashes, together
 from virtshim.domain.volumes.hosts_file import says_hosts
@@ -98,6 +99,8 @@ class Admission:
             image_volumes=self.image_volumes.of(config),
         )
         granted = self._with_disk_images(granted, volumes, self.volume_disks.images(config, sandbox.key.uid, images))
+        if granted.root_volume is None:  # what is on one may have been set up before
+            self._refuse_forgotten_answers(sandbox, name, config)
         refuse_unfit(granted, keep_root_disk=options.keep_root_disk)
         self._refuse_anothers_volume(granted)
         guest_links.refuse_odd(granted.data_volumes)
@@ -134,6 +137,20 @@ class Admission:
             if other.is_running:
                 raise WrongState(f"container {other.id} ({other.name}) runs in this pod; stop it first")
         return sandbox
+
+    def _refuse_forgotten_answers(self, sandbox: Sandbox, name: ContainerName, config: ContainerConfig) -> None:
+        """InvalidRequest for a pod whose own annotation names a mount path that none of its containers has, when the last of them
+        is made. An init container, which kubelet alone can tell, is not the last. When the pod's own is made first (attempt 0),
+        those before it have just ended and are on record. What has run once stays as it is."""
+        pod = sandbox.key
+        path = sysprep.parse(sandbox.config.annotations.get(sysprep.ANNOTATION, ""))
+        if not path or name.attempt:
+            return
+        there = [other.config for other in self.records.containers.all() if other.sandbox_id == sandbox.id]
+        if any(sysprep.volume(one.mounts, one.annotations, pod.uid, path) for one in (config, *there)):
+            return
+        if self.claims.devices.lists(pod.namespace, pod.name, name.name):
+            raise InvalidRequest(sysprep.not_mounted(config.mounts, config.annotations, pod.uid, path))
 
     def _refuse_too_large(self, options: VmOptions, empty_disks: Sequence[EmptyDisk]) -> None:
         most = self.sizes.now.max_root_volume

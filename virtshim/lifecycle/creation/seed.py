@@ -40,7 +40,7 @@ class Seed:
             files = sysprep_files(self.copies.files, config, pod, options.sysprep)
             if files:
                 draft = dataclasses.replace(draft, sysprep_iso=self.seeds.write_sysprep(own, files))
-            else:  # usual for an init container; a mistake for the one that is to be set up
+            else:  # an init container's, or of a pod of which kubelet was not asked
                 log.warning("sysprep.not_mounted", container=own.short, path=options.sysprep)
         return draft
 
